@@ -1,0 +1,51 @@
+# Everything runs in .venv, which any target makes when it is missing. `make` alone lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+# Real data for tests and benchmarks that use it; without it they say so and are skipped.
+ifndef CONSILIENCE_DATA
+  ifneq ($(wildcard ../shared/data),)
+    export CONSILIENCE_DATA := $(abspath ../shared/data)
+  endif
+endif
+
+.PHONY: help setup demo test check bench soak format
+help:
+	@grep -E '^## ' Makefile | sed 's/^## //'
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "consilience needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@echo "Setting up .venv (packages are downloaded once; this can take some minutes)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+## setup   create .venv with everything the other targets need
+setup: .venv/.ready
+
+## demo    ten sites learn one classifier together; a table and a plot beside the honest baselines
+demo: setup
+	@$(BIN)/consilience demo
+
+## test    everything a change must pass
+test: check
+	@$(BIN)/python -m pytest -n 2 -m "not soak"
+
+## check   lint, types, import order
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo >/dev/null || $(BIN)/lint-imports
+
+## bench   speed and accuracy tables of benchmarks/ (diffprivlib gets an environment of its own)
+bench: setup
+	@$(BIN)/python benchmarks/fit_time.py
+	@$(BIN)/python benchmarks/accuracy.py
+
+## soak    the long form of the proofs: kills, concurrency, full audits
+soak: setup
+	@$(BIN)/python -m pytest -n 2 -m soak
+
+## format  let ruff rewrite the files
+format: setup
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -1,0 +1,1 @@
+"""consilience: learn one good classifier together without sharing records."""

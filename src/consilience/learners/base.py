@@ -1,0 +1,138 @@
+"""The one fit template: check, plan, charge, draw and train, state the guarantee.
+
+A subclass says what it would do (`_plan`, from public facts alone) and how to do it (`_train`). Between the two
+the ledger is charged, so no noise is drawn, and nothing that depends on records is kept, without a charge.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+from sklearn.base import BaseEstimator
+
+from consilience.errors import SettingsError
+from consilience.privacy.accounting import Event, total
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import Noise, Source
+
+
+class Plan(Protocol):
+    """What a learner will do, decided before it looks at any record's values."""
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that will be drawn."""
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
+TaskT = TypeVar("TaskT")
+
+
+class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc]
+    """A scikit-learn estimator that trains under differential privacy and says so in ``guarantee_``.
+
+    Privacy
+    -------
+    ``guarantee_`` holds for one record, or for one person when ``unit="person"``, against everyone who sees the
+    fitted attributes. Seeded noise voids it; ``epsilon=math.inf`` promises nothing.
+    """
+
+    epsilon: float
+    delta: float
+    neighbours: str
+    noise: Noise | None
+    guarantee_: Guarantee
+    receipt_: dict[str, Any] | None
+    unit: str = "record"
+
+    def _fit(
+        self, task: TaskT, assumptions: Sequence[str], ledger: Ledger | None, dataset: str | None, key: str | None
+    ) -> Self:
+        noise = Noise() if self.noise is None else self.noise
+        plan = self._plan(task)
+        self.receipt_ = None
+        charge = None
+        if ledger is not None:
+            if dataset is None:
+                raise SettingsError(
+                    "A fit was to be charged to a ledger without naming the data set. Nothing was trained or charged. "
+                    "Pass dataset=..., the name under which its owner declared a budget."
+                )
+            if noise.seed is not None:
+                raise SettingsError(
+                    "A fit with seeded noise was to be charged to a ledger, but a seed voids the guarantee. "
+                    "Nothing was trained or charged. Drop noise=Noise(seed=...), or drop the ledger."
+                )
+            if not plan.events:
+                raise SettingsError(
+                    "A fit without privacy (epsilon=inf) was to be charged to a ledger. Nothing was trained or "
+                    "charged. Choose a finite epsilon, or drop the ledger."
+                )
+            # Charge first: if training dies below this line the site loses budget it did not use, which is
+            # annoying; charging afterwards would lose track of noise already seen, which is a leak.
+            charge = ledger.charge(
+                plan.events, dataset=dataset, key=key or uuid.uuid4().hex, purpose=type(self).__name__
+            )
+            stored = ledger.sealed(charge.key)
+        if charge is not None and stored is not None:
+            self._restore(load_tensors(stored))  # a retry gets the first result, never a second draw
+        else:
+            self._train(task, plan, noise.open())
+        self.guarantee_ = self._guarantee(plan.events, noise, assumptions)
+        if charge is not None and ledger is not None:
+            ledger.seal(charge, save_tensors(self._state()))
+            self.receipt_ = charge.receipt
+        return self
+
+    def _guarantee(self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]) -> Guarantee:
+        if not events:
+            return Guarantee(epsilon=math.inf, delta=0.0, unit=Unit(self.unit), neighbours=Neighbours(self.neighbours))
+        if noise.seed is not None:
+            return Guarantee.void("seeded noise", unit=self.unit, neighbours=self.neighbours)
+        whole = total(events)
+        return Guarantee(
+            epsilon=whole.epsilon,
+            delta=whole.delta,
+            unit=whole.unit,
+            neighbours=whole.neighbours,
+            assumptions=tuple(assumptions),
+        )
+
+    def _plan(self, task: TaskT) -> PlanT:
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def _train(self, task: TaskT, plan: PlanT, source: Source) -> None:
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def _state(self) -> dict[str, NDArray[Any]]:
+        """Return the released arrays: all that leaves, and no random state of any kind."""
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def _restore(self, state: dict[str, NDArray[Any]]) -> None:
+        """Set the released arrays from `_state`."""
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def _require(self, name: str, fits: bool, must: str) -> None:
+        if not fits:
+            raise SettingsError(
+                f"The {name!r} parameter of {type(self).__name__} must be {must}. Got {getattr(self, name)!r} instead."
+            )
+
+    def _check_privacy(self, mechanisms: Sequence[str]) -> None:
+        self._require("epsilon", _is_number(self.epsilon) and self.epsilon > 0, "a number > 0, or math.inf")
+        self._require("delta", _is_number(self.delta) and 0 <= self.delta < 1, "a number in [0, 1)")
+        self._require("neighbours", self.neighbours in ("replace-one", "add-remove"), "'replace-one' or 'add-remove'")
+        self._require("mechanism", getattr(self, "mechanism", mechanisms[0]) in mechanisms, f"one of {mechanisms}")
+        self._require("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

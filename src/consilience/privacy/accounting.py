@@ -1,0 +1,403 @@
+"""What happened, and what it costs.
+
+An `Event` is a frozen value that records what a mechanism did: the scale of its noise and the public constants
+of its proof. Its epsilon is *computed* from those, never stated, so a hub or an auditor recomputes the guarantee
+from the events alone, and a calibration is simply the noise scale at which the event costs what was asked.
+The meaning of an event never changes; a new bound is a new event. Each formula is proved on the page of
+``docs/guarantees/`` that its docstring names.
+
+This is the only file that imports dp_accounting.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, cast
+
+from dp_accounting import ZCDpEvent
+from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import brentq
+from scipy.special import gammaln, log_ndtr, logsumexp
+
+from consilience.errors import SettingsError
+
+from .guarantee import Guarantee, Neighbours, Unit, compose
+
+Loss = Literal["logistic", "huber-hinge", "softmax", "huber"]
+
+
+def gaussian_log_delta(epsilon: float, mu: float) -> float:
+    """Return ln δ of a Gaussian mechanism with sensitivity/sigma = `mu` at `epsilon` (Balle & Wang 2018, thm 8)."""
+    if mu == 0:
+        return -math.inf
+    kept = float(log_ndtr(mu / 2 - epsilon / mu))
+    lost = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return kept + math.log(-math.expm1(lost - kept)) if lost < kept else -math.inf
+
+
+def gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
+    """Return the least sigma whose Gaussian mechanism is (epsilon, delta)-private; exact at every epsilon."""
+    return sensitivity / _largest(lambda mu: gaussian_log_delta(epsilon, mu) <= math.log(delta))
+
+
+def _largest(fits: Callable[[float], bool]) -> float:
+    """Return the largest positive number that `fits`, to 1e-12 relative and from below, by doubling and bisection."""
+    low, high = 1.0, 1.0
+    while not fits(low):
+        low /= 2
+        if low == 0:
+            raise SettingsError(
+                "No amount of noise reaches the requested epsilon and delta in floating point. Nothing was trained. "
+                "Ask for a larger epsilon or delta."
+            )
+    while fits(high):
+        high *= 2
+        if math.isinf(high):
+            return low
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One use of a mechanism; subclasses say which, with what is needed to compute its cost."""
+
+    unit: Unit
+    neighbours: Neighbours
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", Unit(self.unit))
+        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type not in ("float", "int"):
+                continue
+            least = 0.0 if field.name in ("sensitivity", "distance") else 5e-324
+            if isinstance(value, bool) or not isinstance(value, float | int) or not least <= value < math.inf:
+                raise SettingsError(
+                    f"The {field.name!r} of a {type(self).__name__} event must be a finite positive number. "
+                    f"Got {value!r} instead."
+                )
+
+    @property
+    def epsilon(self) -> float:
+        """The event's own epsilon at its own `delta`."""
+        raise NotImplementedError  # pragma: no cover - every event defines it
+
+    @property
+    def delta(self) -> float:
+        """The event's delta; zero unless the event has a field of that name."""
+        return 0.0
+
+    @property
+    def rho(self) -> float | None:
+        """Zero-concentrated cost, or None where the event has none: a pure epsilon costs at most ε²/2."""
+        return None if self.delta > 0 else self.epsilon**2 / 2
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The event's cost as a guarantee."""
+        return Guarantee(epsilon=self.epsilon, delta=self.delta, unit=self.unit, neighbours=self.neighbours)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(Event):
+    """Exact (discrete) Laplace noise on a value of that L1 sensitivity; docs/guarantees/laplace.md."""
+
+    sensitivity: float
+    scale: float
+
+    @property
+    def epsilon(self) -> float:
+        return self.sensitivity / self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2Laplace(Laplace):
+    """Noise with density ∝ exp(-‖b‖₂/scale) on a value of that L2 sensitivity; docs/guarantees/l2-laplace.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(Event):
+    """Gaussian noise on a value of that L2 sensitivity, stated at a chosen delta; docs/guarantees/gaussian.md."""
+
+    sensitivity: float
+    sigma: float
+    at_delta: float
+
+    @property
+    def epsilon(self) -> float:
+        mu = self.sensitivity / self.sigma
+        return _epsilon_at(lambda epsilon: gaussian_log_delta(epsilon, mu), self.at_delta, 0.0)
+
+    @property
+    def delta(self) -> float:
+        return self.at_delta
+
+    @property
+    def rho(self) -> float | None:
+        return self.sensitivity**2 / (2 * self.sigma**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteGaussian(Gaussian):
+    """Discrete Gaussian noise on integer counts of that L2 sensitivity, by its zCDP; docs/guarantees/gaussian.md."""
+
+    @property
+    def epsilon(self) -> float:
+        # Bun & Steinke 2016, prop. 1.3: valid for every zCDP mechanism, so also for the discrete Gaussian.
+        rho = self.sensitivity**2 / (2 * self.sigma**2)
+        return rho + 2 * math.sqrt(rho * math.log(1 / self.at_delta))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(Event):
+    """Exponential mechanism on scores of that sensitivity with Gumbel scale `scale`; docs/guarantees/selection.md.
+
+    Monotone scores (all move the same way between neighbours) cost half.
+    """
+
+    sensitivity: float
+    scale: float
+    monotone: Literal["yes", "no"]
+
+    @property
+    def epsilon(self) -> float:
+        return (1 if self.monotone == "yes" else 2) * self.sensitivity / self.scale
+
+    @property
+    def rho(self) -> float | None:
+        # Cesar & Rogers 2021: an ε-bounded-range mechanism is ε²/8-zCDP. A fact of the exponential mechanism only.
+        return self.epsilon**2 / 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing(Event):
+    """Exact Laplace noise that covers the distance between a computed and an ideal vector; docs/guarantees/closing.md.
+
+    Two neighbours' computed vectors, given one ideal vector, differ by at most 2·distance in L2, hence by
+    2·√dimension·distance in L1.
+    """
+
+    dimension: int
+    distance: float
+    scale: float
+
+    @property
+    def epsilon(self) -> float:
+        return 2 * math.sqrt(self.dimension) * self.distance / self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(Event):
+    """Objective perturbation of a sum of losses on the unit ball; docs/guarantees/objective.md.
+
+    ``strong_convexity`` is the un-normalised λ of everything in the objective that does not depend on records;
+    ``records_per_unit`` how many records one unit holds at most. ``curvature`` and ``lipschitz`` are the loss'.
+    """
+
+    loss: Loss
+    n_classes: int
+    curvature: float
+    lipschitz: float
+    strong_convexity: float
+    records_per_unit: int
+
+    @property
+    def jacobian(self) -> float:
+        """Bound on |log det ratio| (algorithms.md C.1): one record moves one determinant factor."""
+        if self.loss == "softmax":
+            classes = self.n_classes
+            one = (classes - 1) * math.log1p(1 / (classes * self.strong_convexity))
+        else:
+            one = math.log1p(self.curvature / self.strong_convexity)
+        return self.records_per_unit * one
+
+    @property
+    def moved(self) -> int:
+        """How many records of the objective differ between neighbours."""
+        return self.records_per_unit * (2 if self.neighbours is Neighbours.REPLACE_ONE else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveL2Laplace(Objective):
+    """Objective perturbation with noise of density ∝ exp(-‖b‖₂/scale); docs/guarantees/objective.md."""
+
+    scale: float
+
+    @property
+    def epsilon(self) -> float:
+        if self.loss != "logistic":
+            return self.jacobian + self.moved * self.lipschitz / self.scale
+        # Joint bound: with p = |ℓ'| a logistic record has ℓ'' = p(1-p), so the gradient and the determinant
+        # cannot both be at their worst. p/s + log(1 + p(1-p)/λ) is concave in p; its maximum is a root of a quadratic.
+        scale, strong = self.scale, self.strong_convexity
+        # Stable form of ((1-2s) + sqrt(1 + 4s² + 4λ)) / 2, which cancels for large s.
+        p = 0.5 + (0.25 + strong) / (math.sqrt(0.25 + scale * scale + strong) + scale)
+        p = min(1.0, p)
+        worst = p / scale + math.log1p(p * (1 - p) / strong)
+        replaced = self.records_per_unit / scale if self.neighbours is Neighbours.REPLACE_ONE else 0.0
+        return self.records_per_unit * worst + replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveGaussian(Objective):
+    """Objective perturbation with Gaussian noise, stated at a chosen delta; docs/guarantees/objective.md."""
+
+    sigma: float
+    at_delta: float
+
+    def log_delta(self, epsilon: float) -> float:
+        """Return ln δ at `epsilon`; valid from the Jacobian term upwards (algorithms.md C.3)."""
+        rest = epsilon - self.jacobian
+        if rest < 0:
+            return 0.0
+        mu, moved = self.lipschitz / self.sigma, self.moved
+        if self.loss == "huber":
+            # Two-sided slopes: the 2^m corners of the cube of slopes, each at most m gradients long.
+            return moved * math.log(2) + gaussian_log_delta(rest, moved * mu)
+        # Slopes in [0, L], or a probability simplex: a corner with j active records is at most j gradients long,
+        # and there are C(m, j)·(K-1)^j of them.
+        other = math.log(self.n_classes - 1)
+        terms = [
+            gammaln(moved + 1) - gammaln(j + 1) - gammaln(moved - j + 1) + j * other + gaussian_log_delta(rest, j * mu)
+            for j in range(1, moved + 1)
+        ]
+        return float(logsumexp(terms))
+
+    @property
+    def epsilon(self) -> float:
+        return _epsilon_at(self.log_delta, self.at_delta, self.jacobian)
+
+    @property
+    def delta(self) -> float:
+        return self.at_delta
+
+
+def _epsilon_at(log_delta: Callable[[float], float], delta: float, least: float) -> float:
+    """Return the epsilon >= least at which a decreasing profile reaches `delta`, rounded up by 1e-12."""
+    if delta <= 0:
+        return math.inf
+    target = math.log(delta)
+    if log_delta(least) <= target:
+        return least
+    high = max(1.0, 2 * least)
+    while log_delta(high) > target:
+        high *= 2
+        if math.isinf(high):
+            return math.inf
+
+    def gap(epsilon: float) -> float:
+        return max(log_delta(epsilon), -1e6) - target
+
+    root = float(brentq(gap, least, high, xtol=1e-15, rtol=1e-14))
+    while log_delta(root) > target:
+        root = root * (1 + 1e-13) + 1e-300
+    return root
+
+
+EVENTS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        L2Laplace,
+        Laplace,
+        Gaussian,
+        DiscreteGaussian,
+        Selection,
+        Closing,
+        ObjectiveL2Laplace,
+        ObjectiveGaussian,
+    )
+}
+
+
+def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
+    """Return the least noise scale (or sigma) at which the event `cost` makes of it costs at most `epsilon`."""
+
+    def fits(inverse: float) -> bool:
+        event = cost(1 / inverse)
+        if isinstance(event, ObjectiveGaussian):  # the profile answers without inverting it at each step
+            return event.log_delta(epsilon) <= math.log(event.delta)
+        return event.epsilon <= epsilon
+
+    return 1 / _largest(fits)
+
+
+def total(events: Iterable[Event]) -> Guarantee:
+    """Return the guarantee of all `events` on the same records: the additive one that the ledger enforces."""
+    return compose(*(event.guarantee for event in events))
+
+
+def total_rho(events: Sequence[Event], neighbours: Neighbours) -> float | None:
+    """Return the summed zero-concentrated cost under `neighbours`, or None where an event has none.
+
+    An add-remove cost becomes four times as large under replace-one: the divergence of a two-step path in a
+    geometry where distances, not their squares, add.
+    """
+    costs: list[float] = []
+    for event in events:
+        if event.rho is None:
+            return None
+        if event.neighbours is not neighbours:
+            event.guarantee.convert(neighbours)  # refuses what no theorem converts
+            costs.append(4 * event.rho)
+        else:
+            costs.append(event.rho)
+    return math.fsum(costs)
+
+
+def report(events: Sequence[Event], *, delta: float) -> dict[str, float]:
+    """Return epsilon at `delta` for all `events` together, by each accountant that applies.
+
+    ``sum`` adds (its own delta may be smaller than `delta`), ``zcdp`` converts Σρ through Rényi orders, ``pld``
+    composes privacy-loss distributions. For reports: the ledger enforces additive quantities only.
+    """
+    if not 0 < delta < 1:
+        raise SettingsError(f"A report's 'delta' must lie in (0, 1). Got {delta!r} instead.")
+    whole = total(events)
+    answer: dict[str, float] = {}
+    if whole.delta <= delta:
+        answer["sum"] = whole.epsilon
+    rho = total_rho(events, whole.neighbours)
+    if rho is not None:
+        accountant = RdpAccountant()
+        accountant.compose(ZCDpEvent(rho))
+        answer["zcdp"] = float(accountant.get_epsilon(delta))
+    joint = privacy_loss_distribution.identity()
+    for event in events:
+        joint = joint.compose(_loss_distribution(event, whole.neighbours))
+    answer["pld"] = float(joint.get_epsilon_for_delta(delta))
+    return answer
+
+
+def _loss_distribution(event: Event, neighbours: Neighbours) -> Any:
+    if type(event) is Gaussian:
+        double = 2 if event.neighbours is not neighbours else 1  # a Gaussian's mu doubles on a two-step path
+        return privacy_loss_distribution.from_gaussian_mechanism(event.sigma / event.sensitivity / double)
+    stated = event.guarantee.convert(neighbours)
+    return privacy_loss_distribution.from_privacy_parameters(
+        common.DifferentialPrivacyParameters(stated.epsilon, stated.delta)
+    )
+
+
+def events_to_json(events: Iterable[Event]) -> str:
+    """Return the events as canonical JSON: sorted keys, no spaces, exact floats."""
+    return json.dumps([{"event": type(e).__name__, **asdict(e)} for e in events], sort_keys=True, separators=(",", ":"))
+
+
+def events_from_json(text: str) -> tuple[Event, ...]:
+    """Rebuild events written by `events_to_json`; anything else is an error, and nothing is ever imported."""
+    try:
+        rows = cast(list[dict[str, Any]], json.loads(text))
+        return tuple(EVENTS[row["event"]](**{k: v for k, v in row.items() if k != "event"}) for row in rows)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise SettingsError(
+            "These are not events this version knows. Nothing was read. "
+            "Ask for the file again, or install the version that wrote it."
+        ) from None

@@ -1,0 +1,222 @@
+"""What is promised, to whom: the values that every file and every report carries.
+
+A `Guarantee` is a proven fact. It names its privacy unit and neighbour relation, so that two of them are
+added only where the sum means something: composition converts where a theorem allows it and refuses elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from consilience.errors import GuaranteeVoid, SettingsError
+
+
+class Unit(StrEnum):
+    """Whose data the guarantee hides: everything one of these contributed."""
+
+    RECORD = "record"
+    PERSON = "person"
+    SITE = "site"
+
+
+class Neighbours(StrEnum):
+    """Which pairs of data sets must look alike.
+
+    ``replace-one``: one unit exchanged for another, their number is public. ``add-remove``: one unit more or
+    less, their number stays private. ``null-one``: one unit exchanged for a public default.
+    """
+
+    REPLACE_ONE = "replace-one"
+    ADD_REMOVE = "add-remove"
+    NULL_ONE = "null-one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """State that the output is (epsilon, delta)-differentially private for one unit under a neighbour relation.
+
+    ``epsilon=math.inf`` is the honest statement that nothing is promised (exact training). A guarantee that
+    *was* claimed and does not hold (seeded noise, say) is void instead, carries its reason, and nothing that
+    leaves a site or hub may carry it.
+
+    Privacy
+    -------
+    Only code that has a proof page in ``docs/guarantees/`` makes one. ``assumptions`` lists every fact outside
+    the program's control on which it rests.
+
+    Examples
+    --------
+    >>> Guarantee(epsilon=0.5, delta=0.0, unit="record", neighbours="replace-one")
+    Guarantee(epsilon=0.5, delta=0, per record, replace-one)
+    """
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    neighbours: Neighbours
+    assumptions: tuple[str, ...] = ()
+    void_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise SettingsError(f"A guarantee's 'epsilon' must be a number >= 0. Got {self.epsilon!r} instead.")
+        if not 0 <= self.delta <= 1:
+            raise SettingsError(f"A guarantee's 'delta' must lie in [0, 1]. Got {self.delta!r} instead.")
+        for name, kind in (("unit", Unit), ("neighbours", Neighbours)):
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError:
+                choices = ", ".join(kind)
+                raise SettingsError(
+                    f"A guarantee's {name!r} must be one of {choices}. Got {getattr(self, name)!r} instead."
+                ) from None
+
+    @classmethod
+    def void(cls, reason: str, *, unit: Unit | str, neighbours: Neighbours | str) -> Self:
+        """Return the guarantee of something that has none, with the reason."""
+        return cls(epsilon=math.inf, delta=0.0, unit=Unit(unit), neighbours=Neighbours(neighbours), void_reason=reason)
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is a true statement that may leave the site (an infinite epsilon is one)."""
+        return self.void_reason is None
+
+    def require(self) -> Self:
+        """Return the guarantee itself, or raise `GuaranteeVoid` with the reason why there is none."""
+        if self.void_reason is not None:
+            raise GuaranteeVoid(
+                f"This result has no guarantee: {self.void_reason}. Nothing was published. "
+                "Train again without the setting named here to obtain one that may leave the site."
+            )
+        return self
+
+    def convert(self, neighbours: Neighbours | str) -> Guarantee:
+        """Return what this guarantee implies for another neighbour relation, or refuse.
+
+        Replacing is removing then adding, so an add-remove guarantee implies (2ε, (1+e^ε)δ) under replace-one.
+        Nothing follows in the other direction: replace-one lets the number of units be public.
+        """
+        target = Neighbours(neighbours)
+        if target is self.neighbours or self.void_reason is not None:
+            return replace(self, neighbours=target)
+        if (self.neighbours, target) != (Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE):
+            raise GuaranteeVoid(
+                f"A {self.neighbours} guarantee cannot be restated as {target}: no theorem gives that. "
+                f"Nothing was composed. Train with neighbours='{target}', or keep the two apart."
+            )
+        delta = 0.0 if self.delta == 0 else min(1.0, (1 + math.exp(min(self.epsilon, 700.0))) * self.delta)
+        return replace(self, epsilon=2 * self.epsilon, delta=delta, neighbours=target)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; infinity travels as the string ``"inf"``."""
+        return {
+            "epsilon": "inf" if math.isinf(self.epsilon) else self.epsilon,
+            "delta": self.delta,
+            "unit": str(self.unit),
+            "neighbours": str(self.neighbours),
+            "assumptions": list(self.assumptions),
+            "void_reason": self.void_reason,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Rebuild a guarantee from `as_dict`; unknown or missing keys are an error."""
+        try:
+            return cls(**{**values, "epsilon": float(values["epsilon"]), "assumptions": tuple(values["assumptions"])})
+        except (TypeError, KeyError, ValueError):
+            raise SettingsError(
+                "This is not a guarantee: its fields must be epsilon, delta, unit, neighbours, assumptions and "
+                "void_reason. Nothing was read. Ask for the file again, written by this software."
+            ) from None
+
+    def __repr__(self) -> str:
+        if self.void_reason is not None:
+            return f"Guarantee.void({self.void_reason!r})"
+        return f"Guarantee(epsilon={self.epsilon:g}, delta={self.delta:g}, per {self.unit}, {self.neighbours})"
+
+
+def _joint(guarantees: tuple[Guarantee, ...], epsilon: float, delta: float, *extra: str) -> Guarantee:
+    first = guarantees[0]
+    reasons = list(dict.fromkeys(g.void_reason for g in guarantees if g.void_reason is not None))
+    return Guarantee(
+        epsilon=math.inf if reasons else epsilon,
+        delta=0.0 if reasons else min(1.0, delta),
+        unit=first.unit,
+        neighbours=first.neighbours,
+        assumptions=tuple(dict.fromkeys([a for g in guarantees for a in g.assumptions] + list(extra))),
+        void_reason="; ".join(reasons) or None,
+    )
+
+
+def _aligned(guarantees: tuple[Guarantee, ...]) -> tuple[Guarantee, ...]:
+    if not guarantees:
+        raise SettingsError("Composition needs at least one guarantee. Got none.")
+    units = {g.unit for g in guarantees}
+    if len(units) > 1:
+        raise GuaranteeVoid(
+            f"Guarantees per {' and per '.join(sorted(units))} were to be composed, but they hide different things "
+            "and have no common sum. Nothing was composed. Report them side by side."
+        )
+    relations = {g.neighbours for g in guarantees}
+    if relations == {Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE}:
+        return tuple(g.convert(Neighbours.REPLACE_ONE) for g in guarantees)
+    if len(relations) > 1:
+        raise GuaranteeVoid(
+            f"Guarantees under {' and '.join(sorted(relations))} were to be composed, but no theorem converts one "
+            "into the other. Nothing was composed. Use one neighbour relation throughout."
+        )
+    return guarantees
+
+
+def compose(*guarantees: Guarantee) -> Guarantee:
+    """Return what holds after all of these touched the same records: epsilons and deltas add."""
+    aligned = _aligned(guarantees)
+    return _joint(aligned, math.fsum(g.epsilon for g in aligned), math.fsum(g.delta for g in aligned))
+
+
+def compose_disjoint(*guarantees: Guarantee, assumption: str) -> Guarantee:
+    """Return what holds when each unit's data reached exactly one of these: the largest epsilon and delta.
+
+    ``assumption`` says why the parts are disjoint (for instance "no person is at two sites"); it is written
+    into the result, because the program cannot check it. Void parts void the whole.
+    """
+    if not assumption:
+        raise SettingsError("Disjoint composition rests on an assumption about the data: state it in 'assumption'.")
+    aligned = _aligned(guarantees)
+    return _joint(aligned, max(g.epsilon for g in aligned), max(g.delta for g in aligned), assumption)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The most a data owner allows to be spent on one data set, in total and for ever.
+
+    Enforced on additive quantities: Σε and Σδ, or Σρ (zero-concentrated) when ``rho`` is given instead of
+    ``epsilon``.
+    """
+
+    epsilon: float | None = None
+    delta: float = 0.0
+    rho: float | None = None
+    unit: Unit = Unit.RECORD
+    neighbours: Neighbours = Neighbours.REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.rho is None):
+            raise SettingsError(
+                "A budget limits either 'epsilon' (with 'delta') or 'rho': give exactly one of the two."
+            )
+        for name in ("epsilon", "rho"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingsError(f"A budget's {name!r} must be a finite number > 0. Got {value!r} instead.")
+        if not 0 <= self.delta < 1:
+            raise SettingsError(f"A budget's 'delta' must lie in [0, 1). Got {self.delta!r} instead.")
+        if self.rho is not None and self.delta:
+            raise SettingsError(
+                "A budget in 'rho' has no 'delta': a report converts rho at any delta. Leave delta at 0."
+            )
+        object.__setattr__(self, "unit", Unit(self.unit))
+        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))

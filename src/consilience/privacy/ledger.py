@@ -1,0 +1,649 @@
+"""The site's list of charges: append-only, hash-chained, one SQLite file, and the authority on what was spent.
+
+Order of a private training: `Ledger.charge` reserves and commits, then noise is drawn, then `Ledger.seal` stores
+the result, then the result may leave. A crash wastes budget, it never hides a draw. The argument, the rounding and
+what the ledger cannot promise are in ``docs/guarantees/ledger.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from consilience.errors import BudgetExceeded, GuaranteeVoid, LedgerDamaged, SettingsError
+
+from .accounting import EVENTS, Event, events_from_json, events_to_json, total_rho
+from .guarantee import Budget, Neighbours, Unit, compose
+
+NANO = 10**9  # epsilon and rho are counted in whole billionths
+ATTO = 10**18  # delta in whole units of 1e-18
+
+_APPLICATION = 0x434E534C  # "CNSL", written into the file's header
+_VERSION = 1
+_GENESIS = "0" * 64
+_LONGEST_TEXT = 200
+_LARGEST_PAYLOAD_BYTES = 2**29
+_LARGEST_LIMIT = 10_000  # beyond it nothing is hidden, and every amount below fits 64 bits
+
+_SCHEMA = f"""
+PRAGMA journal_mode = WAL;
+BEGIN;
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_VERSION};
+CREATE TABLE entries (
+  number INTEGER PRIMARY KEY CHECK (number > 0),
+  kind TEXT NOT NULL CHECK (kind IN ('allow', 'charge', 'seal')),
+  time TEXT NOT NULL,
+  version TEXT NOT NULL,
+  dataset TEXT NOT NULL,
+  unit TEXT NOT NULL,
+  neighbours TEXT NOT NULL,
+  key TEXT CHECK (kind = 'allow' OR key IS NOT NULL),
+  purpose TEXT,
+  study TEXT,
+  nano_epsilon INTEGER CHECK (nano_epsilon > 0 AND (kind != 'charge' OR nano_epsilon IS NOT NULL)),
+  atto_delta INTEGER CHECK (atto_delta >= 0 AND (kind != 'charge' OR atto_delta IS NOT NULL)),
+  nano_rho INTEGER CHECK (nano_rho > 0),
+  events TEXT,
+  payload_hash TEXT,
+  previous TEXT NOT NULL,
+  hash TEXT NOT NULL UNIQUE
+) STRICT;
+CREATE UNIQUE INDEX one_per_key ON entries (key, kind);
+CREATE INDEX by_dataset ON entries (dataset, kind);
+CREATE TABLE payloads (key TEXT PRIMARY KEY, payload BLOB NOT NULL) STRICT;
+CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, hash TEXT NOT NULL) STRICT;
+INSERT INTO head VALUES (1, 0, '{_GENESIS}');
+CREATE TRIGGER entries_stay BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END;
+CREATE TRIGGER entries_hold BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
+CREATE TRIGGER payloads_stay BEFORE DELETE ON payloads BEGIN SELECT RAISE(ABORT, 'payloads are never deleted'); END;
+CREATE TRIGGER payloads_hold BEFORE UPDATE ON payloads BEGIN SELECT RAISE(ABORT, 'payloads are never changed'); END;
+CREATE TRIGGER head_stays BEFORE DELETE ON head BEGIN SELECT RAISE(ABORT, 'the head is never deleted'); END;
+COMMIT;
+"""
+_INSERT = """
+INSERT INTO entries VALUES (:number, :kind, :time, :version, :dataset, :unit, :neighbours, :key, :purpose, :study,
+  :nano_epsilon, :atto_delta, :nano_rho, :events, :payload_hash, :previous, :hash)
+"""
+_CHARGES = """
+SELECT charge.*, seal.number IS NOT NULL AS sealed, seal.payload_hash AS seal_hash
+FROM entries AS charge LEFT JOIN entries AS seal ON seal.key = charge.key AND seal.kind = 'seal'
+WHERE charge.kind = 'charge' AND (:key IS NULL OR charge.key = :key) AND (:dataset IS NULL OR charge.dataset = :dataset)
+ORDER BY charge.number
+"""
+
+# A process that forks while another of its threads is inside SQLite hands its child SQLite's books of the file
+# locks without the locks. So one thread at a time, and a fork waits until none is inside.
+_inside = threading.RLock()
+if sys.platform != "win32":  # pragma: no branch
+    os.register_at_fork(before=_inside.acquire, after_in_parent=_inside.release, after_in_child=_inside.release)
+
+
+def spent_units(value: float, units: int) -> int:
+    """Return what `value` costs in whole units: rounded up, after a discount of 2⁻⁵⁰ for its floating-point noise.
+
+    Without the discount the binary number 0.1 would cost a unit too much, and 0.1 + 0.2 more than 0.3. With it
+    all charges together exceed the limit by at most 2⁻⁵⁰ of it; docs/guarantees/ledger.md says why that is sound.
+    """
+    return math.ceil(Fraction(value) * units * (1 - Fraction(1, 2**50)))
+
+
+def limit_units(value: float, units: int) -> int:
+    """Return the limit `value` in whole units, rounded down from the decimal number that its owner typed."""
+    return math.floor(Fraction(repr(float(value))) * units)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """One reservation of budget, as the ledger holds it; amounts are what was charged, so rounded up.
+
+    ``hash`` is its place in the chain: whoever keeps a receipt can later demand that the ledger still holds it.
+    """
+
+    id: int
+    key: str
+    dataset: str
+    purpose: str
+    study: str
+    epsilon: float
+    delta: float
+    rho: float | None
+    unit: Unit
+    neighbours: Neighbours
+    events: tuple[Event, ...]
+    state: Literal["reserved", "sealed"]
+    payload_hash: str | None
+    time: str
+    version: str
+    hash: str
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        """The proof of having been charged that a contribution carries: settings and hashes only."""
+        return {
+            "entry": self.id,
+            "key": self.key,
+            "dataset": self.dataset,
+            "study": self.study,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "rho": self.rho,
+            "unit": str(self.unit),
+            "neighbours": str(self.neighbours),
+            "events_hash": hashlib.sha256(events_to_json(self.events).encode()).hexdigest(),
+            "hash": self.hash,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What the owner of a data set allowed, what was spent of it, and what is left.
+
+    A quantity that the limit does not name has None as its limit and as what is left; ``spent_rho`` is None once
+    something without a rho was charged.
+    """
+
+    dataset: str
+    unit: Unit
+    neighbours: Neighbours
+    limit_epsilon: float | None
+    limit_delta: float | None
+    limit_rho: float | None
+    spent_epsilon: float
+    spent_delta: float
+    spent_rho: float | None
+    left_epsilon: float | None
+    left_delta: float | None
+    left_rho: float | None
+    n_charges: int
+
+
+@dataclass
+class _Account:
+    """The limit of one data set and its sums, in whole units: (nano-epsilon, atto-delta, nano-rho)."""
+
+    unit: Unit
+    neighbours: Neighbours
+    limits: tuple[int | None, int | None, int | None]
+    sums: tuple[int, int, int | None] = (0, 0, 0)
+    n_charges: int = 0
+
+    def add(self, cost: tuple[int, int, int | None]) -> None:
+        epsilon, delta, rho = self.sums
+        self.sums = (epsilon + cost[0], delta + cost[1], None if rho is None or cost[2] is None else rho + cost[2])
+        self.n_charges += 1
+
+    def over(self, cost: tuple[int, int, int | None]) -> tuple[str, float, float, float] | None:
+        """Return the first limited quantity that would not hold `cost`: name, asked, left, limit."""
+        names, units = ("epsilon", "delta", "rho"), (NANO, ATTO, NANO)
+        for name, unit, limit, spent, asked in zip(names, units, self.limits, self.sums, cost, strict=True):
+            if limit is not None and (spent is None or asked is None or spent + asked > limit):
+                return name, (asked or 0) / unit, (limit - (spent or 0)) / unit, limit / unit
+        return None
+
+    def balance(self, dataset: str) -> Balance:
+        values: dict[str, float | None] = {}
+        for name, unit, limit, spent in zip(
+            ("epsilon", "delta", "rho"), (NANO, ATTO, NANO), self.limits, self.sums, strict=True
+        ):
+            values[f"limit_{name}"] = None if limit is None else limit / unit
+            values[f"spent_{name}"] = None if spent is None else spent / unit
+            values[f"left_{name}"] = None if limit is None or spent is None else (limit - spent) / unit
+        return Balance(
+            dataset=dataset,
+            unit=self.unit,
+            neighbours=self.neighbours,
+            n_charges=self.n_charges,
+            **values,  # type: ignore[arg-type]
+        )
+
+
+class Ledger:
+    """Open the ledger at `path`, or create an empty one that only its owner may read (mode 0600).
+
+    Any number of processes and threads may use one file on a local disk at once; each operation opens its own
+    connection, so a ledger may be handed to threads and forked children. Nothing is ever changed or deleted.
+
+    Privacy
+    -------
+    No draw without a committed charge, no charge beyond the owner's limit, no charge lost or counted twice after
+    a crash; per data set, in the unit and neighbour relation of its limit. Not hidden: the ledger file itself
+    holds settings and sealed results. Proof and limits: docs/guarantees/ledger.md.
+
+    Examples
+    --------
+    >>> ledger = Ledger(folder / "ledger.sqlite")
+    >>> _ = ledger.allow("ward", Budget(epsilon=1.0))
+    >>> event = Laplace(unit="record", neighbours="replace-one", sensitivity=1.0, scale=2.0)
+    >>> charge = ledger.charge([event], dataset="ward", key="first", purpose="count")
+    >>> ledger.seal(charge, b"the noisy count").state
+    'sealed'
+    >>> ledger.balance("ward").left_epsilon
+    0.5
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout_seconds: float = 60.0) -> None:
+        self.path = Path(path).absolute()
+        self.timeout_seconds = timeout_seconds
+        if not os.path.lexists(self.path):
+            if os.path.lexists(f"{self.path}-wal"):
+                raise self._damage("Opening", "the file is gone and only its journal (-wal) is left")
+            try:
+                self._new_file(self.path, lambda db: db.executescript(_SCHEMA))
+            except FileExistsError:  # another process was faster: its file is as good
+                pass
+        with self._session("Opening"):
+            pass
+
+    def allow(self, dataset: str, budget: Budget) -> Balance:
+        """Declare what the data owner allows on `dataset`, in total and for ever; a later call replaces the limit.
+
+        Unit, neighbour relation and kind (epsilon or rho) are fixed by the first call, and no limit goes below
+        what is spent. The same limit again adds no entry.
+        """
+        _check_text("dataset", dataset)
+        limits = (
+            None if budget.epsilon is None else limit_units(budget.epsilon, NANO),
+            None if budget.epsilon is None else limit_units(budget.delta, ATTO),
+            None if budget.rho is None else limit_units(budget.rho, NANO),
+        )
+        if not 0 < (limits[0] or limits[2] or 0) <= _LARGEST_LIMIT * NANO:
+            raise SettingsError(
+                f"The limit for data set {dataset!r} must lie between 1e-9 and {_LARGEST_LIMIT}. "
+                "Nothing was recorded. Choose a limit in that range."
+            )
+        with self._session("Recording a limit", write=True) as db:
+            account = _account(db, dataset)
+            if account is not None:
+                if account.limits == limits and (account.unit, account.neighbours) == (budget.unit, budget.neighbours):
+                    return account.balance(dataset)
+                kept = (account.unit, account.neighbours, account.limits[2] is None)
+                if kept != (budget.unit, budget.neighbours, limits[2] is None):
+                    raise SettingsError(
+                        f"The limit for data set {dataset!r} was to change its kind, but charges under one unit, "
+                        f"neighbour relation and measure (here: per {account.unit}, {account.neighbours}) have no sum "
+                        "under another. Nothing was recorded. Keep the kind and change only the amount."
+                    )
+                account.limits = limits
+                short = account.over((0, 0, 0))
+                if short is not None:
+                    raise SettingsError(
+                        f"The limit for data set {dataset!r} was to become {short[0]}={short[3]!r}, but "
+                        f"{short[3] - short[2]!r} is spent already. The old limit stands. "
+                        "Choose at least what is spent."
+                    )
+            _append(
+                self,
+                db,
+                kind="allow",
+                dataset=dataset,
+                unit=str(budget.unit),
+                neighbours=str(budget.neighbours),
+                **dict(zip(("nano_epsilon", "atto_delta", "nano_rho"), limits, strict=True)),
+            )
+            return _known(_account(db, dataset)).balance(dataset)
+
+    def charge(self, events: Iterable[Event], *, dataset: str, key: str, purpose: str, study: str = "") -> Charge:
+        """Reserve the cost of `events` durably, before any of their noise is drawn, or refuse and charge nothing.
+
+        `key` names this one training. A second call with the same key and content is never charged: if the first
+        was sealed it returns that charge (fetch its bytes with `sealed`, draw nothing), otherwise it raises,
+        because a draw of the first may have been seen.
+        """
+        events = tuple(events)
+        for name, text in (("dataset", dataset), ("key", key), ("purpose", purpose), ("study", study)):
+            _check_text(name, text, may_be_empty=name == "study")
+        if not events or any(EVENTS.get(type(event).__name__) is not type(event) for event in events):
+            raise SettingsError(
+                f"Data set {dataset!r} was to be charged for something other than one or more events of this version, "
+                "whose cost can be recomputed. Nothing was charged. Pass the events of one training."
+            )
+        content = events_to_json(events)
+        with self._session("Charging", write=True) as db:
+            existing = _find(db, key)
+            if existing is not None:
+                return _repeated(existing, dataset, content, study)
+            account = _account(db, dataset)
+            if account is None:
+                raise BudgetExceeded(
+                    f"Data set {dataset!r} cannot be charged for {purpose!r}: its owner has allowed nothing yet. "
+                    "Nothing was charged or drawn. Ask the data owner to declare a limit."
+                )
+            cost = _cost(events, account, dataset)
+            short = account.over(cost)
+            if short is not None:
+                name, asked, left, limit = short
+                raise BudgetExceeded(
+                    f"Data set {dataset!r} cannot be charged {name}={asked!r} for {purpose!r}: {left!r} of {limit!r} "
+                    f"is left. Nothing was charged or drawn. Use {name} <= {left!r}, or ask the data owner to raise "
+                    "the limit."
+                )
+            _append(
+                self,
+                db,
+                kind="charge",
+                dataset=dataset,
+                unit=str(account.unit),
+                neighbours=str(account.neighbours),
+                key=key,
+                purpose=purpose,
+                study=study,
+                events=content,
+                **dict(zip(("nano_epsilon", "atto_delta", "nano_rho"), cost, strict=True)),
+            )
+            return _known(_find(db, key))
+
+    def seal(self, charge: Charge, payload: bytes) -> Charge:
+        """Store the one result of `charge`; only after this may it leave. The same bytes again change nothing."""
+        if not isinstance(payload, bytes) or len(payload) > _LARGEST_PAYLOAD_BYTES:
+            raise SettingsError(
+                f"A sealed result must be bytes, at most {_LARGEST_PAYLOAD_BYTES} of them. "
+                "Nothing was sealed and the charge stands. Seal the finished file."
+            )
+        digest = hashlib.sha256(payload).hexdigest()
+        with self._session("Sealing", write=True) as db:
+            existing = _find(db, charge.key)
+            if existing is None or existing.hash != charge.hash:
+                raise SettingsError(
+                    f"The charge with key {charge.key!r} is not in the ledger {self.path}. Nothing was sealed. "
+                    "Seal in the ledger that made the charge."
+                )
+            if existing.payload_hash == digest:
+                return existing
+            if existing.state == "sealed":
+                raise SettingsError(
+                    f"The charge with key {charge.key!r} was to be sealed with another result, but it paid for one "
+                    "only, which is sealed. The first result stands. Use that one, or charge again under a new key."
+                )
+            db.execute("INSERT INTO payloads VALUES (?, ?)", (charge.key, payload))
+            _append(
+                self,
+                db,
+                kind="seal",
+                dataset=existing.dataset,
+                unit=str(existing.unit),
+                neighbours=str(existing.neighbours),
+                key=charge.key,
+                payload_hash=digest,
+            )
+            return _known(_find(db, charge.key))
+
+    def sealed(self, key: str) -> bytes | None:
+        """Return the result stored under `key`, or None while there is none."""
+        with self._session("Reading a result") as db:
+            existing = _find(db, key)
+            if existing is None or existing.payload_hash is None:
+                return None
+            payload = _payload(db, key)
+            if payload is None or hashlib.sha256(payload).hexdigest() != existing.payload_hash:
+                raise self._damage("Reading a result", f"what entry {existing.id} sealed was changed or removed")
+            return payload
+
+    def balance(self, dataset: str) -> Balance:
+        """Return limit, sums and rest of `dataset`."""
+        with self._session("Reading the balance") as db:
+            account = _account(db, dataset)
+        if account is None:
+            raise SettingsError(
+                f"The balance of data set {dataset!r} was asked for, but no limit was ever declared for it. "
+                "Nothing was changed. Check the name, or declare a limit with 'allow'."
+            )
+        return account.balance(dataset)
+
+    def charges(self, dataset: str | None = None) -> list[Charge]:
+        """Return all charges in order, or those on one data set."""
+        with self._session("Reading the charges") as db:
+            return [_as_charge(row) for row in db.execute(_CHARGES, {"key": None, "dataset": dataset})]
+
+    def verify(self, head: str | None = None) -> str:
+        """Walk the whole chain and return its head hash, or raise `LedgerDamaged` naming the first bad entry.
+
+        Parameters
+        ----------
+        head
+            A head, or a receipt's hash, that someone outside wrote down earlier. The chain must still contain it:
+            the only way to notice that an older copy of the whole file was put in place.
+        """
+        with self._session("Verifying") as db:
+            found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if found != "ok":
+                raise self._damage("Verifying", f"its pages are damaged ({found})")
+            previous, hashes, accounts, n_seals = _GENESIS, {_GENESIS}, dict[str, _Account](), 0
+            number = 0
+            for number, entry in enumerate(db.execute("SELECT * FROM entries ORDER BY number"), start=1):
+                if entry["number"] != number:
+                    raise self._damage("Verifying", f"entry {number} is missing")
+                if entry["previous"] != previous or entry["hash"] != _digest(dict(entry)):
+                    raise self._damage("Verifying", f"entry {number} was changed or moved")
+                if not _replayed(entry, accounts):
+                    raise self._damage("Verifying", f"entry {number} goes beyond the limit of its data set")
+                if entry["kind"] == "seal":
+                    n_seals += 1
+                    payload = _payload(db, entry["key"])
+                    if payload is None or hashlib.sha256(payload).hexdigest() != entry["payload_hash"]:
+                        raise self._damage("Verifying", f"what entry {number} sealed was changed or removed")
+                previous = entry["hash"]
+                hashes.add(previous)
+            if tuple(db.execute("SELECT number, hash FROM head").fetchone() or ()) != (number, previous):
+                raise self._damage("Verifying", f"the entries after entry {number} were removed, or the head changed")
+            if db.execute("SELECT count(*) FROM payloads").fetchone()[0] != n_seals:
+                raise self._damage("Verifying", f"it holds results that none of its {number} entries sealed")
+            if head is not None and head not in hashes:
+                raise self._damage("Verifying", f"none of its {number} entries has the given head: it was rolled back")
+        return previous
+
+    def backup(self, path: str | os.PathLike[str]) -> None:
+        """Write a consistent copy to a new file, also while others charge; write down `verify`'s head with it."""
+        target = Path(path).absolute()
+        with self._session("Backing up") as db:
+            try:
+                self._new_file(target, db.backup)
+            except FileExistsError:
+                raise SettingsError(
+                    f"The ledger was to be copied to {target}, but that file exists. Nothing was written. "
+                    "Choose a new name."
+                ) from None
+
+    @contextmanager
+    def _session(self, asked: str, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """Yield a connection inside one transaction: committed at the end, rolled back by anything raised."""
+        try:
+            with (
+                _inside,
+                closing(
+                    sqlite3.connect(
+                        f"{self.path.as_uri()}?mode=rw", uri=True, timeout=self.timeout_seconds, isolation_level=None
+                    )
+                ) as db,
+            ):
+                db.row_factory = sqlite3.Row
+                self._recognise(asked, db)
+                db.execute("PRAGMA synchronous = FULL")
+                # SQLite before 3.51.3 can lose a commit when checkpoints and writes overlap ("WAL-reset bug"). With
+                # this, the only checkpoint is that of the last connection to close, which is alone by then.
+                db.execute("PRAGMA wal_autocheckpoint = 0")
+                db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                yield db
+                db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._damage(asked, str(error), passing=isinstance(error, sqlite3.OperationalError)) from error
+
+    def _recognise(self, asked: str, db: sqlite3.Connection) -> None:
+        if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            raise self._damage(asked, "the file is empty or belongs to another program")
+        written = db.execute("PRAGMA user_version").fetchone()[0]
+        if written > _VERSION:
+            raise LedgerDamaged(
+                f"{asked} needs the ledger {self.path}, but it has format {written} and this version knows format "
+                f"{_VERSION}. Nothing was read or changed. Install the newer version of this software."
+            )
+
+    def _new_file(self, path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
+        """Create `path` complete or not at all, readable by its owner only; FileExistsError if it is there."""
+        try:
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            os.close(handle)
+            try:
+                with _inside, closing(sqlite3.connect(name, isolation_level=None)) as db:
+                    fill(db)
+                os.link(name, path)
+            finally:
+                os.unlink(name)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise self._damage(f"Creating {path} for", error.strerror or "the disk refused", passing=True) from error
+
+    def _damage(self, asked: str, problem: str, *, passing: bool = False) -> LedgerDamaged:
+        fix = (
+            "Mend the disk, its space or its permissions, then try again."
+            if passing
+            else "Stop training, and restore a backup that holds the head hash you wrote down."
+        )
+        return LedgerDamaged(
+            f"{asked} needs the ledger {self.path}, but: {problem}. No charge was confirmed, so nothing may be drawn "
+            f"or leave; earlier charges stand. {fix}"
+        )
+
+
+def _check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
+    # The text is not shown: a mistaken call may have passed something other than a setting.
+    if (
+        not isinstance(text, str)
+        or not (text or may_be_empty)
+        or len(text) > _LONGEST_TEXT
+        or not text.isprintable()  # also refuses line breaks, escape codes and characters that reverse the text
+    ):
+        raise SettingsError(
+            f"The {name!r} of a ledger entry must be printable text of 1 to {_LONGEST_TEXT} characters, and is not. "
+            "Nothing was charged or recorded. Pass a short name."
+        )
+
+
+def _cost(events: tuple[Event, ...], account: _Account, dataset: str) -> tuple[int, int, int | None]:
+    """Return the cost of `events` in whole units under the account's neighbour relation."""
+    units = {event.unit for event in events}
+    if units != {account.unit}:
+        raise GuaranteeVoid(
+            f"Data set {dataset!r} was to be charged for events per {' and per '.join(sorted(units))}, but its limit is "
+            f"per {account.unit} and they have no common sum. Nothing was charged. Train with unit='{account.unit}'."
+        )
+    try:
+        stated = compose(*(event.guarantee.convert(account.neighbours) for event in events))
+        if math.isinf(stated.epsilon):
+            raise BudgetExceeded(
+                f"Data set {dataset!r} was to be charged an infinite epsilon (exact, non-private training), but its "
+                "limit is finite. Nothing was charged or drawn. Train with a finite epsilon."
+            )
+        rho = total_rho(events, account.neighbours)
+        amounts = (
+            max(1, spent_units(stated.epsilon, NANO)),
+            spent_units(stated.delta, ATTO),
+            None if rho is None else max(1, spent_units(rho, NANO)),
+        )
+    except ArithmeticError:
+        raise SettingsError(
+            f"Data set {dataset!r} was to be charged for events whose cost overflows floating point. "
+            "Nothing was charged. Check their sensitivity and scale."
+        ) from None
+    if stated.epsilon == 0 and stated.delta == 0:
+        raise SettingsError(
+            f"Data set {dataset!r} was to be charged for events that cost nothing, as if no record mattered. "
+            "Nothing was charged. Check their sensitivity."
+        )
+    if account.limits[2] is not None and rho is None:
+        raise GuaranteeVoid(
+            f"Data set {dataset!r} has a limit in rho, but an event of this training has no such cost. "
+            "Nothing was charged. Use a mechanism that has one (Gaussian, or any with delta = 0)."
+        )
+    return amounts
+
+
+def _account(db: sqlite3.Connection, dataset: str) -> _Account | None:
+    amounts = "SELECT nano_epsilon, atto_delta, nano_rho FROM entries WHERE dataset = ? AND kind = 'charge'"
+    limit = db.execute(
+        "SELECT * FROM entries WHERE dataset = ? AND kind = 'allow' ORDER BY number DESC LIMIT 1", (dataset,)
+    ).fetchone()
+    if limit is None:
+        return None
+    account = _opened(limit)
+    for row in db.execute(amounts, (dataset,)):
+        account.add(tuple(row))
+    return account
+
+
+def _opened(entry: Mapping[str, Any] | sqlite3.Row) -> _Account:
+    limits = (entry["nano_epsilon"], entry["atto_delta"], entry["nano_rho"])
+    return _Account(unit=Unit(entry["unit"]), neighbours=Neighbours(entry["neighbours"]), limits=limits)
+
+
+def _replayed(entry: sqlite3.Row, accounts: dict[str, _Account]) -> bool:
+    """Apply one entry to the accounts as it was applied when written; False if it could not have been."""
+    account = accounts.get(entry["dataset"])
+    amounts = (entry["nano_epsilon"], entry["atto_delta"], entry["nano_rho"])
+    if entry["kind"] == "allow":
+        fresh = _opened(entry)
+        if account is not None:
+            fresh.sums, fresh.n_charges = account.sums, account.n_charges
+        accounts[entry["dataset"]] = fresh
+        return fresh.over((0, 0, 0)) is None
+    if account is None:
+        return False
+    if entry["kind"] == "charge":
+        fits = account.over(amounts) is None
+        account.add(amounts)
+        return fits
+    return True
+
+
+def _append(ledger: Ledger, db: sqlite3.Connection, **content: Any) -> None:
+    """Add one entry behind the last, after checking that the last is the one the head names."""
+    head = db.execute("SELECT number, hash FROM head").fetchone()
+    last = db.execute("SELECT * FROM entries ORDER BY number DESC LIMIT 1").fetchone()
+    found = (0, _GENESIS) if last is None else (last["number"], _digest(dict(last)))
+    if head is None or tuple(head) != found:
+        raise ledger._damage("Adding an entry", f"its last entry ({found[0]}) is not the one that its head names")
+    blank = dict.fromkeys(
+        ("key", "purpose", "study", "events", "payload_hash", "nano_epsilon", "atto_delta", "nano_rho")
+    )
+    entry = {
+        **blank,
+        **content,
+        "number": found[0] + 1,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": version("consilience"),
+        "previous": found[1],
+    }
+    entry["hash"] = _digest(entry)
+    db.execute(_INSERT, entry)
+    db.execute("UPDATE head SET number = :number, hash = :hash", entry)
+
+
+def _digest(entry: dict[str, Any]) -> str:
+    """Return the hash of an entry's content and of its predecessor's hash; empty fields do not count."""
+    content = {name: value for name, value in entry.items() if name != "hash" and value is not None}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _find(db: sqlite3.Connection, key: str) -> Charge | None:
+    row = db.execute(_CHARGES, {"key": key, "dataset": None}).fetchone()
+    return None if row is None else _as_charge(row)

@@ -1,0 +1,253 @@
+"""Every line of the project that draws noise, and the source it is drawn from.
+
+A mechanism takes the `Event` that was charged and draws exactly the noise that event states, so what is drawn
+and what is accounted cannot drift apart. Integers, counts, selection and the closing step use OpenDP's exact
+samplers. The two continuous vector noises are drawn here with full relative precision: the drawn vector is within
+`draw_error` · ‖b‖ of an exact draw, an error the closing step covers (docs/guarantees/closing.md).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import opendp.prelude as dp
+from numpy.typing import NDArray
+from opendp.measurements import make_gaussian, make_laplace, make_noisy_max
+from randomgen import ChaCha
+from scipy import sparse
+
+from consilience.errors import ConsilienceError, SettingsError
+
+from .accounting import (
+    Closing,
+    DiscreteGaussian,
+    Gaussian,
+    L2Laplace,
+    Laplace,
+    ObjectiveGaussian,
+    ObjectiveL2Laplace,
+    Selection,
+)
+
+dp.enable_features("contrib")  # where OpenDP keeps its float and noisy-max measurements
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Say where noise comes from: the operating system, or for tests and experiments a seed.
+
+    A plain value that can be copied, compared and sent to another process; each use opens a `Source` of its own.
+
+    Privacy
+    -------
+    A seed voids the guarantee: whoever learns it can subtract the noise.
+    """
+
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and not (isinstance(self.seed, int | np.integer) and 0 <= self.seed < 2**256):
+            raise SettingsError(f"The 'seed' of Noise must be None or an integer >= 0. Got {self.seed!r} instead.")
+
+    def open(self, *, stream: int = 0) -> Source:
+        """Open a source: a fresh 256-bit key from the operating system, or stream number `stream` of the seed."""
+        return Source(self.seed, stream)
+
+
+class Source:
+    """A ChaCha20 stream keyed once, used in one process, never copied, stored or sent.
+
+    Privacy
+    -------
+    Without a seed the key is 256 bits from ``os.urandom``, held nowhere else. The guarantees assume that nobody
+    can tell ChaCha20's output from random bits.
+    """
+
+    def __init__(self, seed: int | None = None, stream: int = 0) -> None:
+        self.seeded = seed is not None
+        self._process = os.getpid()
+        key = int.from_bytes(os.urandom(32), "little") if seed is None else int(seed)
+        self._bits = ChaCha(key=key, counter=stream << 64, rounds=20)
+
+    def __reduce__(self) -> NoReturn:
+        raise ConsilienceError(
+            "A noise source was to be copied or sent to another process, which would repeat its noise there. "
+            "Nothing was sent. Send the Noise value and open it in the process that draws."
+        )
+
+    def words(self, n: int) -> NDArray[np.uint64]:
+        """Draw n independent 64-bit words."""
+        if os.getpid() != self._process:
+            raise ConsilienceError(
+                "A noise source opened in another process was used after a fork, which would repeat its noise. "
+                "Nothing was drawn. Open a source in the process that draws."
+            )
+        return np.asarray(self._bits.random_raw(n), dtype=np.uint64)
+
+    def uniform(self, n: int) -> Floats:
+        """Draw n uniform numbers in (0, 1) with full relative precision, however close to 0.
+
+        The exponent is geometric (the leading zeros of fresh words) and the 52 fraction bits are drawn apart, so
+        that -log of a draw has no grid that would betray the value it is added to.
+        """
+        zeros = np.zeros(n)
+        open_ = np.arange(n)
+        while open_.size:
+            _, bits = np.frexp((self.words(open_.size) >> np.uint64(11)).astype(np.float64))
+            zeros[open_] += 53 - bits
+            open_ = open_[bits == 0]
+        mantissa = 0.5 + ((self.words(n) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-53
+        return np.asarray(np.ldexp(mantissa, -zeros.astype(np.int64)), dtype=np.float64)
+
+    def permutation(self, n: int) -> NDArray[np.intp]:
+        """Draw a uniform order of n slots."""
+        return np.asarray(np.argsort(self.words(n), kind="stable"), dtype=np.intp)
+
+    def exponential(self, n: int) -> Floats:
+        """Draw n standard exponentials with full relative precision at both ends."""
+        half = self.uniform(n) / 2
+        large = (self.words(n) & np.uint64(1)).astype(bool)
+        return np.where(large, -np.log(half), -np.log1p(-half))
+
+    def normal(self, n: int) -> Floats:
+        """Draw n standard normals, each with full relative precision (Box-Muller on an octant of the circle)."""
+        pairs = (n + 1) // 2
+        radius = np.sqrt(2 * self.exponential(pairs))
+        angle = self.uniform(pairs) * (math.pi / 4)
+        octant = self.words(pairs)
+        swap, left, down = ((octant >> np.uint64(bit)) & np.uint64(1) == 1 for bit in range(3))
+        a, b = radius * np.cos(angle), radius * np.sin(angle)
+        x, y = np.where(swap, b, a), np.where(swap, a, b)
+        return np.concatenate([np.where(left, -x, x), np.where(down, -y, y)])[:n]
+
+
+def draw_error(dimension: int) -> float:
+    """Return how far, relative to its norm, a drawn vector can be from the exact draw it rounds.
+
+    Each coordinate passes through fewer than 32 correctly or faithfully rounded operations; the radius of
+    `l2_laplace` and the norm of its direction are sums of `dimension` terms of one sign.
+    """
+    return (dimension + 32) * 2.0**-52
+
+
+def l2_laplace(dimension: int, *, event: L2Laplace | ObjectiveL2Laplace, source: Source) -> Floats:
+    """Draw a vector with density ∝ exp(-‖b‖₂ / event.scale): uniform direction, Gamma(dimension) radius.
+
+    Privacy
+    -------
+    What `event` states; proof in docs/guarantees/l2-laplace.md. Added to a float vector it leaves a
+    floating-point gap that `close` must cover. Not hidden: the dimension.
+    """
+    if dimension == 0:
+        return np.zeros(0)
+    direction = source.normal(dimension)
+    radius = event.scale * source.exponential(dimension).sum()
+    return np.asarray(direction * (radius / np.linalg.norm(direction)), dtype=np.float64)
+
+
+def gaussian(dimension: int, *, event: Gaussian | ObjectiveGaussian, source: Source) -> Floats:
+    """Draw a vector of independent N(0, event.sigma²).
+
+    Privacy
+    -------
+    What `event` states; proof in docs/guarantees/gaussian.md. Floating-point gap and dimension as `l2_laplace`.
+    """
+    return event.sigma * source.normal(dimension)
+
+
+def close(vector: Floats, *, event: Closing, source: Source) -> Floats:
+    """Return `vector` plus exact Laplace noise that hides how it was computed, rounding included.
+
+    Privacy
+    -------
+    `event.epsilon` for everything that lies between the ideal real-valued output and this vector, provided they
+    are within `event.distance` of each other for every data set; proof in docs/guarantees/closing.md.
+    """
+    return _exact(vector, make_laplace, dp.l1_distance(T=float), event.scale, float, source).astype(np.float64)
+
+
+def laplace_counts(counts: Integers, *, event: Laplace, source: Source) -> Integers:
+    """Return integer `counts` plus discrete Laplace noise of scale ``event.scale``.
+
+    Privacy
+    -------
+    `event.epsilon`, provided that one unit changes the counts by at most `event.sensitivity` in L1. Exact:
+    no floating-point gap. Not hidden: how many counts there are. Proof in docs/guarantees/laplace.md.
+    """
+    return _exact(counts, make_laplace, dp.l1_distance(T="i64"), event.scale, int, source)
+
+
+def gaussian_counts(counts: Integers, *, event: DiscreteGaussian, source: Source) -> Integers:
+    """Return integer `counts` plus discrete Gaussian noise of parameter ``event.sigma``.
+
+    Privacy
+    -------
+    `event.rho` zero-concentrated, provided that one unit changes the counts by at most `event.sensitivity` in
+    L2. Exact. Not hidden: how many counts there are. Proof in docs/guarantees/gaussian.md.
+    """
+    return _exact(counts, make_gaussian, dp.l2_distance(T=float), event.sigma, int, source)
+
+
+def select(scores: Floats, *, event: Selection, source: Source) -> int:
+    """Return an index drawn with probability ∝ exp(score / event.scale): the exponential mechanism.
+
+    Privacy
+    -------
+    `event.epsilon`, provided that one unit moves no score by more than `event.sensitivity` (all the same way if
+    `event.monotone`). Not hidden: how many candidates there are. Proof in docs/guarantees/selection.md.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
+        raise SettingsError("Selection needs a non-empty list of finite scores. Nothing was drawn.")
+    if source.seeded:
+        gumbel = -np.log(source.exponential(values.size))
+        return int(np.argmax(values / event.scale + gumbel))
+    domain = dp.vector_domain(dp.atom_domain(T=float, nan=False))
+    metric = dp.linf_distance(T=float, monotonic=event.monotone == "yes")
+    # The zero-concentrated measure selects OpenDP's Gumbel noise, which is the exponential mechanism.
+    measurement = make_noisy_max(domain, metric, dp.zero_concentrated_divergence(), scale=event.scale)
+    return int(measurement(values.tolist()))
+
+
+def _exact(values: NDArray[Any], make: Any, metric: Any, scale: float, kind: type, source: Source) -> NDArray[Any]:
+    """Add noise with an exact OpenDP sampler; a seeded source, void anyway, stands in with a float one."""
+    array = np.asarray(values, dtype=np.int64 if kind is int else np.float64)
+    if array.size == 0:
+        return array
+    if not np.isfinite(array).all():
+        raise SettingsError("Noise was to be added to values that are not finite. Nothing was drawn.")
+    if source.seeded:
+        sign = np.where(source.words(array.size) & np.uint64(1) == 1, -1.0, 1.0)
+        unit = source.normal(array.size) if make is make_gaussian else sign * source.exponential(array.size)
+        noisy = array + (scale * unit).reshape(array.shape)
+        return np.rint(noisy).astype(np.int64) if kind is int else noisy
+    # OpenDP's integer Laplace takes 64-bit integers; arrays travel as plain lists.
+    atom = dp.atom_domain(T="i64") if kind is int else dp.atom_domain(T=float, nan=False)
+    measurement = make(dp.vector_domain(atom), metric, scale=scale)
+    return np.asarray(measurement(array.ravel().tolist()), dtype=array.dtype).reshape(array.shape)
+
+
+def clip_rows(X: Any, norm: float) -> Any:
+    """Return the rows of a dense or CSR `X` scaled down to at most `norm`; rows well within it keep their value.
+
+    The bound holds over the reals, not just in floating point: a row whose computed length is within rounding of
+    `norm` is shrunk too, by a few units in the last place. Clipping twice is clipping once.
+    """
+    slack = (X.shape[1] + 8) * float(np.finfo(X.dtype).eps)
+    if sparse.issparse(X):
+        lengths = np.sqrt(np.asarray(X.multiply(X).sum(axis=1), dtype=np.float64)).ravel()
+    else:
+        lengths = np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64))
+    long = lengths > norm * (1 - slack)
+    if not long.any():
+        return X
+    shrink = np.where(long, norm * (1 - 2 * slack) / np.maximum(lengths, np.finfo(np.float64).tiny), 1.0)
+    shrink = shrink.astype(X.dtype)[:, None]
+    return sparse.csr_array(X.multiply(shrink)) if sparse.issparse(X) else X * shrink
