@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import os
@@ -23,8 +24,8 @@ from consilience.data import (
     Numeric,
     ParquetRows,
     Schema,
+    _numbers,
     cap_records,
-    clip_rows,
     read_table,
     split_sites,
 )
@@ -89,6 +90,23 @@ def test_unreadable_text_in_a_number_column_counts_as_missing():
     np.testing.assert_allclose(X[:, 0], [-1, 0.5, 0, 0, 0, 0.25, 1, 0, 0], atol=1e-13)
 
 
+@given(st.from_regex(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", fullmatch=True))
+def test_numbers_in_text_are_read_as_python_reads_them(text):
+    assert _numbers(pa.array([text, "1", MARK]))[0] == float(text)
+
+
+def test_whether_one_text_is_readable_does_not_change_how_another_is_read():
+    # Arrow's own parser takes all of these, until one bad text makes it fail as a whole.
+    for text in ("Infinity", "INF", "nan", "inf", "-inf", "+1", "1e999"):
+        alone, beside = (one(Numeric("v", 0, 1, missing="middle"), [text, *more])[0, 0] for more in ([], [MARK]))
+        assert alone == beside
+
+
+def test_a_column_without_any_value_is_all_missing():
+    np.testing.assert_allclose(one(Numeric("v", 0, 1, missing="indicator"), [None, None]), [[0, 1], [0, 1]])
+    np.testing.assert_allclose(one(Categorical("v", (1, 2), missing="ignore"), [None, None]), [[0, 0], [0, 0]])
+
+
 def test_further_spellings_of_missing_can_be_declared():
     np.testing.assert_allclose(
         one(Numeric("v", 0, 8, missing="middle", missing_values=(-1,)), [-1, 8, 0])[:, 0], [0, 1, -1]
@@ -127,10 +145,13 @@ def test_column_scaling_divides_by_the_root_of_the_number_of_columns():
         *("ward=1", "ward=2", "ward=3"),
     )
     assert X.shape == (5, SCHEMA.n_features) == (5, 10)
-    assert X.dtype == np.float64 and X.flags.c_contiguous
+    assert X.dtype == np.float64
+    assert X.flags.c_contiguous
     np.testing.assert_allclose(X[1], np.array([0, 1, X[1, 2] * 2, 0, 1, 0, 0, 0, 1, 0]) / 2)
-    assert y.tolist() == [0, 1, 1, 0, 0] and y.dtype == np.int64
-    assert persons is not None and persons.tolist() == ["7", "7", "8", "9", "9"]
+    assert y.tolist() == [0, 1, 1, 0, 0]
+    assert y.dtype == np.int64
+    assert persons is not None
+    assert persons.tolist() == ["7", "7", "8", "9", "9"]
 
 
 def test_clip_scaling_leaves_short_records_alone_and_cuts_long_ones():
@@ -152,13 +173,17 @@ def test_unknown_label_takes_in_every_undeclared_label():
 def test_regression_labels_are_clipped_to_their_bound():
     schema = Schema([Numeric("v", 0, 1)], "y", label_bound=2, unknown_label=0)
     y = schema.encode({"v": [0] * 4, "y": [1.5, -9.0, math.inf, None]}).y
-    assert y.tolist() == [1.5, -2.0, 2.0, 0.0] and y.dtype == np.float64
+    assert y.tolist() == [1.5, -2.0, 2.0, 0.0]
+    assert y.dtype == np.float64
 
 
 def test_an_empty_table_encodes_to_no_records():
     empty = {name: [] for name in RECORDS}
     X, y, persons = SCHEMA.encode(empty)
-    assert X.shape == (0, 10) and y.shape == (0,) and y.dtype == np.int64 and persons.shape == (0,)
+    assert X.shape == (0, 10)
+    assert y.shape == (0,)
+    assert y.dtype == np.int64
+    assert persons.shape == (0,)
 
 
 def test_features_encode_without_label_and_person():
@@ -172,27 +197,24 @@ def test_a_printed_encoding_shows_no_record():
 
 # --------------------------------------------------------------------------------------------------------- properties
 
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
-
+@settings(deadline=None)
 @given(
-    hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=FLOATS), st.floats(1e-6, 1e6)
+    hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-2, 2)),
+    st.floats(1e-3, 3),
 )
 def test_clipping_ends_inside_the_ball_never_lengthens_and_is_idempotent(X, radius):
-    clipped = clip_rows(X, radius)
-    assert np.array_equal(clip_rows(clipped, radius), clipped)
-    assert (np.abs(clipped) <= np.abs(X)).all()
-    for row, before in zip(clipped, X, strict=True):
-        exact = sum(Fraction(v) ** 2 for v in row.tolist())
-        assert exact <= Fraction(radius) ** 2
-        assert math.hypot(*row) <= radius and np.linalg.norm(row) <= radius
+    names = [f"v{i}" for i in range(X.shape[1])]
+    schema = Schema([Numeric(name, -1, 1) for name in names], "y", classes=(0, 1), scale="clip", norm=radius)
+    scaled = np.clip(X, -1, 1)
+    clipped = schema.encode_features(dict(zip(names, X.T, strict=True)))
+    assert np.array_equal(schema.encode_features(dict(zip(names, clipped.T, strict=True))), clipped)
+    assert (np.abs(clipped) <= np.abs(scaled)).all()
+    for row, before in zip(clipped, scaled, strict=True):
+        assert sum(Fraction(v) ** 2 for v in row.tolist()) <= Fraction(radius) ** 2  # in exact arithmetic
+        assert max(math.hypot(*row), np.linalg.norm(row)) <= radius  # and however it is summed
         if sum(Fraction(v) ** 2 for v in before.tolist()) <= Fraction(radius * (1 - 1e-13)) ** 2:
             assert np.array_equal(row, before)  # short rows, zero among them, stay as they are
-
-
-def test_clipping_keeps_directions_and_long_rows_end_at_the_radius():
-    X = np.array([[3.0, 4.0], [0.0, 0.0], [1e308, 1e308]])
-    np.testing.assert_allclose(clip_rows(X, 1.0), [[0.6, 0.8], [0, 0], [math.sqrt(0.5)] * 2], rtol=1e-14)
 
 
 numbers = st.none() | st.floats() | st.integers(-(10**6), 10**6).map(float)
@@ -214,7 +236,8 @@ def test_encoding_is_record_wise_bit_for_bit(records, data):
     whole = SCHEMA.encode(table_of(records))
     order = data.draw(st.permutations(range(len(records))))
     permuted = SCHEMA.encode(table_of([records[i] for i in order]))
-    assert np.array_equal(permuted.X, whole.X[order]) and np.array_equal(permuted.y, whole.y[order])
+    assert np.array_equal(permuted.X, whole.X[order])
+    assert np.array_equal(permuted.y, whole.y[order])
     assert permuted.persons.tolist() == whole.persons[order].tolist()
     for i, single in enumerate(records):
         assert np.array_equal(SCHEMA.encode(table_of([single])).X[0], whole.X[i])
@@ -224,12 +247,12 @@ def test_encoding_is_record_wise_bit_for_bit(records, data):
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 127, 129, 300])
 def test_wide_records_are_encoded_alike_alone_and_in_company(width):
-    values = np.random.default_rng(width).normal(size=(50, width)) * 1.5
+    values = np.random.default_rng(width).normal(size=(12, width)) * 1.5
     names = [f"v{i}" for i in range(width)]
     schema = Schema([Numeric(name, -1, 1, transform="log1p") for name in names], "y", classes=(0, 1), scale="clip")
-    table = pa.table({name: values[:, i] for i, name in enumerate(names)} | {"y": np.zeros(50, int)})
+    table = pa.table({name: values[:, i] for i, name in enumerate(names)} | {"y": np.zeros(12, int)})
     whole = schema.encode(table).X
-    assert all(np.array_equal(schema.encode(table.slice(i, 1)).X[0], whole[i]) for i in range(50))
+    assert all(np.array_equal(schema.encode(table.slice(i, 1)).X[0], whole[i]) for i in range(12))
 
 
 names = st.text(min_size=1, max_size=6)
@@ -272,7 +295,7 @@ def test_a_schema_reads_from_toml_and_its_digest_is_fixed():
         [Numeric("age", -0.0, 120.0, "middle"), Categorical("sex", ["f", "m"])], "ill", classes=[0, 1]
     )
     # A changed digest orphans every contribution made under the old one: change it on purpose or not at all.
-    assert schema.digest == "PINNED"
+    assert schema.digest == "fc02122b300f088e7108a60661513ca3851ab586608c1576d0513620db54a3f5"
 
 
 def test_every_fact_is_in_the_digest():
@@ -335,8 +358,7 @@ def test_every_reader_gives_the_same_encoding(tmp_path):
 
 def test_reading_with_a_schema_takes_only_its_columns(tmp_path):
     for source in sources(tmp_path):
-        if not isinstance(source, pa.RecordBatchReader):
-            assert set(read_table(source, SCHEMA).column_names) - {"__index_level_0__"} == set(SCHEMA.table_columns)
+        assert sorted(read_table(source, SCHEMA).column_names) == sorted(SCHEMA.table_columns)
     assert read_table(RECORDS).column_names == list(RECORDS)
     assert read_table(tmp_path / "pandas.csv").num_rows == 5
 
@@ -363,7 +385,10 @@ BAD_SETTINGS = {
     "infinite bound": (lambda: Numeric("age", -math.inf, 0), "low"),
     "equal bounds": (lambda: Numeric("age", 1, 1), "high"),
     "bounds the wrong way round": (lambda: Numeric("age", 2, 1), "high"),
-    "bounds that the transform merges": (lambda: Numeric("age", 1e300, 1.0000000001e300, transform="log1p"), "high"),
+    "bounds that the transform merges": (
+        lambda: Numeric("age", 1e300, 1.00000000000001e300, transform="log1p"),
+        "high",
+    ),
     "missing outside the bounds": (lambda: Numeric("age", 0, 1, missing=2), "missing"),
     "missing misspelt": (lambda: Numeric("age", 0, 1, missing="mean"), "missing"),
     "unknown transform": (lambda: Numeric("age", 0, 1, transform="log"), "transform"),
@@ -399,7 +424,6 @@ BAD_SETTINGS = {
     ),
     "unknown kind": (lambda: Schema.from_dict({"columns": [{"kind": "date", "name": "a"}], "label": "y"}), "kind"),
     "column without bounds": (lambda: Schema.from_dict({"columns": [{"kind": "numeric", "name": "a"}]}), "low"),
-    "negative radius": (lambda: clip_rows([[1.0]], -1), "radius"),
     "limit of zero": (lambda: cap_records([1], 0, [0.5]), "limit"),
     "too few draws": (lambda: cap_records([1, 2], 1, [0.5]), "priority"),
     "draws not numbers": (lambda: cap_records([1], 1, [math.nan]), "priority"),
@@ -442,9 +466,12 @@ def refusal(call):
     with pytest.raises(SchemaMismatch) as caught:
         call()
     error = caught.value
-    assert error.__cause__ is None and error.__context__ is None
-    assert MARK not in str(error) and "7351" not in repr(error.args)
-    assert "does not fit the schema" in str(error) and "Nothing was" in str(error)
+    assert error.__cause__ is None
+    assert error.__context__ is None
+    assert MARK not in str(error)
+    assert "7351" not in repr(error.args)
+    assert "does not fit the schema" in str(error)
+    assert "Nothing was" in str(error)
     return str(error)
 
 
@@ -462,6 +489,7 @@ BAD_TABLES = {
     "booleans for numbers": ({"age": [True, False]}, ["'age'", "bool"]),
     "dates for numbers": ({"age": np.array(["2020-07-31"] * 2, "M8[D]")}, ["'age'", "date32"]),
     "lists for categories": ({"sex": [[MARK], [MARK]]}, ["'sex'", "list"]),
+    "mappings for categories": ({"sex": [{MARK: 1}, {MARK: 2}]}, ["'sex'", "struct"]),
     "bytes for categories": ({"sex": [MARK.encode()] * 2}, ["'sex'", "binary"]),
     "two dimensions": ({"age": np.full((2, 2), 7351.0)}, ["'age'"]),
     "unequal lengths": ({"age": [7351.0]}, ["length"]),
@@ -535,8 +563,16 @@ def test_a_damaged_parquet_file_is_refused_without_a_value(tmp_path):
     refusal(lambda: list(rows.chunks()))
 
 
+def garbled(*texts):
+    """Return text that is not UTF-8, as a foreign Parquet writer may leave it."""
+    return pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
+
+
 def test_other_refusals_show_no_value():
-    refusal(lambda: clip_rows([[7351.0, math.inf]], 1))
+    nonsense = garbled(MARK.encode() + b"\xff", b"\xfe")
+    assert "'pid'" in refusal(lambda: STRICT.encode(GOOD | {"pid": nonsense}))
+    assert "'sex'" in refusal(lambda: STRICT.encode(GOOD | {"sex": nonsense}))
+    refusal(lambda: cap_records(nonsense, 1, [0.1, 0.2]))
     refusal(lambda: cap_records([MARK, None], 1, [0.1, 0.2]))
     refusal(lambda: cap_records([MARK, 7351], 1, [0.1, 0.2]))
     refusal(lambda: split_sites(2, [MARK, math.nan]))
@@ -551,39 +587,48 @@ def test_lenient_policies_never_refuse_a_value():
         unknown_label=0,
     )
     strange = [None, "", "f", "50", "1e999", "nan", "-inf", "true", "\x00", "💥", "1.0", MARK]
-    X = lenient.encode({"age": strange, "sex": strange, "ill": strange}).X
-    assert np.isfinite(X).all() and (np.linalg.norm(X, axis=1) <= 1).all()
+    for column in (strange, garbled(b"\xff\xfe", b"\x80")):
+        X = lenient.encode({"age": column, "sex": column, "ill": column}).X
+        assert np.isfinite(X).all()
+        assert (np.linalg.norm(X, axis=1) <= 1).all()
 
 
 # -------------------------------------------------------------------------------------------------- larger than memory
 
 
-def wide_parquet(path, n_records):
+def peaks(path, n_records):
+    """Return what the table takes, and the most that Arrow and NumPy took to go through it in chunks."""
     rng = np.random.default_rng(0)
     table = pa.table({f"v{i}": rng.normal(size=n_records) for i in range(10)} | {"y": rng.integers(0, 2, n_records)})
-    pq.write_table(table, path, row_group_size=n_records, compression="none")
-    return table.nbytes
-
-
-def test_chunks_hold_a_small_part_of_the_table_in_memory(tmp_path):
-    path = tmp_path / "large.parquet"
-    size_bytes = wide_parquet(path, 500_000)
+    pq.write_table(table, path, row_group_size=n_records, use_dictionary=False)  # one row group: the hardest case
+    whole = table.nbytes
+    del table
     schema = Schema([Numeric(f"v{i}", -4, 4) for i in range(10)], "y", classes=(0, 1))
     rows = ParquetRows(path, schema, chunk_records=8192)
+    assert (rows.n_records, rows.n_features) == (n_records, 10)
     pool = pa.default_memory_pool()
-    before, arrow_peak, seen = pool.bytes_allocated(), 0, 0
+    before, arrow, seen = pool.bytes_allocated(), 0, 0
     tracemalloc.start()
     try:
         for X, y in rows.chunks():
-            arrow_peak = max(arrow_peak, pool.bytes_allocated() - before)
+            arrow = max(arrow, pool.bytes_allocated() - before)
             seen += len(y)
-            assert X.shape == (len(y), 10) and len(y) <= 8192
-        numpy_peak = tracemalloc.get_traced_memory()[1]
+            assert X.shape == (len(y), 10)
+            assert len(y) <= 8192
+        numpy = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert seen == rows.n_records == 500_000 and rows.n_features == 10
-    assert arrow_peak < size_bytes / 3
-    assert numpy_peak < size_bytes / 5
+    assert seen == n_records
+    return whole, arrow, numpy
+
+
+def test_chunks_take_little_memory_and_no_more_for_more_records(tmp_path):
+    whole, arrow, numpy = peaks(tmp_path / "large.parquet", 500_000)
+    assert arrow < whole / 8
+    assert numpy < whole / 8
+    _, arrow_half, numpy_half = peaks(tmp_path / "half.parquet", 250_000)
+    assert arrow < 1.2 * arrow_half
+    assert numpy < 1.2 * numpy_half
 
 
 def test_chunks_repeat_and_equal_the_whole(tmp_path):
@@ -594,7 +639,8 @@ def test_chunks_repeat_and_equal_the_whole(tmp_path):
             for _ in range(2):
                 X, y = (np.concatenate(part) for part in zip(*rows.chunks(), strict=True))
                 kept = [0, 2, 3, 4]
-                assert np.array_equal(X, whole.X[kept]) and np.array_equal(y, whole.y[kept])
+                assert np.array_equal(X, whole.X[kept])
+                assert np.array_equal(y, whole.y[kept])
             assert rows.n_records == 4
             assert rows.persons().tolist() == whole.persons.tolist()
 
@@ -670,8 +716,8 @@ def test_a_number_of_sites_cuts_records_evenly_by_priority(n_records, sites, ran
     assert len(parts) == sites
     assert sorted(np.concatenate(parts).tolist()) == list(range(n_records))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    for earlier, later in zip(parts, parts[1:], strict=False):
-        assert not len(later) or priority[earlier].max() < priority[later].min()
+    for earlier, later in itertools.pairwise(parts):
+        assert not len(later) or priority[earlier].max() <= priority[later].min()
 
 
 @given(ids.filter(bool), st.integers(1, 4), st.randoms(use_true_random=False))
@@ -716,7 +762,8 @@ def test_adult_encodes_from_its_code_book():
         classes=("<=50K", ">50K"),
     )
     X, y, _ = schema.encode(path)
-    assert X.shape == (48842, 3 + 9 + 2) and np.bincount(y).tolist() == [37155, 11687]
+    assert X.shape == (48842, 3 + 9 + 2)
+    assert np.bincount(y).tolist() == [37155, 11687]
     rows = ParquetRows(path, schema, 10_000)
     chunked = np.concatenate([part for part, _ in rows.chunks()])
     assert np.array_equal(chunked, X)
@@ -736,7 +783,8 @@ def test_heart_disease_encodes_with_its_missing_values_and_splits_by_hospital():
         unknown_label="disease",
     )
     X, y, _ = schema.encode(path)
-    assert X.shape == (920, 1 + 2 + 4 + 4) and np.bincount(y).tolist() == [411, 509]
+    assert X.shape == (920, 1 + 2 + 4 + 4)
+    assert np.bincount(y).tolist() == [411, 509]
     sizes = [len(part) for part in split_sites(read_table(path), "site")]
     assert sizes == [303, 294, 123, 200]
 
@@ -756,7 +804,8 @@ def test_eicu_encodes_by_person_with_its_code_for_not_measured():
         max_records_per_person=1,
     )
     X, y, persons = schema.encode(path)
-    assert X.shape == (2520, 5) and np.bincount(y).tolist() == [2308, 212]
+    assert X.shape == (2520, 5)
+    assert np.bincount(y).tolist() == [2308, 212]
     keep = cap_records(persons, 1, np.random.default_rng(0).random(2520))
     assert keep.sum() == len(set(persons[keep])) == 1841
     rows = ParquetRows(path, schema, keep=keep)

@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
-import pyarrow.dataset as pds
+import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.privacy.mechanisms import clip_rows
 
 __all__ = ["Categorical", "Encoded", "Numeric", "ParquetRows", "Schema"]
-__all__ += ["cap_records", "clip_rows", "read_table", "split_sites"]
+__all__ += ["cap_records", "read_table", "split_sites"]
 
 Value = str | int | float | bool
 T = TypeVar("T")
@@ -94,12 +95,12 @@ class Numeric:
     def _expects(self) -> str:
         return f"a number in [{self.low:g}, {self.high:g}]"
 
-    def _fill(self, column: pa.Array, out: NDArray[np.float64]) -> str | None:
-        """Write the features of `column` into `out`; return what stands against it, if anything does."""
+    def _fill(self, column: pa.Array, out: NDArray[np.float64]) -> list[str]:
+        """Write the features of `column` into `out`; return what stands against it."""
         values = _numbers(column, self.missing_values)
         missing = np.isnan(values)
         if self.missing == "error" and missing.any():
-            return f"column {self.name!r} ({self._expects}) has a missing or unreadable value and missing='error'"
+            return [f"column {self.name!r} ({self._expects}) has a missing or unreadable value and missing='error'"]
         if isinstance(self.missing, float):
             values[missing] = self.missing
         middle, half = self._scale(self.low, self.high)
@@ -107,7 +108,7 @@ class Numeric:
         out[:, 0] = np.nan_to_num(np.clip(scaled, -1.0, 1.0), nan=0.0)
         if self.missing == "indicator":
             out[:, 1] = missing
-        return None
+        return []
 
 
 @dataclass(frozen=True)
@@ -154,20 +155,20 @@ class Categorical:
         names = tuple(f"{self.name}={category}" for category in self.categories)
         return (*names, f"{self.name} is missing") if self.missing == "indicator" else names
 
-    def _fill(self, column: pa.Array, out: NDArray[np.float64]) -> str | None:
-        """Write the features of `column` into `out`; return what stands against it, if anything does."""
+    def _fill(self, column: pa.Array, out: NDArray[np.float64]) -> list[str]:
+        """Write the features of `column` into `out`; return what stands against it."""
         texts = _texts(column, self.missing_values)
         missing = np.asarray(texts.is_null())
         codes = _codes(texts, self.categories)
         if self.missing == "error" and missing.any():
-            return f"column {self.name!r} ({self._expects}) has a missing value and missing='error'"
+            return [f"column {self.name!r} ({self._expects}) has a missing value and missing='error'"]
         if self.unseen == "error" and (codes[~missing] < 0).any():
-            return f"column {self.name!r} ({self._expects}) has a value that is not declared and unseen='error'"
+            return [f"column {self.name!r} ({self._expects}) has a value that is not declared and unseen='error'"]
         if self.missing == "indicator":
             codes[missing] = len(self.categories)
         (known,) = np.nonzero(codes >= 0)
         out[known, codes[known]] = 1.0
-        return None
+        return []
 
 
 class Encoded(NamedTuple):
@@ -316,34 +317,42 @@ class Schema:
         X = np.zeros((table.num_rows, self.n_features))
         labels: list[NDArray[Any]] = [np.empty(0, np.float64 if self.classes is None else np.int64)]
         persons: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
-        problems: list[str | None] = []
+        problems: list[str] = []
         stop = 0
         for batch in table.select(needed).to_batches(max_chunksize=CHUNK_RECORDS):
             start, stop = stop, stop + batch.num_rows
-            problems += self._fill(batch, X[start:stop])
+            problems += self._features(batch, X[start:stop])
             if self.label in needed:
-                y, problem = self._labels(batch.column(self.label))
+                y, wrong = self._labels(batch.column(self.label))
                 labels.append(y)
-                problems.append(problem)
+                problems += wrong
             if self.person in needed:
-                ids = _texts(batch.column(self.person))
-                persons.append(np.asarray(ids.to_pylist(), np.str_))
-                problems.append(f"column {self.person!r} has a missing person id" if ids.null_count else None)
-        if found := list(dict.fromkeys(problem for problem in problems if problem)):
+                ids, wrong = self._persons(batch.column(self.person))
+                persons.append(ids)
+                problems += wrong
+        if problems:
             fix = "declare what such values become: missing=, unseen=, missing_values=, unknown_label="
-            raise _mismatch(found, f"Mend the table by a rule that looks at one record at a time, or {fix}.")
+            fix = f"Mend the table by a rule that looks at one record at a time, or {fix}."
+            raise _mismatch(list(dict.fromkeys(problems)), fix)
         return Encoded(X, np.concatenate(labels), np.concatenate(persons) if self.person in needed else None)
 
-    def _fill(self, batch: pa.RecordBatch, out: NDArray[np.float64]) -> list[str | None]:
-        problems, at = [], 0
+    def _features(self, batch: pa.RecordBatch, out: NDArray[np.float64]) -> list[str]:
+        problems: list[str] = []
+        stop = 0
         for column in self.columns:
-            width = len(column.feature_names)
-            problems.append(column._fill(batch.column(column.name), out[:, at : at + width]))
-            at += width
+            start, stop = stop, stop + len(column.feature_names)
+            found = _quietly(partial(column._fill, batch.column(column.name), out[:, start:stop]))
+            problems += [f"column {column.name!r} cannot be read as {column._expects}"] if found is None else found
         if self.scale == "columns":
             out /= math.sqrt(len(self.columns))
-        _clip(out, self.norm)
+        out[:] = clip_rows(out, self.norm)
         return problems
+
+    def _persons(self, column: pa.Array) -> tuple[NDArray[np.str_], list[str]]:
+        texts = _texts(column)
+        ids = None if texts.null_count else _quietly(texts.to_pylist)
+        problems = [f"column {self.person!r} has a missing or unreadable person id"] if ids is None else []
+        return np.asarray(ids or [], np.str_), problems
 
     def _check(self, found: pa.Schema, needed: Sequence[str]) -> None:
         """Refuse a table that lacks columns or has them of the wrong kind, by names and types alone."""
@@ -355,11 +364,12 @@ class Schema:
             if count != 1:
                 problems.append(f"column {name!r} is {'there more than once' if count else 'absent'}")
             elif not _readable(kind := found.field(name).type, as_number=expected.startswith("a number")):
-                problems.append(f"column {name!r} holds {kind} where {expected} is expected")
+                outer = str(kind).partition("<")[0]  # what follows may be field names made from records
+                problems.append(f"column {name!r} holds {outer} where {expected} is expected")
         if problems:
             raise _mismatch(problems, "Mend the table, or the schema for all sites.")
 
-    def _labels(self, column: pa.Array) -> tuple[NDArray[Any], str | None]:
+    def _labels(self, column: pa.Array) -> tuple[NDArray[Any], list[str]]:
         y: NDArray[Any]
         rule: Any = self.unknown_label
         if self.classes is not None:
@@ -370,35 +380,12 @@ class Schema:
             y = np.clip(_numbers(column), -_number(self.label_bound), self.label_bound)
             unknown = np.isnan(y)
         if rule is None and unknown.any():
-            return y, f"column {self.label!r} has a label that is missing or not declared"
+            return y, [f"column {self.label!r} has a label that is missing or not declared"]
         y[unknown] = 0 if rule is None else rule
-        return y, None
+        return y, []
 
 
 _KINDS: dict[str, type[Numeric] | type[Categorical]] = {"numeric": Numeric, "categorical": Categorical}
-
-
-def clip_rows(X: ArrayLike, radius: float) -> NDArray[np.float64]:
-    """Return `X` with every row scaled down into the ball of `radius`; idempotent, and no row gets longer."""
-    rows = np.array(X, np.float64, order="C", ndmin=2)
-    _require(0 < _number(radius) < math.inf, "radius", radius, "positive and finite")
-    if not np.isfinite(rows).all():
-        raise _mismatch(["a feature is not finite"], "Encode with a Schema, which yields only finite ones.", "clipped")
-    _clip(rows, radius)
-    return rows
-
-
-def _clip(rows: NDArray[np.float64], radius: float) -> None:
-    # A computed norm of d squares is off by less than `guard`, however it is summed. Rows are left alone below
-    # radius·(1 - guard) and otherwise brought to radius·(1 - 2 guard), below that line: so the exact norm is at most
-    # the radius, and clipping again changes nothing. Dividing by the peak avoids overflow.
-    guard = (rows.shape[1] + 4) * np.finfo(np.float64).eps
-    peak = np.abs(rows).max(axis=1, initial=0.0)
-    unit = rows / np.where(peak > 0, peak, 1.0)[:, None]
-    length = np.sqrt(np.square(unit).sum(axis=1))
-    with np.errstate(over="ignore"):
-        beyond = peak * length > radius * (1 - guard)
-    rows[beyond] = unit[beyond] * (radius * (1 - 2 * guard) / length[beyond])[:, None]
 
 
 def read_table(source: Any, schema: Schema | None = None) -> pa.Table:
@@ -411,71 +398,72 @@ def read_table(source: Any, schema: Schema | None = None) -> pa.Table:
         record batch, anything else with the Arrow C stream interface; a dict of arrays.
         CSV has a header, commas and UTF-8; its columns arrive as text and are read by the schema.
     """
-    wanted = None if schema is None else schema.table_columns
     if isinstance(source, str | os.PathLike):
-        return _read_file(Path(source), wanted)
+        return _read_file(Path(source), schema)
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
-    if isinstance(source, pa.Table):
-        return source.select([i for i, name in enumerate(source.column_names) if wanted is None or name in wanted])
     if isinstance(source, Mapping):
-        names = [name for name in source if wanted is None or name in wanted]
+        table, names = None, _chosen(source, schema)
     elif hasattr(source, "__arrow_c_stream__"):
-        names = [name for name in getattr(source, "columns", ()) if wanted is None or str(name) in wanted]
-        whole = _quietly(lambda: pa.table(source[names] if names else source))
-        if whole is not None:
-            return whole
+        frame = hasattr(source, "columns") and not isinstance(source, pa.Table)
+        names = _chosen(source.columns, schema) if frame else []
+        table = _quietly(lambda: pa.table(source[names] if frame else source))
     else:
         raise SettingsError(
             f"Cannot read records from {type(source).__name__}: it is none of path, frame, Arrow table or dict of "
             "arrays. No record was read. Pass one of these."
         )
-    arrays = {str(name): _quietly(partial(_array, source[name])) for name in names}
-    if mixed := [f"column {name!r} holds values of mixed or unknown kind" for name in arrays if arrays[name] is None]:
-        raise _mismatch(mixed, "Give each column one kind of value: numbers, or text.", "read")
-    table = _quietly(partial(pa.table, arrays))
+    if table is None:  # a dict, or a frame with a column that Arrow cannot take: find out which
+        arrays = {str(name): _quietly(partial(_array, source[name])) for name in names}
+        if mixed := [
+            f"column {name!r} holds values of mixed or unknown kind" for name in arrays if arrays[name] is None
+        ]:
+            raise _mismatch(mixed, "Give each column one kind of value: numbers, or text.", "read")
+        table = _quietly(partial(pa.table, arrays))
     if table is None:
         raise _mismatch(["its columns differ in length"], "Give every record a value in each column.", "read")
-    return table
+    return table.select([i for i, name in enumerate(table.column_names) if _chosen([name], schema)])
 
 
-def _read_file(path: Path, wanted: Sequence[str] | None) -> pa.Table:
+def _chosen(names: Iterable[Any], schema: Schema | None) -> list[Any]:
+    return [name for name in names if schema is None or str(name) in schema.table_columns]
+
+
+def _read_file(path: Path, schema: Schema | None) -> pa.Table:
     if path.is_file() and ".csv" in path.suffixes:
-        table = _quietly(partial(_read_csv, path, wanted))
+        table = _quietly(partial(_read_csv, path, schema))
     else:
-        dataset = _parquet(path)
-        names = [name for name in dataset.schema.names if wanted is None or name in wanted]
-        table = _quietly(partial(dataset.to_table, columns=names))
+        files = _parquet(path)
+        parts = (file.read(columns=_chosen(file.schema_arrow.names, schema)) for file in files)
+        table = _quietly(lambda: pa.concat_tables(parts, promote_options="permissive"))
     if table is None:
         fix = "Mend it: the same columns in every record, UTF-8 text, a header line in CSV."
         raise _mismatch([f"file {path.name!r} is damaged or of another kind"], fix, "read")
     return table
 
 
-def _read_csv(path: Path, wanted: Sequence[str] | None) -> pa.Table:
+def _read_csv(path: Path, schema: Schema | None) -> pa.Table:
     with pa.input_stream(str(path)) as stream:
         header = next(csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
-    names = [name for name in dict.fromkeys(header) if wanted is None or name in wanted]
-    if any(header.count(name) > 1 for name in names):
+    names = _chosen(header, schema)
+    if len(set(names)) < len(names):
         raise LookupError  # becomes the file's SchemaMismatch
-    return pcsv.read_csv(
-        path,
-        parse_options=pcsv.ParseOptions(newlines_in_values=True),
-        convert_options=pcsv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string())),
-    )
+    options = pcsv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
+    return pcsv.read_csv(path, parse_options=pcsv.ParseOptions(newlines_in_values=True), convert_options=options)
 
 
-def _parquet(path: Path) -> pds.Dataset:
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * path.is_file()
-    if not files or not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
+def _parquet(path: Path) -> list[pq.ParquetFile]:
+    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * path.is_file()
+    if not paths or not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
         raise SettingsError(
             f"Cannot read records from {str(path)!r}: it is no CSV file, Parquet file or folder with Parquet files. "
             "No record was read. Check the path; names end in .csv, .csv.gz, .parquet or .pq."
         )
-    dataset = _quietly(lambda: pds.dataset([str(file) for file in files], format="parquet"))
-    if dataset is None:
+    # Small buffers: with Arrow's defaults, or its dataset scanner, a file written as one row group is all in memory.
+    files = _quietly(lambda: [pq.ParquetFile(file, pre_buffer=False, buffer_size=65536) for file in paths])
+    if files is None:
         raise _mismatch([f"{path.name!r} is damaged or no Parquet"], "Write it again as Parquet.", "read")
-    return dataset
+    return files
 
 
 class ParquetRows:
@@ -496,15 +484,15 @@ class ParquetRows:
         self, path: str | os.PathLike[str], schema: Schema, chunk_records: int = CHUNK_RECORDS, keep: Any = None
     ) -> None:
         _require(isinstance(chunk_records, int) and chunk_records > 0, "chunk_records", chunk_records, "positive")
-        self.schema, self.chunk_records = schema, chunk_records
-        self._dataset = _parquet(Path(path))
-        schema._check(self._dataset.schema, schema.table_columns)
-        total = self._dataset.count_rows()
-        self._keep = None if keep is None else np.asarray(keep, np.bool_)
-        if self._keep is not None:
-            _require(self._keep.shape == (total,), "keep", "an array", "one boolean for each record of the file")
-        self.n_features = schema.n_features
-        self.n_records: int = total if self._keep is None else int(self._keep.sum())
+        self.path, self.schema, self.chunk_records = Path(path), schema, chunk_records
+        self.n_features, self.n_records = schema.n_features, 0
+        for file in _parquet(self.path):
+            schema._check(file.schema_arrow, schema.table_columns)
+            self.n_records += file.metadata.num_rows
+        self.keep = None if keep is None else np.asarray(keep, np.bool_)
+        if self.keep is not None:
+            _require(self.keep.shape == (self.n_records,), "keep", "this array", "one boolean for each record")
+            self.n_records = int(self.keep.sum())
 
     def persons(self) -> NDArray[np.str_]:
         """Return the person id of every record of the file, kept or not, for `cap_records`."""
@@ -514,44 +502,37 @@ class ParquetRows:
                 "Person ids were asked for, but the schema declares no person column. No record was read. "
                 "Declare person='<id column>' and max_records_per_person."
             )
-        ids = [_texts(batch.column(name)) for batch in self._batches([name])]
-        if any(part.null_count for part in ids):
-            raise _mismatch([f"column {name!r} has a missing person id"], "Give every record an id.", "read")
-        return np.concatenate([np.empty(0, np.str_), *(np.asarray(part.to_pylist(), np.str_) for part in ids)])
+        parts = [np.empty(0, np.str_)]
+        for batch in self._batches([name]):
+            ids, problems = self.schema._persons(batch.column(name))
+            if problems:
+                raise _mismatch(problems, "Give every record an id.", "read")
+            parts.append(ids)
+        return np.concatenate(parts)
 
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[Any]]]:
         """Yield (X, y) in file order; the same chunks each time."""
-        if self.schema.person is not None and self._keep is None:
+        if self.schema.person is not None and self.keep is None:
             raise SettingsError(
                 f"Chunks were asked for under max_records_per_person={self.schema.max_records_per_person}, but no "
                 "record has been capped. No record was read. Pass keep=cap_records(rows.persons(), ...)."
             )
         stop = 0
-        for batch in self._batches(list(self.schema.table_columns)):
+        for batch in self._batches(self.schema.table_columns):
             start, stop = stop, stop + batch.num_rows
             X, y, _ = self.schema.encode(batch)
-            if self._keep is not None:
-                X, y = X[self._keep[start:stop]], y[self._keep[start:stop]]
+            if self.keep is not None:
+                X, y = X[self.keep[start:stop]], y[self.keep[start:stop]]
             if len(y):
                 yield X, y
 
-    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        # Without these, Arrow reads whole row groups ahead and a file written as one group is all in memory.
-        buffered = pds.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
-        scanner = self._dataset.scanner(
-            columns=names,
-            batch_size=self.chunk_records,
-            batch_readahead=1,
-            fragment_readahead=1,
-            fragment_scan_options=buffered,
-            use_threads=False,
-        )
-        batches = scanner.to_batches()
-        while batch := _quietly(lambda: next(batches, "end")):
-            if batch == "end":
-                return
-            yield batch
-        raise _mismatch(["a Parquet file is damaged"], "Write it again as Parquet.")
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for file in _parquet(self.path):
+            batches = file.iter_batches(self.chunk_records, columns=list(names), use_threads=False)
+            while (batch := _quietly(lambda batches=batches: next(batches, False))) is not False:  # type: ignore[misc]
+                if batch is None:
+                    raise _mismatch(["a Parquet file is damaged"], "Write it again as Parquet.")
+                yield batch
 
 
 def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[np.bool_]:
@@ -589,11 +570,13 @@ def split_sites(
         Person of each record, array or column name. All records of a person go to the same site; a site column that
         says otherwise is an error.
     """
-    n_records = records if isinstance(records, int) else records.num_rows
+    n_records = getattr(records, "num_rows", records)
     sites, persons = (records[given] if isinstance(given, str) else given for given in (sites, persons))
     person = np.arange(n_records) if persons is None else _ids(persons)
-    if isinstance(sites, int):
-        _require(sites > 0 and not isinstance(sites, bool), "sites", sites, "a positive number, or one id per record")
+    if isinstance(sites, int | np.integer):
+        _require(
+            int(sites) > 0 and not isinstance(sites, bool), "sites", sites, "a positive number, or one id per record"
+        )
         # The draw of a person's first record, not the lowest of all: that would favour persons with many records.
         _, first, member = np.unique(person, return_index=True, return_inverse=True)
         order = np.argsort(_priorities(priority, n_records)[first], kind="stable")
@@ -602,7 +585,7 @@ def split_sites(
             site_of[part] = site
         return [np.flatnonzero(site_of[member] == site) for site in range(sites)]
     ids = _ids(sites)
-    _require(ids.shape == person.shape == (n_records,), "sites and persons", "arrays", "one id for each record")
+    _require(ids.shape == person.shape == (n_records,), "sites and persons", "these arrays", "one id for each record")
     if persons is not None and np.unique(np.stack([person, ids]), axis=1).shape[1] > np.unique(person).size:
         fix = "Give each person one site, or split without persons."
         raise _mismatch(["a person has records at several sites"], fix, "split")
@@ -611,18 +594,24 @@ def split_sites(
 
 def _ids(values: Any) -> NDArray[np.intp]:
     """Return the rank of each id among the distinct ones."""
-    array: Any = _quietly(partial(_array, values))
-    texts = None if array is None else _texts(array)
-    if texts is None or texts.null_count:
+    ranks = _quietly(partial(_ranks, values))
+    if ranks is None:
         raise _mismatch(["a person or site id is missing or of mixed kind"], "Give every record an id.", "selected")
-    ids: NDArray[Any] = (array if pa.types.is_integer(array.type) else texts).to_numpy(zero_copy_only=False)
-    return np.unique(ids, return_inverse=True)[1]
+    return ranks
+
+
+def _ranks(values: Any) -> NDArray[np.intp] | None:
+    array = _array(values)
+    texts = _texts(array)
+    ids = (array if pa.types.is_integer(array.type) else texts).dictionary_encode()
+    order: NDArray[np.intp] = np.unique(ids.dictionary.to_numpy(zero_copy_only=False), return_inverse=True)[1]
+    return None if texts.null_count else order[ids.indices.to_numpy()]
 
 
 def _priorities(priority: ArrayLike | None, n_records: int) -> NDArray[np.float64]:
     draws = np.asarray(() if priority is None else priority, np.float64)
     usable = draws.shape == (n_records,) and not np.isnan(draws).any()
-    _require(usable, "priority", "an array" if priority is not None else None, "one uniform draw for each record")
+    _require(usable, "priority", None if priority is None else "this array", "one uniform draw for each record")
     return draws
 
 
@@ -650,7 +639,7 @@ def _texts(column: pa.Array, absent: Sequence[Value] = ()) -> pa.Array:
         integers = pc.cast(pc.if_else(whole, column, None), pa.int64(), safe=False)
         texts = pc.coalesce(pc.cast(integers, pa.large_string()), pc.cast(column, pa.large_string()))
     else:
-        texts = pc.utf8_trim_whitespace(pc.cast(column, pa.large_string()))
+        texts = pc.ascii_trim_whitespace(pc.cast(column, pa.large_string()))
         texts = pc.replace_substring_regex(texts, r"^([+-]?[0-9]+)\.0+$", r"\1")
         for word in ("True", "False"):
             texts = pc.if_else(pc.equal(texts, word), word.lower(), texts)
@@ -663,10 +652,10 @@ def _numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[np.float
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
-        column = _texts(column, absent)
-        quick = _quietly(lambda: pc.cast(column, pa.float64()))
+        column = pc.ascii_trim_whitespace(pc.cast(column, pa.large_string()))
+        # Arrow's cast fails as a whole on one bad text: what is no number goes first, judged record by record.
         readable = pc.match_substring_regex(column, r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?inf$")
-        column = pc.if_else(readable, column, None) if quick is None else quick
+        column = pc.if_else(readable, column, None)
     values = np.array(pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
     if absent:
         values[np.isin(values, _numbers(pa.array(absent, pa.large_string())))] = np.nan

@@ -127,12 +127,19 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             )
 
     def _check_privacy(self, mechanisms: Sequence[str]) -> None:
-        self._require("epsilon", _is_number(self.epsilon) and self.epsilon > 0, "a number > 0, or math.inf")
-        self._require("delta", _is_number(self.delta) and 0 <= self.delta < 1, "a number in [0, 1)")
+        infinite = isinstance(self.epsilon, float) and self.epsilon == math.inf
+        self._require("epsilon", infinite or is_positive(self.epsilon), "a number > 0, or math.inf")
+        no_delta = not isinstance(self.delta, bool) and self.delta == 0
+        self._require("delta", no_delta or (is_positive(self.delta) and self.delta < 1), "a number in [0, 1)")
         self._require("neighbours", self.neighbours in ("replace-one", "add-remove"), "'replace-one' or 'add-remove'")
         self._require("mechanism", getattr(self, "mechanism", mechanisms[0]) in mechanisms, f"one of {mechanisms}")
         self._require("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+def is_positive(value: object) -> bool:
+    """Tell whether `value` is a finite number above zero, and not a truth value."""
+    return (
+        isinstance(value, int | float | np.integer | np.floating)
+        and type(value) is not bool
+        and bool(0 < value < math.inf)
+    )

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import linalg, sparse, special, stats
+from scipy import linalg, sparse, special
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -37,7 +37,7 @@ from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows, close, draw_error, gaussian, l2_laplace
 
-from .base import PrivateLearner
+from .base import PrivateLearner, is_positive
 from .erm import ChunkedRecords, Huber, HuberHinge, Logistic, Loss, Softmax, gradient_error, solve
 
 Array = NDArray[Any]
@@ -174,7 +174,7 @@ def _check_settings(learner: Any) -> None:
     need = learner._require
     for name in ("regularization", "data_norm"):
         value = getattr(learner, name)
-        need(name, isinstance(value, int | float | np.number) and 0 < value < math.inf, "a finite number > 0")
+        need(name, is_positive(value), "a finite number > 0")
     need("unit", learner.unit in ("record", "person"), "'record' or 'person'")
     cap = learner.records_per_person
     if learner.unit == "person":
@@ -332,8 +332,8 @@ class _Facts:
         """Return the strong convexity at which the log-determinant moves by at most `jacobian`."""
         share, loss = jacobian / self.per_unit, self.task.loss
         if isinstance(loss, Softmax):
-            return 1 / (loss.n_classes * math.expm1(share / (loss.n_classes - 1)))
-        return loss.curvature / math.expm1(share)
+            return 1 / (loss.n_classes * _expm1(share / (loss.n_classes - 1)))
+        return loss.curvature / _expm1(share)
 
     def _kind(self, ridge: float) -> Any:
         """Return the event as a function of its noise scale."""
@@ -362,7 +362,7 @@ class _Facts:
         curvature, ridge = self.task.loss.curvature, self.ridge
         left = self.epsilon - 2 * math.log1p(curvature / ridge)
         if left <= 0:
-            ridge, left = curvature / math.expm1(self.epsilon / 4), self.epsilon / 2
+            ridge, left = curvature / _expm1(self.epsilon / 4), self.epsilon / 2
         return ridge, self._kind(ridge)(2 / left)
 
     def _kifer(self) -> tuple[float, Any]:
@@ -381,6 +381,10 @@ class _Facts:
         paper = reach * math.sqrt(8 * math.log(2 / self.delta) + 4 * self.epsilon) / self.epsilon
         # Never less noise than our own profile asks for (it asks for less unless there are many classes).
         return ridge, kind(max(paper, calibrate_scale(kind, epsilon=self.epsilon)))
+
+
+def _expm1(x: float) -> float:
+    return math.expm1(min(x, 700.0))  # an epsilon in the thousands is no reason to overflow
 
 
 def logistic_gap(longest: float) -> float:
@@ -411,8 +415,8 @@ def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array,
 
 def _radius(noise: Any, dimension: int) -> float:
     if isinstance(noise, Gaussian | ObjectiveGaussian):
-        return float(noise.sigma * stats.chi.isf(RADIUS_PROBABILITY, dimension))
-    return float(noise.scale * stats.gamma.isf(RADIUS_PROBABILITY, dimension))
+        return float(noise.sigma * math.sqrt(2 * special.gammainccinv(dimension / 2, RADIUS_PROBABILITY)))
+    return float(noise.scale * special.gammainccinv(dimension, RADIUS_PROBABILITY))
 
 
 # -------------------------------------------------------------------------------------------------------------- train
@@ -433,10 +437,10 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
             # Orthonormal coordinates of the classes' sum-zero subspace, where all gradients and the minimum lie.
             drawn = linalg.helmert(task.loss.n_outputs).T @ drawn.reshape(-1, task.dimension)
     in_objective = drawn if isinstance(plan.noise, Objective) else None
-    records = task.records if task.records is not None else task.X
+    chunked = task.records is not None
     found = solve(
-        records,
-        task.y,
+        task.records if chunked else task.X,
+        None if chunked else task.y,
         task.loss,
         regularization=plan.regularization,
         linear=in_objective,
@@ -586,7 +590,7 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
         `X` may be dense, sparse, a data frame, or a table in chunks that brings its own labels.
         """
         task, assumptions, self.classes_ = _classification(self, X, y, persons)
-        return cast(Self, self._fit(task, assumptions, ledger, dataset, key))  # type: ignore[attr-defined]
+        return cast(Self, self._fit(task, assumptions, ledger, dataset, key))
 
     def decision_function(self, X: Any) -> Array:
         """Return the margin of the second class, or one score per class when there are more than two."""
@@ -602,7 +606,7 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
         return np.asarray(self.classes_[codes])
 
 
-class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]):  # type: ignore[misc]
+class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]):
     """Fit a regularised logistic regression, softmax for more than two classes, under differential privacy.
 
     Parameters
@@ -695,7 +699,7 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
         _set_coefficients(self, train_linear(task, plan, source))
 
 
-class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]):  # type: ignore[misc]
+class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]):
     """Fit a linear support-vector classifier with a Huber-smoothed hinge under differential privacy.
 
     Parameters are those of `PrivateLogisticRegression`, and ``huber``, the half-width of the parabola that replaces
@@ -820,7 +824,7 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
         _check_settings(self)
         for name in ("label_bound", "huber"):
             value = getattr(self, name)
-            self._require(name, isinstance(value, int | float | np.number) and 0 < value < math.inf, "finite and > 0")
+            self._require(name, is_positive(value), "a finite number > 0")
         if hasattr(X, "chunks"):
             _check_chunked(self)
             self.n_features_in_ = X.n_features
@@ -842,6 +846,12 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
         task = _capped(task, self, source)
         _set_coefficients(self, self.label_bound * train_linear(task, plan, source))
         self.coef_, self.intercept_ = self.coef_.ravel(), self.intercept_[0]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        # Rows beyond data_norm and labels beyond label_bound are clipped, so undeclared scales fit poorly.
+        tags.regressor_tags.poor_score = True
+        return tags
 
     def _state(self) -> dict[str, Array]:
         return {"coef": self.coef_, "intercept": np.atleast_1d(self.intercept_)}

@@ -15,14 +15,14 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from consilience.errors import BudgetExceeded, GuaranteeVoid, LedgerDamaged, SettingsError
 
@@ -30,20 +30,20 @@ from .accounting import EVENTS, Event, events_from_json, events_to_json, total_r
 from .guarantee import Budget, Neighbours, Unit, compose
 
 NANO = 10**9  # epsilon and rho are counted in whole billionths
-ATTO = 10**18  # delta in whole units of 1e-18
+FEMTO = 10**15  # delta in whole units of 1e-15: near 1 a float is hardly finer
 
-_APPLICATION = 0x434E534C  # "CNSL", written into the file's header
+_APPLICATION = 1129206604  # "CNSL", in the file's header
 _VERSION = 1
 _GENESIS = "0" * 64
 _LONGEST_TEXT = 200
 _LARGEST_PAYLOAD_BYTES = 2**29
 _LARGEST_LIMIT = 10_000  # beyond it nothing is hidden, and every amount below fits 64 bits
 
-_SCHEMA = f"""
+_SCHEMA = """
 PRAGMA journal_mode = WAL;
 BEGIN;
-PRAGMA application_id = {_APPLICATION};
-PRAGMA user_version = {_VERSION};
+PRAGMA application_id = 1129206604;
+PRAGMA user_version = 1;
 CREATE TABLE entries (
   number INTEGER PRIMARY KEY CHECK (number > 0),
   kind TEXT NOT NULL CHECK (kind IN ('allow', 'charge', 'seal')),
@@ -56,7 +56,7 @@ CREATE TABLE entries (
   purpose TEXT,
   study TEXT,
   nano_epsilon INTEGER CHECK (nano_epsilon > 0 AND (kind != 'charge' OR nano_epsilon IS NOT NULL)),
-  atto_delta INTEGER CHECK (atto_delta >= 0 AND (kind != 'charge' OR atto_delta IS NOT NULL)),
+  femto_delta INTEGER CHECK (femto_delta >= 0 AND (kind != 'charge' OR femto_delta IS NOT NULL)),
   nano_rho INTEGER CHECK (nano_rho > 0),
   events TEXT,
   payload_hash TEXT,
@@ -64,10 +64,13 @@ CREATE TABLE entries (
   hash TEXT NOT NULL UNIQUE
 ) STRICT;
 CREATE UNIQUE INDEX one_per_key ON entries (key, kind);
-CREATE INDEX by_dataset ON entries (dataset, kind);
+CREATE INDEX by_dataset ON entries (dataset, kind, nano_epsilon, femto_delta, nano_rho);
 CREATE TABLE payloads (key TEXT PRIMARY KEY, payload BLOB NOT NULL) STRICT;
 CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, hash TEXT NOT NULL) STRICT;
-INSERT INTO head VALUES (1, 0, '{_GENESIS}');
+INSERT INTO head VALUES (1, 0, hex(zeroblob(32)));
+CREATE VIEW charges AS
+  SELECT charge.*, seal.payload_hash AS seal_hash FROM entries AS charge
+  LEFT JOIN entries AS seal ON seal.key = charge.key AND seal.kind = 'seal' WHERE charge.kind = 'charge';
 CREATE TRIGGER entries_stay BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END;
 CREATE TRIGGER entries_hold BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
 CREATE TRIGGER payloads_stay BEFORE DELETE ON payloads BEGIN SELECT RAISE(ABORT, 'payloads are never deleted'); END;
@@ -75,15 +78,14 @@ CREATE TRIGGER payloads_hold BEFORE UPDATE ON payloads BEGIN SELECT RAISE(ABORT,
 CREATE TRIGGER head_stays BEFORE DELETE ON head BEGIN SELECT RAISE(ABORT, 'the head is never deleted'); END;
 COMMIT;
 """
+_SUMS = """
+SELECT coalesce(sum(nano_epsilon), 0), coalesce(sum(femto_delta), 0),
+  CASE WHEN count(*) = count(nano_rho) THEN coalesce(sum(nano_rho), 0) END
+FROM entries WHERE dataset = ? AND kind = 'charge'
+"""
 _INSERT = """
 INSERT INTO entries VALUES (:number, :kind, :time, :version, :dataset, :unit, :neighbours, :key, :purpose, :study,
-  :nano_epsilon, :atto_delta, :nano_rho, :events, :payload_hash, :previous, :hash)
-"""
-_CHARGES = """
-SELECT charge.*, seal.number IS NOT NULL AS sealed, seal.payload_hash AS seal_hash
-FROM entries AS charge LEFT JOIN entries AS seal ON seal.key = charge.key AND seal.kind = 'seal'
-WHERE charge.kind = 'charge' AND (:key IS NULL OR charge.key = :key) AND (:dataset IS NULL OR charge.dataset = :dataset)
-ORDER BY charge.number
+  :nano_epsilon, :femto_delta, :nano_rho, :events, :payload_hash, :previous, :hash)
 """
 
 # A process that forks while another of its threads is inside SQLite hands its child SQLite's books of the file
@@ -149,67 +151,59 @@ class Charge:
         }
 
 
+class Amounts(NamedTuple):
+    """One number for each additive quantity; None where there is none (no limit, or an event without a rho)."""
+
+    epsilon: float | None
+    delta: float | None
+    rho: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What the owner of a data set allowed, what was spent of it, and what is left.
-
-    A quantity that the limit does not name has None as its limit and as what is left; ``spent_rho`` is None once
-    something without a rho was charged.
-    """
+    """What the owner of a data set allowed, what was spent of it, and what is left."""
 
     dataset: str
     unit: Unit
     neighbours: Neighbours
-    limit_epsilon: float | None
-    limit_delta: float | None
-    limit_rho: float | None
-    spent_epsilon: float
-    spent_delta: float
-    spent_rho: float | None
-    left_epsilon: float | None
-    left_delta: float | None
-    left_rho: float | None
-    n_charges: int
+    limit: Amounts
+    spent: Amounts
+    left: Amounts
+
+
+_Units = tuple[int | None, int | None, int | None]  # the same quantities in whole units
 
 
 @dataclass
 class _Account:
-    """The limit of one data set and its sums, in whole units: (nano-epsilon, atto-delta, nano-rho)."""
+    """The limit of one data set and what was charged to it, in whole units."""
 
     unit: Unit
     neighbours: Neighbours
-    limits: tuple[int | None, int | None, int | None]
-    sums: tuple[int, int, int | None] = (0, 0, 0)
-    n_charges: int = 0
+    limits: _Units
+    sums: _Units = (0, 0, 0)
 
-    def add(self, cost: tuple[int, int, int | None]) -> None:
-        epsilon, delta, rho = self.sums
-        self.sums = (epsilon + cost[0], delta + cost[1], None if rho is None or cost[2] is None else rho + cost[2])
-        self.n_charges += 1
+    def add(self, cost: _Units) -> None:
+        epsilon, delta, rho = (None if a is None or b is None else a + b for a, b in zip(self.sums, cost, strict=True))
+        self.sums = (epsilon, delta, rho)
 
-    def over(self, cost: tuple[int, int, int | None]) -> tuple[str, float, float, float] | None:
-        """Return the first limited quantity that would not hold `cost`: name, asked, left, limit."""
-        names, units = ("epsilon", "delta", "rho"), (NANO, ATTO, NANO)
-        for name, unit, limit, spent, asked in zip(names, units, self.limits, self.sums, cost, strict=True):
-            if limit is not None and (spent is None or asked is None or spent + asked > limit):
-                return name, (asked or 0) / unit, (limit - (spent or 0)) / unit, limit / unit
-        return None
+    def left(self) -> _Units:
+        epsilon, delta, rho = (None if a is None else a - (b or 0) for a, b in zip(self.limits, self.sums, strict=True))
+        return (epsilon, delta, rho)
+
+    def first_over(self, cost: _Units) -> int | None:
+        """Return which limited quantity would not hold `cost`, or None if all do."""
+        pairs = enumerate(zip(self.left(), cost, strict=True))
+        return next((i for i, (left, asked) in pairs if left is not None and (asked is None or asked > left)), None)
 
     def balance(self, dataset: str) -> Balance:
-        values: dict[str, float | None] = {}
-        for name, unit, limit, spent in zip(
-            ("epsilon", "delta", "rho"), (NANO, ATTO, NANO), self.limits, self.sums, strict=True
-        ):
-            values[f"limit_{name}"] = None if limit is None else limit / unit
-            values[f"spent_{name}"] = None if spent is None else spent / unit
-            values[f"left_{name}"] = None if limit is None or spent is None else (limit - spent) / unit
-        return Balance(
-            dataset=dataset,
-            unit=self.unit,
-            neighbours=self.neighbours,
-            n_charges=self.n_charges,
-            **values,  # type: ignore[arg-type]
-        )
+        limit, spent, left = map(_as_numbers, (self.limits, self.sums, self.left()))
+        return Balance(dataset=dataset, unit=self.unit, neighbours=self.neighbours, limit=limit, spent=spent, left=left)
+
+
+def _as_numbers(amounts: _Units) -> Amounts:
+    pairs = zip(amounts, (NANO, FEMTO, NANO), strict=True)
+    return Amounts(*(None if amount is None else amount / units for amount, units in pairs))
 
 
 class Ledger:
@@ -226,21 +220,24 @@ class Ledger:
 
     Examples
     --------
-    >>> ledger = Ledger(folder / "ledger.sqlite")
+    >>> from consilience.privacy.accounting import Laplace
+    >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite")
     >>> _ = ledger.allow("ward", Budget(epsilon=1.0))
     >>> event = Laplace(unit="record", neighbours="replace-one", sensitivity=1.0, scale=2.0)
     >>> charge = ledger.charge([event], dataset="ward", key="first", purpose="count")
     >>> ledger.seal(charge, b"the noisy count").state
     'sealed'
-    >>> ledger.balance("ward").left_epsilon
+    >>> ledger.balance("ward").left.epsilon
     0.5
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout_seconds: float = 60.0) -> None:
         self.path = Path(path).absolute()
         self.timeout_seconds = timeout_seconds
+        self._version = version("consilience")
+        journal_left = os.path.lexists(f"{self.path}-wal")  # asked first: a creator makes the file, then its journal
         if not os.path.lexists(self.path):
-            if os.path.lexists(f"{self.path}-wal"):
+            if journal_left:
                 raise self._damage("Opening", "the file is gone and only its journal (-wal) is left")
             try:
                 self._new_file(self.path, lambda db: db.executescript(_SCHEMA))
@@ -258,7 +255,7 @@ class Ledger:
         _check_text("dataset", dataset)
         limits = (
             None if budget.epsilon is None else limit_units(budget.epsilon, NANO),
-            None if budget.epsilon is None else limit_units(budget.delta, ATTO),
+            None if budget.epsilon is None else limit_units(budget.delta, FEMTO),
             None if budget.rho is None else limit_units(budget.rho, NANO),
         )
         if not 0 < (limits[0] or limits[2] or 0) <= _LARGEST_LIMIT * NANO:
@@ -268,34 +265,26 @@ class Ledger:
             )
         with self._session("Recording a limit", write=True) as db:
             account = _account(db, dataset)
-            if account is not None:
-                if account.limits == limits and (account.unit, account.neighbours) == (budget.unit, budget.neighbours):
-                    return account.balance(dataset)
-                kept = (account.unit, account.neighbours, account.limits[2] is None)
-                if kept != (budget.unit, budget.neighbours, limits[2] is None):
-                    raise SettingsError(
-                        f"The limit for data set {dataset!r} was to change its kind, but charges under one unit, "
-                        f"neighbour relation and measure (here: per {account.unit}, {account.neighbours}) have no sum "
-                        "under another. Nothing was recorded. Keep the kind and change only the amount."
-                    )
-                account.limits = limits
-                short = account.over((0, 0, 0))
-                if short is not None:
-                    raise SettingsError(
-                        f"The limit for data set {dataset!r} was to become {short[0]}={short[3]!r}, but "
-                        f"{short[3] - short[2]!r} is spent already. The old limit stands. "
-                        "Choose at least what is spent."
-                    )
-            _append(
-                self,
-                db,
-                kind="allow",
-                dataset=dataset,
-                unit=str(budget.unit),
-                neighbours=str(budget.neighbours),
-                **dict(zip(("nano_epsilon", "atto_delta", "nano_rho"), limits, strict=True)),
-            )
-            return _known(_account(db, dataset)).balance(dataset)
+            if account is None:
+                account = _Account(budget.unit, budget.neighbours, limits)
+            elif (account.unit, account.neighbours) != (budget.unit, budget.neighbours) or (
+                (account.limits[2] is None) != (limits[2] is None)
+            ):
+                raise SettingsError(
+                    f"The limit for data set {dataset!r} was to change its kind, but charges in one unit, neighbour "
+                    f"relation and measure (here: per {account.unit}, {account.neighbours}) have no sum in another. "
+                    "Nothing was recorded. Keep the kind and change only the amount."
+                )
+            elif account.limits == limits:
+                return account.balance(dataset)
+            account.limits = limits
+            if account.first_over((0, 0, 0)) is not None:
+                raise SettingsError(
+                    f"The limit for data set {dataset!r} was to be lowered below what is spent already. "
+                    "Nothing was recorded and the old limit stands. Choose at least what is spent."
+                )
+            self._append(db, "allow", dataset, account, limits)
+        return account.balance(dataset)
 
     def charge(self, events: Iterable[Event], *, dataset: str, key: str, purpose: str, study: str = "") -> Charge:
         """Reserve the cost of `events` durably, before any of their noise is drawn, or refuse and charge nothing.
@@ -316,7 +305,7 @@ class Ledger:
         with self._session("Charging", write=True) as db:
             existing = _find(db, key)
             if existing is not None:
-                return _repeated(existing, dataset, content, study)
+                return _repeated(existing, (dataset, study, content))
             account = _account(db, dataset)
             if account is None:
                 raise BudgetExceeded(
@@ -324,28 +313,21 @@ class Ledger:
                     "Nothing was charged or drawn. Ask the data owner to declare a limit."
                 )
             cost = _cost(events, account, dataset)
-            short = account.over(cost)
-            if short is not None:
-                name, asked, left, limit = short
+            over = account.first_over(cost)
+            if over is not None:
+                name, asked, left, limit = (
+                    Amounts._fields[over],
+                    *(_as_numbers(amounts)[over] for amounts in (cost, account.left(), account.limits)),
+                )
                 raise BudgetExceeded(
                     f"Data set {dataset!r} cannot be charged {name}={asked!r} for {purpose!r}: {left!r} of {limit!r} "
-                    f"is left. Nothing was charged or drawn. Use {name} <= {left!r}, or ask the data owner to raise "
-                    "the limit."
+                    f"is left. Nothing was charged or drawn. "
+                    f"{f'Use {name} <= {left!r}, or ask' if left else 'Ask'} the data owner to raise the limit."
                 )
-            _append(
-                self,
-                db,
-                kind="charge",
-                dataset=dataset,
-                unit=str(account.unit),
-                neighbours=str(account.neighbours),
-                key=key,
-                purpose=purpose,
-                study=study,
-                events=content,
-                **dict(zip(("nano_epsilon", "atto_delta", "nano_rho"), cost, strict=True)),
-            )
-            return _known(_find(db, key))
+            self._append(db, "charge", dataset, account, cost, key, purpose=purpose, study=study, events=content)
+            charge = _find(db, key)
+        assert charge is not None
+        return charge
 
     def seal(self, charge: Charge, payload: bytes) -> Charge:
         """Store the one result of `charge`; only after this may it leave. The same bytes again change nothing."""
@@ -370,17 +352,8 @@ class Ledger:
                     "only, which is sealed. The first result stands. Use that one, or charge again under a new key."
                 )
             db.execute("INSERT INTO payloads VALUES (?, ?)", (charge.key, payload))
-            _append(
-                self,
-                db,
-                kind="seal",
-                dataset=existing.dataset,
-                unit=str(existing.unit),
-                neighbours=str(existing.neighbours),
-                key=charge.key,
-                payload_hash=digest,
-            )
-            return _known(_find(db, charge.key))
+            self._append(db, "seal", existing.dataset, existing, key=charge.key, payload_hash=digest)
+        return replace(existing, state="sealed", payload_hash=digest)
 
     def sealed(self, key: str) -> bytes | None:
         """Return the result stored under `key`, or None while there is none."""
@@ -388,9 +361,9 @@ class Ledger:
             existing = _find(db, key)
             if existing is None or existing.payload_hash is None:
                 return None
-            payload = _payload(db, key)
-            if payload is None or hashlib.sha256(payload).hexdigest() != existing.payload_hash:
-                raise self._damage("Reading a result", f"what entry {existing.id} sealed was changed or removed")
+            payload = _payload(db, key, existing.payload_hash)
+            if payload is None:
+                raise self._damage("Reading a result", f"the result of entry {existing.id} was changed or removed")
             return payload
 
     def balance(self, dataset: str) -> Balance:
@@ -407,7 +380,8 @@ class Ledger:
     def charges(self, dataset: str | None = None) -> list[Charge]:
         """Return all charges in order, or those on one data set."""
         with self._session("Reading the charges") as db:
-            return [_as_charge(row) for row in db.execute(_CHARGES, {"key": None, "dataset": dataset})]
+            rows = db.execute("SELECT * FROM charges WHERE ?1 IS NULL OR dataset = ?1 ORDER BY number", (dataset,))
+            return [_as_charge(row) for row in rows]
 
     def verify(self, head: str | None = None) -> str:
         """Walk the whole chain and return its head hash, or raise `LedgerDamaged` naming the first bad entry.
@@ -422,19 +396,19 @@ class Ledger:
             found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if found != "ok":
                 raise self._damage("Verifying", f"its pages are damaged ({found})")
-            previous, hashes, accounts, n_seals = _GENESIS, {_GENESIS}, dict[str, _Account](), 0
-            number = 0
+            number, previous, hashes = 0, _GENESIS, {_GENESIS}
+            accounts: dict[str, _Account] = {}
+            n_seals = 0
             for number, entry in enumerate(db.execute("SELECT * FROM entries ORDER BY number"), start=1):
                 if entry["number"] != number:
                     raise self._damage("Verifying", f"entry {number} is missing")
                 if entry["previous"] != previous or entry["hash"] != _digest(dict(entry)):
                     raise self._damage("Verifying", f"entry {number} was changed or moved")
-                if not _replayed(entry, accounts):
+                if not _replay(entry, accounts):
                     raise self._damage("Verifying", f"entry {number} goes beyond the limit of its data set")
                 if entry["kind"] == "seal":
                     n_seals += 1
-                    payload = _payload(db, entry["key"])
-                    if payload is None or hashlib.sha256(payload).hexdigest() != entry["payload_hash"]:
+                    if _find(db, entry["key"]) is None or _payload(db, entry["key"], entry["payload_hash"]) is None:
                         raise self._damage("Verifying", f"what entry {number} sealed was changed or removed")
                 previous = entry["hash"]
                 hashes.add(previous)
@@ -457,6 +431,35 @@ class Ledger:
                     f"The ledger was to be copied to {target}, but that file exists. Nothing was written. "
                     "Choose a new name."
                 ) from None
+
+    def _append(
+        self,
+        db: sqlite3.Connection,
+        kind: str,
+        dataset: str,
+        terms: _Account | Charge,
+        amounts: _Units = (None, None, None),
+        key: str | None = None,
+        **content: str,
+    ) -> None:
+        """Add one entry behind the last, which must be the one that the head names."""
+        head = db.execute("SELECT number, hash FROM head").fetchone()
+        last = db.execute("SELECT * FROM entries ORDER BY number DESC LIMIT 1").fetchone()
+        found = (0, _GENESIS) if last is None else (last["number"], _digest(dict(last)))
+        if head is None or tuple(head) != found:
+            raise self._damage("Adding an entry", f"its last entry ({found[0]}) is not the one that its head names")
+        entry: dict[str, Any] = {
+            **dict.fromkeys(("purpose", "study", "events", "payload_hash")),
+            **content,
+            **dict(zip(("nano_epsilon", "femto_delta", "nano_rho"), amounts, strict=True)),
+            **{"kind": kind, "dataset": dataset, "key": key},
+            **{"unit": str(terms.unit), "neighbours": str(terms.neighbours)},
+            **{"number": found[0] + 1, "previous": found[1]},
+            **{"time": datetime.now(UTC).isoformat(timespec="seconds"), "version": self._version},
+        }
+        entry["hash"] = _digest(entry)
+        db.execute(_INSERT, entry)
+        db.execute("UPDATE head SET number = :number, hash = :hash", entry)
 
     @contextmanager
     def _session(self, asked: str, *, write: bool = False) -> Iterator[sqlite3.Connection]:
@@ -510,8 +513,8 @@ class Ledger:
                 os.close(folder)
         except FileExistsError:
             raise
-        except OSError as error:
-            raise self._damage(f"Creating {path} for", error.strerror or "the disk refused", passing=True) from error
+        except (OSError, sqlite3.Error) as error:
+            raise self._damage(f"Writing {path}", str(error), passing=True) from error
 
     def _damage(self, asked: str, problem: str, *, passing: bool = False) -> LedgerDamaged:
         fix = (
@@ -544,8 +547,8 @@ def _cost(events: tuple[Event, ...], account: _Account, dataset: str) -> tuple[i
     units = {event.unit for event in events}
     if units != {account.unit}:
         raise GuaranteeVoid(
-            f"Data set {dataset!r} was to be charged for events per {' and per '.join(sorted(units))}, but its limit is "
-            f"per {account.unit} and they have no common sum. Nothing was charged. Train with unit='{account.unit}'."
+            f"Data set {dataset!r} was to be charged for events per {' and per '.join(sorted(units))}, but its limit "
+            f"is per {account.unit}: they have no common sum. Nothing was charged. Train with unit='{account.unit}'."
         )
     try:
         stated = compose(*(event.guarantee.convert(account.neighbours) for event in events))
@@ -557,12 +560,12 @@ def _cost(events: tuple[Event, ...], account: _Account, dataset: str) -> tuple[i
         rho = total_rho(events, account.neighbours)
         amounts = (
             max(1, spent_units(stated.epsilon, NANO)),
-            spent_units(stated.delta, ATTO),
+            spent_units(stated.delta, FEMTO),
             None if rho is None else max(1, spent_units(rho, NANO)),
         )
-    except ArithmeticError:
+    except (ArithmeticError, ValueError):
         raise SettingsError(
-            f"Data set {dataset!r} was to be charged for events whose cost overflows floating point. "
+            f"Data set {dataset!r} was to be charged for events whose cost no floating-point number can hold. "
             "Nothing was charged. Check their sensitivity and scale."
         ) from None
     if stated.epsilon == 0 and stated.delta == 0:
@@ -579,71 +582,80 @@ def _cost(events: tuple[Event, ...], account: _Account, dataset: str) -> tuple[i
 
 
 def _account(db: sqlite3.Connection, dataset: str) -> _Account | None:
-    amounts = "SELECT nano_epsilon, atto_delta, nano_rho FROM entries WHERE dataset = ? AND kind = 'charge'"
-    limit = db.execute(
-        "SELECT * FROM entries WHERE dataset = ? AND kind = 'allow' ORDER BY number DESC LIMIT 1", (dataset,)
-    ).fetchone()
-    if limit is None:
+    limit = "SELECT * FROM entries WHERE dataset = ? AND kind = 'allow' ORDER BY number DESC LIMIT 1"
+    entry = db.execute(limit, (dataset,)).fetchone()
+    if entry is None:
         return None
-    account = _opened(limit)
-    for row in db.execute(amounts, (dataset,)):
-        account.add(tuple(row))
-    return account
+    return _opened(entry, tuple(db.execute(_SUMS, (dataset,)).fetchone()))
 
 
-def _opened(entry: Mapping[str, Any] | sqlite3.Row) -> _Account:
-    limits = (entry["nano_epsilon"], entry["atto_delta"], entry["nano_rho"])
-    return _Account(unit=Unit(entry["unit"]), neighbours=Neighbours(entry["neighbours"]), limits=limits)
+def _opened(entry: sqlite3.Row, sums: _Units = (0, 0, 0)) -> _Account:
+    return _Account(Unit(entry["unit"]), Neighbours(entry["neighbours"]), _amounts(entry), sums)
 
 
-def _replayed(entry: sqlite3.Row, accounts: dict[str, _Account]) -> bool:
-    """Apply one entry to the accounts as it was applied when written; False if it could not have been."""
-    account = accounts.get(entry["dataset"])
-    amounts = (entry["nano_epsilon"], entry["atto_delta"], entry["nano_rho"])
+def _amounts(entry: sqlite3.Row) -> _Units:
+    return (entry["nano_epsilon"], entry["femto_delta"], entry["nano_rho"])
+
+
+def _replay(entry: sqlite3.Row, accounts: dict[str, _Account]) -> bool:
+    """Apply one entry to the accounts; False if the ledger would have refused to write it."""
     if entry["kind"] == "allow":
-        fresh = _opened(entry)
-        if account is not None:
-            fresh.sums, fresh.n_charges = account.sums, account.n_charges
-        accounts[entry["dataset"]] = fresh
-        return fresh.over((0, 0, 0)) is None
+        accounts.setdefault(entry["dataset"], _opened(entry)).limits = _amounts(entry)
+    account = accounts.get(entry["dataset"])
     if account is None:
         return False
-    if entry["kind"] == "charge":
-        fits = account.over(amounts) is None
-        account.add(amounts)
-        return fits
-    return True
-
-
-def _append(ledger: Ledger, db: sqlite3.Connection, **content: Any) -> None:
-    """Add one entry behind the last, after checking that the last is the one the head names."""
-    head = db.execute("SELECT number, hash FROM head").fetchone()
-    last = db.execute("SELECT * FROM entries ORDER BY number DESC LIMIT 1").fetchone()
-    found = (0, _GENESIS) if last is None else (last["number"], _digest(dict(last)))
-    if head is None or tuple(head) != found:
-        raise ledger._damage("Adding an entry", f"its last entry ({found[0]}) is not the one that its head names")
-    blank = dict.fromkeys(
-        ("key", "purpose", "study", "events", "payload_hash", "nano_epsilon", "atto_delta", "nano_rho")
-    )
-    entry = {
-        **blank,
-        **content,
-        "number": found[0] + 1,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": version("consilience"),
-        "previous": found[1],
-    }
-    entry["hash"] = _digest(entry)
-    db.execute(_INSERT, entry)
-    db.execute("UPDATE head SET number = :number, hash = :hash", entry)
+    cost = _amounts(entry) if entry["kind"] == "charge" else (0, 0, 0)
+    fits = account.first_over(cost) is None
+    account.add(cost)
+    return fits
 
 
 def _digest(entry: dict[str, Any]) -> str:
     """Return the hash of an entry's content and of its predecessor's hash; empty fields do not count."""
     content = {name: value for name, value in entry.items() if name != "hash" and value is not None}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
+
+
+def _payload(db: sqlite3.Connection, key: str, digest: str) -> bytes | None:
+    """Return the result stored under `key`, or None unless it has the hash that its entry names."""
+    row = db.execute("SELECT payload FROM payloads WHERE key = ?", (key,)).fetchone()
+    return row[0] if row is not None and hashlib.sha256(row[0]).hexdigest() == digest else None
 
 
 def _find(db: sqlite3.Connection, key: str) -> Charge | None:
-    row = db.execute(_CHARGES, {"key": key, "dataset": None}).fetchone()
+    row = db.execute("SELECT * FROM charges WHERE key = ?", (key,)).fetchone()
     return None if row is None else _as_charge(row)
+
+
+def _as_charge(row: sqlite3.Row) -> Charge:
+    epsilon, delta, rho = _as_numbers(_amounts(row))
+    assert epsilon is not None  # the table checks both
+    assert delta is not None
+    return Charge(
+        id=row["number"],
+        epsilon=epsilon,
+        delta=delta,
+        rho=rho,
+        unit=Unit(row["unit"]),
+        neighbours=Neighbours(row["neighbours"]),
+        events=events_from_json(row["events"]),
+        state="reserved" if row["seal_hash"] is None else "sealed",
+        payload_hash=row["seal_hash"],
+        **{name: row[name] for name in ("key", "dataset", "purpose", "study", "time", "version", "hash")},
+    )
+
+
+def _repeated(existing: Charge, content: tuple[str, str, str]) -> Charge:
+    """Return the sealed charge whose key was used again, or say why it cannot stand for the second call."""
+    if (existing.dataset, existing.study, events_to_json(existing.events)) != content:
+        raise SettingsError(
+            f"The key {existing.key!r} was to pay for another training, but it names one that was charged already. "
+            "Nothing was charged now. Use a new key for another data set, study or event."
+        )
+    if existing.state == "reserved":
+        raise SettingsError(
+            f"The key {existing.key!r} was charged before, but its result was never sealed: that run crashed or is "
+            "still at work, and its noise may have been seen. That charge stays spent and nothing was charged now. "
+            "Wait for that run, or train again under a new key, which is charged anew."
+        )
+    return existing

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-import opendp.prelude as dp
 from numpy.typing import NDArray
+from opendp.domains import atom_domain, vector_domain
 from opendp.measurements import make_gaussian, make_laplace, make_noisy_max
+from opendp.measures import zero_concentrated_divergence
+from opendp.metrics import l1_distance, l2_distance, linf_distance
+from opendp.mod import enable_features
 from randomgen import ChaCha
 from scipy import sparse
 
@@ -33,7 +36,8 @@ from .accounting import (
     Selection,
 )
 
-dp.enable_features("contrib")  # where OpenDP keeps its float and noisy-max measurements
+# Not opendp.prelude: it imports scikit-learn, which the trusted core does without.
+enable_features("contrib")
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -170,7 +174,7 @@ def close(vector: Floats, *, event: Closing, source: Source) -> Floats:
     `event.epsilon` for everything that lies between the ideal real-valued output and this vector, provided they
     are within `event.distance` of each other for every data set; proof in docs/guarantees/closing.md.
     """
-    return _exact(vector, make_laplace, dp.l1_distance(T=float), event.scale, float, source).astype(np.float64)
+    return _exact(vector, make_laplace, l1_distance(T=float), event.scale, float, source).astype(np.float64)
 
 
 def laplace_counts(counts: Integers, *, event: Laplace, source: Source) -> Integers:
@@ -181,7 +185,7 @@ def laplace_counts(counts: Integers, *, event: Laplace, source: Source) -> Integ
     `event.epsilon`, provided that one unit changes the counts by at most `event.sensitivity` in L1. Exact:
     no floating-point gap. Not hidden: how many counts there are. Proof in docs/guarantees/laplace.md.
     """
-    return _exact(counts, make_laplace, dp.l1_distance(T="i64"), event.scale, int, source)
+    return _exact(counts, make_laplace, l1_distance(T="i64"), event.scale, int, source)
 
 
 def gaussian_counts(counts: Integers, *, event: DiscreteGaussian, source: Source) -> Integers:
@@ -192,7 +196,7 @@ def gaussian_counts(counts: Integers, *, event: DiscreteGaussian, source: Source
     `event.rho` zero-concentrated, provided that one unit changes the counts by at most `event.sensitivity` in
     L2. Exact. Not hidden: how many counts there are. Proof in docs/guarantees/gaussian.md.
     """
-    return _exact(counts, make_gaussian, dp.l2_distance(T=float), event.sigma, int, source)
+    return _exact(counts, make_gaussian, l2_distance(T=float), event.sigma, int, source)
 
 
 def select(scores: Floats, *, event: Selection, source: Source) -> int:
@@ -209,10 +213,10 @@ def select(scores: Floats, *, event: Selection, source: Source) -> int:
     if source.seeded:
         gumbel = -np.log(source.exponential(values.size))
         return int(np.argmax(values / event.scale + gumbel))
-    domain = dp.vector_domain(dp.atom_domain(T=float, nan=False))
-    metric = dp.linf_distance(T=float, monotonic=event.monotone == "yes")
+    domain = vector_domain(atom_domain(T=float, nan=False))
+    metric = linf_distance(T=float, monotonic=event.monotone == "yes")
     # The zero-concentrated measure selects OpenDP's Gumbel noise, which is the exponential mechanism.
-    measurement = make_noisy_max(domain, metric, dp.zero_concentrated_divergence(), scale=event.scale)
+    measurement = make_noisy_max(domain, metric, zero_concentrated_divergence(), scale=event.scale)
     return int(measurement(values.tolist()))
 
 
@@ -229,8 +233,8 @@ def _exact(values: NDArray[Any], make: Any, metric: Any, scale: float, kind: typ
         noisy = array + (scale * unit).reshape(array.shape)
         return np.rint(noisy).astype(np.int64) if kind is int else noisy
     # OpenDP's integer Laplace takes 64-bit integers; arrays travel as plain lists.
-    atom = dp.atom_domain(T="i64") if kind is int else dp.atom_domain(T=float, nan=False)
-    measurement = make(dp.vector_domain(atom), metric, scale=scale)
+    atom = atom_domain(T="i64") if kind is int else atom_domain(T=float, nan=False)
+    measurement = make(vector_domain(atom), metric, scale=scale)
     return np.asarray(measurement(array.ravel().tolist()), dtype=array.dtype).reshape(array.shape)
 
 

@@ -1,0 +1,362 @@
+"""Promises that every learner keeps: charges once and before drawing, states its guarantee, leaks nothing."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+
+from consilience import Budget, Ledger, Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.errors import BudgetExceeded, ConsilienceError, LedgerDamaged, SchemaMismatch, SettingsError
+from consilience.learners import base
+from consilience.privacy.mechanisms import Source
+
+LEARNERS = [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge]
+CLASSIFIERS = LEARNERS[:2]
+MECHANISMS = ["objective", "output", "generalized", "matrix"]
+
+
+@pytest.fixture
+def table():
+    source = Noise(seed=7).open()
+    X = source.normal(300 * 4).reshape(300, 4) / 4
+    return X, (X[:, 0] + 0.2 * source.normal(300) > 0).astype(int)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+def test_the_guarantee_is_never_weaker_than_asked(learner, mechanism, delta, neighbours, table):
+    fitted = learner(epsilon=0.7, delta=delta, mechanism=mechanism, neighbours=neighbours, public_size=300).fit(*table)
+    guarantee = fitted.guarantee_
+    assert guarantee.holds
+    assert 0 < guarantee.epsilon <= 0.7
+    assert guarantee.delta <= delta
+    assert (guarantee.unit, guarantee.neighbours) == ("record", neighbours)
+    if mechanism in ("objective", "output"):
+        assert guarantee.epsilon == pytest.approx(0.7, rel=1e-9), "budget was left unused"
+    assert np.isfinite(fitted.coef_).all()
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_fit_charges_exactly_once_and_a_refit_charges_again(learner, ledger, table):
+    model = learner(epsilon=0.25)
+    model.fit(*table, ledger=ledger, dataset="ward")
+    assert ledger.balance("ward").spent.epsilon == pytest.approx(0.25)
+    assert model.receipt_["dataset"] == "ward"
+    model.fit(*table, ledger=ledger, dataset="ward")
+    assert ledger.balance("ward").spent.epsilon == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_the_charge_is_committed_before_any_noise_is_drawn(learner, ledger, table, monkeypatch):
+    spent_at_first_draw = []
+    words = Source.words
+
+    def watched(self, n):
+        spent_at_first_draw.append(Ledger(ledger.path).balance("ward").spent.epsilon)
+        return words(self, n)
+
+    monkeypatch.setattr(Source, "words", watched)
+    learner(epsilon=0.25).fit(*table, ledger=ledger, dataset="ward")
+    assert spent_at_first_draw
+    assert min(spent_at_first_draw) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_retry_with_the_same_key_returns_the_first_result_without_a_second_charge(learner, ledger, table):
+    first = learner(epsilon=0.25).fit(*table, ledger=ledger, dataset="ward", key="k")
+    again = learner(epsilon=0.25).fit(*table, ledger=ledger, dataset="ward", key="k")
+    assert np.array_equal(first.coef_, again.coef_)
+    assert np.array_equal(first.intercept_, again.intercept_)
+    assert ledger.balance("ward").spent.epsilon == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_an_exhausted_budget_stops_the_fit_before_it_starts(learner, ledger, table, monkeypatch):
+    monkeypatch.setattr(base.Noise, "open", lambda *_, **__: pytest.fail("noise was drawn"))
+    model = learner(epsilon=1.5)
+    with pytest.raises(BudgetExceeded):
+        model.fit(*table, ledger=ledger, dataset="ward")
+    assert not hasattr(model, "coef_")
+    assert ledger.balance("ward").spent.epsilon == 0
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize(
+    "settings", [{"noise": Noise(seed=1), "epsilon": 0.5}, {"epsilon": math.inf}], ids=["seeded", "infinite"]
+)
+def test_what_has_no_guarantee_cannot_be_charged(learner, settings, ledger, table):
+    with pytest.raises(SettingsError, match="Nothing was trained or charged"):
+        learner(**settings).fit(*table, ledger=ledger, dataset="ward")
+    assert ledger.charges() == []
+
+
+def test_a_ledger_without_a_data_set_name_is_refused(ledger, table):
+    with pytest.raises(SettingsError, match="dataset="):
+        PrivateRidge(epsilon=0.5).fit(*table, ledger=ledger)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_ledger_that_cannot_be_written_stops_the_fit(learner, ledger, table, monkeypatch):
+    if os.geteuid() == 0:
+        ledger.path.write_bytes(b"not a database at all, rather something else entirely" * 100)
+    else:
+        ledger.path.chmod(0o400)
+    model = learner(epsilon=0.5)
+    with pytest.raises(LedgerDamaged):
+        model.fit(*table, ledger=Ledger(ledger.path), dataset="ward")
+    assert not hasattr(model, "coef_")
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_seed_voids_the_guarantee_and_repeats_the_noise(learner, table):
+    seeded = learner(epsilon=0.5, noise=Noise(seed=3))
+    assert not seeded.fit(*table).guarantee_.holds
+    assert np.array_equal(clone(seeded).fit(*table).coef_, seeded.coef_)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_random_state_is_public_randomness_and_keeps_noise_fresh(learner, table):
+    one, two = (learner(epsilon=0.5, mechanism="matrix", random_state=0).fit(*table) for _ in range(2))
+    assert one.guarantee_.holds
+    assert not np.array_equal(one.coef_, two.coef_)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_no_random_state_stays_in_a_fitted_learner(learner, table):
+    fitted = learner(epsilon=0.5).fit(*table)
+    kept = {type(value).__name__ for value in vars(fitted).values()}
+    assert not kept & {"Source", "Generator", "ChaCha", "RandomState"}
+    assert set(vars(fitted)) - set(fitted.get_params()) <= {
+        "n_features_in_",
+        "feature_names_in_",
+        "classes_",
+        "coef_",
+        "intercept_",
+        "guarantee_",
+        "receipt_",
+    }
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_worker_processes_draw_different_noise(learner, table):
+    from joblib import Parallel, delayed
+
+    fits = Parallel(n_jobs=2)(delayed(clone(learner(epsilon=0.5)).fit)(*table) for _ in range(4))
+    assert len({fitted.coef_.tobytes() for fitted in fits}) == 4
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("scale", [1e-3, 0.5, 3.0, 1e6])
+def test_rescaling_the_data_and_its_declared_norm_changes_nothing_private(learner, scale, table):
+    X, y = table
+    plain = learner(epsilon=0.5, noise=Noise(seed=1), data_norm=1.0).fit(X, y)
+    scaled = learner(epsilon=0.5, noise=Noise(seed=1), data_norm=scale).fit(X * scale, y)
+    np.testing.assert_allclose(scaled.coef_ * scale, plain.coef_, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_rows_beyond_the_declared_norm_are_clipped_not_refused(learner, table):
+    X, y = table
+    long = np.vstack([X, [[1e9, 0, 0, 0]]])
+    clipped = np.vstack([X, [[1.0, 0, 0, 0]]])
+    labels = np.append(y, 1)
+    one, two = (learner(epsilon=0.5, noise=Noise(seed=1)).fit(rows, labels) for rows in (long, clipped))
+    np.testing.assert_allclose(one.coef_, two.coef_, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_dense_sparse_and_data_frames_train_alike(learner, table):
+    import pandas
+    import polars
+    import pyarrow
+
+    X, y = table
+    names = [f"c{i}" for i in range(4)]
+    frame = pandas.DataFrame(X, columns=names)
+    forms = [X, sparse.csr_array(X), sparse.csc_matrix(X), frame, polars.DataFrame(dict(frame)), pyarrow.table(frame)]
+    fits = [learner(epsilon=1.0, noise=Noise(seed=1)).fit(form, y) for form in forms]
+    for fitted in fits[1:]:
+        np.testing.assert_allclose(fitted.coef_, fits[0].coef_, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epsilon": 0},
+        {"epsilon": -1},
+        {"epsilon": math.nan},
+        {"epsilon": "1"},
+        {"epsilon": True},
+        {"delta": 1.0},
+        {"delta": -0.1},
+        {"delta": math.nan},
+        {"mechanism": "laplace"},
+        {"regularization": 0},
+        {"regularization": math.nan},
+        {"data_norm": 0},
+        {"data_norm": math.inf},
+        {"neighbours": "both"},
+        {"neighbours": "add-remove"},
+        {"unit": "family"},
+        {"unit": "person"},
+        {"calibration": "loose"},
+        {"calibration": "thesis"},
+        {"noise": 3},
+        {"unit": "person", "records_per_person": 0},
+    ],
+    ids=str,
+)
+def test_a_bad_setting_is_named_before_anything_happens(learner, settings, table):
+    with pytest.raises(ConsilienceError) as caught:
+        learner(**{"epsilon": 0.5, **settings}).fit(*table)
+    assert any(name in str(caught.value) for name in settings)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused(learner, value, table):
+    X, y = table
+    X = X.copy()
+    X[3, 2] = value
+    with pytest.raises(ValueError, match=r"NaN|infinity"):
+        learner(epsilon=0.5).fit(X, y)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_no_error_repeats_a_record(learner, table):
+    X, y = table
+    marked = "TOPSECRET-4711"
+    cells = X.astype(object)
+    cells[5, 1] = marked
+    attempts = [
+        lambda: learner(epsilon=0.5).fit(cells, y),
+        lambda: learner(epsilon=0.5, unit="person", records_per_person=2).fit(X, y, persons=[marked] * 3),
+        lambda: learner(epsilon=0.5).fit(X, y, persons=[marked] * len(y)),
+    ]
+    if learner in CLASSIFIERS:
+        odd = y.astype(object)
+        odd[0] = marked
+        attempts.append(lambda: learner(epsilon=0.5, classes=["0", "1"]).fit(X, odd.astype(str)))
+    for attempt in attempts:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is what is tested
+            attempt()
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert marked not in str(error)
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_fitted_learner_refuses_rows_of_another_width(learner, table):
+    fitted = learner(epsilon=0.5).fit(*table)
+    with pytest.raises(ValueError, match="features"):
+        fitted.predict(np.zeros((2, 9)))
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_one_record_and_a_zero_row_train(learner):
+    fitted = learner(epsilon=0.5, **({"classes": [0, 1]} if learner in CLASSIFIERS else {})).fit(np.zeros((1, 3)), [1])
+    assert np.isfinite(fitted.coef_).all()
+
+
+@pytest.mark.parametrize("learner", CLASSIFIERS)
+def test_a_site_that_lacks_a_class_trains_and_can_predict_it(learner, table):
+    X, _ = table
+    fitted = learner(epsilon=5.0, classes=["ill", "well", "unsure"]).fit(X, np.repeat("well", len(X)))
+    assert list(fitted.classes_) == ["ill", "well", "unsure"]
+    assert fitted.decision_function(X).shape == (len(X), 3)
+    assert fitted.guarantee_.assumptions == ()
+
+
+@pytest.mark.parametrize("learner", CLASSIFIERS)
+def test_an_undeclared_label_is_refused(learner, table):
+    X, y = table
+    with pytest.raises(SchemaMismatch, match="declared classes"):
+        learner(epsilon=0.5, classes=[0, 2]).fit(X, y)
+
+
+@pytest.mark.parametrize("learner", CLASSIFIERS)
+def test_labels_read_from_the_data_are_an_assumption(learner, table):
+    assert "read from the training labels" in learner(epsilon=0.5).fit(*table).guarantee_.assumptions[0]
+    assert learner(epsilon=0.5, classes=[0, 1]).fit(*table).guarantee_.assumptions == ()
+
+
+@pytest.mark.parametrize("learner", CLASSIFIERS)
+def test_renaming_the_labels_renames_the_predictions(learner, table):
+    X, y = table
+    plain = learner(epsilon=1.0, classes=[0, 1], noise=Noise(seed=2)).fit(X, y).predict(X)
+    named = (
+        learner(epsilon=1.0, classes=["no", "yes"], noise=Noise(seed=2)).fit(X, np.array(["no", "yes"])[y]).predict(X)
+    )
+    assert np.array_equal(np.array(["no", "yes"])[plain], named)
+
+
+@pytest.mark.parametrize("learner", CLASSIFIERS)
+def test_the_order_of_declared_classes_is_the_order_of_the_scores(learner, table):
+    X, y = table
+    forward = learner(epsilon=math.inf, classes=[0, 1]).fit(X, y)
+    backward = learner(epsilon=math.inf, classes=[1, 0]).fit(X, y)
+    assert np.array_equal(forward.predict(X), backward.predict(X))
+    np.testing.assert_allclose(forward.coef_, -backward.coef_, atol=1e-6)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_an_empty_site_is_an_error_where_its_size_is_public_and_noise_where_it_is_not(learner):
+    settings = {"classes": [0, 1]} if learner in CLASSIFIERS else {}
+    empty = np.zeros((0, 3)), np.zeros(0, dtype=int)
+    with pytest.raises(ValueError, match="0 sample"):
+        learner(epsilon=0.5, **settings).fit(*empty)
+    fitted = learner(epsilon=0.5, neighbours="add-remove", public_size=100, **settings).fit(*empty)
+    assert np.isfinite(fitted.coef_).all()
+    assert fitted.guarantee_.epsilon == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_hiding_persons_uses_few_records_of_each_and_scales_the_noise(learner, table):
+    X, y = table
+    persons = np.repeat(np.arange(100), 3)
+    by_person = learner(epsilon=1.0, unit="person", records_per_person=2).fit(X, y, persons=persons)
+    assert by_person.guarantee_.unit == "person"
+    with pytest.raises(SettingsError, match="persons="):
+        learner(epsilon=1.0, unit="person", records_per_person=2).fit(X, y)
+    with pytest.raises(SettingsError, match="unit='person'"):
+        learner(epsilon=1.0).fit(X, y, persons=persons)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_crash_after_the_charge_keeps_the_charge(learner, ledger, table, tmp_path):
+    script = f"""
+import os, numpy as np
+from consilience import Ledger, {learner.__name__}
+from consilience.learners import linear
+linear.solve = lambda *a, **k: os._exit(9)
+X = np.linspace(-0.5, 0.5, 40).reshape(10, 4)
+{learner.__name__}(epsilon=0.25).fit(X, [0, 1] * 5, ledger=Ledger({str(ledger.path)!r}), dataset="ward", key="crash")
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 9, run.stderr
+    assert ledger.balance("ward").spent.epsilon == pytest.approx(0.25)
+    ledger.verify()
+
+
+def test_the_receipt_names_charge_and_cost(ledger, table):
+    fitted = PrivateLogisticRegression(epsilon=0.25, delta=1e-6).fit(*table, ledger=ledger, dataset="ward")
+    text = json.dumps(fitted.receipt_)
+    assert "ward" in text
+    assert ledger.charges()[0].hash in text
+
+
+def test_a_budget_in_rho_takes_what_has_a_rho(tmp_path, table):
+    ledger = Ledger(tmp_path / "rho.db")
+    ledger.allow("ward", Budget(rho=0.5))
+    PrivateLogisticRegression(epsilon=0.5, delta=1e-6, mechanism="output").fit(*table, ledger=ledger, dataset="ward")
+    assert 0 < ledger.balance("ward").spent.rho < 0.125

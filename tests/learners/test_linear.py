@@ -1,0 +1,272 @@
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import optimize, sparse
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.data import Numeric, ParquetRows, Schema
+from consilience.errors import GuaranteeVoid, SettingsError
+from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
+from consilience.learners.linear import LinearTask, logistic_gap, plan_linear
+
+
+def made_up(n_records=600, n_features=5, n_classes=2, seed=1):
+    source = Noise(seed=seed).open()
+    X = source.normal(n_records * n_features).reshape(n_records, n_features)
+    X /= 1.01 * np.linalg.norm(X, axis=1).max()
+    weights = source.normal(n_features * n_classes).reshape(n_features, n_classes) * 8
+    return X, (X @ weights + source.normal(n_records * n_classes).reshape(n_records, -1)).argmax(axis=1)
+
+
+def task(loss, *, n_units=789, dimension=50, n_problems=1):
+    return LinearTask(None, np.zeros((0, dimension)), np.zeros(0), None, loss, dimension, n_units, n_units, n_problems)
+
+
+def test_exact_training_agrees_with_scikit_learn():
+    X, y = made_up()
+    peer = LogisticRegression(C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000).fit(X, y)
+    ours = PrivateLogisticRegression(epsilon=math.inf, fit_intercept=False).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
+    np.testing.assert_allclose(ours.predict_proba(X), peer.predict_proba(X), atol=1e-6)
+
+
+def test_exact_softmax_training_agrees_with_scikit_learn():
+    X, y = made_up(n_classes=4)
+    peer = LogisticRegression(C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000).fit(X, y)
+    ours = PrivateLogisticRegression(epsilon=math.inf, fit_intercept=False).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
+    np.testing.assert_allclose(ours.predict_proba(X), peer.predict_proba(X), atol=1e-6)
+
+
+def test_exact_ridge_agrees_with_scikit_learn_while_residuals_are_small():
+    X, _ = made_up()
+    y = X @ np.arange(5.0) / 5
+    peer = Ridge(alpha=len(y) * 1e-3, fit_intercept=False).fit(X, y)
+    ours = PrivateRidge(epsilon=math.inf, regularization=1e-3, fit_intercept=False).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
+
+
+def test_exact_ridge_clips_labels_to_their_bound():
+    X, _ = made_up()
+    wild = np.where(X[:, 0] > 0, 1e6, -1e6)
+    one, two = (PrivateRidge(epsilon=math.inf, label_bound=2.0).fit(X, y) for y in (wild, np.clip(wild, -2, 2)))
+    np.testing.assert_allclose(one.coef_, two.coef_, atol=1e-7)
+
+
+def test_exact_svc_minimises_the_smoothed_hinge():
+    X, y = made_up(n_records=80, n_features=3)
+    ours = PrivateLinearSVC(epsilon=math.inf, fit_intercept=False, huber=0.5).fit(X, y)
+    margin = 2.0 * y - 1.0
+
+    def objective(f):
+        z = margin * (X @ f)
+        loss = np.where(z > 1.5, 0, np.where(z < 0.5, 1 - z, (1.5 - z) ** 2 / 2))
+        return loss.mean() + 0.005 * f @ f
+
+    best = optimize.minimize(objective, np.zeros(3), method="BFGS", options={"gtol": 1e-8})
+    assert objective(ours.coef_[0]) <= best.fun + 1e-9
+
+
+def test_the_intercept_is_learned_and_regularised():
+    X, _ = made_up()
+    fitted = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(X, np.ones(len(X), dtype=int))
+    assert 0 < fitted.intercept_[0] < 10
+
+
+def test_a_large_epsilon_comes_close_to_exact_training():
+    X, y = made_up(n_records=5000)
+    exact = PrivateLogisticRegression(epsilon=math.inf).fit(X, y)
+    for mechanism in ("objective", "output", "generalized"):
+        near = PrivateLogisticRegression(epsilon=1e4, mechanism=mechanism).fit(X, y)
+        assert np.linalg.norm(near.coef_ - exact.coef_) < 0.05 * np.linalg.norm(exact.coef_)
+
+
+def test_multiclass_logistic_spends_one_budget_and_one_draw():
+    X, y = made_up(n_classes=5)
+    fitted = PrivateLogisticRegression(epsilon=1.0)
+    plan = plan_linear(fitted, task(Softmax(5)))
+    assert [type(event).__name__ for event in plan.events] == ["ObjectiveL2Laplace", "Closing"]
+    assert fitted.fit(X, y).guarantee_.epsilon == pytest.approx(1.0)
+
+
+def test_softmax_noise_sums_to_zero_over_the_classes():
+    X, y = made_up(n_classes=3)
+    for mechanism in ("objective", "output"):
+        fitted = PrivateLogisticRegression(epsilon=0.1, mechanism=mechanism).fit(X, y)
+        assert np.abs(fitted.coef_.sum(axis=0)).max() < 1e-4 * np.abs(fitted.coef_).max()
+
+
+def test_svc_classes_share_the_budget():
+    learner = PrivateLinearSVC(epsilon=1.0, delta=1e-6)
+    events = plan_linear(learner, task(HuberHinge(0.5), n_problems=4)).events
+    assert len(events) == 8
+    assert sum(event.epsilon for event in events) == pytest.approx(1.0)
+    assert sum(event.delta for event in events) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss", [Logistic(), HuberHinge(0.5), Softmax(4), Huber(1.0, 1.0)], ids=lambda loss: type(loss).__name__
+)
+@pytest.mark.parametrize("mechanism", ["objective", "output", "generalized", "matrix"])
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+def test_more_epsilon_never_means_more_noise_or_more_ridge(loss, mechanism, delta, neighbours):
+    if mechanism == "matrix" and isinstance(loss, Softmax):
+        return  # the matrix variant is for one output, as another test shows
+    noise, ridge = [], []
+    for epsilon in np.geomspace(0.01, 10, 25):
+        learner = PrivateLogisticRegression(
+            epsilon=epsilon, delta=delta, mechanism=mechanism, neighbours=neighbours, public_size=789, random_state=0
+        )
+        plan = plan_linear(learner, task(loss))
+        noise.append(getattr(plan.noise, "scale", None) or plan.noise.sigma)
+        ridge.append(plan.regularization)
+    assert (np.diff(noise) <= 1e-9 * np.abs(noise[1:])).all()
+    assert (np.diff(ridge) <= 0).all()
+
+
+def test_the_2011_calibration_is_the_papers_and_is_not_monotone():
+    # n=789, Λ=.01, c=1: below the threshold 2 ln(1 + 1/7.89) = .239 extra ridge, just above it almost no noise budget.
+    def scale(epsilon, calibration):
+        learner = PrivateLinearSVC(epsilon=epsilon / 0.99, calibration=calibration)
+        plan = plan_linear(learner, task(HuberHinge(0.5)))
+        return plan.noise.scale, plan.regularization
+
+    assert scale(0.1, "chaudhuri2011")[0] == pytest.approx(2 / 0.05)
+    assert scale(0.1, "chaudhuri2011")[1] == pytest.approx(1 / math.expm1(0.025))
+    assert scale(0.25, "chaudhuri2011")[0] == pytest.approx(2 / (0.25 - 2 * math.log1p(1 / 7.89)))
+    assert scale(0.25, "chaudhuri2011")[0] > 4 * scale(0.1, "chaudhuri2011")[0]
+    assert scale(0.25, "tight")[0] < scale(0.1, "tight")[0] <= scale(0.1, "chaudhuri2011")[0] * (1 + 1e-9)
+    assert scale(0.25, "tight")[0] < scale(0.25, "chaudhuri2011")[0] / 10
+
+
+def test_the_2011_calibration_states_its_true_guarantee():
+    X, y = made_up()
+    fitted = PrivateLogisticRegression(epsilon=0.5, calibration="chaudhuri2011").fit(X, y)
+    assert 0.2 < fitted.guarantee_.epsilon < 0.5
+
+
+@pytest.mark.parametrize(
+    "settings", [{"delta": 1e-5}, {"neighbours": "add-remove", "public_size": 9}, {"mechanism": "generalized"}]
+)
+def test_the_2011_calibration_is_refused_beyond_its_paper(settings):
+    X, y = made_up()
+    with pytest.raises(SettingsError, match="chaudhuri2011"):
+        PrivateLogisticRegression(epsilon=1.0, calibration="chaudhuri2011", **settings).fit(X, y)
+
+
+def test_kifers_noise_is_the_papers_and_doubles_under_replacement():
+    learner = PrivateLinearSVC(
+        epsilon=1 / 0.99, delta=1e-5, mechanism="generalized", neighbours="add-remove", public_size=789
+    )
+    added = plan_linear(learner, task(HuberHinge(0.5)))
+    assert added.noise.sigma == pytest.approx(math.sqrt(8 * math.log(2e5) + 4))
+    assert added.regularization == pytest.approx(7.89 + 2)
+    replaced = plan_linear(learner.set_params(neighbours="replace-one"), task(HuberHinge(0.5)))
+    assert replaced.noise.sigma == pytest.approx(2 * added.noise.sigma)
+
+
+def test_the_literal_matrix_perturbation_is_refused_with_its_counterexample():
+    X, y = made_up()
+    with pytest.raises(GuaranteeVoid, match=r"\(x, \+1\) and \(x, -1\)"):
+        PrivateLogisticRegression(epsilon=1.0, mechanism="matrix", calibration="thesis").fit(X, y)
+
+
+def test_the_provable_matrix_perturbation_draws_linear_noise_and_public_matrices():
+    learner = PrivateLogisticRegression(epsilon=1.0, mechanism="matrix", random_state=4)
+    one, two = (plan_linear(learner, task(Logistic(), dimension=6)) for _ in range(2))
+    assert one.noise.scale > 0
+    assert np.array_equal(one.matrix, two.matrix)
+    assert np.linalg.eigvalsh(one.matrix)[0] >= 0
+    assert one.noise.strong_convexity <= one.regularization + np.linalg.eigvalsh(one.matrix)[0]
+    with pytest.raises(SettingsError, match="two classes"):
+        plan_linear(learner, task(Softmax(3)))
+
+
+def test_persons_cost_as_many_gradients_as_they_have_records():
+    def scale(per_person, mechanism):
+        learner = PrivateLinearSVC(
+            epsilon=1.0, unit="person", records_per_person=per_person, mechanism=mechanism, regularization=10.0
+        )
+        return plan_linear(learner, task(HuberHinge(0.5))).noise.scale
+
+    assert scale(3, "output") == pytest.approx(3 * scale(1, "output"))
+    assert scale(3, "objective") == pytest.approx(3 * scale(1, "objective"), rel=2e-3)
+
+
+def test_the_gap_between_logistic_gradients_matches_a_search_over_pairs():
+    def longest(radius):
+        def gap(v):
+            a, b = v[:2], v[2:]
+            a, b = a / max(1, np.linalg.norm(a)), b / max(1, np.linalg.norm(b))
+            return -np.linalg.norm(a / (1 + np.exp(radius * a[0])) - b / (1 + np.exp(radius * b[0])))
+
+        starts = Noise(seed=5).open().normal(32).reshape(8, 4)
+        return max(
+            -optimize.minimize(
+                gap, start, method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 4000}
+            ).fun
+            for start in starts
+        )
+
+    for radius in (0.5, 1.0, 3.0, 10.0):
+        assert longest(radius) <= logistic_gap(radius) <= longest(radius) + 2e-3
+    assert logistic_gap(0.0) == 1.0
+    assert logistic_gap(1e6) == pytest.approx(2.0, abs=1e-3)
+
+
+def test_output_noise_never_exceeds_what_the_regulariser_allows():
+    # J(f) <= J(0) bounds every minimum, so a tiny Λ cannot ask for unbounded noise.
+    learner = PrivateLogisticRegression(epsilon=1.0, mechanism="output", regularization=1e-9)
+    assert plan_linear(learner, task(Logistic())).noise.sensitivity <= 2 * math.sqrt(2 * math.log(2) / 1e-9)
+
+
+def test_the_closing_noise_is_invisible():
+    for loss in (Logistic(), HuberHinge(0.5), Softmax(10), Huber(1.0, 1.0)):
+        for mechanism in ("objective", "output"):
+            plan = plan_linear(PrivateLogisticRegression(epsilon=0.1, mechanism=mechanism), task(loss, n_units=8678))
+            assert plan.closing.epsilon == pytest.approx(0.001)
+            assert plan.closing.scale < 1e-3
+
+
+def test_training_from_parquet_chunks_equals_training_in_memory(tmp_path):
+    X, y = made_up(n_records=5000, n_features=4)
+    names = [f"c{i}" for i in range(4)]
+    table = pa.table({**{name: X[:, i] for i, name in enumerate(names)}, "ill": np.where(y, "yes", "no")})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=700)
+    schema = Schema(
+        columns=[Numeric(name=name, low=-1.0, high=1.0) for name in names], label="ill", classes=("no", "yes")
+    )
+    rows = ParquetRows(tmp_path / "t.parquet", schema, chunk_records=512)
+    encoded = schema.encode(table)
+    for learner in (PrivateLogisticRegression, PrivateLinearSVC):
+        settings = {"epsilon": 1.0, "classes": [0, 1], "noise": Noise(seed=1)}
+        whole = learner(**settings).fit(encoded.X, encoded.y)
+        chunked = learner(**settings).fit(rows)
+        np.testing.assert_allclose(chunked.coef_, whole.coef_, atol=1e-5)
+    with pytest.raises(SettingsError, match="chunks"):
+        PrivateLogisticRegression(epsilon=1.0).fit(rows)
+
+
+def test_sparse_rows_are_never_made_dense():
+    wide = sparse.random_array((200, 50_000), density=1e-4, format="csr", rng=3)
+    y = np.arange(200) % 2
+    fitted = PrivateLogisticRegression(epsilon=1.0, delta=1e-6).fit(wide, y)
+    assert fitted.coef_.shape == (1, 50_000)
+    assert fitted.predict(wide).shape == (200,)
+
+
+def test_real_digits_are_told_apart_at_epsilon_one(data_folder):
+    import pandas
+
+    digits = pandas.read_parquet(data_folder / "mnist.parquet")
+    digits = digits[digits.label.isin([3, 7])]
+    X = np.frombuffer(b"".join(digits.pixels), np.uint8).reshape(-1, 784) / 255.0
+    train = (digits.split == "train").to_numpy()
+    fitted = PrivateLogisticRegression(epsilon=1.0, delta=1e-5, data_norm=9.0, classes=[3, 7])
+    fitted.fit(X[train], digits.label[train])
+    assert fitted.score(X[~train], digits.label[~train]) > 0.9
