@@ -337,8 +337,8 @@ def test_a_crash_after_the_charge_keeps_the_charge(learner, ledger, table, tmp_p
     script = f"""
 import os, numpy as np
 from consilience import Ledger, {learner.__name__}
-from consilience.learners import linear
-linear.solve = lambda *a, **k: os._exit(9)
+from consilience.learners import perturbation
+perturbation.solve = lambda *a, **k: os._exit(9)
 X = np.linspace(-0.5, 0.5, 40).reshape(10, 4)
 {learner.__name__}(epsilon=0.25).fit(X, [0, 1] * 5, ledger=Ledger({str(ledger.path)!r}), dataset="ward", key="crash")
 """

@@ -11,7 +11,7 @@ from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, Priv
 from consilience.data import Numeric, ParquetRows, Schema
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
-from consilience.learners.linear import LinearTask, logistic_gap, plan_linear
+from consilience.learners.perturbation import LinearTask, logistic_gap, plan_linear
 
 
 def made_up(n_records=600, n_features=5, n_classes=2, seed=1):

@@ -57,6 +57,7 @@ def edit(path: Path, statement: str, values: tuple[object, ...] = ()) -> None:
         for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             db.execute(f"DROP TRIGGER {name}")
         db.execute("PRAGMA ignore_check_constraints = ON")
+        db.execute("PRAGMA synchronous = OFF")
         db.execute(statement, values)
     finally:
         db.close()
@@ -137,7 +138,7 @@ def work(name, say):
 started, lines, left_over = time.monotonic(), [], 0
 for name in range(n_kills):
     pid, pipe = child(lambda say: work(name, say))
-    time.sleep(random.uniform(0.002, 0.06))
+    time.sleep(random.uniform(0.002, 0.2))
     os.kill(pid, signal.SIGKILL)
     code = os.waitpid(pid, 0)[1]
     assert code == signal.SIGKILL, code
@@ -546,7 +547,7 @@ def written(tmp_path_factory) -> Path:
     return path
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_edit_of_any_field_of_any_row_is_found(written, tmp_path, data):
     path = tmp_path / "edited.sqlite"

@@ -305,7 +305,7 @@ _BLOCK_ENTRIES = 1 << 16
 _BLOCK_RECORDS = 4096
 
 # A subset for the first approximation: a share of all records, within limits that make its Hessian worth having.
-_SUBSET_SHARE = 8
+_SUBSET_SHARE = 16
 _SUBSET_RECORDS_PER_FEATURE = 20
 _SUBSET_RECORDS = 1 << 15
 

@@ -1,0 +1,308 @@
+"""The noise of one linear problem: what it will be, decided from public facts, and drawing it.
+
+`plan_linear` chooses ridge, noise and tolerance for a learner's settings and sizes without looking at a record;
+`train_linear` draws that noise, solves, and closes the gap between what the proof assumes (an exact minimum over the
+reals) and what a computer returned. Proofs: docs/guarantees/objective.md, output.md, closing.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, special
+from sklearn.utils import check_random_state
+
+from consilience.errors import SettingsError
+from consilience.privacy.accounting import (
+    Closing,
+    Event,
+    Gaussian,
+    L2Laplace,
+    Objective,
+    ObjectiveGaussian,
+    ObjectiveL2Laplace,
+    calibrate_scale,
+    gaussian_sigma,
+)
+from consilience.privacy.guarantee import Neighbours, Unit
+from consilience.privacy.mechanisms import Noise, Source, close, draw_error, gaussian, l2_laplace
+
+from .erm import ChunkedRecords, Huber, HuberHinge, Logistic, Loss, Softmax, gradient_error, solve
+
+Array = NDArray[Any]
+
+CLOSING_SHARE = 0.01  # of epsilon; covers a distance of about 1e-8, so its noise is invisible
+TOLERANCE = 1e-8  # un-normalised gradient norm relative to the total regularisation (design.md, decision 7)
+# The public radius of a draw: exceeded with probability 2^-256, the chance of guessing the key it was drawn from.
+RADIUS_PROBABILITY = 2.0**-256
+LOSS_NAMES: dict[type, Literal["logistic", "huber-hinge", "softmax", "huber"]] = {
+    Logistic: "logistic",
+    HuberHinge: "huber-hinge",
+    Softmax: "softmax",
+    Huber: "huber",
+}
+
+
+@dataclass(frozen=True)
+class LinearTask:
+    """Records in the unit ball with encoded labels, and the sizes that are public."""
+
+    records: ChunkedRecords | None
+    X: Any
+    y: Array
+    persons: Array | None
+    loss: Loss
+    dimension: int  # columns of X, the constant one included
+    n_records: int
+    n_units: int
+    n_problems: int = 1  # one-against-rest problems that share the budget
+
+    @property
+    def dimension_of_noise(self) -> int:
+        """Dimensions in which records move the minimum: softmax coefficients sum to zero over the classes."""
+        return self.dimension * max(1, self.loss.n_outputs - 1)
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """One linear problem's noise, ridge and tolerance; all of it computed from public facts."""
+
+    noise: L2Laplace | Gaussian | ObjectiveL2Laplace | ObjectiveGaussian | None
+    closing: Closing | None
+    regularization: float  # un-normalised λ of the ridge
+    matrix: Array | None
+    tolerance: float
+    n_problems: int
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that will be drawn, for all problems."""
+        one = [event for event in (self.noise, self.closing) if event is not None]
+        return one * self.n_problems
+
+
+def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
+    """Decide noise and ridge for one problem of `task` at its share of the budget."""
+    epsilon, delta = learner.epsilon / task.n_problems, learner.delta / task.n_problems
+    # Under replace-one the number of units is public; under add-remove only the declared size is.
+    add_remove = learner.neighbours == "add-remove"
+    size = int(learner.public_size) if add_remove else task.n_units
+    ridge = learner.regularization * max(size, 1)
+    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    bound = per_unit * (max(16 * size, 1 << 20) if add_remove else max(size, 1))
+    matrix, least = _random_matrix(learner, task, ridge) if learner.mechanism == "matrix" else (None, 0.0)
+    noise: Any = None
+    if math.isfinite(epsilon):
+        facts = _Facts(learner, task, ridge, (1 - CLOSING_SHARE) * epsilon, delta, per_unit, least)
+        ridge, noise = facts.output() if learner.mechanism == "output" else facts.objective()
+    strong = ridge + least
+    radius = 0.0 if noise is None else _radius(noise, task.dimension_of_noise)
+    in_objective = radius if isinstance(noise, Objective) else 0.0
+    size_of_matrix = 0.0 if matrix is None else float(np.linalg.norm(matrix))
+    rounding = gradient_error(
+        task.loss,
+        n_records=bound,
+        n_features=task.dimension,
+        regularization=ridge,
+        linear_norm=in_objective,
+        matrix_norm=size_of_matrix,
+        tolerance=TOLERANCE * strong,
+    )
+    tolerance = max(TOLERANCE * strong, 8 * rounding)
+    closing = None
+    if noise is not None:
+        released = task.dimension * task.loss.n_outputs
+        drawn = draw_error(released) * radius
+        # An objective's noise moves the minimum by 1/strong of itself; output noise is added as it is.
+        distance = (tolerance + rounding) / strong + (drawn / strong if isinstance(noise, Objective) else 2 * drawn)
+        closing = Closing(
+            unit=noise.unit,
+            neighbours=noise.neighbours,
+            dimension=released,
+            distance=distance,
+            scale=2 * math.sqrt(released) * distance / (CLOSING_SHARE * epsilon),
+        )
+    return LinearPlan(noise, closing, ridge, matrix, tolerance, task.n_problems)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """The public facts of one problem, and the calibrations that rest on them."""
+
+    learner: Any
+    task: LinearTask
+    ridge: float
+    epsilon: float
+    delta: float
+    per_unit: int
+    least: float  # strong convexity that a data-independent matrix adds
+
+    @property
+    def _who(self) -> dict[str, Any]:
+        return {"unit": Unit(self.learner.unit), "neighbours": Neighbours(self.learner.neighbours)}
+
+    @property
+    def _moved(self) -> int:
+        return self.per_unit * (2 if self.learner.neighbours == "replace-one" else 1)
+
+    def output(self) -> tuple[float, Any]:
+        """Noise on the exact minimum; docs/guarantees/output.md."""
+        if self.learner.calibration == "chaudhuri2011":
+            sensitivity = self._moved * self.task.loss.lipschitz / self.ridge
+        else:
+            sensitivity = self._sensitivity()
+        if self.delta > 0:
+            sigma = gaussian_sigma(epsilon=self.epsilon, delta=self.delta, sensitivity=sensitivity)
+            return self.ridge, Gaussian(sensitivity=sensitivity, sigma=sigma, at_delta=self.delta, **self._who)
+        return self.ridge, L2Laplace(sensitivity=sensitivity, scale=sensitivity / self.epsilon, **self._who)
+
+    def _sensitivity(self) -> float:
+        loss = self.task.loss
+        general = self._moved * loss.lipschitz / self.ridge
+        if self.learner.neighbours == "add-remove":
+            return general
+        # J(f*) <= J(0) and the gradient's bound: two caps on the length of any minimum, both public.
+        records = self.per_unit * max(self.task.n_units, 1)
+        longest = min(math.sqrt(2 * records * loss.at_zero / self.ridge), records * loss.lipschitz / self.ridge)
+        if isinstance(loss, Logistic):
+            general = min(general, self.per_unit * logistic_gap(longest) / self.ridge)
+        return min(general, 2 * longest)
+
+    def objective(self) -> tuple[float, Any]:
+        """Noise in the objective; docs/guarantees/objective.md."""
+        if self.learner.calibration == "chaudhuri2011":
+            return self._chaudhuri()
+        if self.learner.mechanism == "generalized":
+            return self._kifer()
+        # Spend at most the share kappa of epsilon on the Jacobian, by adding ridge where the asked one is too
+        # small. Unlike the 2011 case split this is continuous and monotone in epsilon.
+        kappa = 0.25 if self.delta > 0 else 0.5
+        ridge = max(self.ridge, self._ridge_for(kappa * self.epsilon) - self.least)
+        kind = self._kind(ridge)
+        return ridge, kind(calibrate_scale(kind, epsilon=self.epsilon))
+
+    def _ridge_for(self, jacobian: float) -> float:
+        """Return the strong convexity at which the log-determinant moves by at most `jacobian`."""
+        share, loss = jacobian / self.per_unit, self.task.loss
+        if isinstance(loss, Softmax):
+            return 1 / (loss.n_classes * _expm1(share / (loss.n_classes - 1)))
+        return loss.curvature / _expm1(share)
+
+    def _kind(self, ridge: float) -> Any:
+        """Return the event as a function of its noise scale."""
+        loss = self.task.loss
+        facts = {
+            "loss": LOSS_NAMES[type(loss)],
+            "n_classes": max(loss.n_outputs, 2),
+            "curvature": loss.curvature,
+            "lipschitz": loss.lipschitz,
+            "strong_convexity": ridge + self.least,
+            "records_per_unit": self.per_unit,
+            **self._who,
+        }
+        if self.delta > 0:
+            return lambda sigma: ObjectiveGaussian(sigma=sigma, at_delta=self.delta, **facts)
+        return lambda scale: ObjectiveL2Laplace(scale=scale, **facts)
+
+    def _chaudhuri(self) -> tuple[float, Any]:
+        """Chaudhuri, Monteleoni & Sarwate 2011, algorithm 2, with e^{ε/4} where the thesis prints another exponent."""
+        plain = self.delta == 0 and self.per_unit == 1 and self.learner.neighbours == "replace-one"
+        if not plain or isinstance(self.task.loss, Softmax | Huber) or self.learner.mechanism != "objective":
+            raise SettingsError(
+                "calibration='chaudhuri2011' is the paper's: two classes, pure epsilon, one record replaced, output or "
+                "objective perturbation. Nothing was trained. Use calibration='tight' for anything else."
+            )
+        curvature, ridge = self.task.loss.curvature, self.ridge
+        left = self.epsilon - 2 * math.log1p(curvature / ridge)
+        if left <= 0:
+            ridge, left = curvature / _expm1(self.epsilon / 4), self.epsilon / 2
+        return ridge, self._kind(ridge)(2 / left)
+
+    def _kifer(self) -> tuple[float, Any]:
+        """Kifer, Smith & Thakurta 2012, algorithm 1: half of epsilon each for Jacobian and noise.
+
+        Their constants are for add-remove; under replace-one twice as many gradients move. The ridge is the one
+        at which our own bound on the Jacobian is ε/2 to first order, which for one output is their 2λ/ε.
+        """
+        loss = self.task.loss
+        steps = (1 - 1 / loss.n_classes) if isinstance(loss, Softmax) else loss.curvature
+        ridge = self.ridge + 2 * self.per_unit * steps / self.epsilon
+        reach = self._moved * loss.lipschitz
+        kind = self._kind(ridge)
+        if self.delta == 0:
+            return ridge, kind(2 * reach / self.epsilon)
+        paper = reach * math.sqrt(8 * math.log(2 / self.delta) + 4 * self.epsilon) / self.epsilon
+        # Never less noise than our own profile asks for (it asks for less unless there are many classes).
+        return ridge, kind(max(paper, calibrate_scale(kind, epsilon=self.epsilon)))
+
+
+def _expm1(x: float) -> float:
+    return math.expm1(min(x, 700.0))  # an epsilon in the thousands is no reason to overflow
+
+
+def logistic_gap(longest: float) -> float:
+    """Return the largest gap between two records' logistic gradients at a point of norm <= `longest`.
+
+    max over 0 <= m <= R of 2σ(m)·sqrt(1 - (m/R)²): 1 at R = 0, 2 in the limit (docs/guarantees/output.md). A grid
+    with a Lipschitz margin bounds the maximum from above.
+    """
+    if longest == 0:
+        return 1.0
+    m = np.linspace(0.0, min(longest, 40.0), 20001)
+    gap = 2 * special.expit(m) * np.sqrt(1 - np.minimum(1.0, m / longest) ** 2)
+    # σ' <= 1/4 and the root decreases, so between grid points the product exceeds neither by more than step/2.
+    return min(2.0, float(gap.max() + (m[1] - m[0]) / 2))
+
+
+def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array, float]:
+    """Draw the thesis' positive semi-definite matrix from public randomness; it adds no privacy and costs none."""
+    if task.loss.n_outputs > 1:
+        raise SettingsError(
+            "mechanism='matrix' is for two classes or regression. Nothing was trained. Use mechanism='objective'."
+        )
+    seed = int(check_random_state(learner.random_state).randint(2**31))
+    factor = Noise(seed=seed).open().normal(task.dimension**2).reshape(task.dimension, -1)
+    matrix = factor @ factor.T * (ridge / task.dimension)
+    return matrix, max(0.0, 0.999 * float(np.linalg.eigvalsh(matrix)[0]))
+
+
+def _radius(noise: Any, dimension: int) -> float:
+    if isinstance(noise, Gaussian | ObjectiveGaussian):
+        return float(noise.sigma * math.sqrt(2 * special.gammainccinv(dimension / 2, RADIUS_PROBABILITY)))
+    return float(noise.scale * special.gammainccinv(dimension, RADIUS_PROBABILITY))
+
+
+def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
+    """Draw, solve and close one problem; returns (d,) or (K, d) in the coordinates of the unit ball.
+
+    Privacy
+    -------
+    Exactly the events of `plan`; docs/guarantees/objective.md, output.md and closing.md.
+    """
+    drawn = None
+    if plan.noise is not None:
+        draw: Any = gaussian if isinstance(plan.noise, Gaussian | ObjectiveGaussian) else l2_laplace
+        drawn = draw(task.dimension_of_noise, event=plan.noise, source=source)
+        if task.loss.n_outputs > 1:
+            # Orthonormal coordinates of the classes' sum-zero subspace, where all gradients and the minimum lie.
+            drawn = linalg.helmert(task.loss.n_outputs).T @ drawn.reshape(-1, task.dimension)
+    in_objective = drawn if isinstance(plan.noise, Objective) else None
+    chunked = task.records is not None
+    found = solve(
+        task.records if chunked else task.X,
+        None if chunked else task.y,
+        task.loss,
+        regularization=plan.regularization,
+        linear=in_objective,
+        matrix=plan.matrix,
+        tolerance=plan.tolerance,
+    )
+    coef = np.asarray(found.coef, dtype=np.float64)
+    if drawn is not None and in_objective is None:
+        coef = coef + drawn
+    return coef if plan.closing is None else close(coef, event=plan.closing, source=source)

@@ -1,0 +1,409 @@
+"""Fewer columns before learning: principal axes from public records, from private ones, or from several sites.
+
+All three take the second moment Σxxᵀ of rows in the unit ball and keep its leading eigenvectors. It is not centred:
+an orthonormal projection never lengthens a row, so what a learner assumes of its rows still holds behind it, whereas
+subtracting a mean would need a mean, which has to be public or charged for. `PublicPCA` is free, `PrivatePCA` adds
+noise to the moment, `combine_moments` adds up what sites released and never sees a record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import linalg, sparse
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from consilience.data import cap_records
+from consilience.errors import SchemaMismatch, SettingsError
+from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, calibrate_scale
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import Noise, Source, clip_rows, close, draw_error, gaussian, l2_laplace
+
+from .base import PrivateLearner, is_positive
+from .linear import _persons
+from .perturbation import CLOSING_SHARE, _radius
+
+Array = NDArray[Any]
+
+# Coordinates on a grid of 2⁻²¹ have products on one of 2⁻⁴², and 2¹¹ of those, each at most 1, add up to at most 2⁵³
+# steps: whatever order BLAS adds a block's products in, no sum is ever rounded.
+GRID_BITS = 21
+BLOCK_RECORDS = 2**11
+MOST_RECORDS = 2**31  # at one site; the one public bound that the closing distance needs
+
+
+# ------------------------------------------------------------------------------------------------------------- moment
+
+
+def _blocks(X: Any) -> Iterator[Array]:
+    for table in (chunk for chunk, _ in X.chunks()) if hasattr(X, "chunks") else (X,):
+        for start in range(0, table.shape[0], BLOCK_RECORDS):
+            block = table[start : start + BLOCK_RECORDS]
+            yield block.toarray() if sparse.issparse(block) else np.asarray(block, dtype=np.float64)
+
+
+def _into_ball(rows: Array, data_norm: float) -> Array:
+    if data_norm != 1.0:  # clipped before the division too, which then cannot overflow
+        rows = clip_rows(rows, data_norm) / data_norm
+    return cast(Array, clip_rows(rows, 1.0))
+
+
+def _second_moment(X: Any, n_features: int, data_norm: float, *, on_grid: bool) -> Array:
+    """Return Σxxᵀ of the rows in the unit ball; on the grid it is exact but for one last rounding of each entry."""
+    plain = np.zeros((n_features, n_features))
+    high, low = np.zeros((2, n_features, n_features), dtype=np.int64)
+    for rows in _blocks(X):
+        rows = _into_ball(rows, data_norm)
+        if not on_grid:
+            plain += rows.T @ rows
+            continue
+        steps = np.trunc(rows * 2.0**GRID_BITS)  # towards 0: a row never gets longer
+        block = (steps.T @ steps).astype(np.int64)
+        high += block >> 32
+        low += block & 0xFFFFFFFF
+    high += low >> 32
+    low &= 0xFFFFFFFF
+    return np.asarray(plain + (high * 2.0 ** (32 - 2 * GRID_BITS) + low * 2.0 ** (-2 * GRID_BITS)))
+
+
+def as_vector(moment: Array) -> Array:
+    """Return the upper triangle with off-diagonal entries times √2, so that its length is the Frobenius norm."""
+    rows, columns = np.triu_indices(len(moment))
+    return np.where(rows == columns, 1.0, math.sqrt(2)) * moment[rows, columns]
+
+
+def as_matrix(vector: Array) -> Array:
+    """Return the symmetric matrix that `as_vector` made a vector of."""
+    size = (math.isqrt(8 * len(vector) + 1) - 1) // 2
+    rows, columns = np.triu_indices(size)
+    matrix = np.empty((size, size))
+    matrix[rows, columns] = vector / np.where(rows == columns, 1.0, math.sqrt(2))
+    matrix[columns, rows] = matrix[rows, columns]
+    return matrix
+
+
+@dataclass(frozen=True, eq=False)
+class SecondMoment:
+    """What a site releases for a joint projection: its noisy Σxxᵀ, in the table's own units, and what it promises."""
+
+    moment: Array
+    guarantee: Guarantee
+
+    def __post_init__(self) -> None:
+        moment = np.asarray(self.moment, dtype=np.float64)
+        if moment.ndim != 2 or moment.size == 0 or not np.isfinite(moment).all() or (moment != moment.T).any():
+            raise SchemaMismatch(
+                "A second moment must be a square, symmetric matrix of finite numbers, and this one is not. "
+                "Nothing was combined. Ask its site for PrivatePCA's second_moment_."
+            )
+        object.__setattr__(self, "moment", moment)
+
+
+# --------------------------------------------------------------------------------------------------------- projections
+
+
+def _require(projection: Any, name: str, fits: bool, must: str) -> None:
+    if not fits:
+        raise SettingsError(
+            f"The {name!r} parameter of {type(projection).__name__} must be {must}. "
+            f"Got {getattr(projection, name)!r} instead. Nothing was trained or charged."
+        )
+
+
+class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
+    """What the projections share: axes from a moment, and applying them."""
+
+    n_components: int
+    data_norm: float
+    n_features_in_: int
+    components_: Array
+    explained_ratio_: Array
+
+    def transform(self, X: Any) -> Array:
+        """Return each row's coordinates along the principal axes; no row gets longer."""
+        check_is_fitted(self)
+        return np.asarray(self._rows(X, reset=False) @ self.components_.T)
+
+    def _rows(self, X: Any, **options: Any) -> Any:
+        """Validate as scikit-learn does, but never repeat a record's value in an error."""
+        try:
+            return validate_data(self, X, accept_sparse="csr", dtype=np.float64, **options)
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise SchemaMismatch(
+                f"{type(self).__name__} was given a table with text where it needs numbers. Nothing was done. "
+                "Encode the table with Schema.encode, which turns declared categories into columns."
+            ) from None
+
+    def _set_axes(self, moment: Array) -> None:
+        """Set the leading eigenvectors and their share of the moment; an eigenvalue below 0 is noise and counts 0."""
+        values, vectors = linalg.eigh(moment)
+        axes = vectors[:, ::-1][:, : self.n_components].T
+        largest = np.abs(axes).argmax(axis=1)
+        self.components_ = axes * np.where(axes[np.arange(len(axes)), largest] < 0, -1.0, 1.0)[:, None]
+        positive = np.maximum(values[::-1], 0.0)
+        self.explained_ratio_ = positive[: self.n_components] / max(positive.sum(), np.finfo(np.float64).tiny)
+
+    def _check_settings(self) -> None:
+        norm, wanted, most = self.data_norm, self.n_components, self.n_features_in_
+        _require(self, "data_norm", is_positive(norm), "a finite number > 0")
+        fits = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool) and 1 <= wanted <= most
+        _require(self, "n_components", fits, f"an integer from 1 to the number of columns, here {most}")
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
+    """Project on the principal axes of records that are public.
+
+    Parameters
+    ----------
+    n_components
+        How many axes to keep.
+    data_norm
+        Declared bound on the norm of a row; longer rows are scaled down to it before they count.
+
+    Privacy
+    -------
+    None for the records it is fitted on: they must be public. Records that are transformed later stay as protected
+    as they were, and no longer than they were, so that a learner behind it keeps its `data_norm`. One made by
+    `combine_moments` has a ``guarantee_``.
+    """
+
+    guarantee_: Guarantee
+
+    def __init__(self, n_components: int, *, data_norm: float = 1.0) -> None:
+        self.n_components = n_components
+        self.data_norm = data_norm
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Find the principal axes of public records."""
+        X = self._rows(X)
+        self._check_settings()
+        self._set_axes(_second_moment(X, self.n_features_in_, self.data_norm, on_grid=False))
+        return self
+
+
+@dataclass(frozen=True)
+class MomentTask:
+    """Records as they were given, and whose each is."""
+
+    X: Any
+    persons: Array | None
+
+
+@dataclass(frozen=True)
+class MomentPlan:
+    """The noise of one second moment, from public facts; none at an infinite epsilon."""
+
+    noise: L2Laplace | Gaussian | None = None
+    closing: Closing | None = None
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that will be drawn."""
+        return [event for event in (self.noise, self.closing) if event is not None]
+
+
+class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
+    """Project on the principal axes of private records, found in a noisy second moment.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The budget. ``delta > 0`` draws symmetric Gaussian noise (Analyze-Gauss, Dwork et al. 2014, with less noise
+        off the diagonal), ``delta=0`` noise of density ∝ exp(-‖E‖/s) in the Frobenius norm: at delta=1e-5 about d/5
+        times as much for d columns. ``epsilon=math.inf`` is exact and promises nothing.
+    n_components
+        How many axes to keep; it only cuts what was released, so its choice is free.
+    data_norm
+        Declared bound on the norm of a row. Longer rows are scaled down to it.
+    neighbours, unit, records_per_person, noise
+        As in `PrivateLogisticRegression`. No public size is needed: the moment is a plain sum.
+
+    Attributes
+    ----------
+    moment_
+        The released noisy Σxxᵀ of the clipped rows; `second_moment_` is it together with its guarantee.
+    components_, explained_ratio_
+        Its leading eigenvectors, and their eigenvalues' share of all positive ones; computed from ``moment_`` alone.
+
+    Privacy
+    -------
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees any fitted attribute.
+    A learner trained behind it on the same records is charged on top. Not hidden: the number of columns. Proof:
+    docs/guarantees/pca.md.
+
+    Examples
+    --------
+    >>> X = np.linspace(-0.5, 0.5, 4000)[:, None] * np.array([[1.0, 1.0, 0.0]])
+    >>> pca = PrivatePCA(epsilon=1.0, delta=1e-6, n_components=2).fit(X)
+    >>> pca.transform(X).shape, pca.guarantee_
+    ((4000, 2), Guarantee(epsilon=1, delta=1e-06, per record, replace-one))
+    """
+
+    moment_: Array
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        n_components: int,
+        delta: float = 0.0,
+        data_norm: float = 1.0,
+        neighbours: str = "replace-one",
+        unit: str = "record",
+        records_per_person: int | None = None,
+        noise: Noise | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.n_components = n_components
+        self.delta = delta
+        self.data_norm = data_norm
+        self.neighbours = neighbours
+        self.unit = unit
+        self.records_per_person = records_per_person
+        self.noise = noise
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        persons: ArrayLike | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> Self:
+        """Release the noisy moment; with a ledger, charge `dataset` first. `X` and `key` as in the linear learners."""
+        self._check_privacy(("moment",))
+        self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
+        if self.unit == "person":
+            cap, must = self.records_per_person, "an integer >= 1 with unit='person'"
+            self._require("records_per_person", isinstance(cap, int | np.integer) and cap >= 1, must)
+        if hasattr(X, "chunks"):
+            if self.unit == "person":
+                raise SettingsError(
+                    "PrivatePCA was given a table in chunks with unit='person', but persons can be capped only in a "
+                    "table that fits in memory. Nothing was trained. Load the table, or use unit='record'."
+                )
+            self.n_features_in_ = X.n_features
+        else:
+            # Under add-remove even "the table is empty" is about the records, so an empty table trains.
+            least = 0 if self.neighbours == "add-remove" else 1
+            X = self._rows(X, ensure_min_samples=least)
+        self._check_settings()
+        task = MomentTask(X, None if hasattr(X, "chunks") else _persons(self, persons, X.shape[0]))
+        return self._fit(task, [], ledger, dataset, key)
+
+    @property
+    def second_moment_(self) -> SecondMoment:
+        """The released moment and its guarantee, for `combine_moments`."""
+        check_is_fitted(self)
+        return SecondMoment(self.moment_, self.guarantee_)
+
+    def _plan(self, task: MomentTask) -> MomentPlan:
+        if math.isinf(self.epsilon):
+            return MomentPlan()
+        replaced = self.neighbours == "replace-one"
+        # A unit's records add a positive semi-definite matrix of trace <= cap: of norm <= cap, and two such matrices
+        # are at no more than a right angle.
+        cap = float(self.records_per_person or 1) if self.unit == "person" else 1.0
+        sensitivity = cap * (math.sqrt(2) if replaced else 1.0)
+        who: Any = {"unit": Unit(self.unit), "neighbours": Neighbours(self.neighbours)}
+        dimension = self.n_features_in_ * (self.n_features_in_ + 1) // 2
+        noise: L2Laplace | Gaussian
+        if self.delta > 0:
+
+            def cost(sigma: float) -> Gaussian:
+                return Gaussian(sensitivity=sensitivity, sigma=sigma, at_delta=self.delta, **who)
+
+            noise = cost(calibrate_scale(cost, epsilon=(1 - CLOSING_SHARE) * self.epsilon))
+        else:
+            scale = sensitivity / ((1 - CLOSING_SHARE) * self.epsilon)
+            noise = L2Laplace(sensitivity=sensitivity, scale=scale, **who)
+        # Four roundings of the moment (its last addition, √2, its product, the noise's addition), one of the noise.
+        distance = 2.0**-50 * MOST_RECORDS + 2 * draw_error(dimension) * _radius(noise, dimension)
+        needed = 2 * math.sqrt(dimension) * distance / (CLOSING_SHARE * self.epsilon)
+        return MomentPlan(noise, Closing(dimension=dimension, distance=distance, scale=needed, **who))
+
+    def _train(self, task: MomentTask, plan: MomentPlan, source: Source) -> None:
+        X = task.X
+        if task.persons is not None:
+            cap = int(self.records_per_person or 1)
+            X = X[cap_records(task.persons, cap, source.uniform(len(task.persons)))]
+        moment = _second_moment(X, self.n_features_in_, self.data_norm, on_grid=plan.closing is not None)
+        if plan.noise is not None and plan.closing is not None:
+            vector = as_vector(moment)
+            draw: Any = gaussian if isinstance(plan.noise, Gaussian) else l2_laplace
+            vector = vector + draw(len(vector), event=plan.noise, source=source)
+            moment = as_matrix(close(vector, event=plan.closing, source=source))
+        self._restore({"moment": moment * self.data_norm**2})
+
+    def _state(self) -> dict[str, Array]:
+        return {"moment": self.moment_}
+
+    def _restore(self, state: dict[str, Array]) -> None:
+        self.moment_ = state["moment"]
+        self._set_axes(self.moment_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = math.isfinite(self.epsilon) and self.noise is None
+        return tags
+
+
+# ---------------------------------------------------------------------------------------------------------- many sites
+
+
+def combine_moments(
+    moments: Sequence[SecondMoment], *, n_components: int, assumption: str, weights: ArrayLike | None = None
+) -> PublicPCA:
+    """Return the projection on the principal axes of several sites' moments together (Imtiaz & Sarwate 2018).
+
+    Parameters
+    ----------
+    assumption
+        Why the sites' records are disjoint, for instance "no person is at two sites"; the guarantee names it.
+    weights
+        One public number >= 0 for each site; 1 for all unless given. A site's noise is multiplied with its moment.
+
+    Privacy
+    -------
+    Post-processing of what each site released: ``guarantee_`` is the sites' largest epsilon and delta under
+    `assumption`, against everyone. No record is seen here. Proof: docs/guarantees/pca.md.
+    """
+    if not moments:
+        raise SettingsError("Combining needs at least one site's second moment. Got none.")
+    if len({moment.moment.shape for moment in moments}) > 1:
+        raise SchemaMismatch(
+            "The sites' second moments have different numbers of columns, so they cannot be added. Nothing was "
+            "combined. All sites of a study encode their tables with one schema."
+        )
+    factors = np.ones(len(moments)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if factors.shape != (len(moments),) or not np.isfinite(factors).all() or (factors < 0).any() or not factors.any():
+        raise SettingsError(
+            f"The 'weights' must be {len(moments)} finite numbers >= 0, one for each site and not all 0. "
+            "Nothing was combined. Pass one public weight per site, or none."
+        )
+    joint = PublicPCA(n_components)
+    joint.n_features_in_ = len(moments[0].moment)
+    joint._check_settings()
+    joint._set_axes(np.tensordot(factors, np.stack([moment.moment for moment in moments]), axes=1))
+    joint.guarantee_ = compose_disjoint(*(moment.guarantee for moment in moments), assumption=assumption)
+    return joint
