@@ -54,7 +54,7 @@ class Chunks:
 def labels(loss, rng, n):
     if loss.n_outputs > 1:
         return rng.integers(loss.n_outputs, size=n)
-    if loss in MARGIN_LOSSES:
+    if isinstance(loss, Logistic | HuberHinge):
         return rng.choice([-1.0, 1.0], size=n)
     return rng.uniform(-loss.label_bound, loss.label_bound, size=n)
 

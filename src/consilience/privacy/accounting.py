@@ -98,7 +98,7 @@ class Event:
     @property
     def rho(self) -> float | None:
         """Zero-concentrated cost, or None where the event has none: a pure epsilon costs at most ε²/2."""
-        return None if self.delta > 0 else self.epsilon**2 / 2
+        return None if self.delta > 0 else self.epsilon * self.epsilon / 2  # ** would overflow
 
     @property
     def guarantee(self) -> Guarantee:
@@ -142,7 +142,8 @@ class Gaussian(Event):
 
     @property
     def rho(self) -> float | None:
-        return self.sensitivity**2 / (2 * self.sigma**2)
+        mu = self.sensitivity / self.sigma
+        return mu * mu / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,7 @@ class DiscreteGaussian(Gaussian):
     @property
     def epsilon(self) -> float:
         # Bun & Steinke 2016, prop. 1.3: valid for every zCDP mechanism, so also for the discrete Gaussian.
-        rho = self.sensitivity**2 / (2 * self.sigma**2)
+        rho = (self.sensitivity / self.sigma) ** 2 / 2
         return rho + 2 * math.sqrt(rho * math.log(1 / self.at_delta))
 
 
@@ -174,7 +175,7 @@ class Selection(Event):
     @property
     def rho(self) -> float | None:
         # Cesar & Rogers 2021: an ε-bounded-range mechanism is ε²/8-zCDP. A fact of the exponential mechanism only.
-        return self.epsilon**2 / 8
+        return self.epsilon * self.epsilon / 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -455,7 +455,7 @@ class Ledger:
             **{"kind": kind, "dataset": dataset, "key": key},
             **{"unit": str(terms.unit), "neighbours": str(terms.neighbours)},
             **{"number": found[0] + 1, "previous": found[1]},
-            **{"time": datetime.now(UTC).isoformat(timespec="seconds"), "version": self._version},
+            **{"time": datetime.now(UTC).isoformat(timespec="microseconds"), "version": self._version},
         }
         entry["hash"] = _digest(entry)
         db.execute(_INSERT, entry)
@@ -464,14 +464,11 @@ class Ledger:
     @contextmanager
     def _session(self, asked: str, *, write: bool = False) -> Iterator[sqlite3.Connection]:
         """Yield a connection inside one transaction: committed at the end, rolled back by anything raised."""
+        uri = f"{self.path.as_uri()}?mode=rw"  # never creates: a vanished ledger is an error
         try:
             with (
                 _inside,
-                closing(
-                    sqlite3.connect(
-                        f"{self.path.as_uri()}?mode=rw", uri=True, timeout=self.timeout_seconds, isolation_level=None
-                    )
-                ) as db,
+                closing(sqlite3.connect(uri, uri=True, timeout=self.timeout_seconds, isolation_level=None)) as db,
             ):
                 db.row_factory = sqlite3.Row
                 self._recognise(asked, db)
