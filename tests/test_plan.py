@@ -62,7 +62,8 @@ def measured(kind, n, epsilon, *, repeats, sites=1, **settings):
 
 
 # Fixed seeds, so these comparisons never alarm by chance. Cells are such that the excess is well above the sampling
-# error of `measured` (1e-3 at 25 repeats); where margins move by more than 1 no factor is promised, see the test below.
+# error of `measured`; where margins move by more than 1 no factor is promised, see the test below. An error is known
+# to 0.02, three standard deviations of one counted on 4000 public records, and to 3 of the mean of 25 real trainings.
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("kind", "n", "epsilon", "settings"),
@@ -74,7 +75,7 @@ def measured(kind, n, epsilon, *, repeats, sites=1, **settings):
         (PrivateLogisticRegression, 5000, 0.5, {"regularization": 1e-3, "delta": 1e-5}),
         (PrivateLogisticRegression, 1000, 2.0, {"regularization": 1e-2, "mechanism": "output"}),
         (PrivateLogisticRegression, 5000, 2.0, {"regularization": 1e-3, "mechanism": "output", "delta": 1e-5}),
-        (PrivateLinearSVC, 5000, 0.5, {"regularization": 1e-2}),
+        (PrivateLinearSVC, 1000, 0.5, {"regularization": 1e-2}),
     ],
 )
 def test_expected_loss_and_error_are_those_of_real_trainings(kind, n, epsilon, settings):
@@ -83,17 +84,28 @@ def test_expected_loss_and_error_are_those_of_real_trainings(kind, n, epsilon, s
     assert row.asymptotic
     assert excess / 2 < row.excess_loss < 2 * excess
     assert excess / 2 < row.simulated_loss < 2 * excess
-    assert abs(row.error - error) < 0.02
+    assert abs(row.error - error) < 0.02 + 3 * row.error_spread / math.sqrt(25)
 
 
 def test_expected_loss_of_joined_sites_is_that_of_real_averages():
-    settings = {"regularization": 1e-3}
-    advice = plan(n_records=1000, epsilon=1.0, n_sites=8, public=PUBLIC, **settings)
-    excess, error = measured(PrivateLogisticRegression, 1000, 1.0, repeats=12, sites=8, **settings)
-    row = advice.at(1.0)
+    settings = {"regularization": 1e-2}
+    advice = plan(n_records=500, epsilon=0.5, n_sites=8, public=PUBLIC, **settings)
+    excess, error = measured(PrivateLogisticRegression, 500, 0.5, repeats=40, sites=8, **settings)
+    row = advice.at(0.5)
     assert excess / 2 < row.excess_loss < 2 * excess
-    assert abs(row.error - error) < 0.02
+    assert excess / 2 < row.simulated_loss < 2 * excess
+    assert abs(row.error - error) < 0.02 + 3 * row.error_spread / math.sqrt(25)
     assert row.error < advice.alone.error
+
+
+def test_for_an_average_with_a_weak_ridge_the_asymptotic_estimate_is_too_high_and_the_simulated_one_holds():
+    # A limit of the method, kept in sight: over 40 repeats the excess was 0.0028 ± 0.0011, the estimate 0.0064.
+    settings = {"regularization": 1e-3}
+    row = plan(n_records=1000, epsilon=1.0, n_sites=8, public=PUBLIC, **settings).at(1.0)
+    excess, _ = measured(PrivateLogisticRegression, 1000, 1.0, repeats=40, sites=8, **settings)
+    assert row.asymptotic
+    assert row.excess_loss > 2 * excess
+    assert excess / 2 < row.simulated_loss < 2 * excess
 
 
 def test_with_too_much_noise_the_asymptotic_estimate_says_so_and_the_simulated_one_holds():
@@ -152,11 +164,13 @@ def test_bounds_have_the_constants_of_the_specification():
 
 def test_without_public_data_the_estimate_is_the_textbook_formula():
     # d/(2n) + ½ tr(H⁻¹ Cov(b)/n²) in the limit of no ridge (algorithms.md, section I).
-    n, d, bend = 10**7, 20, 0.02
-    row = plan(n_records=n, n_features=d - 1, epsilon=1.0, curvature=bend, regularization=1e-6).at(1.0)
-    event = plan(n_records=n, n_features=d - 1, epsilon=1.0, regularization=1e-6)._planner.noise(n).plan.noise
+    # The closing noise comes on top: with a ridge this small against n it is not negligible.
+    n, d, bend = 10**6, 20, 0.02
+    advice = plan(n_records=n, n_features=d - 1, epsilon=1.0, curvature=bend, regularization=1e-6)
+    row, noise = advice.at(1.0), advice._planner.noise(n).plan
+    drawn = d * (d + 1) * noise.noise.scale**2 / (2 * bend * n**2)
     assert row.sampling_loss == pytest.approx(d / (2 * n), rel=1e-3)
-    assert row.noise_loss == pytest.approx(d * (d + 1) * event.scale**2 / (2 * bend * n**2), rel=1e-3)
+    assert row.noise_loss == pytest.approx(drawn + bend * d * noise.closing.scale**2, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,24 @@ def test_rows_beyond_the_declared_norm_are_clipped_not_refused(learner, table):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("make", [np.asarray, sparse.csr_array])
+def test_no_finite_value_is_too_large_to_train_on(learner, make):
+    X = np.array([[1e300, 0.0], [0.0, -1e200], [0.1, 0.2]] * 5)
+    fitted = learner(epsilon=math.inf, data_norm=1e-10).fit(make(X), [0, 1, 1] * 5)
+    assert np.isfinite(fitted.coef_).all()
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_budget_of_exactly_epsilon_admits_a_fit_at_epsilon(learner, tmp_path, table):
+    for number, epsilon in enumerate((0.1, 0.3, 0.7, 1.1)):
+        for mechanism in ("objective", "output"):
+            ledger = Ledger(tmp_path / f"{number}-{mechanism}.db")
+            ledger.allow("ward", Budget(epsilon=epsilon, delta=1e-5))
+            learner(epsilon=epsilon, delta=1e-5, mechanism=mechanism).fit(*table, ledger=ledger, dataset="ward")
+            assert ledger.balance("ward").left.epsilon == 0
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
 def test_dense_sparse_and_data_frames_train_alike(learner, table):
     import pandas
     import polars
@@ -241,6 +259,7 @@ def test_no_error_repeats_a_record(learner, table):
         lambda: learner(epsilon=0.5).fit(cells, y),
         lambda: learner(epsilon=0.5, unit="person", records_per_person=2).fit(X, y, persons=[marked] * 3),
         lambda: learner(epsilon=0.5).fit(X, y, persons=[marked] * len(y)),
+        lambda: learner(epsilon=0.5).fit(X, y).predict(cells),
     ]
     if learner in CLASSIFIERS:
         odd = y.astype(object)

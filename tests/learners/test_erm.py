@@ -282,6 +282,19 @@ def test_more_features_than_memory_for_a_hessian_still_converge():
     certified(X, y, Logistic(), lam=0.15, tolerance=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("loss", "n", "d", "strength", "noise", "seed"),
+    [(HuberHinge(h=0.001), 3000, 30, 1e-4, 1e6, 3510079461), (Softmax(10), 60, 600, 1e-8, 0.0, 374834488)],
+    ids=str,
+)
+def test_problems_that_once_hung_are_solved(loss, n, d, strength, noise, seed):
+    # The first: a Hessian indefinite in single precision. The second: a diagonal metric that left the records' span.
+    X, y = degenerate(*problem(loss, n, d, seed), "all records equal")
+    b = np.random.default_rng(seed).normal(size=coef_shape(loss, d))
+    b *= noise / np.linalg.norm(b)
+    assert certified(X, y, loss, lam=n * strength, b=b, tolerance=max(1e-9 * n, 1e-4 * noise)).passes < 500
+
+
 def test_extended_precision_takes_over_where_double_cannot_vouch():
     X, y = problem(Logistic(), 50, 5)
     solution = certified(X, y, Logistic(), lam=0.5, b=np.full(5, 1e6), tolerance=1e-9)

@@ -340,9 +340,9 @@ class _Objective:
 
     @property
     def affords_hessian(self) -> bool:
-        # The Hessian and its factor together stay below half of the records' own memory, or 4 MB.
+        # The Hessian and its factor together stay below half of the records' own memory, or 16 MB.
         entries = math.prod(self.shape) ** 2
-        return entries <= max(self.records.n_records * self.records.n_features // 4, 1 << 18)
+        return entries <= max(self.records.n_records * self.records.n_features // 4, 1 << 20)
 
     def _blocks(self) -> Iterator[tuple[Any, Labels]]:
         self.passes += 1
@@ -387,16 +387,15 @@ class _Objective:
     def inverse_hessian(self, coef: Array) -> Inverse:
         """Return the map g -> H⁻¹g at `coef`, from the diagonal of H alone where all of it is too large to keep."""
         objective = replace(self, dtype=np.float64)
-        inverse = objective._dense_inverse(coef.astype(np.float64)) if self.affords_hessian else None
-        if inverse is None:
-            inverse = objective._diagonal_inverse(coef.astype(np.float64))
+        build = objective._dense_inverse if self.affords_hessian else objective._diagonal_inverse
+        inverse = build(coef.astype(np.float64))
         self.passes = objective.passes
         return inverse
 
     def _dense_inverse(self, coef: Array) -> Inverse:
         d, k = self.records.n_features, self.loss.n_outputs
         # H only gives a direction, so single precision will do, unless λ would drown in its rounding.
-        single = self.regularization > 1e-5 * self.weight * self.records.n_records
+        single = self.regularization > 1e-5 * self.steepness
         hessian = np.zeros((k, d, k, d), np.float32 if single else np.float64)
         for X, bend in self._bends(coef):
             X, bend = X.astype(hessian.dtype, copy=False), bend.astype(hessian.dtype, copy=False)
@@ -407,12 +406,14 @@ class _Objective:
             hessian += self.matrix
         diagonal = np.einsum("ii->i", hessian)
         diagonal += self.regularization
+        shift = 1e-14 * diagonal.max()
         while True:
             try:
                 factor = linalg.cho_factor(hessian, check_finite=False)
                 break
             except linalg.LinAlgError:  # λ is below the rounding of H; any definite matrix gives a descent
-                diagonal += 1e-12 * diagonal.max()
+                diagonal += shift
+                shift *= 10
 
         def inverse(gradient: Array) -> Array:
             flat = gradient.ravel().astype(np.float64)
@@ -421,6 +422,9 @@ class _Objective:
         return inverse
 
     def _diagonal_inverse(self, coef: Array) -> Inverse:
+        if self.records.n_records < self.records.n_features:
+            # Few records span few directions, and a multiple of the gradient does not leave them.
+            return lambda gradient: gradient / self.steepness
         diagonal = np.full(self.shape, self.regularization)
         if self.matrix is not None:
             diagonal += np.diag(self.matrix)
@@ -625,7 +629,7 @@ def _descend(objective: _Objective, coef: Array, tolerance: float, inverse: Inve
             coef = coef - gradient / objective.steepness
             gradient = objective.gradient(coef)
             continue
-        direction = _direction(gradient, steps, inverse)
+        direction = _direction(gradient, steps, inverse, rescale=not objective.affords_hessian)
         slope = float(np.vdot(gradient, direction))
         # The squared Newton decrement, -slope, tells the pace, and the pace how many passes are left.
         pace = -slope / before
@@ -633,7 +637,7 @@ def _descend(objective: _Objective, coef: Array, tolerance: float, inverse: Inve
         if left > hessian_cost and objective.affords_hessian:
             inverse = objective.inverse_hessian(coef)
             steps.clear()
-            direction = _direction(gradient, steps, inverse)
+            direction = -inverse(gradient)
             slope = float(np.vdot(gradient, direction))
         if slope >= 0:
             steps.clear()
@@ -649,14 +653,20 @@ def _descend(objective: _Objective, coef: Array, tolerance: float, inverse: Inve
     return coef, norm, inverse
 
 
-def _direction(gradient: Array, steps: deque[tuple[Array, Array, float]], inverse: Inverse) -> Array:
-    """Return the limited-memory BFGS direction over the metric `inverse` (Nocedal & Wright 2006, algorithm 7.4)."""
+def _direction(gradient: Array, steps: deque[tuple[Array, Array, float]], inverse: Inverse, *, rescale: bool) -> Array:
+    """Return the limited-memory BFGS direction over the metric `inverse` (Nocedal & Wright 2006, algorithm 7.4).
+
+    A metric that is no Hessian has no scale of its own: `rescale` takes it from the last step.
+    """
     result = -gradient
     shares = []
     for move, change, product in reversed(steps):
         shares.append(np.vdot(move, result) / product)
         result -= shares[-1] * change
     result = inverse(result)
+    if steps and rescale:
+        _, change, product = steps[-1]
+        result *= product / np.vdot(change, inverse(change))
     for (move, change, product), share in zip(steps, reversed(shares), strict=True):
         result += (share - np.vdot(change, result) / product) * move
     return result

@@ -66,9 +66,9 @@ def _into_ball(X: Any, learner: Any) -> Any:
     The intercept is a feature like any other, jointly normalised and regularised: without strong convexity in
     every coordinate there is no privacy.
     """
+    X = clip_rows(X, learner.data_norm)
     if learner.data_norm != 1.0:
-        X = X * (1.0 / learner.data_norm)
-    X = clip_rows(X, 1.0)
+        X = clip_rows(X * (1.0 / learner.data_norm), 1.0)
     if not learner.fit_intercept:
         return X
     half = math.sqrt(0.5) * (1 - 2**-50)
@@ -80,31 +80,28 @@ def _into_ball(X: Any, learner: Any) -> Any:
     return out
 
 
-def _checked(learner: Any, X: Any, y: Any, **labels: Any) -> tuple[Any, Array]:
+def validated(learner: Any, X: Any, y: Any = "no_validation", **settings: Any) -> Any:
     """Validate as scikit-learn does, but never repeat a record's value in an error."""
-    empty = learner.neighbours == "add-remove" and getattr(learner, "classes", ()) is not None
     try:
-        X, y = validate_data(
-            learner,
-            X,
-            y,
-            accept_sparse="csr",
-            dtype=np.float64,
-            # Under add-remove even "the table is empty" is about the records, so an empty table trains.
-            ensure_min_samples=0 if empty else 1,
-            **labels,
-        )
+        return validate_data(learner, X, y, accept_sparse="csr", dtype=np.float64, **settings)
     except ValueError as error:
-        if "could not convert" in str(error) or "invalid literal" in str(error):
-            raise SchemaMismatch(
-                f"{type(learner).__name__} was given a table with text where it needs numbers. Nothing was trained. "
-                "Encode the table with Schema.encode, which turns declared categories into columns."
-            ) from None
-        raise
+        if "could not convert" not in str(error) and "invalid literal" not in str(error):
+            raise
+    raise SchemaMismatch(
+        f"{type(learner).__name__} was given a table with text where it needs numbers. Nothing was computed. "
+        "Encode the table with Schema.encode, which turns declared categories into columns."
+    )
+
+
+def checked(learner: Any, X: Any, y: Any, **settings: Any) -> tuple[Any, Array]:
+    """Validate records to train on; under add-remove even that there are none is about records, so none will do."""
+    empty = learner.neighbours == "add-remove" and getattr(learner, "classes", ()) is not None
+    X, y = validated(learner, X, y, ensure_min_samples=0 if empty else 1, **settings)
     return X, np.asarray(y)
 
 
-def _persons(learner: Any, persons: ArrayLike | None, n_records: int) -> Array | None:
+def person_ids(learner: Any, persons: ArrayLike | None, n_records: int) -> Array | None:
+    """Check one id per record where persons are the unit, and none where records are."""
     if learner.unit == "record":
         if persons is not None:
             raise SettingsError(
@@ -181,7 +178,7 @@ def _set_coefficients(learner: Any, parts: Array) -> None:
 
 def _linear_output(learner: Any, X: Any) -> Array:
     check_is_fitted(learner)
-    X = validate_data(learner, X, accept_sparse="csr", dtype=np.float64, reset=False)
+    X = validated(learner, X, reset=False)
     return np.asarray(X @ learner.coef_.T + learner.intercept_)
 
 
@@ -201,10 +198,10 @@ def _classification(learner: Any, X: Any, y: Any, persons: Any) -> tuple[LinearT
         learner.n_features_in_ = X.n_features
         labels, ids, n_records = np.zeros(0), None, int(X.n_records)
     else:
-        X, labels = _checked(learner, X, y)
+        X, labels = checked(learner, X, y)
         if labels.size:
             check_classification_targets(labels)
-        n_records, ids = X.shape[0], _persons(learner, persons, X.shape[0])
+        n_records, ids = X.shape[0], person_ids(learner, persons, X.shape[0])
         if learner.classes is None:
             classes = np.unique(labels)
             assumptions.append("the set of labels is public: it was read from the training labels")
@@ -535,8 +532,8 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
             self.n_features_in_ = X.n_features
             labels, ids, n_records = np.zeros(0), None, int(X.n_records)
         else:
-            X, labels = _checked(self, X, y, y_numeric=True)
-            n_records, ids = X.shape[0], _persons(self, persons, X.shape[0])
+            X, labels = checked(self, X, y, y_numeric=True)
+            n_records, ids = X.shape[0], person_ids(self, persons, X.shape[0])
         task = _task(self, X, labels, ids, n_records, Huber(self.huber, 1.0), self._scaled)
         return self._fit(task, [], ledger, dataset, key)
 

@@ -101,7 +101,7 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
         facts = _Facts(learner, task, ridge, (1 - CLOSING_SHARE) * epsilon, delta, per_unit, least)
         ridge, noise = facts.output() if learner.mechanism == "output" else facts.objective()
     strong = ridge + least
-    radius = 0.0 if noise is None else _radius(noise, task.dimension_of_noise)
+    radius = 0.0 if noise is None else public_radius(noise, task.dimension_of_noise)
     in_objective = radius if isinstance(noise, Objective) else 0.0
     size_of_matrix = 0.0 if matrix is None else float(np.linalg.norm(matrix))
     rounding = gradient_error(
@@ -271,7 +271,8 @@ def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array,
     return matrix, max(0.0, 0.999 * float(np.linalg.eigvalsh(matrix)[0]))
 
 
-def _radius(noise: Any, dimension: int) -> float:
+def public_radius(noise: Any, dimension: int) -> float:
+    """Return the length that a draw of `noise` exceeds with probability `RADIUS_PROBABILITY`."""
     if isinstance(noise, Gaussian | ObjectiveGaussian):
         return float(noise.sigma * math.sqrt(2 * special.gammainccinv(dimension / 2, RADIUS_PROBABILITY)))
     return float(noise.scale * special.gammainccinv(dimension, RADIUS_PROBABILITY))

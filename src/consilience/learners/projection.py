@@ -27,8 +27,8 @@ from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows, close, draw_error, gaussian, l2_laplace
 
 from .base import PrivateLearner, is_positive
-from .linear import _persons
-from .perturbation import CLOSING_SHARE, _radius
+from .linear import person_ids
+from .perturbation import CLOSING_SHARE, public_radius
 
 Array = NDArray[Any]
 
@@ -98,7 +98,7 @@ class SecondMoment:
 
     def __post_init__(self) -> None:
         moment = np.asarray(self.moment, dtype=np.float64)
-        if moment.ndim != 2 or moment.size == 0 or not np.isfinite(moment).all() or (moment != moment.T).any():
+        if moment.ndim != 2 or not moment.size or not np.isfinite(moment).all() or not np.array_equal(moment, moment.T):
             raise SchemaMismatch(
                 "A second moment must be a square, symmetric matrix of finite numbers, and this one is not. "
                 "Nothing was combined. Ask its site for PrivatePCA's second_moment_."
@@ -107,14 +107,6 @@ class SecondMoment:
 
 
 # --------------------------------------------------------------------------------------------------------- projections
-
-
-def _require(projection: Any, name: str, fits: bool, must: str) -> None:
-    if not fits:
-        raise SettingsError(
-            f"The {name!r} parameter of {type(projection).__name__} must be {must}. "
-            f"Got {getattr(projection, name)!r} instead. Nothing was trained or charged."
-        )
 
 
 class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
@@ -149,14 +141,16 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
         axes = vectors[:, ::-1][:, : self.n_components].T
         largest = np.abs(axes).argmax(axis=1)
         self.components_ = axes * np.where(axes[np.arange(len(axes)), largest] < 0, -1.0, 1.0)[:, None]
-        positive = np.maximum(values[::-1], 0.0)
-        self.explained_ratio_ = positive[: self.n_components] / max(positive.sum(), np.finfo(np.float64).tiny)
+        kept = np.maximum(values[::-1][: self.n_components], 0.0)
+        # The trace, because noise does not shift it, as it would shift a sum of the positive eigenvalues.
+        self.explained_ratio_ = kept / max(values.sum(), kept.sum(), np.finfo(np.float64).tiny)
 
     def _check_settings(self) -> None:
-        norm, wanted, most = self.data_norm, self.n_components, self.n_features_in_
-        _require(self, "data_norm", is_positive(norm), "a finite number > 0")
-        fits = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool) and 1 <= wanted <= most
-        _require(self, "n_components", fits, f"an integer from 1 to the number of columns, here {most}")
+        wanted, most = self.n_components, self.n_features_in_
+        whole = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
+        require: Any = PrivateLearner._require
+        require(self, "data_norm", is_positive(self.data_norm), "a finite number > 0")
+        require(self, "n_components", whole and 1 <= wanted <= most, f"an integer from 1 to {most}, the columns")
 
     @property
     def _n_features_out(self) -> int:
@@ -241,7 +235,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
     moment_
         The released noisy Σxxᵀ of the clipped rows; `second_moment_` is it together with its guarantee.
     components_, explained_ratio_
-        Its leading eigenvectors, and their eigenvalues' share of all positive ones; computed from ``moment_`` alone.
+        Its leading eigenvectors, and their eigenvalues' share of its trace; computed from ``moment_`` alone.
 
     Privacy
     -------
@@ -308,7 +302,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
             least = 0 if self.neighbours == "add-remove" else 1
             X = self._rows(X, ensure_min_samples=least)
         self._check_settings()
-        task = MomentTask(X, None if hasattr(X, "chunks") else _persons(self, persons, X.shape[0]))
+        task = MomentTask(X, None if hasattr(X, "chunks") else person_ids(self, persons, X.shape[0]))
         return self._fit(task, [], ledger, dataset, key)
 
     @property
@@ -338,7 +332,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
             scale = sensitivity / ((1 - CLOSING_SHARE) * self.epsilon)
             noise = L2Laplace(sensitivity=sensitivity, scale=scale, **who)
         # Four roundings of the moment (its last addition, √2, its product, the noise's addition), one of the noise.
-        distance = 2.0**-50 * MOST_RECORDS + 2 * draw_error(dimension) * _radius(noise, dimension)
+        distance = 2.0**-50 * MOST_RECORDS + 2 * draw_error(dimension) * public_radius(noise, dimension)
         needed = 2 * math.sqrt(dimension) * distance / (CLOSING_SHARE * self.epsilon)
         return MomentPlan(noise, Closing(dimension=dimension, distance=distance, scale=needed, **who))
 

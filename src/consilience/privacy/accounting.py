@@ -27,6 +27,7 @@ from consilience.errors import SettingsError
 
 from .guarantee import Guarantee, Neighbours, Unit, compose
 
+PROFILE_MARGIN = 1e-12  # an epsilon read off a profile may be that much above the one it was calibrated to
 Loss = Literal["logistic", "huber-hinge", "softmax", "huber"]
 
 
@@ -41,7 +42,8 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
 
 def gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
     """Return the least sigma whose Gaussian mechanism is (epsilon, delta)-private; exact at every epsilon."""
-    return sensitivity / _largest(lambda mu: gaussian_log_delta(epsilon, mu) <= math.log(delta))
+    inner = epsilon * (1 - PROFILE_MARGIN)
+    return sensitivity / _largest(lambda mu: gaussian_log_delta(inner, mu) <= math.log(delta))
 
 
 def _largest(fits: Callable[[float], bool]) -> float:
@@ -324,7 +326,7 @@ def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
     def fits(inverse: float) -> bool:
         event = cost(1 / inverse)
         if isinstance(event, ObjectiveGaussian):  # the profile answers without inverting it at each step
-            return event.log_delta(epsilon) <= math.log(event.delta)
+            return event.log_delta(epsilon * (1 - PROFILE_MARGIN)) <= math.log(event.delta)
         return event.epsilon <= epsilon
 
     return 1 / _largest(fits)

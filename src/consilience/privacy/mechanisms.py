@@ -112,7 +112,11 @@ class Source:
 
     def permutation(self, n: int) -> NDArray[np.intp]:
         """Draw a uniform order of n slots."""
-        return np.asarray(np.argsort(self.words(n), kind="stable"), dtype=np.intp)
+        while True:
+            words = self.words(n)
+            order = np.argsort(words)
+            if (np.diff(words[order]) > 0).all():  # a tie would favour an order
+                return np.asarray(order, dtype=np.intp)
 
     def exponential(self, n: int) -> Floats:
         """Draw n standard exponentials with full relative precision at both ends."""
@@ -245,13 +249,25 @@ def clip_rows(X: Any, norm: float) -> Any:
     `norm` is shrunk too, by a few units in the last place. Clipping twice is clipping once.
     """
     slack = (X.shape[1] + 8) * float(np.finfo(X.dtype).eps)
-    if sparse.issparse(X):
-        lengths = np.sqrt(np.asarray(X.multiply(X).sum(axis=1), dtype=np.float64)).ravel()
-    else:
-        lengths = np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64))
+    lengths = _lengths(X)
+    if not np.isfinite(lengths).all():  # a square overflowed: bring such rows, and only them, to entries <= 1 first
+        largest = abs(X).max(axis=1)
+        largest = (largest.toarray() if sparse.issparse(largest) else np.asarray(largest)).ravel()
+        X = _scaled(X, np.where(np.isfinite(lengths), 1.0, norm / largest))
+        lengths = np.where(np.isfinite(lengths), lengths, _lengths(X))
     long = lengths > norm * (1 - slack)
     if not long.any():
         return X
-    shrink = np.where(long, norm * (1 - 2 * slack) / np.maximum(lengths, np.finfo(np.float64).tiny), 1.0)
-    shrink = shrink.astype(X.dtype)[:, None]
-    return sparse.csr_array(X.multiply(shrink)) if sparse.issparse(X) else X * shrink
+    return _scaled(X, np.where(long, norm * (1 - 2 * slack) / np.maximum(lengths, np.finfo(np.float64).tiny), 1.0))
+
+
+def _lengths(X: Any) -> Floats:
+    with np.errstate(over="ignore"):
+        if sparse.issparse(X):
+            return np.sqrt(np.asarray(X.multiply(X).sum(axis=1), dtype=np.float64)).ravel()
+        return np.asarray(np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64)))
+
+
+def _scaled(X: Any, factors: Floats) -> Any:
+    column = factors.astype(X.dtype)[:, None]
+    return sparse.csr_array(X.multiply(column)) if sparse.issparse(X) else X * column

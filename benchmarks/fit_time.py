@@ -1,0 +1,143 @@
+"""Fit times of the certified solver beside scikit-learn's, one BLAS thread, on the same arrays in the same run.
+
+    CONSILIENCE_DATA=../shared/data python benchmarks/fit_time.py
+
+Prints a Markdown table and writes it to benchmarks/fit_time.md. Runs of both are interleaved and the median is taken,
+so that a busy machine slows both alike. Ours stops at a mean gradient of 1e-9, scikit-learn at its default tolerance.
+"""
+
+import os
+import platform
+import statistics
+import sys
+import time
+import tracemalloc
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import scipy
+import sklearn
+from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
+
+from consilience.learners.erm import HuberHinge, Logistic, Softmax, certified_gradient, solve
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
+STRENGTHS = [1e-2, 1e-3, 1e-4]
+HEADER = (
+    "| data | loss | n | d | Λ | ‖b‖ | ours, s | peer | peer, s | ratio | ours, mean gradient "
+    "| peer, mean gradient | extra memory / data |\n|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|"
+)
+
+
+def into_unit_ball(X):
+    return np.ascontiguousarray(X / np.maximum(1, np.linalg.norm(X, axis=1))[:, None])
+
+
+def principal(X, n_components):
+    centred = X - X.mean(axis=0)
+    return centred @ np.linalg.eigh(centred.T @ centred)[1][:, : -n_components - 1 : -1]
+
+
+def mnist():
+    table = pd.read_parquet(DATA / "mnist.parquet").query("split == 'train'")
+    pixels = np.frombuffer(b"".join(table.pixels), np.uint8).reshape(-1, 784) / 255
+    return pixels, table.label.to_numpy(np.int64)
+
+
+def threes_and_sevens(pixels, digit):
+    chosen = np.random.default_rng(0).permutation(np.flatnonzero((digit == 3) | (digit == 7)))[:8_678]
+    return into_unit_ball(principal(pixels[chosen], 50)), np.where(digit[chosen] == 3, 1.0, -1.0)
+
+
+def covertype():
+    table = pd.read_parquet(DATA / "covertype.parquet").query("Cover_Type <= 2")
+    table = table.sample(346_598, random_state=0)
+    X = table.drop(columns="Cover_Type").to_numpy(float)
+    low, high = X.min(axis=0), X.max(axis=0)
+    return into_unit_ball((X - low) / np.maximum(high - low, 1)), np.where(table.Cover_Type == 1, 1.0, -1.0)
+
+
+def seconds(function):
+    begin = time.perf_counter()
+    result = function()
+    return time.perf_counter() - begin, result
+
+
+def row(name, X, y, loss, strength, noise, repeats):
+    n, d = X.shape
+    lam = n * strength
+    shape = (d,) if loss.n_outputs == 1 else (loss.n_outputs, d)
+    b = np.random.default_rng(1).normal(size=shape)
+    b *= noise / np.linalg.norm(b)
+
+    def ours(loss=loss):
+        return solve(X, y, loss, regularization=lam, linear=b, tolerance=1e-9 * n)
+
+    def scikit_learn():
+        return LogisticRegression(solver="lbfgs", fit_intercept=False, C=1 / lam).fit(X, y)
+
+    # Nobody else solves the Huber-hinge: our own logistic regression, on the same records and noise, stands in.
+    theirs = (lambda: ours(Logistic())) if isinstance(loss, HuberHinge) else scikit_learn
+    ours(), theirs()
+    runs = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
+    (_, solution), (_, peer) = runs[-1]
+    mine = statistics.median(run[0][0] for run in runs)
+    other = statistics.median(run[1][0] for run in runs)
+    if isinstance(loss, HuberHinge):
+        peer_name, peer_gradient = "our Logistic", f"{peer.gradient_norm / n:.1e}"
+    else:
+        coef = peer.coef_.reshape(shape)
+        peer_name = "scikit-learn" + (", b = 0" if noise else "")
+        peer_gradient = f"{np.linalg.norm(certified_gradient(X, y, loss, coef, regularization=lam)) / n:.1e}"
+    tracemalloc.start()
+    ours()
+    extra = tracemalloc.get_traced_memory()[1] / X.nbytes
+    tracemalloc.stop()
+    return (
+        f"| {name} | {type(loss).__name__} | {n:,} | {d} | {strength:g} | {noise:g} | {mine:.4f} | {peer_name} "
+        f"| {other:.4f} | {mine / other:.2f} | {solution.gradient_norm / n:.1e} | {peer_gradient} | {extra:.2f} |"
+    )
+
+
+def rows():
+    pixels, digit = mnist()
+    binary = [("MNIST 3/7", *threes_and_sevens(pixels, digit), 25), ("Covertype 1/2", *covertype(), 5)]
+    for name, X, y, repeats in binary:
+        for loss, noise in [(Logistic(), 0), (Logistic(), 1500), (HuberHinge(), 0), (HuberHinge(), 1500)]:
+            for strength in STRENGTHS:
+                yield row(name, X, y, loss, strength, noise, repeats)
+    X = into_unit_ball(principal(pixels, 50))
+    for strength in STRENGTHS:
+        yield row("MNIST", X, digit, Softmax(10), strength, 0, 5)
+
+
+def main():
+    if not (DATA / "mnist.parquet").exists() or not (DATA / "covertype.parquet").exists():
+        print("Nothing was measured: set CONSILIENCE_DATA to the folder with mnist.parquet and covertype.parquet.")
+        return 0
+    warnings.simplefilter("ignore")  # scikit-learn may stop at its limit of 100 iterations
+    lines = [
+        "# Fit time, one BLAS thread",
+        "",
+        "`CONSILIENCE_DATA=… python benchmarks/fit_time.py`, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}, SciPy {scipy.__version__}, "
+        f"scikit-learn {sklearn.__version__}. No intercept, λ = nΛ, tolerance: mean gradient 1e-9.",
+        "Times are medians of interleaved runs. scikit-learn knows no noise vector b and fits without.",
+        "",
+        *HEADER.split("\n"),
+    ]
+    print("\n".join(lines), flush=True)
+    with threadpool_limits(1):
+        for line in rows():
+            print(line, flush=True)
+            lines.append(line)
+    (ROOT / "benchmarks" / "fit_time.md").write_text("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,425 @@
+"""Choosing settings without spending by accident: on public records for free, or on private ones for a charge.
+
+A setting chosen by looking at private records is a release like any other. `choose_on_public` looks at public ones
+only. `PrivateTuning` is Chaudhuri, Monteleoni & Sarwate 2011, algorithm 3: each candidate is trained on a part of the
+records of its own and judged on one more part, so that each record is used once and the whole costs one epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.base import ClassifierMixin, clone, is_classifier
+from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
+from sklearn.utils import get_tags
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from consilience.data import cap_records
+from consilience.errors import SchemaMismatch, SettingsError
+from consilience.privacy.accounting import Event, Selection, total, total_rho
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
+from consilience.privacy.ledger import NANO, Ledger, spent_units
+from consilience.privacy.mechanisms import Noise, Source, select
+
+from .base import PrivateLearner
+from .linear import checked, person_ids
+
+Array = NDArray[Any]
+Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+
+PREDICTED_AT_ONCE = 1024  # rows, always: BLAS rounds a row's score by the shape of the table it stands in
+DISJOINT = "each record, or person, is in one part of the tuning: drawn by slot, whatever it holds"
+# What a candidate must not change: it decides what is promised, or is public and the same for all.
+NOT_TUNABLE = frozenset(
+    {"epsilon", "delta", "noise", "neighbours", "unit", "records_per_person", "public_size", "classes"}
+)
+
+
+def _listed(learner: Any, candidates: Candidates) -> list[dict[str, Any]]:
+    """Return the candidates one by one; a mapping of lists stands for all their combinations."""
+    listed = list(ParameterGrid(candidates)) if isinstance(candidates, Mapping) else [dict(c) for c in candidates]
+    known = set(learner.get_params()) - NOT_TUNABLE
+    wrong = sorted({name for candidate in listed for name in candidate} - known)
+    if not listed or wrong:
+        raise SettingsError(
+            f"Candidates must be one or more sets of parameters of {type(learner).__name__} other than those of the "
+            f"guarantee. {f'These are not: {wrong}' if listed else 'Got none'}. Nothing was trained or charged. "
+            "Pass for instance {'regularization': [1e-3, 1e-2]}."
+        )
+    return listed
+
+
+# ------------------------------------------------------------------------------------------------------------- public
+
+
+def choose_on_public(
+    learner: Any,
+    candidates: Candidates,
+    X_public: Any,
+    y_public: ArrayLike,
+    *,
+    n_records: int | None = None,
+    cv: int = 5,
+    repeats: int = 3,
+    persons: ArrayLike | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return the candidate that does best when the private training is played through on public records.
+
+    Each candidate is trained at the learner's own epsilon, noise and all, on tables as large as the private one:
+    a training fold is repeated, or cut, to `n_records`. What is judged is thus the compromise between noise and
+    regularisation that the private table will meet, which is not that of noiseless training (docs/guarantees/tuning.md
+    has numbers). A repeated fold has the private table's noise but its own sampling error.
+
+    Parameters
+    ----------
+    n_records
+        How many records the private table has, or about how many, if that is not public. Unless given, as many as
+        the public table.
+    cv, repeats, seed
+        Folds, draws of noise in each fold, and the seed of both.
+    persons
+        Whose each public record is; needed by a learner with ``unit="person"``. Persons are never cut in two.
+
+    Privacy
+    -------
+    Costs nothing, because no private record is seen, and promises nothing to the public ones.
+    """
+    listed = _listed(learner, candidates)
+    y, ids = np.asarray(y_public), None if persons is None else np.unique(persons, return_inverse=True)[1]
+    X, size = X_public if hasattr(X_public, "shape") else np.asarray(X_public), n_records or len(y)
+    if min(size, repeats) < 1:
+        raise SettingsError("'n_records' and 'repeats' must be at least 1. Nothing was trained. Mend the call.")
+    source = Noise(seed=seed).open()
+    shuffled = source.permutation(len(y))
+    folds = check_cv(cv, y[shuffled], classifier=is_classifier(learner)) if ids is None else GroupKFold(cv)
+    scores = np.zeros(len(listed))
+    for train, test in folds.split(shuffled, y[shuffled], None if ids is None else ids[shuffled]):
+        for _ in range(repeats):
+            order = shuffled[train][source.permutation(len(train))]
+            rows, copy = np.resize(order, size), np.arange(size) // len(order)
+            whose = {} if ids is None else {"persons": ids[rows] + copy * len(y)}  # a copy is another person's
+            noise = Noise(seed=int(source.words(1)[0]))  # the same for all candidates, which compares them fairly
+            for i, settings in enumerate(listed):
+                fitted = clone(learner).set_params(**settings, noise=noise).fit(_take(X, rows), y[rows], **whose)
+                scores[i] += fitted.score(_take(X, shuffled[test]), y[shuffled[test]])
+    return listed[int(scores.argmax())]
+
+
+def _take(X: Any, rows: Array) -> Any:
+    return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
+
+
+# ------------------------------------------------------------------------------------------------------------ private
+
+
+@dataclass(frozen=True)
+class TuningTask:
+    """All records, whose each is, and the declared labels."""
+
+    X: Any
+    y: Array
+    persons: Array | None
+    classes: Array
+
+
+@dataclass(frozen=True)
+class TuningPlan:
+    """What each part of the records will meet: one training each, or the selection."""
+
+    trainings: tuple[tuple[Event, ...], ...]
+    selection: Selection | None
+    events: Sequence[Event]  # of the costliest part: a record is in one part, so they are all that it can cost
+
+
+class _DryRun:
+    """Stands where a ledger would, to learn what a training costs: it is asked just before anything is drawn."""
+
+    class Charged(Exception):
+        """Carries the events out of the fit, which ends here."""
+
+    def charge(self, events: Sequence[Event], **_: Any) -> NoReturn:
+        """Stop the training."""
+        raise self.Charged(tuple(events))
+
+
+def _part(task: TuningTask, rows: Array) -> tuple[Any, Array, dict[str, Array]]:
+    return task.X[rows], task.y[rows], {} if task.persons is None else {"persons": task.persons[rows]}
+
+
+def _events(learner: Any, X: Any, y: Array, whose: dict[str, Array]) -> tuple[Event, ...]:
+    """Return what a fit would charge; the learner has then checked its data, but drawn and trained nothing."""
+    try:
+        learner.fit(X, y, **whose, ledger=_DryRun(), dataset="dry run", key="dry run")
+    except _DryRun.Charged as charged:
+        return tuple(charged.args[0])
+    raise AssertionError("a learner trained without asking its ledger")  # pragma: no cover
+
+
+def _units(events: Sequence[Event]) -> tuple[float, float, float]:
+    """Return what a ledger would charge: epsilon and rho in its whole units (no rho counts as infinite), and delta."""
+    whole = total(events)
+    rho = total_rho(events, whole.neighbours)
+    return spent_units(whole.epsilon, NANO), whole.delta, math.inf if rho is None else spent_units(rho, NANO)
+
+
+def _costliest(parts: Sequence[tuple[Event, ...]]) -> tuple[Event, ...]:
+    """Return the part whose charge is the largest in each of epsilon, delta and rho."""
+    worst = max(parts, key=lambda events: (_units(events), total(events).epsilon))
+    if any(cost > most for events in parts for cost, most in zip(_units(events), _units(worst), strict=True)):
+        raise SettingsError(
+            "No candidate costs at least as much as each other one in epsilon, delta and rho, so that one charge "
+            "could stand for all. Nothing was trained or charged. Tune one 'mechanism' and 'calibration' at a time."
+        )
+    return worst
+
+
+def _errors(learner: Any, X: Any, y: Array) -> int:
+    """Count wrong predictions, each a function of one record: every table that is predicted has the same shape."""
+    missing = -len(y) % PREDICTED_AT_ONCE
+    shape = (missing, X.shape[1])
+    padded = (
+        sparse.vstack([X, sparse.csr_array(shape)]).tocsr() if sparse.issparse(X) else np.vstack([X, np.zeros(shape)])
+    )
+    found = [learner.predict(padded[i : i + PREDICTED_AT_ONCE]) for i in range(0, len(y), PREDICTED_AT_ONCE)]
+    return int((np.concatenate([*found, y[:0]])[: len(y)] != y).sum())
+
+
+def _has(method: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    decorate: Callable[[Callable[..., Array]], Callable[..., Array]]
+    decorate = available_if(lambda tuning: hasattr(tuning.learner, method))
+    return decorate
+
+
+class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  # type: ignore[misc]
+    """Train candidates on parts of the records, choose the best privately, and keep it (Chaudhuri et al. 2011, alg. 3).
+
+    With k candidates the winner has seen one in k+1 of the records. Prefer `choose_on_public` where there are public
+    records, and a handful of candidates where there are none.
+
+    Parameters
+    ----------
+    learner
+        The classifier to tune. Its epsilon, delta and noise are replaced by those given here; its neighbours, unit,
+        records_per_person, public_size and classes hold for the whole table.
+    candidates
+        Sets of its parameters: a list of dictionaries, or one dictionary of lists for all combinations.
+    epsilon, delta
+        What the tuned learner costs in total, the trainings of all candidates included.
+    noise
+        ``Noise(seed=...)`` for tests and experiments; voids the guarantee.
+
+    Attributes
+    ----------
+    best_params_, best_learner_
+        The chosen candidate, and the learner trained with it on its part; the others are forgotten.
+
+    Privacy
+    -------
+    ``guarantee_``: (epsilon, delta) per unit and neighbours of the learner, against everyone who sees any fitted
+    attribute; charged once. Not hidden: the candidates. Proof: docs/guarantees/tuning.md.
+
+    Examples
+    --------
+    >>> from consilience.learners.linear import PrivateLogisticRegression
+    >>> X = np.linspace(-0.7, 0.7, 6000).reshape(-1, 2)
+    >>> learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
+    >>> PrivateTuning(learner, {"regularization": [1e-3, 1e-1]}, epsilon=1.0).fit(X, X[:, 0] > 0).guarantee_
+    Guarantee(epsilon=1, delta=0, per record, replace-one)
+    """
+
+    best_index_: int
+    best_params_: dict[str, Any]
+    best_learner_: Any
+    _learners: tuple[Any, ...]
+
+    def __init__(
+        self,
+        learner: Any,
+        candidates: Candidates,
+        *,
+        epsilon: float,
+        delta: float = 0.0,
+        noise: Noise | None = None,
+    ) -> None:
+        self.learner = learner
+        self.candidates = candidates
+        self.epsilon = epsilon
+        self.delta = delta
+        self.noise = noise
+
+    @property
+    def neighbours(self) -> str:  # type: ignore[override]
+        """The learner's neighbour relation."""
+        return str(self.learner.neighbours)
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """The learner's privacy unit."""
+        return str(self.learner.unit)
+
+    @property
+    def classes_(self) -> Array:
+        """The labels, in the order of the scores."""
+        check_is_fitted(self, "best_learner_")
+        return np.asarray(self.best_learner_.classes_)
+
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike | None = None,
+        *,
+        persons: ArrayLike | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> Self:
+        """Tune and train; with a ledger, charge `dataset` first. A retry with the same `key` gets the first result."""
+        if not is_classifier(self.learner) or not isinstance(self.learner, PrivateLearner):
+            raise SettingsError(
+                "PrivateTuning counts wrong predictions, so it tunes this project's classifiers and nothing else. Got "
+                f"{type(self.learner).__name__}. Nothing was trained or charged. Tune it with choose_on_public."
+            )
+        self._check_privacy(("selection",))
+        X, y = checked(self, X, y)
+        check_classification_targets(y)
+        assumptions, classes = [], getattr(self.learner, "classes", None)
+        if classes is None:
+            classes = np.unique(y)
+            assumptions.append("the set of labels is public: it was read from the training labels")
+        elif not np.isin(y, classes).all():
+            raise SchemaMismatch(
+                "PrivateTuning found a label that is not among its learner's declared classes. Nothing was trained. "
+                "Add it to 'classes', or remove such records before training."
+            )
+        task = TuningTask(X, y, person_ids(self, persons, X.shape[0]), np.asarray(classes))
+        try:
+            self._fit(task, assumptions, ledger, dataset, key)
+        finally:
+            self._learners = ()  # candidates that were not chosen are not released
+        # The best learner is what is released, so it carries what tuning promises and the proof that it was paid.
+        self.best_learner_.guarantee_, self.best_learner_.receipt_ = self.guarantee_, self.receipt_
+        return self
+
+    @property
+    def _cap(self) -> int:
+        return int(self.learner.records_per_person) if self.unit == "person" else 1
+
+    def _candidate(self, settings: dict[str, Any], classes: Array, n_parts: int) -> Any:
+        """Return an untrained learner with a candidate's settings, at the full budget."""
+        learner = clone(self.learner)
+        facts = {"epsilon": self.epsilon, "delta": self.delta, "noise": None, "classes": classes}
+        if getattr(learner, "public_size", None) is not None:
+            facts["public_size"] = max(1, learner.public_size // n_parts)
+        known = learner.get_params()
+        self._require("delta", "delta" in known or not self.delta, f"0, for {type(learner).__name__} has none")
+        return learner.set_params(**settings, **{name: value for name, value in facts.items() if name in known})
+
+    def _slots(self, task: TuningTask) -> tuple[Array, int]:
+        """Return the slot of each record and how many there are: a record's row, or its person."""
+        if task.persons is None:
+            return np.arange(len(task.y)), len(task.y)
+        persons, slots = np.unique(task.persons, return_inverse=True)
+        return slots, len(persons)
+
+    def _plan(self, task: TuningTask) -> TuningPlan:
+        listed = _listed(self.learner, self.candidates)
+        n_parts = len(listed) + 1
+        slots, n_slots = self._slots(task)
+        if self.neighbours == "replace-one" and n_slots < n_parts:
+            raise SettingsError(
+                f"PrivateTuning cuts the table into {n_parts} parts, which is more than it has {self.unit}s "
+                f"(n_samples={n_slots}). Nothing was trained or charged. Try fewer candidates."
+            )
+        self._learners = tuple(self._candidate(settings, task.classes, n_parts) for settings in listed)
+        if math.isinf(self.epsilon):
+            return TuningPlan((), None, ())
+        # A part's cost follows from its size alone, so any slots serve to find it; which they will be is not drawn yet.
+        some = _part(task, slots < n_slots // n_parts)
+        trainings = tuple(_events(learner, *some) for learner in self._learners)
+        costliest = _costliest(trainings)
+        # Selecting may cost as much as the costliest training: all of epsilon, unless that has less rho than it would.
+        rho = total_rho(costliest, Neighbours(self.neighbours))
+        most = min(total(costliest).epsilon, math.inf if rho is None else math.sqrt(8 * rho))
+        monotone = self.neighbours == "add-remove"  # one unit more adds errors to every candidate, or none
+        selection = Selection(
+            unit=Unit(self.unit),
+            neighbours=Neighbours(self.neighbours),
+            sensitivity=float(self._cap),
+            scale=(1 if monotone else 2) * self._cap / most,
+            monotone="yes" if monotone else "no",
+        )
+        return TuningPlan(trainings, selection, costliest)
+
+    def _parts(self, task: TuningTask, n_parts: int, source: Source) -> list[Array]:
+        """Draw the part of each slot, whatever it holds; return a mask of the records in each."""
+        slots, n_slots = self._slots(task)
+        if self.neighbours == "replace-one":  # parts of public sizes; a replaced unit inherits its slot
+            rank = np.argsort(source.permutation(n_slots))
+            part = np.minimum(rank // (n_slots // n_parts), n_parts - 1)
+        else:  # independently for each, so that one more or less moves no other
+            part = source.words(n_slots) % np.uint64(n_parts)
+        return [part[slots] == i for i in range(n_parts)]
+
+    def _train(self, task: TuningTask, plan: TuningPlan, source: Source) -> None:
+        parts = self._parts(task, len(self._learners) + 1, source)
+        for learner, rows in zip(self._learners, parts, strict=False):
+            if source.seeded:
+                learner.set_params(noise=Noise(seed=int(source.words(1)[0])))
+            X, y, whose = _part(task, rows)
+            learner.fit(X, y, **whose)
+        judged = np.flatnonzero(parts[-1])
+        if task.persons is not None:
+            judged = judged[cap_records(task.persons[judged], self._cap, source.uniform(len(judged)))]
+        errors = [_errors(learner, task.X[judged], task.y[judged]) for learner in self._learners]
+        scores = -np.asarray(errors, dtype=np.float64)
+        self._keep(
+            int(scores.argmax()) if plan.selection is None else select(scores, event=plan.selection, source=source)
+        )
+
+    def _keep(self, best: int) -> None:
+        self.best_index_ = best
+        self.best_params_ = _listed(self.learner, self.candidates)[best]
+        self.best_learner_ = self._learners[best]
+
+    def _guarantee(self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]) -> Guarantee:
+        whole = super()._guarantee(events, noise, assumptions)
+        return compose_disjoint(whole, assumption=DISJOINT) if events else whole
+
+    def _state(self) -> dict[str, Array]:
+        return {"best": np.array([self.best_index_]), **{f"of_{k}": v for k, v in self.best_learner_._state().items()}}
+
+    def _restore(self, state: dict[str, Array]) -> None:
+        self._keep(int(state["best"][0]))
+        self.best_learner_._restore({name[3:]: value for name, value in state.items() if name.startswith("of_")})
+
+    def predict(self, X: Any) -> Array:
+        """Return the best learner's predictions."""
+        check_is_fitted(self, "best_learner_")
+        return np.asarray(self.best_learner_.predict(X))
+
+    @_has("predict_proba")
+    def predict_proba(self, X: Any) -> Array:
+        """Return the best learner's probabilities."""
+        check_is_fitted(self, "best_learner_")
+        return np.asarray(self.best_learner_.predict_proba(X))
+
+    @_has("decision_function")
+    def decision_function(self, X: Any) -> Array:
+        """Return the best learner's scores."""
+        check_is_fitted(self, "best_learner_")
+        return np.asarray(self.best_learner_.decision_function(X))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = get_tags(self.learner).input_tags.sparse
+        tags.non_deterministic = self.noise is None  # even without privacy: the parts are drawn
+        return tags
