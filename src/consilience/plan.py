@@ -4,7 +4,9 @@ Nothing here touches a private record. Noise is planned by the learner's own `pl
 cannot disagree about it; what the noise does to the result is estimated in three ways, each stated for what it is:
 
 - *asymptotic*: ridge + sampling + noise, ½ tr(H Cov(f)), with H from public data or a declared isotropic one. The one
-  to trust for sizing, as long as the noise moves margins by less than about one (`Expectation.asymptotic`).
+  to trust for sizing, as long as the noise moves margins by less than about one (`Expectation.asymptotic`). For an
+  average with a weak ridge it can be too high (2.3 times in one measured case): each site's noise also lengthens its
+  model, which undoes some of the ridge's shrinking.
 - *simulated*: the learner's noise drawn around the public model and the problem solved again. Needs public data, and
   holds at every noise level.
 - *worst case*: a bound with explicit constants that no data can break (algorithms.md, section I). Mostly far off.
@@ -13,26 +15,24 @@ cannot disagree about it; what the noise does to the result is estimated in thre
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, special
 from sklearn.base import clone
 
+from consilience.data import Categorical, Numeric, Schema, read_table
 from consilience.errors import SettingsError
 from consilience.learners.erm import Loss, solve
-from consilience.learners.linear import (
-    LinearPlan,
-    LinearTask,
-    PrivateLinearSVC,
-    PrivateLogisticRegression,
-    _check_settings,
-    _classification,
-    plan_linear,
-)
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, check_settings, classification_task
+from consilience.learners.perturbation import LinearPlan, LinearTask, plan_linear
 from consilience.privacy.accounting import Gaussian, Objective, ObjectiveGaussian
 from consilience.privacy.mechanisms import Noise, Source, gaussian, l2_laplace
 
@@ -41,17 +41,19 @@ Linear = PrivateLogisticRegression | PrivateLinearSVC
 
 GRID = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # of the asked epsilon: the rows of the table
 MOST_PUBLIC = 4000  # public records used; more would only take longer
-REPEATS = 20
+PAIRS = 20  # of simulated models at one site; fewer where several sites are averaged, which steadies them
 FOLDS = 5
-LARGEST_N = 10**13
+LARGEST_N = 4**22  # beyond 10^13
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
     """What to expect at one epsilon. Losses are in nats above the same learner, exact, on unlimited records.
 
-    ``simulated_loss`` is the same excess by simulation; ``error`` the expected error rate, ``error_spread`` its
-    standard deviation over draws, ``exact_error`` that of the learner without noise. All four need public data.
+    ``margin_noise`` is the standard deviation that one site's noise gives a record's margin. ``bound`` is the worst
+    case, ``noise_bound`` its noise term alone. Only with public data: ``simulated_loss``, the same excess by
+    simulation; ``error`` and ``error_spread``, the expected error rate and its standard deviation over draws; and
+    ``exact_error``, that of the learner without noise, cross-validated.
     """
 
     epsilon: float
@@ -84,6 +86,10 @@ class Expectation:
     def expected_loss(self) -> float:
         """The best estimate at hand: simulated where there is public data, else asymptotic."""
         return self.excess_loss if self.simulated_loss is None else self.simulated_loss
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "excess_loss": self.excess_loss, "asymptotic": self.asymptotic}
 
 
 @dataclass(frozen=True)
@@ -149,8 +155,8 @@ def plan(
     """
     if learner not in (PrivateLogisticRegression, PrivateLinearSVC):
         raise SettingsError(
-            f"Advice was asked for {getattr(learner, '__name__', learner)!r}, but is known for PrivateLogisticRegression "
-            "and PrivateLinearSVC with two classes only. Nothing was computed. Plan with one of these."
+            f"Advice was asked for {learner!r}, but is known for PrivateLogisticRegression and PrivateLinearSVC only. "
+            "Nothing was computed. Plan with one of these."
         )
     _require("target", target, target > 0, "a number > 0")
     _require("failure", failure, 0 < failure < 1, "a number in (0, 1)")
@@ -160,7 +166,7 @@ def plan(
     asked = learner(epsilon=epsilon, delta=delta, **settings)
     if asked.neighbours == "add-remove":
         asked.set_params(public_size=n_records)
-    _check_settings(asked)
+    check_settings(asked)
     _require("epsilon", epsilon, math.isfinite(epsilon), "finite")
     _require("mechanism", asked.mechanism, asked.mechanism != "matrix", "'objective', 'output' or 'generalized'")
     _require("curvature", curvature, curvature is None or curvature > 0, "a number > 0, or left out")
@@ -178,6 +184,32 @@ def plan(
     rows = [planner.expect(n_records, n_sites, source, epsilon=one) for one in grid]
     alone = planner.expect(n_records, 1, source) if n_sites > 1 else rows[GRID.index(1.0)]
     return Advice(tuple(rows), alone, float(target), planner)
+
+
+def read_public(path: str | os.PathLike[str], label: str) -> tuple[Array, Array]:
+    """Encode a file of public records by its own bounds and categories, which only public records may reveal."""
+    table = read_table(path)
+    if label not in table.column_names:
+        raise SettingsError(
+            f"The public file {str(path)!r} has no column {label!r} to learn. Nothing was computed. "
+            f"Name one of {table.column_names}."
+        )
+    columns: list[Numeric | Categorical] = []
+    for name in table.column_names:
+        texts = pc.utf8_trim_whitespace(pc.cast(table[name], pa.string()))
+        texts = pc.if_else(pc.equal(texts, ""), None, texts)
+        if name == label:
+            classes = pc.unique(texts.drop_null()).sort().to_pylist()
+            continue
+        try:
+            numbers = pc.min_max(pc.cast(texts, pa.float64())).as_py()
+        except pa.ArrowInvalid:
+            columns.append(Categorical(name, pc.unique(texts.drop_null()).sort().to_pylist(), missing="ignore"))
+        else:
+            if numbers["min"] != numbers["max"]:  # a constant says nothing
+                columns.append(Numeric(name, numbers["min"], numbers["max"], missing="middle"))
+    X, y, _ = Schema(columns, label, classes=classes).encode(table)
+    return X, y
 
 
 def _require(name: str, value: object, fits: bool, must: str) -> None:
@@ -202,7 +234,7 @@ def _isotropic(learner: Linear, dimension: int, curvature: float | None, signal:
 
 def _from_public(learner: Linear, X: Any, y: ArrayLike, source: Source) -> _Facts:
     """Return the facts that the public records show, all of them at the learner's own scaling."""
-    task, _, classes = _classification(clone(learner).set_params(unit="record"), X, y, None)
+    task, _, classes = classification_task(clone(learner).set_params(unit="record"), X, y, None)
     if len(classes) != 2:
         raise SettingsError(
             f"Advice was asked for with public data of {len(classes)} classes, but is known for two. Nothing was "
@@ -274,7 +306,7 @@ class _Planner:
             ridge_loss=facts.loss(ridged) - facts.loss(exact),
             sampling_loss=float(np.sum(hessian * sampled)) / 2 / n_sites,
             noise_loss=float(np.sum(hessian * spread)) / 2 / n_sites,
-            margin_noise=math.sqrt(float(np.sum(facts.second_moment * spread)) / n_sites),
+            margin_noise=math.sqrt(float(np.sum(facts.second_moment * spread))),
             noise_per_coordinate=math.sqrt(float(np.trace(spread)) / noise.dimension / n_sites),
             signal_per_coordinate=float(np.linalg.norm(exact)) / math.sqrt(noise.dimension),
             bound=self.bound(noise, exact),
@@ -283,16 +315,26 @@ class _Planner:
         if facts.error is None or source is None:
             return answer
         root = np.real(linalg.sqrtm(facts.gradients)) / math.sqrt(n_records)
-        models = [
-            np.mean([noise.simulated(facts, root, source) for _ in range(n_sites)], axis=0) for _ in range(REPEATS)
+        draws = [
+            np.mean([noise.simulated(facts, root, inverse, source) for _ in range(n_sites)], axis=0)
+            for _ in range(max(5, PAIRS // n_sites))
         ]
-        errors = np.array([facts.error(f) for f in models])
+        # What a draw does to first order has a known mean and explains most of what it does; only the rest is noise.
+        known = np.array([shift @ hessian @ shift / 2 for _, _, shift in draws])
+        surplus = known - (answer.sampling_loss + answer.noise_loss)
+
+        def mean(values: Array) -> float:
+            slope = float(np.cov(values, known)[0, 1] / known.var(ddof=1))
+            return float(np.mean(values - slope * surplus))
+
+        errors = np.array([[facts.error(f) for f in pair] for *pair, _ in draws])
+        losses = np.array([[facts.loss(f) for f in pair] for *pair, _ in draws])
         held_out = facts.exact_error or 0.0
         # Only the added error is measured on the records that made the model; its level comes from held-out ones.
         return replace(
             answer,
-            simulated_loss=float(np.mean([facts.loss(f) for f in models])) - facts.loss(exact),
-            error=min(1.0, max(0.0, held_out + float(errors.mean()) - facts.error(exact))),
+            simulated_loss=mean(losses.mean(axis=1)) - facts.loss(exact),
+            error=min(1.0, max(0.0, held_out + mean(errors.mean(axis=1)) - facts.error(exact))),
             error_spread=float(errors.std(ddof=1)),
             exact_error=held_out,
         )
@@ -304,6 +346,29 @@ class _Planner:
         """
         sampling = 16 * (32 + math.log(2 / self.failure)) * noise.loss.lipschitz**2 / (noise.ridge * noise.n_records)
         return noise.ridge / 2 * float(reference @ reference) + sampling + 2 * noise.bound(self.failure / 2)
+
+    def required_n(self, target: float, n_sites: int, *, worst_case: bool) -> float:
+        """Return the least n from which on the excess loss stays below `target`; infinity beyond `LARGEST_N`."""
+        reference = self.facts.model(self.learner.regularization, None)
+
+        def reached(n_records: int) -> bool:
+            if not worst_case:
+                return self.expect(n_records, n_sites).excess_loss <= target
+            # The bound may choose its regularisation; the estimate is of the learner as it is.
+            planned = (self.noise(n_records, regularization=float(ridge)) for ridge in np.geomspace(1, 1e-7, 15))
+            return any(self.bound(noise, reference) <= target for noise in planned)
+
+        # From above: with very few records the ridge alone can hold a model at zero, and its loss low.
+        high = LARGEST_N
+        if not reached(high):
+            return math.inf
+        while high > 1 and reached(high // 4):
+            high //= 4
+        low = high // 4
+        while high - low > max(1, high // 50):
+            middle = (low + high) // 2
+            low, high = (low, middle) if reached(middle) else (middle, high)
+        return high
 
 
 @dataclass(frozen=True)
@@ -347,14 +412,18 @@ class _Noise:
             return float(radius**2 / (self.n_records**2 * self.ridge))
         return float((self.loss.curvature + self.ridge) / 2 * radius**2)
 
-    def simulated(self, facts: _Facts, root: Array, source: Source) -> Array:
-        """Return a model as trained on other records like the public ones, with noise as planned."""
+    def simulated(self, facts: _Facts, root: Array, inverse: Array, source: Source) -> tuple[Array, Array, Array]:
+        """Return two models as trained on other records like the public ones, with noise as planned, and their shift.
+
+        The second has the first one's draws with the sign reversed, which are as likely: what is linear in the noise
+        cancels from their mean. The shift is what the draws do to first order.
+        """
         event: Any = self.plan.noise
         pull = root @ source.normal(self.dimension)
         drawn = (gaussian if self.normal else l2_laplace)(self.dimension, event=event, source=source)
         if self.in_objective:
-            return facts.model(self.ridge, pull + drawn / self.n_records)
-        return facts.model(self.ridge, pull) + drawn
+            pull, drawn = pull + drawn / self.n_records, np.zeros(self.dimension)
+        return facts.model(self.ridge, pull) + drawn, facts.model(self.ridge, -pull) - drawn, drawn - inverse @ pull
 
 
 @dataclass(frozen=True)
@@ -366,6 +435,16 @@ class Advice:
     target: float
     _planner: _Planner
 
+    @cached_property
+    def needed(self) -> float:
+        """Records that each site needs for the target, by the asymptotic estimate."""
+        return self.required_n(self.target)
+
+    @cached_property
+    def needed_worst_case(self) -> float:
+        """Records that each site needs for the target, by the worst-case bound."""
+        return self.required_n(self.target, worst_case=True)
+
     def at(self, epsilon: float) -> Expectation:
         """Return the row of one epsilon of the grid."""
         for row in self.rows:
@@ -374,44 +453,73 @@ class Advice:
         known = ", ".join(f"{row.epsilon:g}" for row in self.rows)
         raise SettingsError(f"The 'epsilon' of a row must be one of {known}. Got {epsilon!r} instead.")
 
-    def required_n(self, target: float | None = None, *, worst_case: bool = False) -> float:
+    def required_n(self, target: float, *, worst_case: bool = False) -> float:
         """Return how many records each site needs for an excess loss of `target`, or infinity beyond 1e13.
 
         By the asymptotic estimate, or by the worst-case bound at its best regularisation.
         """
-        target = self.target if target is None else target
         _require("target", target, target > 0, "a number > 0")
-        planner, n_sites = self._planner, self.rows[0].n_sites
-        reference = planner.facts.model(planner.learner.regularization, None)
+        return self._planner.required_n(target, self.rows[0].n_sites, worst_case=worst_case)
 
-        def reached(n_records: int) -> bool:
-            if not worst_case:
-                return planner.expect(n_records, n_sites).excess_loss <= target
-            ridges = np.geomspace(1e-7, 1, 29)
-            return any(
-                planner.bound(planner.noise(n_records, regularization=float(ridge)), reference) <= target
-                for ridge in ridges
-            )
-
-        low, high = 0, 1
-        while not reached(high):
-            low, high = high, 2 * high
-            if high > LARGEST_N:
-                return math.inf
-        while high - low > max(1, high // 100):
-            middle = (low + high) // 2
-            low, high = (low, middle) if reached(middle) else (middle, high)
-        return high
+    @property
+    def sentence(self) -> str:
+        """What to expect at the asked epsilon, and how many records a better result needs."""
+        row = self.at(self.alone.epsilon)
+        if row.n_sites == 1:
+            who = f"with n={row.n_records:,}"
+        else:
+            who = f"averaging {row.n_sites} sites of n={row.n_records:,} each"
+        parts = [f"At epsilon={row.epsilon:g} {who} expect {_expected(row)}"]
+        if row.n_sites > 1:
+            parts.append(f"one such site alone: {_expected(self.alone)}")
+        if row.exact_error is not None:
+            parts.append(f"the same learner without noise: {row.exact_error:.3f}")
+        each = "n" if row.n_sites == 1 else "n at each site"
+        parts.append(
+            f"to reach an excess loss of {self.target:g} you need {each} >= {_count(self.needed)} "
+            f"(by the worst-case bound: {_count(self.needed_worst_case)})"
+        )
+        return "; ".join(parts) + "."
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        whole = self.required_n(), self.required_n(worst_case=True)
-        needed, worst = (n if math.isfinite(n) else None for n in whole)
+        """Return plain values for JSON; a required number beyond 1e13 is None."""
         return {
-            "rows": [{**asdict(row), "excess_loss": row.excess_loss, "asymptotic": row.asymptotic} for row in self.rows],
-            "alone": {**asdict(self.alone), "excess_loss": self.alone.excess_loss, "asymptotic": self.alone.asymptotic},
+            "rows": [row.as_dict() for row in self.rows],
+            "alone": self.alone.as_dict(),
             "target": self.target,
-            "required_n": needed,
-            "required_n_worst_case": worst,
+            "required_n": self.needed if math.isfinite(self.needed) else None,
+            "required_n_worst_case": self.needed_worst_case if math.isfinite(self.needed_worst_case) else None,
             "sentence": self.sentence,
         }
+
+    def __str__(self) -> str:
+        public = self.alone.error is not None
+        titles = ["epsilon", *(["error", "±"] if public else []), "excess loss", "noise/signal", "worst case"]
+        cells = [
+            [
+                f"{row.epsilon:g}",
+                *([f"{row.error:.3f}", f"{row.error_spread:.3f}"] if public else []),
+                f"{row.expected_loss:.4f}{' ' if public or row.asymptotic else '*'}",
+                f"{row.noise_per_coordinate / row.signal_per_coordinate:.2f}",
+                f"{row.bound:.3g}",
+            ]
+            for row in self.rows
+        ]
+        widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in [titles, *cells]]
+        if not public and not all(row.asymptotic for row in self.rows):
+            lines.append("* the noise moves margins by more than 1: only the order of magnitude is meant")
+        return "\n".join([*lines, "", self.sentence])
+
+
+def _expected(row: Expectation) -> str:
+    """Word an expectation, and that it is rough where it is."""
+    if row.error is not None:
+        return f"an error of about {row.error:.3f} ± {row.error_spread:.3f} (excess loss {row.expected_loss:.2g})"
+    rough = "" if row.asymptotic else ", a rough figure because the noise moves margins by more than 1"
+    return f"an excess loss of about {row.expected_loss:.2g}{rough}"
+
+
+def _count(n: float) -> str:
+    """Write a number of records with two digits, or that there is none."""
+    return f"{float(f'{n:.2g}'):,.0f}" if math.isfinite(n) else "more than 10^13"

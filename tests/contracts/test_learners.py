@@ -140,7 +140,9 @@ def test_no_random_state_stays_in_a_fitted_learner(learner, table):
         "classes_",
         "coef_",
         "intercept_",
+        "events_",
         "guarantee_",
+        "public_size_",
         "receipt_",
     }
 

@@ -966,3 +966,11 @@ def test_charging_goes_on_while_a_backup_is_taken(ledger, tmp_path):
     thread.join()
     for head in heads:
         ledger.verify(head)
+
+
+def test_all_data_sets_with_a_limit_are_listed_also_before_any_charge(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    assert ledger.datasets() == []
+    for name in ("ward", "clinic", "ward"):
+        ledger.allow(name, Budget(epsilon=1.0 + len(name)))
+    assert ledger.datasets() == ["ward", "clinic"]

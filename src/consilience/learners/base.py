@@ -50,6 +50,7 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     neighbours: str
     noise: Noise | None
     guarantee_: Guarantee
+    events_: tuple[Event, ...]
     receipt_: dict[str, Any] | None
     unit: str = "record"
 
@@ -86,6 +87,7 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             self._restore(load_tensors(stored))  # a retry gets the first result, never a second draw
         else:
             self._train(task, plan, noise.open())
+        self.events_ = tuple(plan.events)  # public: what was drawn, so that others can recompute and weigh it
         self.guarantee_ = self._guarantee(plan.events, noise, assumptions)
         if charge is not None and ledger is not None:
             ledger.seal(charge, save_tensors(self._state()))

@@ -25,7 +25,7 @@ from consilience.privacy.mechanisms import Noise, Source, clip_rows
 
 from .base import PrivateLearner, is_positive
 from .erm import ChunkedRecords, Huber, HuberHinge, Logistic, Loss, Softmax
-from .perturbation import LinearPlan, LinearTask, plan_linear, train_linear
+from .perturbation import LinearPlan, LinearTask, plan_linear, public_size, train_linear
 
 Array = NDArray[Any]
 
@@ -120,7 +120,8 @@ def person_ids(learner: Any, persons: ArrayLike | None, n_records: int) -> Array
     return ids
 
 
-def _check_settings(learner: Any) -> None:
+def check_settings(learner: Any) -> None:
+    """Refuse settings that cannot work, before any record is looked at."""
     learner._check_privacy(("objective", "output", "generalized", "matrix"))
     need = learner._require
     for name in ("regularization", "data_norm"):
@@ -182,9 +183,9 @@ def _linear_output(learner: Any, X: Any) -> Array:
     return np.asarray(X @ learner.coef_.T + learner.intercept_)
 
 
-def _classification(learner: Any, X: Any, y: Any, persons: Any) -> tuple[LinearTask, list[str], Array]:
+def classification_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[LinearTask, list[str], Array]:
     """Check a classifier's settings and data; return its task, assumptions and class list."""
-    _check_settings(learner)
+    check_settings(learner)
     assumptions: list[str] = []
     if learner.classes is not None:
         classes = np.asarray(learner.classes)
@@ -276,6 +277,7 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
     """What the two linear classifiers share."""
 
     classes_: Array
+    public_size_: int
 
     def fit(
         self,
@@ -291,7 +293,8 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
 
         `X` may be dense, sparse, a data frame, or a table in chunks that brings its own labels.
         """
-        task, assumptions, self.classes_ = _classification(self, X, y, persons)
+        task, assumptions, self.classes_ = classification_task(self, X, y, persons)
+        self.public_size_ = public_size(self, task)
         return cast(Self, self._fit(task, assumptions, ledger, dataset, key))
 
     def decision_function(self, X: Any) -> Array:
@@ -523,7 +526,7 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
         key: str | None = None,
     ) -> Self:
         """Train; arguments as in `PrivateLogisticRegression.fit`."""
-        _check_settings(self)
+        check_settings(self)
         for name in ("label_bound", "huber"):
             value = getattr(self, name)
             self._require(name, is_positive(value), "a finite number > 0")
@@ -535,6 +538,7 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
             X, labels = checked(self, X, y, y_numeric=True)
             n_records, ids = X.shape[0], person_ids(self, persons, X.shape[0])
         task = _task(self, X, labels, ids, n_records, Huber(self.huber, 1.0), self._scaled)
+        self.public_size_ = public_size(self, task)
         return self._fit(task, [], ledger, dataset, key)
 
     def predict(self, X: Any) -> Array:

@@ -86,15 +86,19 @@ class LinearPlan:
         return one * self.n_problems
 
 
+def public_size(learner: Any, task: LinearTask) -> int:
+    """Return the number of units that may be known: the true one under replace-one, else the declared one."""
+    return int(learner.public_size) if learner.neighbours == "add-remove" else max(task.n_units, 1)
+
+
 def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
     """Decide noise and ridge for one problem of `task` at its share of the budget."""
     epsilon, delta = learner.epsilon / task.n_problems, learner.delta / task.n_problems
-    # Under replace-one the number of units is public; under add-remove only the declared size is.
     add_remove = learner.neighbours == "add-remove"
-    size = int(learner.public_size) if add_remove else task.n_units
-    ridge = learner.regularization * max(size, 1)
+    size = public_size(learner, task)
+    ridge = learner.regularization * size
     per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
-    bound = per_unit * (max(16 * size, 1 << 20) if add_remove else max(size, 1))
+    bound = per_unit * (max(16 * size, 1 << 20) if add_remove else size)
     matrix, least = _random_matrix(learner, task, ridge) if learner.mechanism == "matrix" else (None, 0.0)
     noise: Any = None
     if math.isfinite(epsilon):

@@ -377,6 +377,12 @@ class Ledger:
             )
         return account.balance(dataset)
 
+    def datasets(self) -> list[str]:
+        """Return the names of all data sets for which a limit was ever declared, in that order."""
+        with self._session("Reading the data sets") as db:
+            rows = db.execute("SELECT dataset FROM entries WHERE kind = 'allow' GROUP BY dataset ORDER BY min(number)")
+            return [row["dataset"] for row in rows]
+
     def charges(self, dataset: str | None = None) -> list[Charge]:
         """Return all charges in order, or those on one data set."""
         with self._session("Reading the charges") as db:

@@ -1,0 +1,315 @@
+"""The commands of design.md section 3 that exist so far: parse, call the library, print.
+
+Everything heavy is imported inside the command that needs it: help loads no more than the package itself does. Results
+go to standard output, progress and errors to standard error; the exit code is 0 only on success.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from consilience import __version__
+from consilience.errors import ConsilienceError, SettingsError
+
+app = typer.Typer(
+    name="consilience",
+    help="Learn one good classifier together without sharing records.",
+    pretty_exceptions_enable=False,  # a traceback with local variables would show records
+    rich_markup_mode=None,
+)
+ledger_app = typer.Typer(help="Read a site's ledger: what was allowed, charged and sealed.", rich_markup_mode=None)
+app.add_typer(ledger_app, name="ledger")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+LedgerPath = Annotated[Path, typer.Argument(help="The ledger's file.", metavar="LEDGER")]
+
+
+class Learner(StrEnum):
+    """The learners that can be named on the command line."""
+
+    LOGISTIC = "logistic"
+    SVM = "svm"
+
+
+class Mechanism(StrEnum):
+    """Where a linear learner draws its noise."""
+
+    OBJECTIVE = "objective"
+    OUTPUT = "output"
+    GENERALIZED = "generalized"
+
+
+class Neighbours(StrEnum):
+    """Which pairs of data sets must look alike."""
+
+    REPLACE_ONE = "replace-one"
+    ADD_REMOVE = "add-remove"
+
+
+class Attack(StrEnum):
+    """How an audit attacks."""
+
+    EXACT = "exact"
+    SAMPLE = "sample"
+
+
+Epsilon = Annotated[float, typer.Option("--epsilon", help="The privacy budget of one training.")]
+Delta = Annotated[float, typer.Option("--delta", help="0 for pure epsilon.")]
+Which = Annotated[Learner, typer.Option("--learner", help="The learner.")]
+Where = Annotated[Mechanism, typer.Option("--mechanism", help="Where the noise goes.")]
+Ridge = Annotated[float, typer.Option("--regularization", help="Weight of the ridge in the mean objective.")]
+Relation = Annotated[Neighbours, typer.Option("--neighbours", help="Which data sets must look alike.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"consilience {__version__}")
+        raise typer.Exit()
+    _ask_for_command(context)
+
+
+@ledger_app.callback(invoke_without_command=True)
+def _ask_for_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+@app.command(epilog="Example: consilience demo --folder demo-report")
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where to write ledgers, chart and report.")] = Path("demo-report"),
+    repeats: Annotated[int, typer.Option(help="How often all is repeated for the ranges shown.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Let ten made-up hospitals learn together, and compare with what each could do alone.
+
+    The patients are computed from a formula and are about no one. Takes a few seconds.
+    """
+    from consilience.demo import demo as run
+
+    with _progress("Training at ten sites") as progress:
+        report = run(folder, repeats=repeats, progress=progress)
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        print(f"{report}\n\nWritten in {report.seconds:.1f} s: {', '.join(report.files)}")
+
+
+@app.command(epilog="Example: consilience plan --records 8678 --features 50 --epsilon 0.1")
+def plan(
+    records: Annotated[int, typer.Option(help="Number of records at one site.")],
+    epsilon: Epsilon,
+    features: Annotated[int | None, typer.Option(help="Number of encoded features; not needed with --public.")] = None,
+    delta: Delta = 0.0,
+    sites: Annotated[int, typer.Option(help="How many such sites would average their models.")] = 1,
+    public: Annotated[Path | None, typer.Option(help="CSV or Parquet file of labelled public records.")] = None,
+    label: Annotated[str | None, typer.Option(help="Name of the label column in that file.")] = None,
+    target: Annotated[float, typer.Option(help="Excess loss whose number of records is reported.")] = 0.01,
+    learner: Which = Learner.LOGISTIC,
+    mechanism: Where = Mechanism.OBJECTIVE,
+    regularization: Ridge = 1e-2,
+    neighbours: Relation = Neighbours.REPLACE_ONE,
+    as_json: Json = False,
+) -> None:
+    """Tell what accuracy to expect at a number of records, features and an epsilon, before spending any budget.
+
+    No private record is read. With public records like the sites' own the advice is simulated on them; without, it
+    assumes a loss that bends equally in all directions.
+    """
+    from consilience.plan import plan as advise
+    from consilience.plan import read_public
+
+    if (public is None) != (label is None):
+        raise SettingsError(
+            "Advice from public records needs both --public and --label, and got one of the two. Nothing was computed. "
+            "Give both, or --features alone."
+        )
+    advice = advise(
+        n_records=records,
+        n_features=features,
+        epsilon=epsilon,
+        delta=delta,
+        n_sites=sites,
+        public=None if public is None or label is None else read_public(public, label),
+        target=target,
+        learner=_learner_class(learner),
+        mechanism=str(mechanism),
+        regularization=regularization,
+        neighbours=str(neighbours),
+    )
+    if as_json:
+        _print_json(advice.as_dict())
+    else:
+        print(advice)
+
+
+@app.command(epilog="Example: consilience audit --epsilon 1 --mechanism output")
+def audit(
+    epsilon: Epsilon,
+    delta: Delta = 0.0,
+    learner: Which = Learner.LOGISTIC,
+    mechanism: Where = Mechanism.OBJECTIVE,
+    regularization: Ridge = 1e-2,
+    neighbours: Relation = Neighbours.REPLACE_ONE,
+    attack: Annotated[Attack, typer.Option(help="Search the exact density, or train many times.")] = Attack.EXACT,
+    records: Annotated[int, typer.Option(help="Records of the attacked, made-up data sets.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Attack a learner's privacy on made-up records and report the largest epsilon that could be proven.
+
+    Leaves with exit code 1 if the claim is false. That none was found is no proof; docs/guarantees/ holds those.
+    """
+    from consilience.audit import audit as attack_learner
+
+    made = _learner_class(learner)(
+        epsilon=epsilon,
+        delta=delta,
+        mechanism=str(mechanism),
+        regularization=regularization,
+        neighbours=str(neighbours),
+        public_size=records if neighbours is Neighbours.ADD_REMOVE else None,
+    )
+    with _progress("Attacking"):
+        report = attack_learner(made, kind=attack.value, n_records=records)
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        print(report)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@ledger_app.command("show", epilog="Example: consilience ledger show demo-report/ledgers/site-01.sqlite")
+def ledger_show(
+    path: LedgerPath,
+    dataset: Annotated[str | None, typer.Option(help="Only this data set; needed if it was never charged.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what each data set's owner allowed, what was spent, and every charge."""
+    ledger = _ledger(path)
+    charges = ledger.charges(dataset)
+    balances = [ledger.balance(name) for name in ([dataset] if dataset is not None else ledger.datasets())]
+    if as_json:
+        amounts = ("limit", "spent", "left")
+        shown = [{**asdict(b), **{name: getattr(b, name)._asdict() for name in amounts}} for b in balances]
+        listed = [{**c.receipt, "purpose": c.purpose, "state": c.state, "time": c.time} for c in charges]
+        _print_json({"balances": shown, "charges": listed})
+        return
+    if not balances:
+        print("No owner has declared a limit yet.")
+    for balance in balances:
+        print(f"{balance.dataset} (per {balance.unit}, {balance.neighbours})")
+        for name in ("epsilon", "delta", "rho"):
+            limit, spent, left = (getattr(amounts, name) for amounts in (balance.limit, balance.spent, balance.left))
+            if limit is not None:
+                print(f"  {name:<8} limit {limit:g}, spent {spent:g}, left {left:g}")
+    for charge in charges:
+        cost = f"epsilon={charge.epsilon:g} delta={charge.delta:g}"
+        print(f"{charge.time}  {charge.dataset}  {charge.purpose}  {cost}  {charge.state}")
+
+
+@ledger_app.command("verify", epilog="Example: consilience ledger verify site.sqlite --head 4f0c...")
+def ledger_verify(
+    path: LedgerPath,
+    head: Annotated[str | None, typer.Option(help="A head or receipt hash written down earlier.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Walk the whole chain of charges and print its head, to be written down outside the machine."""
+    found = _ledger(path).verify(head)
+    if as_json:
+        _print_json({"valid": True, "head": found})
+    else:
+        print(f"The chain is whole. Its head is {found}")
+
+
+def _ledger(path: Path) -> Any:
+    from consilience.privacy.ledger import Ledger
+
+    if not path.exists():  # opening would create an empty one
+        raise SettingsError(f"There is no ledger at {str(path)!r}. Nothing was read or created. Check the path.")
+    return Ledger(path)
+
+
+def _learner_class(learner: Learner) -> Any:
+    from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
+
+    return {Learner.LOGISTIC: PrivateLogisticRegression, Learner.SVM: PrivateLinearSVC}[learner]
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    print(json.dumps(values, indent=2, allow_nan=False))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show a bar on standard error while the work runs, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def help_page() -> str:
+    """Return docs/cli.md: the help of every command, as a terminal of 100 columns shows it."""
+    parts = [
+        "# Commands",
+        "Generated from `--help` by `consilience.cli.help_page`; tests/test_cli.py compares the two.",
+    ]
+    root = typer.main.get_command(app)
+
+    def visit(command: Any, path: str, parent: typer.Context | None) -> None:
+        context = typer.Context(command, parent, info_name=path.split()[-1], terminal_width=100, max_content_width=100)
+        parts.append(f"## `{path}`\n\n```text\n{command.get_help(context).strip()}\n```")
+        for name, child in sorted(getattr(command, "commands", {}).items()):
+            visit(child, f"{path} {name}", context)
+
+    visit(root, "consilience", None)
+    return "\n\n".join(parts) + "\n"
+
+
+_UsageError: Any = typer.BadParameter.__mro__[1]  # click's, or the copy of it that newer versions of Typer bring
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; every failure is one line on standard error and an exit code other than 0."""
+    try:
+        code = app(args=arguments, prog_name="consilience", standalone_mode=False)
+    except _UsageError as error:
+        where = error.ctx.command_path if error.ctx else "consilience"
+        code = _failed(f"{error.format_message().rstrip('.')}. See '{where} --help'.", 2)
+    except (typer.Abort, KeyboardInterrupt):
+        code = _failed("stopped. Charges made so far stand.", 130)
+    except ConsilienceError as error:
+        code = _failed(str(error), 1)
+    except OSError as error:
+        code = _failed(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}", 1)
+    except Exception as error:
+        # Neither message nor values: a library's may quote a record. Where it happened is enough to report it.
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}:{at.lineno}"
+        code = _failed(f"unexpected {type(error).__name__} at {where}. Charges made so far stand. Please report it.", 1)
+    sys.exit(code)
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"consilience: {message}", file=sys.stderr)
+    return code

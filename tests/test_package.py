@@ -1,0 +1,80 @@
+"""The package as its readers meet it: exports, proof pages, links, the README's own program."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import consilience
+from consilience.privacy.accounting import EVENTS
+
+ROOT = Path(__file__).parent.parent
+MODULES = [module.name for module in pkgutil.walk_packages(consilience.__path__, "consilience.")]
+
+
+def test_every_exported_name_exists_and_is_in_order():
+    assert consilience.__all__ == sorted(consilience.__all__)
+    for name in consilience.__all__:
+        assert callable(getattr(consilience, name)), f"{name} is no class or function"
+
+
+def test_importing_a_module_never_hides_the_function_of_its_name():
+    for name in ("consilience.audit", "consilience.plan"):
+        importlib.import_module(name)
+        assert callable(getattr(consilience, name.rpartition(".")[2]))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_every_event_names_its_proof_page_and_the_page_exists(event):
+    (page,) = re.findall(r"docs/guarantees/[a-z0-9-]+\.md", event.__doc__)
+    assert len((ROOT / page).read_text()) > 1000
+
+
+def test_every_proof_page_named_in_the_code_exists():
+    named = {
+        page
+        for file in (ROOT / "src").rglob("*.py")
+        for page in re.findall(r"docs/guarantees/[\w-]+\.md", file.read_text())
+    }
+    assert len(named) >= 10
+    assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
+
+
+def test_every_private_learner_has_a_privacy_section_that_names_its_proof():
+    learners = [getattr(consilience, name) for name in consilience.__all__ if name.startswith("Private")]
+    assert len(learners) >= 5
+    for learner in learners:
+        assert "Privacy\n    -------" in learner.__doc__, learner
+        assert "docs/guarantees/" in learner.__doc__, learner
+
+
+def test_links_between_documents_lead_somewhere():
+    broken = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)} -> {target}")
+    assert broken == []
+
+
+def test_the_readme_program_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == re.findall(r"print\(.*#\s(.*)", program)
+
+
+def test_the_glossary_defines_the_words_it_is_made_for():
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    for word in "site hub record person schema study mechanism event guarantee budget ledger learner audit".split():
+        assert f"**{word}**" in glossary
