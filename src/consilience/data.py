@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.privacy.mechanisms import clip_rows
 
-__all__ = ["Categorical", "Encoded", "Numeric", "ParquetRows", "Schema"]
+__all__ = ["Categorical", "Encoded", "Numeric", "ParquetRows", "Public", "Schema"]
 __all__ += ["cap_records", "read_table", "split_sites"]
 
 Value = str | int | float | bool
@@ -180,6 +180,26 @@ class Encoded(NamedTuple):
 
     def __repr__(self) -> str:
         return "Encoded(X, y, persons)"  # a printed record is a leak
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """Hold records that need no protection, encoded like the sites': labelled, or without `y`.
+
+    Privacy
+    -------
+    None: whatever is computed from them may be published as it is. Only data that is public anyway belongs here.
+    """
+
+    X: Any
+    y: Any = None
+
+    def __post_init__(self) -> None:
+        if getattr(self.X, "ndim", 2) != 2 or (self.y is not None and len(self.y) != self.X.shape[0]):
+            raise SchemaMismatch(
+                "Public records need a table X with one row per record and, if labelled, as many labels y. "
+                "Nothing was read. Check their shapes."
+            )
 
 
 @dataclass(frozen=True)

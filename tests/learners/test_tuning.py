@@ -236,6 +236,9 @@ class Constant(ClassifierMixin, PrivateLearner):
     def _state(self):
         return {}
 
+    def _restore(self, state):
+        pass
+
     def predict(self, X):
         return np.full(len(X), self.label)
 
@@ -306,7 +309,7 @@ def test_a_good_candidate_is_found_and_kept():
 def test_candidates_that_were_not_chosen_are_not_kept():
     X, y = table(300)
     tuned = PrivateTuning(logistic(), GRID, epsilon=1.0).fit(X, y)
-    released = {"best_index_", "best_params_", "best_learner_", "guarantee_", "receipt_", "n_features_in_"}
+    released = {"best_index_", "best_params_", "best_learner_", "events_", "guarantee_", "receipt_", "n_features_in_"}
     assert set(vars(tuned)) - set(tuned.get_params(deep=False)) == released | {"_learners"}
     assert tuned._learners == ()
     assert tuned.best_learner_.noise is None

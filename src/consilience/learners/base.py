@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -36,6 +36,47 @@ PlanT = TypeVar("PlanT", bound=Plan)
 TaskT = TypeVar("TaskT")
 
 
+def run_charged(
+    draw: Callable[[Source], dict[str, NDArray[Any]]],
+    events: Sequence[Event],
+    *,
+    noise: Noise,
+    ledger: Ledger | None,
+    dataset: str | None,
+    key: str | None,
+    purpose: str,
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any] | None]:
+    """Charge `events` if there is a ledger, then `draw`; return the result and the charge's receipt.
+
+    A retry under the same key gets the first result back, never a second draw.
+    """
+    if ledger is None:
+        return draw(noise.open()), None
+    if dataset is None:
+        raise _uncharged(
+            purpose, "no data set was named", "Pass dataset=..., the name its owner declared a budget for."
+        )
+    if noise.seed is not None:
+        raise _uncharged(purpose, "a seed voids the guarantee", "Drop noise=Noise(seed=...), or drop the ledger.")
+    if not events:
+        raise _uncharged(purpose, "without privacy (epsilon=inf) it has no cost", "Choose a finite epsilon.")
+    # Charge first: if training dies below this line the site loses budget it did not use, which is
+    # annoying; charging afterwards would lose track of noise already seen, which is a leak.
+    charge = ledger.charge(events, dataset=dataset, key=key or uuid.uuid4().hex, purpose=purpose)
+    stored = ledger.sealed(charge.key)
+    if stored is not None:
+        return load_tensors(stored), charge.receipt
+    result = draw(noise.open())
+    ledger.seal(charge, save_tensors(result))
+    return result, charge.receipt
+
+
+def _uncharged(purpose: str, problem: str, fix: str) -> SettingsError:
+    return SettingsError(
+        f"{purpose} was to be charged to a ledger, but {problem}. Nothing was trained or charged. {fix}"
+    )
+
+
 class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc]
     """A scikit-learn estimator that trains under differential privacy and says so in ``guarantee_``.
 
@@ -59,39 +100,17 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     ) -> Self:
         noise = Noise() if self.noise is None else self.noise
         plan = self._plan(task)
-        self.receipt_ = None
-        charge = None
-        if ledger is not None:
-            if dataset is None:
-                raise SettingsError(
-                    "A fit was to be charged to a ledger without naming the data set. Nothing was trained or charged. "
-                    "Pass dataset=..., the name under which its owner declared a budget."
-                )
-            if noise.seed is not None:
-                raise SettingsError(
-                    "A fit with seeded noise was to be charged to a ledger, but a seed voids the guarantee. "
-                    "Nothing was trained or charged. Drop noise=Noise(seed=...), or drop the ledger."
-                )
-            if not plan.events:
-                raise SettingsError(
-                    "A fit without privacy (epsilon=inf) was to be charged to a ledger. Nothing was trained or "
-                    "charged. Choose a finite epsilon, or drop the ledger."
-                )
-            # Charge first: if training dies below this line the site loses budget it did not use, which is
-            # annoying; charging afterwards would lose track of noise already seen, which is a leak.
-            charge = ledger.charge(
-                plan.events, dataset=dataset, key=key or uuid.uuid4().hex, purpose=type(self).__name__
-            )
-            stored = ledger.sealed(charge.key)
-        if charge is not None and stored is not None:
-            self._restore(load_tensors(stored))  # a retry gets the first result, never a second draw
-        else:
-            self._train(task, plan, noise.open())
+
+        def draw(source: Source) -> dict[str, NDArray[Any]]:
+            self._train(task, plan, source)
+            return self._state()
+
+        state, self.receipt_ = run_charged(
+            draw, plan.events, noise=noise, ledger=ledger, dataset=dataset, key=key, purpose=type(self).__name__
+        )
+        self._restore(state)
         self.events_ = tuple(plan.events)  # public: what was drawn, so that others can recompute and weigh it
         self.guarantee_ = self._guarantee(plan.events, noise, assumptions)
-        if charge is not None and ledger is not None:
-            ledger.seal(charge, save_tensors(self._state()))
-            self.receipt_ = charge.receipt
         return self
 
     def _guarantee(self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]) -> Guarantee:

@@ -537,13 +537,16 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
         else:
             X, labels = checked(self, X, y, y_numeric=True)
             n_records, ids = X.shape[0], person_ids(self, persons, X.shape[0])
-        task = _task(self, X, labels, ids, n_records, Huber(self.huber, 1.0), self._scaled)
+        task = _task(self, X, labels, ids, n_records, self._loss(1), self._scaled)
         self.public_size_ = public_size(self, task)
         return self._fit(task, [], ledger, dataset, key)
 
     def predict(self, X: Any) -> Array:
         """Return the predicted label of each row."""
         return _linear_output(self, X).ravel()
+
+    def _loss(self, n_classes: int) -> Loss:
+        return Huber(self.huber, 1.0)
 
     def _scaled(self, labels: Array) -> Array:
         return np.clip(np.asarray(labels, dtype=np.float64) / self.label_bound, -1.0, 1.0)

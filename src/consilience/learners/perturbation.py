@@ -134,6 +134,13 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
     return LinearPlan(noise, closing, ridge, matrix, tolerance, task.n_problems)
 
 
+def output_sensitivity(learner: Any, task: LinearTask) -> float:
+    """Return how far one unit can move the exact minimum of `task`, in the coordinates of the unit ball."""
+    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    ridge = learner.regularization * public_size(learner, task)
+    return _Facts(learner, task, ridge, math.inf, 0.0, per_unit, 0.0)._sensitivity()
+
+
 @dataclass(frozen=True)
 class _Facts:
     """The public facts of one problem, and the calibrations that rest on them."""

@@ -1,0 +1,249 @@
+"""Average: one linear model out of many, weighted equally, by size, or by the precision that noise scales imply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import helmert
+
+from consilience.data import Public
+from consilience.errors import SettingsError
+from consilience.learners.base import is_positive, run_charged
+from consilience.learners.perturbation import (
+    CLOSING_SHARE,
+    LinearTask,
+    output_sensitivity,
+    plan_linear,
+    public_radius,
+)
+from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, gaussian_sigma, total
+from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import Noise, Source, close, draw_error, gaussian, l2_laplace
+
+from .members import DISJOINT, LinearEnsemble, Member, aligned, as_members, joint_guarantee
+
+Array = NDArray[Any]
+
+TRUSTED = "the aggregator is trusted: it sees the sites' exact models"
+
+
+class Average:
+    """Average members' coefficients.
+
+    Parameters
+    ----------
+    weights
+        ``"precision"`` weighs by what the known noise scales and sizes imply (algorithms.md E.2), ``"size"`` by the
+        public number of units, ``"equal"`` not at all.
+    epsilon, delta
+        None: members bring their own noise, and averaging is post-processing. A number, or one per member: members
+        are exact models, and the aggregator adds noise once, enough for each site's epsilon.
+    classes
+        The declared classes; otherwise the union of the members'.
+    curvature
+        Public guess of the mean second derivative along a coordinate, used by ``"precision"`` where no public
+        records are given.
+
+    Privacy
+    -------
+    Without `epsilon`: each site's own guarantee, against everyone. With it: `epsilon` per unit of each site against
+    those who see the ensemble, not against the aggregator. Proof: docs/guarantees/average.md.
+    """
+
+    def __init__(
+        self,
+        weights: str = "precision",
+        *,
+        epsilon: float | Sequence[float] | None = None,
+        delta: float = 0.0,
+        classes: Sequence[Any] | None = None,
+        curvature: float = 0.02,
+        noise: Noise | None = None,
+    ) -> None:
+        if weights not in ("precision", "size", "equal"):
+            raise SettingsError(
+                f"The 'weights' parameter of Average must be 'precision', 'size' or 'equal'. Got {weights!r} instead."
+            )
+        self.weights = weights
+        self.epsilon = epsilon
+        self.delta = delta
+        self.classes = classes
+        self.curvature = curvature
+        self.noise = noise
+
+    def combine(
+        self,
+        members: Sequence[Any],
+        public: Public | None = None,
+        *,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> LinearEnsemble:
+        """Return the weighted average of linear `members`; `public` records only improve the weights' curvature."""
+        found = as_members(members)
+        classes, coef, intercept, known = aligned(found, self.classes)
+        shares = self._weights(found, public)
+        # A class is averaged over the members that know it; one that nobody knows keeps a score of 0.
+        mass = shares[:, None] * (known if coef.shape[1] > 1 else known.any(axis=1, keepdims=True))
+        mass = mass / np.where(mass.sum(axis=0) > 0, mass.sum(axis=0), 1.0)
+        mean = np.einsum("nk,nkd->kd", mass, coef)
+        offset = np.einsum("nk,nk->k", mass, intercept)
+        own = tuple(member.guarantee for member in found)
+        if self.epsilon is None:
+            return LinearEnsemble(classes, mean, offset, shares, joint_guarantee(found), own)
+        if not known.all():
+            raise SettingsError(
+                "Noise at the aggregator needs members that all know the same classes. Nothing was combined. "
+                "Declare the classes at every site."
+            )
+        plan = _Central(self, found, shares)
+        state, _ = run_charged(
+            lambda source: plan.draw(mean, offset, source),
+            plan.events,
+            noise=plan.noise,
+            ledger=ledger,
+            dataset=dataset,
+            key=key,
+            purpose=type(self).__name__,
+        )
+        whole, each = plan.guarantees()
+        return LinearEnsemble(classes, state["coef"], state["intercept"], shares, whole, each)
+
+    def _weights(self, members: Sequence[Member], public: Public | None) -> Array:
+        if self.weights == "equal":
+            return np.full(len(members), 1 / len(members))
+        if any(member.size is None for member in members):
+            raise SettingsError(
+                f"Weights by {self.weights} need every member's public size, and one has none. Nothing was combined. "
+                "Use weights='equal', or members trained by this package."
+            )
+        sizes = np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
+        if self.weights == "size":
+            return np.asarray(sizes / sizes.sum())
+        curvature = self.curvature if public is None else typical_curvature(members, public)
+        return precision_weights(members, curvature)
+
+
+def precision_weights(members: Sequence[Member], curvature: float) -> Array:
+    """Return weights ∝ 1 / (noise variance + sampling variance), the second from the public size alone (E.2)."""
+    inverse = []
+    for member in members:
+        dimension = np.asarray(member.coef).shape[1]
+        sampling = dimension / 100 / max(member.size or 0, 1)
+        inverse.append(1 / (member.to_user**2 * (member.noise_variance(curvature) + sampling)))
+    return np.asarray(inverse) / math.fsum(inverse)
+
+
+def typical_curvature(members: Sequence[Member], public: Public) -> float:
+    """Return the mean of the smaller half of the public second moment's eigenvalues, times the loss' curvature.
+
+    The noise that survives averaging is the noise along flat directions, so those set the damping.
+    """
+    scale = members[0].to_user
+    X = np.asarray(public.X.todense() if hasattr(public.X, "todense") else public.X, dtype=np.float64) * scale
+    values = np.linalg.eigvalsh(X.T @ X / max(len(X), 1))
+    return float(0.25 * values[: max(1, len(values) // 2)].mean())
+
+
+class _Central:
+    """Noise once, at a trusted aggregator: enough for the site that needs most (algorithms.md, E.1)."""
+
+    def __init__(self, average: Average, members: Sequence[Member], weights: Array) -> None:
+        epsilons = np.broadcast_to(np.asarray(average.epsilon, dtype=np.float64), (len(members),))
+        if not all(is_positive(float(epsilon)) for epsilon in epsilons) or not 0 <= average.delta < 1:
+            raise SettingsError(
+                "The 'epsilon' of Average must be finite and > 0, one number or one per member, and 'delta' lie in "
+                f"[0, 1). Got {average.epsilon!r} and {average.delta!r} instead. Nothing was combined."
+            )
+        settings = {(m.learner.data_norm, m.learner.fit_intercept, m.to_user) for m in members}
+        if any(m.guarantee is None or math.isfinite(m.guarantee.epsilon) for m in members) or len(settings) > 1:
+            raise SettingsError(
+                "Noise at the aggregator is for exact members (epsilon=math.inf) of this package with one data_norm "
+                "and intercept setting. Nothing was combined. Leave out Average's epsilon if members brought noise."
+            )
+        self.members, self.delta = members, average.delta
+        self.noise = Noise() if average.noise is None else average.noise
+        self.outputs, self.features = np.asarray(members[0].coef).shape
+        self.intercept = bool(members[0].learner.fit_intercept)
+        plans, reach = [], []
+        for member, share in zip(members, weights, strict=True):
+            loss = member.learner._loss(self.outputs if self.outputs > 1 else 2)
+            size = int(member.size or 1)
+            task = LinearTask(None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size)
+            plans.append(plan_linear(member.learner, task))
+            reach.append(share * output_sensitivity(member.learner, task))
+        # One-against-rest members move once per class; softmax members move in one class less.
+        self.joint = loss.n_outputs == self.outputs
+        self.reach = np.asarray(reach) * (1 if self.joint else math.sqrt(self.outputs))
+        self.dimension = task.dimension_of_noise * (1 if self.joint else self.outputs)
+        who = {"unit": members[0].learner.unit, "neighbours": members[0].learner.neighbours}
+        most = int(np.argmax(self.reach / epsilons))
+        main = (1 - CLOSING_SHARE) * float(epsilons[most])
+        self.event: L2Laplace | Gaussian
+        if self.delta > 0:
+            # Each site's own epsilon fixes a sigma; the largest serves all.
+            sigma = max(
+                gaussian_sigma(epsilon=(1 - CLOSING_SHARE) * float(e), delta=self.delta, sensitivity=float(r))
+                for e, r in zip(epsilons, self.reach, strict=True)
+            )
+            self.event = Gaussian(sensitivity=float(self.reach.max()), sigma=sigma, at_delta=self.delta, **who)
+        else:
+            scale = float(self.reach[most]) / main
+            self.event = L2Laplace(sensitivity=float(self.reach.max()), scale=scale, **who)
+        released = self.outputs * (self.features + self.intercept)
+        # Inexact minima and rounding, averaged like the minima themselves; then the draw's own rounding.
+        distance = float(sum(w * 1.25 * p.tolerance / p.regularization for w, p in zip(weights, plans, strict=True)))
+        distance += 2 * draw_error(released) * public_radius(self.event, self.dimension)
+        closing = 2 * math.sqrt(released) * distance / (CLOSING_SHARE * float(epsilons.min()))
+        self.closing = Closing(dimension=released, distance=distance, scale=closing, **who)
+
+    @property
+    def events(self) -> list[Event]:
+        return [self.event, self.closing]
+
+    def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...]]:
+        """Return the joint guarantee and each site's: its own reach against the common noise."""
+        each = []
+        for reach in self.reach:
+            facts: Any = {"unit": self.event.unit, "neighbours": self.event.neighbours, "sensitivity": float(reach)}
+            own: Event = (
+                Gaussian(sigma=self.event.sigma, at_delta=self.delta, **facts)
+                if isinstance(self.event, Gaussian)
+                else L2Laplace(scale=self.event.scale, **facts)
+            )
+            each.append(self._stated([own, self.closing]))
+        return self._stated(self.events), tuple(each)
+
+    def _stated(self, events: list[Event]) -> Guarantee:
+        if self.noise.seed is not None:
+            return Guarantee.void("seeded noise", unit=events[0].unit, neighbours=events[0].neighbours)
+        whole = total(events)
+        return Guarantee(
+            epsilon=whole.epsilon,
+            delta=whole.delta,
+            unit=whole.unit,
+            neighbours=whole.neighbours,
+            assumptions=(DISJOINT, TRUSTED),
+        )
+
+    def draw(self, coef: Array, intercept: Array, source: Source) -> dict[str, Array]:
+        """Add the noise in the coordinates of the unit ball, where sensitivities are, and go back."""
+        draw: Any = gaussian if isinstance(self.event, Gaussian) else l2_laplace
+        drawn = draw(self.dimension, event=self.event, source=source).reshape(-1, self.features + self.intercept)
+        if self.outputs > 1 and self.joint:
+            drawn = helmert(self.outputs).T @ drawn
+        scale = self.members[0].to_user
+        half = math.sqrt(0.5)
+        ball = coef / scale
+        if self.intercept:
+            ball = np.hstack([ball, (intercept / half)[:, None]])
+        ball = close(ball + drawn, event=self.closing, source=source)
+        if not self.intercept:
+            return {"coef": ball * scale, "intercept": intercept}
+        return {"coef": ball[:, :-1] * scale, "intercept": ball[:, -1] * half}

@@ -1,0 +1,203 @@
+"""What an aggregator may know of a member, and what it makes of many: an ensemble.
+
+Aggregators never see a record of a site. They see what the site released, the public facts written on it, and what is
+public anyway. Everything here is post-processing, so a record of site i keeps the guarantee its own site gave it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+from sklearn.utils.validation import check_array
+
+from consilience.errors import SchemaMismatch, SettingsError
+from consilience.privacy.accounting import Event, Gaussian, L2Laplace, Objective, ObjectiveGaussian, ObjectiveL2Laplace
+from consilience.privacy.guarantee import Guarantee, compose_disjoint
+
+Array = NDArray[Any]
+
+DISJOINT = "no record, and no person where persons are the unit, is at two sites"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One site's fitted learner as the hub knows it: what it released and the public facts about how."""
+
+    learner: Any
+    classes: Array | None  # None for a regressor
+    guarantee: Guarantee | None  # None for a learner of another library, which promises nothing
+    events: tuple[Event, ...]
+    size: int | None  # public number of units, where there is one
+    coef: Array | None  # (1 or K, d); None for a learner that is not linear
+    intercept: Array | None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the member is a vector that can be averaged."""
+        return self.coef is not None
+
+    @property
+    def to_user(self) -> float:
+        """What a coordinate of the unit ball, where noise is drawn, is multiplied by to become one of `coef`."""
+        settings = self.learner
+        half = math.sqrt(0.5) if settings.fit_intercept else 1.0
+        return float(half / settings.data_norm * getattr(settings, "label_bound", 1.0))
+
+    def noise_variance(self, curvature: float = 0.0) -> float:
+        """Return the variance of the noise in each coordinate of the unit ball, known from the events.
+
+        ``curvature`` is a public guess of the mean second derivative along a coordinate; it damps noise that was
+        drawn in the objective (algorithms.md, E.2). An exact model has variance 0.
+        """
+        assert self.coef is not None
+        noises = [event for event in self.events if isinstance(event, L2Laplace | Gaussian | Objective)]
+        dimension = self.coef.shape[1] + bool(self.learner.fit_intercept)
+        # One draw for all classes spans one class less; one draw per class (several events) spans one each.
+        dimension *= max(1, len(self.coef) - 1) if len(noises) == 1 else 1
+        variances = []
+        for event in noises:
+            drawn = event.sigma**2 if isinstance(event, Gaussian | ObjectiveGaussian) else 0.0
+            if isinstance(event, L2Laplace | ObjectiveL2Laplace):
+                drawn = event.scale**2 * (dimension + 1)
+            damping = event.strong_convexity + curvature * (self.size or 0) if isinstance(event, Objective) else 1.0
+            variances.append(drawn / damping**2)
+        return math.fsum(variances) / max(1, len(variances))
+
+
+def as_members(fitted: Sequence[Any]) -> list[Member]:
+    """Read what is released off fitted learners; any scikit-learn estimator will do."""
+    if not fitted:
+        raise SettingsError("An aggregator needs at least one member. Got none. Nothing was combined.")
+    members = []
+    for learner in fitted:
+        if isinstance(learner, Member):
+            members.append(learner)
+            continue
+        if not hasattr(learner, "predict"):
+            raise SettingsError(
+                f"A {type(learner).__name__} was given as a member, but it cannot predict. Nothing was combined. "
+                "Pass fitted learners."
+            )
+        coef = getattr(learner, "coef_", None)
+        members.append(
+            Member(
+                learner=learner,
+                classes=getattr(learner, "classes_", None),
+                guarantee=getattr(learner, "guarantee_", None),
+                events=getattr(learner, "events_", ()),
+                size=getattr(learner, "public_size_", None),
+                coef=None if coef is None else np.atleast_2d(coef),
+                intercept=None if coef is None else np.atleast_1d(learner.intercept_),
+            )
+        )
+    return members
+
+
+def joint_guarantee(members: Sequence[Member]) -> Guarantee | None:
+    """Return what holds for a record of any site after combining by post-processing: its own site's guarantee.
+
+    The largest of them, under the stated assumption; None if a member of another library promises nothing.
+    """
+    stated = [member.guarantee for member in members if member.guarantee is not None]
+    return compose_disjoint(*stated, assumption=DISJOINT) if len(stated) == len(members) else None
+
+
+def aligned(
+    members: Sequence[Member], classes: Sequence[Any] | None = None
+) -> tuple[Array | None, Array, Array, Array]:
+    """Bring linear members to one list of classes: (classes, coef (N, K or 1, d), intercept (N, K or 1), known (N, K)).
+
+    Two common classes keep one row; otherwise every member gets one row per class, a two-class member's margin split
+    evenly over its two. ``known`` tells which classes a member was trained to tell apart; its rows of others are 0.
+    """
+    if not all(member.is_linear for member in members):
+        raise SettingsError(
+            "This aggregator combines coefficients, and a member has none. Nothing was combined. "
+            "Use voting or distillation for members that are not linear."
+        )
+    if len({(member.classes is None, member.coef.shape[1]) for member in members if member.coef is not None}) > 1:
+        raise SchemaMismatch(
+            "The members differ in their number of features, or regressors are mixed with classifiers. Nothing was "
+            "combined. Train all of them on one schema."
+        )
+    if members[0].classes is None:
+        coef = np.stack([np.asarray(m.coef) for m in members])
+        return None, coef, np.stack([np.asarray(m.intercept) for m in members]), np.ones((len(members), 1), dtype=bool)
+    lists = [np.asarray(member.classes) for member in members]
+    every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
+    if not all(np.isin(one, every).all() for one in lists):
+        raise SchemaMismatch(
+            "A member knows a class that is not declared. Nothing was combined. Declare it in 'classes', or leave out "
+            "the member."
+        )
+    rows = 1 if len(every) <= 2 else len(every)
+    coef = np.zeros((len(members), rows, np.asarray(members[0].coef).shape[1]))
+    intercept = np.zeros((len(members), rows))
+    known = np.stack([np.isin(every, one) for one in lists])
+    for i, member in enumerate(members):
+        W, b = np.asarray(member.coef), np.asarray(member.intercept)
+        if rows == 1:
+            sign = 1.0 if np.array_equal(lists[i], every) else -1.0
+            coef[i], intercept[i] = (sign * W, sign * b) if len(lists[i]) == 2 else (0.0, 0.0)
+            continue
+        position = {label: k for k, label in enumerate(every.tolist())}
+        places = [position[label] for label in lists[i].tolist()]
+        if len(places) == 2:
+            W, b = np.vstack([-W, W]) / 2, np.concatenate([-b, b]) / 2
+        if len(places) > 1:
+            coef[i, places], intercept[i, places] = W, b
+    return every, coef, intercept, known
+
+
+@dataclass(frozen=True)
+class LinearEnsemble:
+    """A linear classifier or regressor made of members; predicts like a fitted scikit-learn estimator.
+
+    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights`` their shares.
+    """
+
+    classes: Array | None
+    coef: Array
+    intercept: Array
+    weights: Array
+    guarantee: Guarantee | None
+    guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    @property
+    def classes_(self) -> Array:
+        """Labels in the order of the scores, under scikit-learn's name."""
+        return np.asarray(self.classes)
+
+    def decision_function(self, X: Any) -> Array:
+        """Return the margin of the second class, one score per class, or the predicted number."""
+        X = check_array(X, accept_sparse="csr", dtype=np.float64)
+        if X.shape[1] != self.coef.shape[1]:
+            raise SchemaMismatch(
+                f"The ensemble was made for {self.coef.shape[1]} features and was given {X.shape[1]}. Nothing was "
+                "predicted. Encode the table with the study's schema."
+            )
+        scores = np.asarray(X @ self.coef.T + self.intercept)
+        return scores.ravel() if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Array:
+        """Return each row's class, or number."""
+        scores = self.decision_function(X)
+        if self.classes is None:
+            return scores
+        codes = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes[np.minimum(codes, len(self.classes) - 1)])
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return class probabilities: the logistic or softmax function of the scores."""
+        if self.classes is None:
+            raise SettingsError("A regressor has no class probabilities. Use predict.")
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            scores = np.column_stack([np.zeros_like(scores), scores])
+        return np.asarray(special.softmax(scores, axis=1))
