@@ -280,7 +280,7 @@ def test_the_whole_budget_of_a_data_set_can_be_spent_on_one_fit(tmp_path, X):
 
 def test_nothing_but_the_release_stays_in_a_fitted_projection(X):
     fitted = PrivatePCA(epsilon=0.5, n_components=2).fit(X)
-    released = {"n_features_in_", "moment_", "components_", "explained_ratio_", "guarantee_", "receipt_"}
+    released = {"n_features_in_", "moment_", "components_", "explained_ratio_", "events_", "guarantee_", "receipt_"}
     assert set(vars(fitted)) - set(fitted.get_params()) == released
     from_moment = PrivatePCA(epsilon=0.5, n_components=2)
     from_moment._restore({"moment": fitted.moment_})

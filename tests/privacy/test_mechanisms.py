@@ -200,6 +200,10 @@ def test_a_permutation_is_uniform():
     assert np.array_equal(np.sort(source.permutation(1000)), np.arange(1000))
 
 
+def test_a_tie_is_drawn_again():
+    assert np.array_equal(Words(7, 7, 9, 3, 5).permutation(2), [1, 0])
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize("dimension", [1, 2, 7])
 def test_l2_laplace_has_a_gamma_radius_and_a_uniform_direction(dimension):

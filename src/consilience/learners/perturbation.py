@@ -77,6 +77,7 @@ class LinearPlan:
     regularization: float  # un-normalised λ of the ridge
     matrix: Array | None
     tolerance: float
+    longest: float  # public bound on the minimum's norm, unless there are far more records than declared
     n_problems: int
 
     @property
@@ -121,9 +122,13 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
     closing = None
     if noise is not None:
         released = task.dimension * task.loss.n_outputs
-        drawn = draw_error(released) * radius
+        # Softmax noise passes through one more product, of K terms.
+        drawn = draw_error(released + 4 * task.loss.n_outputs) * radius
         # An objective's noise moves the minimum by 1/strong of itself; output noise is added as it is.
-        distance = (tolerance + rounding) / strong + (drawn / strong if isinstance(noise, Objective) else 2 * drawn)
+        # The solver vouches for its tolerance and an error of a quarter of it, whatever the number of records;
+        # rounding the result (or its sum with the noise) to doubles moves it by at most tolerance / (16 ridge).
+        distance = 1.25 * tolerance / strong + tolerance / (8 * ridge)
+        distance += drawn / strong if isinstance(noise, Objective) else 2 * drawn
         closing = Closing(
             unit=noise.unit,
             neighbours=noise.neighbours,
@@ -131,7 +136,8 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
             distance=distance,
             scale=2 * math.sqrt(released) * distance / (CLOSING_SHARE * epsilon),
         )
-    return LinearPlan(noise, closing, ridge, matrix, tolerance, task.n_problems)
+    longest = (in_objective + math.sqrt(in_objective**2 + 2 * ridge * bound * task.loss.at_zero)) / ridge
+    return LinearPlan(noise, closing, ridge, matrix, tolerance, longest, task.n_problems)
 
 
 def output_sensitivity(learner: Any, task: LinearTask) -> float:
@@ -314,7 +320,13 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
         matrix=plan.matrix,
         tolerance=plan.tolerance,
     )
-    coef = np.asarray(found.coef, dtype=np.float64)
+    coef: Array = found.coef
+    if plan.closing is not None:
+        # Only a table far beyond its declared size has a longer minimum. Projecting is post-processing of the ideal
+        # one and brings the computed one no farther from it, and now storing doubles moves it by a public amount.
+        coef = coef.astype(np.longdouble)
+        coef *= min(1.0, plan.longest / max(np.linalg.norm(coef), np.longdouble(1e-300)))
+    coef = np.asarray(coef, dtype=np.float64)
     if drawn is not None and in_objective is None:
         coef = coef + drawn
     return coef if plan.closing is None else close(coef, event=plan.closing, source=source)

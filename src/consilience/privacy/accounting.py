@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from dp_accounting import ZCDpEvent
 from dp_accounting.pld import common, privacy_loss_distribution
@@ -25,10 +26,11 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 
 from consilience.errors import SettingsError
 
-from .guarantee import Guarantee, Neighbours, Unit, compose
+from .guarantee import Guarantee, Neighbours, Unit, compose, name_the_unit
 
-PROFILE_MARGIN = 1e-12  # an epsilon read off a profile may be that much above the one it was calibrated to
+PROFILE_MARGIN = 1e-10  # an epsilon read off a profile may be that much above the one it was calibrated to
 Loss = Literal["logistic", "huber-hinge", "softmax", "huber"]
+_CHOICES = {"loss": get_args(Loss), "monotone": ("yes", "no")}
 
 
 def gaussian_log_delta(epsilon: float, mu: float) -> float:
@@ -37,7 +39,12 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
         return -math.inf
     kept = float(log_ndtr(mu / 2 - epsilon / mu))
     lost = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    return kept + math.log(-math.expm1(lost - kept)) if lost < kept else -math.inf
+    if kept - lost > 1e-9:
+        return kept + math.log(-math.expm1(lost - kept))
+    # The difference drowns in rounding, and a δ of 0 would be a lie. δ is the integral over m from 0 to mu of the
+    # normal density at m/2 - ε/m, which increases with m up to its top at 0: at most mu times the largest.
+    top = min(mu / 2 - epsilon / mu, 0.0)
+    return math.log(mu) - top * top / 2 - math.log(2 * math.pi) / 2
 
 
 def gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
@@ -74,17 +81,24 @@ class Event:
     neighbours: Neighbours
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", Unit(self.unit))
-        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        name_the_unit(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type not in ("float", "int"):
-                continue
-            least = 0.0 if field.name in ("sensitivity", "distance") else 5e-324
-            if isinstance(value, bool) or not isinstance(value, float | int) or not least <= value < math.inf:
+            if field.type in ("float", "int"):
+                whole = field.type == "int"
+                least = (2 if field.name == "n_classes" else 1) if whole else 5e-324
+                least = 0.0 if field.name in ("sensitivity", "distance") else least
+                most = 1 - 2**-53 if field.name == "at_delta" else sys.float_info.max
+                fits = isinstance(value, int if whole else float | int) and not isinstance(value, bool)
+                if not (fits and least <= value <= most):
+                    raise SettingsError(
+                        f"The {field.name!r} of a {type(self).__name__} event must be a finite positive "
+                        f"{'whole number' if whole else 'number'} in its range. Got {value!r} instead."
+                    )
+            elif field.name in _CHOICES and value not in _CHOICES[field.name]:
                 raise SettingsError(
-                    f"The {field.name!r} of a {type(self).__name__} event must be a finite positive number. "
-                    f"Got {value!r} instead."
+                    f"The {field.name!r} of a {type(self).__name__} event must be one of "
+                    f"{', '.join(_CHOICES[field.name])}. Got {value!r} instead."
                 )
 
     @property
@@ -155,7 +169,8 @@ class DiscreteGaussian(Gaussian):
     @property
     def epsilon(self) -> float:
         # Bun & Steinke 2016, prop. 1.3: valid for every zCDP mechanism, so also for the discrete Gaussian.
-        rho = (self.sensitivity / self.sigma) ** 2 / 2
+        mu = self.sensitivity / self.sigma
+        rho = mu * mu / 2  # ** would overflow
         return rho + 2 * math.sqrt(rho * math.log(1 / self.at_delta))
 
 
@@ -211,6 +226,22 @@ class Objective(Event):
     lipschitz: float
     strong_convexity: float
     records_per_unit: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = {
+            "logistic": (0.25, 1.0),
+            "huber-hinge": (max(self.curvature, 0.5), 1.0),
+            "softmax": (0.5, math.sqrt(2)),
+            "huber": (1.0, self.lipschitz),
+        }[self.loss]
+        if (self.curvature, self.lipschitz) != known or (self.loss != "softmax" and self.n_classes != 2):
+            raise SettingsError(
+                f"An event of the {self.loss} loss must carry that loss' own constants. Got curvature="
+                f"{self.curvature!r}, lipschitz={self.lipschitz!r}, n_classes={self.n_classes!r} instead."
+            )
+        if self.neighbours is Neighbours.NULL_ONE:
+            raise SettingsError("An objective has no null-one proof. Use 'replace-one' or 'add-remove'.")
 
     @property
     def jacobian(self) -> float:
@@ -284,9 +315,7 @@ class ObjectiveGaussian(Objective):
 
 
 def _epsilon_at(log_delta: Callable[[float], float], delta: float, least: float) -> float:
-    """Return the epsilon >= least at which a decreasing profile reaches `delta`, rounded up by 1e-12."""
-    if delta <= 0:
-        return math.inf
+    """Return the epsilon >= least at which a decreasing profile reaches `delta`: to the last bit, and from above."""
     target = math.log(delta)
     if log_delta(least) <= target:
         return least
@@ -299,9 +328,10 @@ def _epsilon_at(log_delta: Callable[[float], float], delta: float, least: float)
     def gap(epsilon: float) -> float:
         return max(log_delta(epsilon), -1e6) - target
 
-    root = float(brentq(gap, least, high, xtol=1e-15, rtol=1e-14))
-    while log_delta(root) > target:
-        root = root * (1 + 1e-13) + 1e-300
+    root = float(brentq(gap, least, high, xtol=5e-324, rtol=1e-15, maxiter=5000, disp=False))
+    step = max(root * 2**-52, 5e-324)
+    while log_delta(root) > target:  # doubling steps: ends soon wherever the root lies
+        root, step = root + step, 2 * step
     return root
 
 
@@ -324,6 +354,8 @@ def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
     """Return the least noise scale (or sigma) at which the event `cost` makes of it costs at most `epsilon`."""
 
     def fits(inverse: float) -> bool:
+        if math.isinf(1 / inverse):
+            return False
         event = cost(1 / inverse)
         if isinstance(event, ObjectiveGaussian):  # the profile answers without inverting it at each step
             return event.log_delta(epsilon * (1 - PROFILE_MARGIN)) <= math.log(event.delta)
@@ -372,15 +404,19 @@ def report(events: Sequence[Event], *, delta: float) -> dict[str, float]:
         accountant = RdpAccountant()
         accountant.compose(ZCDpEvent(rho))
         answer["zcdp"] = float(accountant.get_epsilon(delta))
-    joint = privacy_loss_distribution.identity()
-    for event in events:
-        joint = joint.compose(_loss_distribution(event, whole.neighbours))
-    answer["pld"] = float(joint.get_epsilon_for_delta(delta))
+    if whole.epsilon <= _LARGEST_PLD:
+        joint = privacy_loss_distribution.identity()
+        for event in events:
+            joint = joint.compose(_loss_distribution(event, whole.neighbours))
+        answer["pld"] = float(joint.get_epsilon_for_delta(delta))
     return answer
 
 
+_LARGEST_PLD = 200.0  # its grid has 10 000 cells for each unit of epsilon
+
+
 def _loss_distribution(event: Event, neighbours: Neighbours) -> Any:
-    if type(event) is Gaussian:
+    if type(event) is Gaussian and event.sensitivity > 0:
         double = 2 if event.neighbours is not neighbours else 1  # a Gaussian's mu doubles on a two-step path
         return privacy_loss_distribution.from_gaussian_mechanism(event.sigma / event.sensitivity / double)
     stated = event.guarantee.convert(neighbours)
@@ -399,7 +435,7 @@ def events_from_json(text: str) -> tuple[Event, ...]:
     try:
         rows = cast(list[dict[str, Any]], json.loads(text))
         return tuple(EVENTS[row["event"]](**{k: v for k, v in row.items() if k != "event"}) for row in rows)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise SettingsError(
             "These are not events this version knows. Nothing was read. "
             "Ask for the file again, or install the version that wrote it."

@@ -7,6 +7,7 @@ added only where the sum means something: composition converts where a theorem a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -32,6 +33,18 @@ class Neighbours(StrEnum):
     REPLACE_ONE = "replace-one"
     ADD_REMOVE = "add-remove"
     NULL_ONE = "null-one"
+
+
+def name_the_unit(value: Any) -> None:
+    """Turn the plain strings in a frozen value's ``unit`` and ``neighbours`` into members, or refuse them."""
+    for name, kind in (("unit", Unit), ("neighbours", Neighbours)):
+        given = getattr(value, name)
+        try:
+            object.__setattr__(value, name, kind(given))
+        except ValueError:
+            raise SettingsError(
+                f"The {name!r} of a {type(value).__name__} must be one of {', '.join(kind)}. Got {given!r} instead."
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +74,18 @@ class Guarantee:
     void_reason: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= 0:
+        if not (_is_number(self.epsilon) and self.epsilon >= 0):
             raise SettingsError(f"A guarantee's 'epsilon' must be a number >= 0. Got {self.epsilon!r} instead.")
-        if not 0 <= self.delta <= 1:
+        if not (_is_number(self.delta) and 0 <= self.delta <= 1):
             raise SettingsError(f"A guarantee's 'delta' must lie in [0, 1]. Got {self.delta!r} instead.")
-        for name, kind in (("unit", Unit), ("neighbours", Neighbours)):
-            try:
-                object.__setattr__(self, name, kind(getattr(self, name)))
-            except ValueError:
-                choices = ", ".join(kind)
-                raise SettingsError(
-                    f"A guarantee's {name!r} must be one of {choices}. Got {getattr(self, name)!r} instead."
-                ) from None
+        reason, assumptions = self.void_reason, self.assumptions
+        if not (reason is None or (isinstance(reason, str) and reason)):
+            raise SettingsError(f"A guarantee's 'void_reason' must be None or say why. Got {reason!r} instead.")
+        if not (isinstance(assumptions, tuple) and all(isinstance(each, str) for each in assumptions)):
+            raise SettingsError(
+                f"A guarantee's 'assumptions' must be a tuple of sentences. Got {assumptions!r} instead."
+            )
+        name_the_unit(self)
 
     @classmethod
     def void(cls, reason: str, *, unit: Unit | str, neighbours: Neighbours | str) -> Self:
@@ -107,7 +120,9 @@ class Guarantee:
                 f"A {self.neighbours} guarantee cannot be restated as {target}: no theorem gives that. "
                 f"Nothing was composed. Train with neighbours='{target}', or keep the two apart."
             )
-        delta = 0.0 if self.delta == 0 else min(1.0, (1 + math.exp(min(self.epsilon, 700.0))) * self.delta)
+        # Beyond ε = 36 the factor 1 + e^ε exceeds 2^52: no delta that matters survives it, and none overflows.
+        factor = 1 + math.exp(self.epsilon) if self.epsilon < 700 else math.inf
+        delta = 0.0 if self.delta == 0 else min(1.0, factor * self.delta)
         return replace(self, epsilon=2 * self.epsilon, delta=delta, neighbours=target)
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,7 +140,11 @@ class Guarantee:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Rebuild a guarantee from `as_dict`; unknown or missing keys are an error."""
         try:
-            return cls(**{**values, "epsilon": float(values["epsilon"]), "assumptions": tuple(values["assumptions"])})
+            epsilon, assumptions = values["epsilon"], values["assumptions"]
+            if not isinstance(assumptions, list):
+                raise TypeError
+            epsilon = math.inf if epsilon == "inf" else epsilon
+            return cls(**{**values, "epsilon": epsilon, "assumptions": tuple(assumptions)})
         except (TypeError, KeyError, ValueError):
             raise SettingsError(
                 "This is not a guarantee: its fields must be epsilon, delta, unit, neighbours, assumptions and "
@@ -136,6 +155,17 @@ class Guarantee:
         if self.void_reason is not None:
             return f"Guarantee.void({self.void_reason!r})"
         return f"Guarantee(epsilon={self.epsilon:g}, delta={self.delta:g}, per {self.unit}, {self.neighbours})"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000)
+
+
+def _total(values: Iterable[float]) -> float:
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
 
 
 def _joint(guarantees: tuple[Guarantee, ...], epsilon: float, delta: float, *extra: str) -> Guarantee:
@@ -174,7 +204,7 @@ def _aligned(guarantees: tuple[Guarantee, ...]) -> tuple[Guarantee, ...]:
 def compose(*guarantees: Guarantee) -> Guarantee:
     """Return what holds after all of these touched the same records: epsilons and deltas add."""
     aligned = _aligned(guarantees)
-    return _joint(aligned, math.fsum(g.epsilon for g in aligned), math.fsum(g.delta for g in aligned))
+    return _joint(aligned, _total(g.epsilon for g in aligned), _total(g.delta for g in aligned))
 
 
 def compose_disjoint(*guarantees: Guarantee, assumption: str) -> Guarantee:
@@ -210,13 +240,12 @@ class Budget:
             )
         for name in ("epsilon", "rho"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            if value is not None and not (_is_number(value) and 0 < value < math.inf):
                 raise SettingsError(f"A budget's {name!r} must be a finite number > 0. Got {value!r} instead.")
-        if not 0 <= self.delta < 1:
+        if not (_is_number(self.delta) and 0 <= self.delta < 1):
             raise SettingsError(f"A budget's 'delta' must lie in [0, 1). Got {self.delta!r} instead.")
         if self.rho is not None and self.delta:
             raise SettingsError(
                 "A budget in 'rho' has no 'delta': a report converts rho at any delta. Leave delta at 0."
             )
-        object.__setattr__(self, "unit", Unit(self.unit))
-        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        name_the_unit(self)

@@ -98,7 +98,7 @@ class Source:
     def uniform(self, n: int) -> Floats:
         """Draw n uniform numbers in (0, 1) with full relative precision, however close to 0.
 
-        The exponent is geometric (the leading zeros of fresh words) and the 52 fraction bits are drawn apart, so
+        The exponent is geometric (the leading zeros of fresh words) and 51 fraction bits are drawn apart, so
         that -log of a draw has no grid that would betray the value it is added to.
         """
         zeros = np.zeros(n)
@@ -107,7 +107,8 @@ class Source:
             _, bits = np.frexp((self.words(open_.size) >> np.uint64(11)).astype(np.float64))
             zeros[open_] += 53 - bits
             open_ = open_[bits == 0]
-        mantissa = 0.5 + ((self.words(n) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-53
+        # The middle of one of 2^51 cells: the 53 bits of a double hold it exactly, so nothing is rounded to 0.5 or 1.
+        mantissa = 0.5 + ((self.words(n) >> np.uint64(13)).astype(np.float64) + 0.5) * 2.0**-52
         return np.asarray(np.ldexp(mantissa, -zeros.astype(np.int64)), dtype=np.float64)
 
     def permutation(self, n: int) -> NDArray[np.intp]:
@@ -226,7 +227,13 @@ def select(scores: Floats, *, event: Selection, source: Source) -> int:
 
 def _exact(values: NDArray[Any], make: Any, metric: Any, scale: float, kind: type, source: Source) -> NDArray[Any]:
     """Add noise with an exact OpenDP sampler; a seeded source, void anyway, stands in with a float one."""
-    array = np.asarray(values, dtype=np.int64 if kind is int else np.float64)
+    given = np.asarray(values)
+    if kind is int and given.size and (given.dtype.kind not in "iu" or given.max() >= 2**63):
+        raise SettingsError(
+            "Counts must be integers below 2^63: rounded to one, anything else could change by more than was declared. "
+            "Nothing was drawn. Count, or scale to whole numbers, before."
+        )
+    array = given.astype(np.int64 if kind is int else np.float64)
     if array.size == 0:
         return array
     if not np.isfinite(array).all():
@@ -248,12 +255,18 @@ def clip_rows(X: Any, norm: float) -> Any:
     The bound holds over the reals, not just in floating point: a row whose computed length is within rounding of
     `norm` is shrunk too, by a few units in the last place. Clipping twice is clipping once.
     """
-    slack = (X.shape[1] + 8) * float(np.finfo(X.dtype).eps)
+    if not 1e-150 <= norm <= 1e150:
+        raise SettingsError(f"The 'norm' of clip_rows must be a number from 1e-150 to 1e150. Got {norm!r} instead.")
+    # Lengths are summed in doubles, so only the last roundings are those of the rows' own precision.
+    slack = X.shape[1] * 2.0**-52 + 8 * float(np.finfo(X.dtype).eps)
     lengths = _lengths(X)
-    if not np.isfinite(lengths).all():  # a square overflowed: bring such rows, and only them, to entries <= 1 first
+    if not np.isfinite(lengths).all():
+        if not np.isfinite(X.data if sparse.issparse(X) else X).all():
+            raise SettingsError("Rows that are not finite were to be clipped. Nothing was clipped. Clean them first.")
+        # A square overflowed: bring such rows, and only them, to entries <= norm first.
         largest = abs(X).max(axis=1)
         largest = (largest.toarray() if sparse.issparse(largest) else np.asarray(largest)).ravel()
-        X = _scaled(X, np.where(np.isfinite(lengths), 1.0, norm / largest))
+        X = _scaled(X, norm / np.where(np.isfinite(lengths), norm, largest))
         lengths = np.where(np.isfinite(lengths), lengths, _lengths(X))
     long = lengths > norm * (1 - slack)
     if not long.any():
@@ -264,7 +277,8 @@ def clip_rows(X: Any, norm: float) -> Any:
 def _lengths(X: Any) -> Floats:
     with np.errstate(over="ignore"):
         if sparse.issparse(X):
-            return np.sqrt(np.asarray(X.multiply(X).sum(axis=1), dtype=np.float64)).ravel()
+            X = X.astype(np.float64, copy=False)
+            return np.asarray(np.sqrt(X.multiply(X).sum(axis=1)), dtype=np.float64).ravel()
         return np.asarray(np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64)))
 
 
