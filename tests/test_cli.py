@@ -14,7 +14,7 @@ from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = (["demo"], ["plan"], ["audit"], ["ledger", "show"], ["ledger", "verify"])
+COMMANDS = (["demo"], ["plan"], ["simulate"], ["audit"], ["ledger", "show"], ["ledger", "verify"])
 
 
 def shell(*arguments, **environment):
@@ -121,6 +121,44 @@ def test_plan_reads_public_records(run, tmp_path):
     assert "both --public and --label" in err
 
 
+@pytest.fixture
+def records(tmp_path):
+    """Two numbers, a category, a hospital, and a label that follows from the numbers."""
+    path = tmp_path / "records.csv"
+    lines = [f"{i % 17},{i % 11},{'uv'[i % 2]},h{i % 3},{'yes' if i % 17 + i % 11 > 13 else 'no'}" for i in range(400)]
+    path.write_text("a,b,c,hospital,ill\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def test_simulate_compares_every_aggregator_with_the_honest_baselines_and_writes_files(run, records, tmp_path):
+    names = ("average", "average-equal", "average-size", "feature", "blend", "boosting")
+    chosen = [word for name in names for word in ("--aggregator", name)]
+    data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 2, "--public", 60, "--seed", 1)
+    code, out, err = run(*data, "--epsilon", 8, *chosen, "--sites", 3, "--repeats", 2, "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    for title in ("public records alone", "a site alone", "all records pooled", *(f"joined: {name}" for name in names)):
+        assert title in out
+    assert "epsilon=8: joining 3 sites by" in out
+    assert "no guarantee: seeded noise" in out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.csv", "results.parquet", "errors.png"}
+
+
+def test_simulate_takes_sites_from_a_column_and_prints_json(run, records):
+    data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 2, "--repeats", 1)
+    code, out, _ = run(*data, "--site-column", "hospital", "--json")
+    values = json.loads(out)
+    assert code == 0
+    assert values["settings"]["sites"] == 3
+    assert values["settings"]["features"] == 4  # the hospital is none
+    assert values["guarantee"]["void_reason"] is None
+    assert values["files"] == []
+    code, _, err = run(*data, "--site-column", "ward")
+    assert code == 1
+    assert "no column 'ward'" in err
+    code, out, _ = run(*data, "--size", 40, "--size", 90, "--label-skew", 0.5, "--learner", "svm", "--json")
+    assert json.loads(out)["settings"]["sizes"] == [40, 90]
+
+
 def test_audit_reports_a_passed_attack(run):
     code, out, _ = run("audit", "--epsilon", 1, "--mechanism", "output", "--json")
     values = json.loads(out)
@@ -174,6 +212,9 @@ def test_looking_for_a_ledger_does_not_create_one(run, tmp_path):
         (["demo", "--folder", "/dev/null/report", "--repeats", "2"], 1),
         (["demo", "--repeats", "1", "--folder", "/dev/null/report"], 1),
         (["ledger", "verify", "/dev/null"], 1),
+        (["simulate", "--data", "/nowhere.csv", "--label", "y", "--epsilon", "1"], 1),
+        (["simulate", "--data", "/nowhere.csv", "--label", "y", "--epsilon", "1", "--aggregator", "magic"], 2),
+        (["simulate", "--data", "/nowhere.csv", "--label", "y"], 2),
     ],
 )
 def test_every_failure_is_one_line_on_standard_error(run, arguments, code):

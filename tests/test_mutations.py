@@ -22,7 +22,7 @@ from consilience.audit import (
     check_gaussian,
     check_radial,
 )
-from consilience.errors import BudgetExceeded, ConsilienceError, GuaranteeVoid
+from consilience.errors import BudgetExceeded, ConsilienceError, GuaranteeVoid, SettingsError
 from consilience.learners import linear, perturbation
 from consilience.learners.erm import HuberHinge, solve
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
@@ -59,11 +59,15 @@ class CurvatureTimesNorm(PrivateLinearSVC):
     """Row 1: rows of norm R enter as they are, and the Hessian is bounded by c·R where c·R² is true."""
 
     def _plan(self, task):
-        plan = super()._plan(task)
-        norm = self.data_norm
-        event = replace(plan.noise, curvature=plan.noise.curvature * norm, lipschitz=norm)
-        scale = accounting.calibrate_scale(lambda s: replace(event, scale=s), epsilon=plan.noise.epsilon)
-        return replace(plan, noise=replace(event, scale=scale))
+        plan, norm = super()._plan(task), self.data_norm
+        curvature = plan.noise.curvature * norm
+        left = plan.noise.epsilon - math.log1p(curvature / plan.regularization)
+        event = replace(plan.noise, scale=plan.noise.moved * norm / left)
+        for name, value in (("curvature", curvature), ("lipschitz", norm)):
+            object.__setattr__(
+                event, name, value
+            )  # the event's own check would refuse constants that are not the loss'
+        return replace(plan, noise=event)
 
 
 def test_row_1_curvature_times_norm_is_caught(monkeypatch):
@@ -288,9 +292,11 @@ def test_row_7_monotone_selection_under_replace_one_is_caught():
         first, second = (np.exp(np.array(s) / scale) for s in ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]))
         return np.abs(np.log(first / first.sum()) - np.log(second / second.sum())).max()
 
-    half, whole = (
-        accounting.Selection(sensitivity=1.0, scale=s, monotone=m, **WHO) for s, m in ((1, "yes"), (2, "no"))
-    )
+    add_remove = {**WHO, "neighbours": "add-remove"}
+    half = accounting.Selection(sensitivity=1.0, scale=1, monotone="yes", **add_remove)
+    whole = accounting.Selection(sensitivity=1.0, scale=2, monotone="no", **WHO)
+    with pytest.raises(SettingsError, match="monotone only under"):
+        accounting.Selection(sensitivity=1.0, scale=1, monotone="yes", **WHO)
     assert half.epsilon == whole.epsilon == 1.0
     crowded = np.exp(np.array([[1.0, 0.0], [0.0, 1.0]]) / half.scale)
     odds = np.log(crowded / crowded.sum(axis=1, keepdims=True))
@@ -621,7 +627,7 @@ def test_a_logistic_price_without_its_determinant_is_caught(monkeypatch):
 
 
 def test_too_small_a_delta_is_caught(monkeypatch):
-    """Twin of the Gaussian profile: sigma for one tenth of the loss' gradient."""
+    """Twin of the Gaussian profile: half the sigma that the proof asks for."""
     hidden = PrivateLinearSVC(epsilon=1.0, delta=1e-3, neighbours="add-remove")
     real = accounting.ObjectiveGaussian.log_delta
     monkeypatch.setattr(

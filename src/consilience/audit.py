@@ -161,8 +161,8 @@ def audit(
 # --------------------------------------------------------------------------------------------------- what is attacked
 
 
-def _twin(learner: Any, n_records: int, **settings: Any) -> Any:
-    twin = clone(learner).set_params(noise=None, **settings)
+def _twin(learner: Any, n_records: int) -> Any:
+    twin = clone(learner).set_params(noise=None)
     if twin.neighbours == "add-remove" and getattr(twin, "public_size", 1) is None:
         twin.set_params(public_size=n_records)
     return twin
@@ -263,6 +263,8 @@ def _crossing(log_delta: Callable[[float], float], claimed: Guarantee) -> float:
     high = claimed.epsilon
     while log_delta(high) > target:
         high *= 2
+        if high > 500:  # e^ε would leave the floating-point numbers: as good as no privacy
+            return math.inf
     return float(optimize.brentq(lambda e: log_delta(e) - target, 0.0, high, xtol=1e-12))
 
 
@@ -336,10 +338,10 @@ class _Space:
 
     def pairs(self) -> Iterator[_Pair]:
         """Yield pairs without end: labels, multiplicities and who has the extra unit, drawn at random."""
-        for groups in itertools.cycle(range(4)):
-            room = max(0, self.n_records - 1)
+        room = max(0, self.n_records - 1)
+        for groups in itertools.cycle(range(min(3, room) + 1)):
             # Numbers of equal records, log-uniform; all records not mentioned are zero rows, which move nothing.
-            copies = np.floor(np.exp(self.source.uniform(groups) * math.log(room / max(groups, 1) + 1)))
+            copies = np.floor(np.exp(self.source.uniform(groups) * math.log(room // max(groups, 1) + 1)))
             first, second = self.moved, self.moved
             if self.neighbours == "add-remove":
                 first, second = (self.moved, 0) if self.source.words(1)[0] % 2 else (0, self.moved)
@@ -493,16 +495,9 @@ def _search(
 def _recovered(learner: Any, task: LinearTask, plan: LinearPlan, runs: int, source: Source) -> tuple[Check, ...]:
     """Train `runs` times, work out the noise from the published coefficients, and compare it with the charged event."""
     event: Any = plan.noise
-    problems = (
-        [task]
-        if task.n_problems == 1
-        else [replace(task, y=np.where(task.y == code, 1.0, -1.0)) for code in range(task.n_problems)]
-    )
-    # Bounded rows, and so few trainings on records, that solving is cheap.
-    exact = [
-        solve(p.X, p.y, p.loss, regularization=plan.regularization, tolerance=plan.tolerance, matrix=plan.matrix).coef
-        for p in problems
-    ]
+    problems = [task]
+    if task.n_problems > 1:
+        problems = [replace(task, y=np.where(task.y == code, 1.0, -1.0)) for code in range(task.n_problems)]
     basis = _basis(task.loss)
     published = np.empty((runs, len(problems), task.loss.n_outputs, task.dimension))
     for run in range(runs):
@@ -518,9 +513,9 @@ def _recovered(learner: Any, task: LinearTask, plan: LinearPlan, runs: int, sour
             X = np.broadcast_to(problem.X, (runs, *problem.X.shape))
             noise = -_gradient_and_hessian(problem, plan, coef, X, problem.y, np.ones(len(problem.y)))[0]
         else:
-            noise = (coef - basis @ np.asarray(exact[index], dtype=np.float64).reshape(-1, task.dimension)).reshape(
-                runs, -1
-            )
+            ridge: dict[str, Any] = {"regularization": plan.regularization, "matrix": plan.matrix}
+            exact = solve(problem.X, problem.y, problem.loss, tolerance=plan.tolerance, **ridge).coef
+            noise = (coef - basis @ exact.reshape(-1, task.dimension).astype(np.float64)).reshape(runs, -1)
         drawn.append(noise)
     together = np.concatenate(drawn)
     sigma = getattr(event, "sigma", None)
@@ -643,10 +638,8 @@ def audit_samples(
         (top, bottom), (n_top, n_bottom) = (hits[::-1], sizes[::-1]) if swap else (hits, sizes)
         bound = _log_ratio(top, bottom, n_top, n_bottom, level, claimed.delta)
         if bound > best[0]:
-            best = (
-                bound,
-                f"output {'above' if above else 'at most'} {cut:.4g}: {top}/{n_top} runs against {bottom}/{n_bottom}",
-            )
+            side = "above" if above else "at most"
+            best = bound, f"output {side} {cut:.4g}: {top}/{n_top} runs against {bottom}/{n_bottom}"
     return AuditReport(attack="sample", claimed=claimed, epsilon_lower=best[0], worst=best[1])
 
 

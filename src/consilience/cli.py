@@ -56,6 +56,17 @@ class Neighbours(StrEnum):
     ADD_REMOVE = "add-remove"
 
 
+class Aggregator(StrEnum):
+    """The aggregators that can be named on the command line."""
+
+    AVERAGE = "average"
+    AVERAGE_EQUAL = "average-equal"
+    AVERAGE_SIZE = "average-size"
+    FEATURE = "feature"
+    BLEND = "blend"
+    BOOSTING = "boosting"
+
+
 class Attack(StrEnum):
     """How an audit attacks."""
 
@@ -157,6 +168,86 @@ def plan(
         print(advice)
 
 
+@app.command(epilog="Example: consilience simulate --data table.csv --label y --epsilon 0.1 --epsilon 1 --public 200")
+def simulate(
+    data: Annotated[Path, typer.Option(help="CSV or Parquet file of public records.")],
+    label: Annotated[str, typer.Option(help="Name of the label column.")],
+    epsilon: Annotated[list[float], typer.Option(help="A level to try; give it several times for several.")],
+    sites: Annotated[int, typer.Option(help="Number of sites of equal size.")] = 10,
+    site_column: Annotated[str | None, typer.Option(help="Column with the site of each record, instead.")] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Records of one site; once for each site, instead.")] = None,
+    label_skew: Annotated[float | None, typer.Option(help="Uneven classes: 0.1 very, 100 hardly.")] = None,
+    feature_skew: Annotated[float | None, typer.Option(help="Uneven features: from 0, not at all, to 1.")] = None,
+    aggregator: Annotated[list[Aggregator], typer.Option(help="How to join; give it several times for several.")] = [  # noqa: B006
+        Aggregator.AVERAGE
+    ],
+    public: Annotated[int, typer.Option(help="How many records the hub may see; 0 for none.")] = 0,
+    test: Annotated[float, typer.Option(help="Share of the records to test on.")] = 0.3,
+    repeats: Annotated[int, typer.Option(help="How often all is repeated, each time divided anew.")] = 10,
+    seed: Annotated[int | None, typer.Option(help="Makes the numbers repeatable; voids all guarantees.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes side by side; -1 for one per core.")] = 1,
+    delta: Delta = 0.0,
+    learner: Which = Learner.LOGISTIC,
+    mechanism: Where = Mechanism.OBJECTIVE,
+    regularization: Ridge = 1e-2,
+    out: Annotated[Path | None, typer.Option(help="Folder for all numbers (CSV, Parquet) and a chart.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Play a collaboration through on public records: would joining help, at which epsilon, by which aggregator.
+
+    Only for public records: it trains again and again without a ledger, shows errors, and reads bounds, categories
+    and classes off the file. Every table has the honest baselines: public records alone, sites alone, all pooled.
+    """
+    from consilience.data import read_table
+    from consilience.plan import read_public
+    from consilience.simulate import simulate as run
+
+    table: Any = read_table(data)
+    where: Any = sites
+    if site_column is not None:
+        if site_column not in table.column_names:
+            raise SettingsError(
+                f"The file {str(data)!r} has no column {site_column!r} to tell sites apart. Nothing was trained. "
+                f"Name one of {table.column_names}."
+            )
+        where, table = table[site_column].to_pylist(), table.drop_columns([site_column])
+    X, y = read_public(table, label)
+    made = _learner_class(learner)(
+        epsilon=epsilon[0], delta=delta, mechanism=str(mechanism), regularization=regularization
+    )
+    with _progress("Simulating") as progress:
+        report = run(
+            made,
+            {str(name): _aggregator(name) for name in aggregator},
+            X,
+            y,
+            sites=where,
+            public=public or None,
+            test=test,
+            repeats=repeats,
+            seed=seed,
+            epsilon=epsilon,
+            sizes=size or None,
+            label_skew=label_skew,
+            feature_skew=feature_skew,
+            n_jobs=jobs,
+            progress=progress,
+        )
+    files: list[str] = []
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        writers = {"results.csv": report.to_csv, "results.parquet": report.to_parquet, "errors.png": report.plot}
+        for name, write in writers.items():
+            write(out / name)
+            files.append(str(out / name))
+    if as_json:
+        _print_json({**report.as_dict(), "files": files})
+    else:
+        print(report)
+        if files:
+            print(f"\nWritten in {report.seconds:.1f} s: {', '.join(files)}")
+
+
 @app.command(epilog="Example: consilience audit --epsilon 1 --mechanism output")
 def audit(
     epsilon: Epsilon,
@@ -248,6 +339,20 @@ def _learner_class(learner: Learner) -> Any:
     from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
 
     return {Learner.LOGISTIC: PrivateLogisticRegression, Learner.SVM: PrivateLinearSVC}[learner]
+
+
+def _aggregator(name: Aggregator) -> Any:
+    from importlib import import_module
+
+    module, kind, settings = {
+        Aggregator.AVERAGE: ("average", "Average", {}),
+        Aggregator.AVERAGE_EQUAL: ("average", "Average", {"weights": "equal"}),
+        Aggregator.AVERAGE_SIZE: ("average", "Average", {"weights": "size"}),
+        Aggregator.FEATURE: ("feature", "FeatureMethod", {}),
+        Aggregator.BLEND: ("blend", "PublicBlend", {}),
+        Aggregator.BOOSTING: ("boosting", "SiteBoosting", {}),
+    }[name]
+    return getattr(import_module(f"consilience.aggregators.{module}"), kind)(**settings)
 
 
 def _print_json(values: dict[str, Any]) -> None:

@@ -315,7 +315,7 @@ def test_closing_noise_is_laplace_in_every_coordinate(seed):
 @pytest.mark.parametrize("seed", SOURCES)
 @pytest.mark.parametrize("monotone", ["yes", "no"])
 def test_selection_is_the_exponential_mechanism(seed, monotone):
-    event = Selection(sensitivity=1.0, scale=2.0, monotone=monotone, **WHO)
+    event = Selection(sensitivity=1.0, scale=2.0, monotone=monotone, unit="record", neighbours="add-remove")
     scores, source = np.array([0.0, 1.0, 3.0, -2.0]), Source(seed)
     picked = Counter(select(scores, event=event, source=source) for _ in range(3000))
     assert agrees([picked[i] for i in range(4)], special.softmax(scores / 2.0))

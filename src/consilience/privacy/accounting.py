@@ -185,6 +185,14 @@ class Selection(Event):
     scale: float
     monotone: Literal["yes", "no"]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.monotone == "yes" and self.neighbours is not Neighbours.ADD_REMOVE:
+            raise SettingsError(
+                "Scores are monotone only under 'add-remove': a replaced unit can raise one score and lower another. "
+                "Nothing was drawn. Use monotone='no', which costs twice as much."
+            )
+
     @property
     def epsilon(self) -> float:
         return (1 if self.monotone == "yes" else 2) * self.sensitivity / self.scale
