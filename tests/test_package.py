@@ -22,7 +22,7 @@ def test_every_exported_name_exists_and_is_in_order():
 
 
 def test_importing_a_module_never_hides_the_function_of_its_name():
-    for name in ("consilience.audit", "consilience.plan"):
+    for name in ("consilience.audit", "consilience.evaluate", "consilience.plan", "consilience.simulate"):
         importlib.import_module(name)
         assert callable(getattr(consilience, name.rpartition(".")[2]))
 
@@ -66,12 +66,16 @@ def test_links_between_documents_lead_somewhere():
     assert broken == []
 
 
-def test_the_readme_program_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_readme_programs_run_and_print_what_they_say(number, tmp_path, monkeypatch, capsys):
+    program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)[number]
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "README.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
-    assert printed == re.findall(r"print\(.*#\s(.*)", program)
+    if number == 0:
+        assert printed == re.findall(r"print\(.*#\s(.*)", program)
+    else:
+        assert printed == ["Guarantee(epsilon=4, delta=0, per record, replace-one)"]
 
 
 def test_the_glossary_defines_the_words_it_is_made_for():

@@ -1,7 +1,13 @@
 """consilience: organisations learn one good classifier together without sharing records."""
 
+from consilience.aggregators.average import Average
+from consilience.aggregators.blend import PublicBlend
+from consilience.aggregators.boosting import SiteBoosting
+from consilience.aggregators.distill import SoftLabelDistillation, VoteDistillation
+from consilience.aggregators.feature import FeatureMethod
 from consilience.audit import audit
-from consilience.data import Categorical, Numeric, ParquetRows, Schema
+from consilience.data import Categorical, Numeric, ParquetRows, Public, Schema
+from consilience.evaluate import evaluate
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.projection import PrivatePCA, PublicPCA, SecondMoment, combine_moments
 from consilience.learners.tuning import PrivateTuning, choose_on_public
@@ -9,11 +15,14 @@ from consilience.plan import plan
 from consilience.privacy.guarantee import Budget, Guarantee, compose, compose_disjoint
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
+from consilience.simulate import simulate
 
 __version__ = "0.1.0"
 __all__ = [
+    "Average",
     "Budget",
     "Categorical",
+    "FeatureMethod",
     "Guarantee",
     "Ledger",
     "Noise",
@@ -24,13 +33,20 @@ __all__ = [
     "PrivatePCA",
     "PrivateRidge",
     "PrivateTuning",
+    "Public",
+    "PublicBlend",
     "PublicPCA",
     "Schema",
     "SecondMoment",
+    "SiteBoosting",
+    "SoftLabelDistillation",
+    "VoteDistillation",
     "audit",
     "choose_on_public",
     "combine_moments",
     "compose",
     "compose_disjoint",
+    "evaluate",
     "plan",
+    "simulate",
 ]

@@ -161,8 +161,9 @@ class _Central:
                 "The 'epsilon' of Average must be finite and > 0, one number or one per member, and 'delta' lie in "
                 f"[0, 1). Got {average.epsilon!r} and {average.delta!r} instead. Nothing was combined."
             )
-        settings = {(m.learner.data_norm, m.learner.fit_intercept, m.to_user) for m in members}
-        if any(m.guarantee is None or math.isfinite(m.guarantee.epsilon) for m in members) or len(settings) > 1:
+        ours = all(hasattr(m.learner, "data_norm") and m.guarantee is not None for m in members)
+        settings = {(m.learner.data_norm, m.learner.fit_intercept, m.to_user) for m in members} if ours else set()
+        if len(settings) != 1 or any(math.isfinite(m.guarantee.epsilon) for m in members if m.guarantee is not None):
             raise SettingsError(
                 "Noise at the aggregator is for exact members (epsilon=math.inf) of this package with one data_norm "
                 "and intercept setting. Nothing was combined. Leave out Average's epsilon if members brought noise."
@@ -198,7 +199,8 @@ class _Central:
             self.event = L2Laplace(sensitivity=float(self.reach.max()), scale=scale, **who)
         released = self.outputs * (self.features + self.intercept)
         # Inexact minima and rounding, averaged like the minima themselves; then the draw's own rounding.
-        distance = float(sum(w * 1.25 * p.tolerance / p.regularization for w, p in zip(weights, plans, strict=True)))
+        distance = float(sum(w * 1.5 * p.tolerance / p.regularization for w, p in zip(weights, plans, strict=True)))
+        distance *= 1 if self.joint else math.sqrt(self.outputs)
         distance += 2 * draw_error(released) * public_radius(self.event, self.dimension)
         closing = 2 * math.sqrt(released) * distance / (CLOSING_SHARE * float(epsilons.min()))
         self.closing = Closing(dimension=released, distance=distance, scale=closing, **who)
@@ -239,7 +241,7 @@ class _Central:
         if self.outputs > 1 and self.joint:
             drawn = helmert(self.outputs).T @ drawn
         scale = self.members[0].to_user
-        half = math.sqrt(0.5)
+        half = math.sqrt(0.5) * float(getattr(self.members[0].learner, "label_bound", 1.0))
         ball = coef / scale
         if self.intercept:
             ball = np.hstack([ball, (intercept / half)[:, None]])

@@ -196,10 +196,16 @@ class _Facts:
             return self._chaudhuri()
         if self.learner.mechanism == "generalized":
             return self._kifer()
-        # Spend at most the share kappa of epsilon on the Jacobian, by adding ridge where the asked one is too
-        # small. Unlike the 2011 case split this is continuous and monotone in epsilon.
-        kappa = 0.25 if self.delta > 0 else 0.5
-        ridge = max(self.ridge, self._ridge_for(kappa * self.epsilon) - self.least)
+        # A quarter of epsilon at most goes to the Jacobian: where the asked ridge is too small for that, it is raised.
+        # Unlike the 2011 case split this is continuous and monotone in epsilon.
+        ridge = max(self.ridge, self._ridge_for(self.epsilon / 4) - self.least)
+        scale = calibrate_scale(self._kind(ridge), epsilon=self.epsilon)
+        # Noise b moves the minimum by ‖b‖/ridge, while a ridge costs about ridge·B²/2 for a minimum of length B: the
+        # two balance at ridge ~ √2·E‖b‖/B. The length that J(f) <= J(0) allows any minimum is public, so this is too.
+        longest = math.sqrt(2 * self.per_unit * self.task.loss.at_zero / self.learner.regularization)
+        dimension = self.task.dimension_of_noise
+        norm = scale * math.sqrt(dimension if self.delta > 0 else dimension * (dimension + 1))
+        ridge = max(ridge, math.sqrt(2) * norm / longest - self.least)
         kind = self._kind(ridge)
         return ridge, kind(calibrate_scale(kind, epsilon=self.epsilon))
 

@@ -1,0 +1,140 @@
+"""SiteBoosting: add the members' scores up one small step at a time, and stop when held-out records say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from consilience.data import Public
+from consilience.errors import SettingsError
+from consilience.learners.base import is_positive
+from consilience.learners.erm import Loss
+
+from .blend import Labelled, folds, read_labelled
+from .members import LinearEnsemble
+
+Array = NDArray[Any]
+
+
+class SiteBoosting:
+    """Boost over the members: each round adds a little of the score that fits best what is still unexplained.
+
+    LogitBoost with componentwise linear base learners (Friedman, Hastie & Tibshirani 2000); for regressors L2Boost
+    (Bühlmann & Yu 2003), with `huber` its robust form. Few rounds use few members, so this also selects.
+
+    Parameters
+    ----------
+    n_rounds
+        The most rounds; cross-validation on the public records stops earlier.
+    shrinkage
+        How much of each best fit is added.
+    coordinates
+        Whether the records' own features are base learners too, beside the members' scores.
+    classes, huber, random_state
+        As `PublicBlend`.
+
+    Privacy
+    -------
+    Each site's own guarantee, against everyone: post-processing. None for the public records. Proof:
+    docs/guarantees/feature.md.
+    """
+
+    def __init__(
+        self,
+        n_rounds: int = 200,
+        *,
+        shrinkage: float = 0.1,
+        coordinates: bool = False,
+        classes: Sequence[Any] | None = None,
+        huber: float | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.n_rounds = n_rounds
+        self.shrinkage = shrinkage
+        self.coordinates = coordinates
+        self.classes = classes
+        self.huber = huber
+        self.random_state = random_state
+
+    def combine(self, members: Sequence[Any], public: Public | None = None) -> LinearEnsemble:
+        """Return the boosted combination of linear `members` on labelled `public` records."""
+        whole = isinstance(self.n_rounds, int | np.integer) and not isinstance(self.n_rounds, bool)
+        if not whole or self.n_rounds < 1 or not is_positive(self.shrinkage) or self.shrinkage > 1:
+            raise SettingsError(
+                "The 'n_rounds' parameter of SiteBoosting must be an integer >= 1 and 'shrinkage' a number in (0, 1]. "
+                f"Got {self.n_rounds!r} and {self.shrinkage!r} instead."
+            )
+        task = read_labelled(self, members, public)
+        columns = self._columns(task)
+        boost = _Boost(columns, task.y, task.loss, self.shrinkage)
+        tests = folds(task.y, self.random_state)
+        held_out = sum(boost.path(np.flatnonzero(~test), np.flatnonzero(test), self.n_rounds)[1] for test in tests)
+        stop = 1 + int(np.argmin(held_out))
+        steps, _ = boost.path(np.arange(len(task.y)), np.zeros(0, dtype=np.intp), stop)
+        return self._ensemble(task, steps)
+
+    def _columns(self, task: Labelled) -> Array:
+        """Return the base learners' values (m, J): members' scores, then a constant and the records' features."""
+        n_scores = len(task.members) * task.n_outputs
+        columns = [task.margins().reshape(n_scores, -1).T]
+        if task.with_intercept:
+            columns.append(np.ones((len(task.y), 1)))
+        if self.coordinates:
+            columns.append(np.asarray(task.X.todense()) if sparse.issparse(task.X) else task.X)
+        return np.hstack(columns)
+
+    def _ensemble(self, task: Labelled, steps: Array) -> LinearEnsemble:
+        """Turn coefficients of base learners (1 or K, J) into coefficients of features."""
+        n, k = len(task.members), task.n_outputs
+        omega = steps[:, : n * k].reshape(k, n, k)
+        coef = np.einsum("anb,nbd->ad", omega, task.coef)
+        intercept = np.einsum("anb,nb->a", omega, task.intercept)
+        rest = steps[:, n * k :] * task.label_scale
+        if task.with_intercept:
+            intercept, rest = intercept + rest[:, 0], rest[:, 1:]
+        if self.coordinates:
+            coef = coef + rest
+        return task.ensemble(coef, intercept, np.einsum("ana->n", omega) / k)
+
+
+@dataclass(frozen=True)
+class _Boost:
+    """Componentwise Newton boosting of one loss over given columns."""
+
+    columns: Array
+    y: Array
+    loss: Loss
+    shrinkage: float
+
+    def path(self, train: Array, test: Array, n_rounds: int) -> tuple[Array, Array]:
+        """Return the coefficients (1 or K, J) after `n_rounds`, and the summed loss on `test` after each."""
+        H, y, k = self.columns[train], self.y[train], self.loss.n_outputs
+        T, y_test = self.columns[test], self.y[test]
+        squares = np.square(H)
+        steps = np.zeros((k, H.shape[1]))
+        scores, test_scores = np.zeros((k, len(train))), np.zeros((k, len(test)))
+        losses = np.zeros(n_rounds)
+        for r in range(n_rounds):
+            z = scores[0] if k == 1 else scores
+            slope = np.atleast_2d(self.loss.slope(z, y))
+            g, h = -(slope @ H), self._bend(z, y) @ squares
+            # A weighted least-squares fit of the working response by column j alone lowers the loss by g²/2h.
+            gain = np.divide(g * g, h, out=np.zeros_like(g), where=h > 1e-12 * h.max())
+            best = np.unravel_index(int(np.argmax(gain)), g.shape)
+            step = self.shrinkage * float(g[best] / h[best]) if gain[best] > 0 else 0.0
+            steps[best] += step
+            scores[best[0]] += step * H[:, best[1]]
+            test_scores[best[0]] += step * T[:, best[1]]
+            losses[r] = float(np.sum(self.loss.value(test_scores[0] if k == 1 else test_scores, y_test)))
+        return steps, losses
+
+    def _bend(self, z: Array, y: Array) -> Array:
+        """Return each record's curvature per output; a Huber loss, which has none where it is linear, the largest."""
+        if self.loss.n_outputs > 1:
+            return np.asarray(np.einsum("kkj->kj", self.loss.bend(z, y)))
+        return np.atleast_2d(self.loss.bend(z, y) if self.loss.monotone else np.full(len(y), self.loss.curvature))

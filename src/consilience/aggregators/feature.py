@@ -1,0 +1,529 @@
+"""FeatureMethod: members as features of the aggregation data; selection among many; several levels.
+
+A linear member turns a record x into the number f_i·x. The feature method learns, on labelled aggregation records,
+how to weigh these numbers, so the result is f = Σ ω_i f_i with learned ω (Xie, Plis & Sarwate, ICASSP 2017).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+from sklearn.utils import check_random_state
+
+from consilience.data import Public
+from consilience.errors import GuaranteeVoid, SettingsError
+from consilience.learners.base import is_positive, run_charged
+from consilience.learners.erm import Logistic, gradient_error, solve
+from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
+from consilience.learners.perturbation import (
+    CLOSING_SHARE,
+    TOLERANCE,
+    LinearTask,
+    output_sensitivity,
+    plan_linear,
+    public_radius,
+)
+from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, gaussian_sigma, total
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import Noise, Source, clip_rows, close, draw_error, gaussian, l2_laplace
+
+from .average import TRUSTED
+from .blend import Labelled, Mixture, Ridge, read_labelled
+from .members import DISJOINT, LinearEnsemble, Member
+
+Array = NDArray[Any]
+
+STRENGTHS = (math.inf, *10.0 ** np.arange(2.0, -4.1, -0.5))
+PRIVATE_REGULARIZATION = 1e-2  # nothing about private aggregation records may choose it
+
+AGGREGATOR_ONLY = (
+    "Noise at the aggregator was asked for over exact members (the thesis' second scenario). It protects the "
+    "aggregation records and not the sites: the result is a combination of the sites' exact models, so with fewer "
+    "sites than features it lies in their span, and a changed record of a site changes the span. Nothing was combined "
+    "or charged. Train the members with an epsilon of their own, or ask for mechanism='output', which calibrates noise "
+    "to both."
+)
+
+
+@dataclass(frozen=True)
+class FeatureEnsemble(LinearEnsemble):
+    """A linear ensemble Σ weights_i f_i whose aggregation records have a guarantee of their own.
+
+    ``aggregation_guarantee`` is theirs; None says that they were public and nothing is promised to them.
+    """
+
+    aggregation_guarantee: Guarantee | None = None
+
+
+class FeatureMethod:
+    """Learn on labelled aggregation records how to weigh the members' scores.
+
+    Parameters
+    ----------
+    regularization
+        ``"auto"`` mixes strengths in proportion to their cross-validated likelihood on public records (with
+        `epsilon`, where nothing may be tried out: 0.01). A number is Λ of ``mean(loss) + Λ/2 ‖ω - centre‖²``.
+    toward
+        The centre: the members' ``"precision"`` average, scaled to fit, or ``"zero"``.
+    scaling
+        ``"public"`` divides each member's scores by their size on the public records (with `epsilon`: by the member's
+        length), so that one Λ suits any amount of noise; ``"none"`` leaves them.
+    epsilon, delta
+        None: the aggregation records are public. A number: they are private too, and hidden at this cost.
+    mechanism
+        With `epsilon`: ``"objective"`` for members that brought their own noise; ``"output"`` adds noise once, for
+        sites and aggregation records alike, to exact members at a trusted aggregator (two classes only; the noise is
+        large).
+    max_members
+        Use at most so many members, chosen by orthogonal matching pursuit on public records, or for independence
+        alone (column-pivoted QR) where the aggregation records are private.
+    n_bags
+        Average the weights over so many bootstrap samples of the public records; 0 for none.
+    data_norm, label_bound
+        With `epsilon`: declared bounds on a private aggregation record's norm and, for regressors, label.
+    classes, huber, random_state
+        As `PublicBlend`.
+    noise
+        ``Noise(seed=...)`` for tests and experiments; voids the guarantee.
+
+    The papers' own version: ``FeatureMethod(regularization=1e-2, toward="zero", scaling="none")``.
+
+    Privacy
+    -------
+    Public aggregation records: each site's own guarantee, against everyone; nothing for the aggregation records.
+    With `epsilon`: in addition (epsilon, delta) per aggregation record, replace-one, in ``aggregation_guarantee``; with
+    ``mechanism="output"`` the same for each site's units, against those who see the ensemble, not against the
+    aggregator. Not hidden: the number of aggregation records. Proof: docs/guarantees/feature.md.
+    """
+
+    def __init__(
+        self,
+        *,
+        regularization: float | str = "auto",
+        toward: str = "precision",
+        scaling: str = "public",
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        mechanism: str = "objective",
+        max_members: int | None = None,
+        n_bags: int = 0,
+        data_norm: float = 1.0,
+        label_bound: float = 1.0,
+        classes: Sequence[Any] | None = None,
+        huber: float | None = None,
+        random_state: Any = 0,
+        noise: Noise | None = None,
+    ) -> None:
+        self.regularization = regularization
+        self.toward = toward
+        self.scaling = scaling
+        self.epsilon = epsilon
+        self.delta = delta
+        self.mechanism = mechanism
+        self.max_members = max_members
+        self.n_bags = n_bags
+        self.data_norm = data_norm
+        self.label_bound = label_bound
+        self.classes = classes
+        self.huber = huber
+        self.random_state = random_state
+        self.noise = noise
+
+    def combine(
+        self,
+        members: Sequence[Any],
+        public: Public | None = None,
+        *,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> FeatureEnsemble:
+        """Return the combination of linear `members` that fits the labelled aggregation records in `public`.
+
+        With `epsilon` these records are treated as private, whatever they are passed in, and `dataset` is charged
+        before noise is drawn.
+        """
+        self._check_settings()
+        task = read_labelled(self, members, public, weigh_by_public=self.epsilon is None)
+        if self.epsilon is None:
+            kept = np.arange(len(task.members)) if self.max_members is None else select(task, self.max_members)
+            return self._on_public(task, kept)
+        exact = [g is not None and g.holds and math.isinf(g.epsilon) for g in (m.guarantee for m in task.members)]
+        charged = {"ledger": ledger, "dataset": dataset, "key": key}
+        if self.mechanism == "output":
+            return self._at_trusted_aggregator(task, all(exact), charged)
+        if any(exact):
+            raise GuaranteeVoid(AGGREGATOR_ONLY)
+        return self._on_private(task, charged)
+
+    def _on_public(self, task: Labelled, kept: Array) -> FeatureEnsemble:
+        features = _Features.on_public(task, kept, scaled=self.scaling == "public")
+        ridge = Ridge(features.records, task.y, task.loss)
+        # θ = stretch·ω'', so a strength Λ in the features' own scale is Λ/stretch² in the ball's.
+        strengths = STRENGTHS if self.regularization == "auto" else (float(self.regularization),)
+        candidates = [(self.toward == "precision", strength / features.stretch**2) for strength in strengths]
+        centre = features.enter(task.mass)
+        if len(candidates) == 1:
+            mixture = Mixture(ridge, centre, tuple(candidates), np.ones(1))
+        else:
+            if self.toward == "zero":
+                candidates = candidates[1:]  # infinitely strong around zero is no classifier
+            mixture = Mixture.by_cross_validation(ridge, centre, candidates, self.random_state)
+        if self.n_bags == 0:
+            return features.ensemble(task, mixture.fit())
+        generator, m = check_random_state(self.random_state), len(task.y)
+        bags = [mixture.fit(generator.randint(m, size=m)) for _ in range(self.n_bags)]
+        return features.ensemble(task, np.mean(bags, axis=0))
+
+    def _on_private(self, task: Labelled, charged: dict[str, Any]) -> FeatureEnsemble:
+        epsilon, relation = float(self.epsilon or 0.0), Neighbours.REPLACE_ONE
+        joint = task.ensemble(*task.average, task.shares).guarantee
+        if joint is not None:  # what cannot be stated together must be refused before anything is charged
+            planned = Guarantee(epsilon=epsilon, delta=self.delta, unit=Unit.RECORD, neighbours=relation)
+            compose_disjoint(joint, planned, assumption=DISJOINT)
+        # Selection may look at released models only: the aggregation records are private.
+        kept = np.arange(len(task.members)) if self.max_members is None else independent(task, self.max_members)
+        features = _Features.on_private(task, kept, self.data_norm, scaled=self.scaling == "public")
+        settings: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": self.delta,
+            "regularization": PRIVATE_REGULARIZATION if self.regularization == "auto" else self.regularization,
+            "fit_intercept": False,
+            "noise": self.noise,
+        }
+        learner: Any
+        if task.classes is None:
+            huber = 1.0 if self.huber is None else self.huber / self.label_bound
+            learner = PrivateRidge(label_bound=self.label_bound, huber=huber, **settings)
+        else:
+            learner = PrivateLogisticRegression(classes=task.classes, **settings)
+        learner.fit(features.records, task.labels, **charged)
+        return features.ensemble(task, np.asarray(learner.coef_), learner.guarantee_)
+
+    def _at_trusted_aggregator(self, task: Labelled, exact: bool, charged: dict[str, Any]) -> FeatureEnsemble:
+        plan = TrustedAggregator(self, task, exact)
+        state, _ = run_charged(
+            plan.draw,
+            plan.events,
+            noise=Noise() if self.noise is None else self.noise,
+            purpose=type(self).__name__,
+            **charged,
+        )
+        whole, each, own = plan.guarantees()
+        return FeatureEnsemble(task.classes, state["coef"], state["intercept"], state["weights"], whole, each, own)
+
+    def _check_settings(self) -> None:
+        def need(name: str, fits: bool, must: str) -> None:
+            if not fits:
+                got = getattr(self, name)
+                raise SettingsError(f"The {name!r} parameter of FeatureMethod must be {must}. Got {got!r} instead.")
+
+        def whole(value: Any) -> bool:
+            return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+        automatic = isinstance(self.regularization, str) and self.regularization == "auto"
+        need("regularization", automatic or is_positive(self.regularization), "'auto' or a number > 0")
+        need("toward", self.toward in ("precision", "zero"), "'precision' or 'zero'")
+        need("scaling", self.scaling in ("public", "none"), "'public' or 'none'")
+        need("mechanism", self.mechanism in ("objective", "output"), "'objective' or 'output'")
+        need(
+            "max_members",
+            self.max_members is None or (whole(self.max_members) and self.max_members >= 1),
+            "None or an integer >= 1",
+        )
+        need("n_bags", whole(self.n_bags) and self.n_bags >= 0, "an integer >= 0")
+        need("data_norm", is_positive(self.data_norm), "a number > 0")
+        need("label_bound", is_positive(self.label_bound), "a number > 0")
+        if self.epsilon is None:
+            need("delta", self.delta == 0, "0 where the aggregation records are public (no epsilon)")
+            return
+        need("epsilon", is_positive(self.epsilon), "None or a finite number > 0")
+        need("delta", isinstance(self.delta, int | float) and 0 <= self.delta < 1, "a number in [0, 1)")
+        need("n_bags", self.n_bags == 0, "0 with epsilon: every bag would be one more use of the private records")
+
+
+@dataclass(frozen=True)
+class _Features:
+    """The kept members' scores as records of norm <= 1, and the way back to coefficients."""
+
+    records: Array  # (m, n·K)
+    kept: Array
+    sizes: Array  # (n·K,): what each feature was divided by
+    stretch: float  # what all were divided by then
+    outputs: int
+
+    @classmethod
+    def on_public(cls, task: Labelled, kept: Array, *, scaled: bool) -> _Features:
+        """Scale by the public records themselves: each feature to mean square 1, then all into the ball."""
+        scores = task.margins()[kept].reshape(len(kept) * task.n_outputs, -1).T
+        sizes = np.sqrt(np.mean(scores**2, axis=0)) if scaled else np.ones(scores.shape[1])
+        sizes = np.where(sizes > 0, sizes, 1.0)
+        scores = scores / sizes
+        stretch = (float(np.linalg.norm(scores, axis=1).max()) or 1.0) * (1 + 1e-12)
+        return cls(scores / stretch, kept, sizes, stretch, task.n_outputs)
+
+    @classmethod
+    def on_private(cls, task: Labelled, kept: Array, data_norm: float, *, scaled: bool) -> _Features:
+        """Scale by released models and declared bounds alone: ‖M x‖ <= ‖M‖_op ‖x‖ (algorithms.md, E.5)."""
+        M = task.coef[kept].reshape(-1, task.coef.shape[2]) * data_norm
+        X = clip_rows(task.X, data_norm) * (1 / data_norm)
+        X = np.asarray(X.todense()) if sparse.issparse(X) else X
+        if task.with_intercept:  # (x / norm, 1) / √2 is in the unit ball; M holds what it is multiplied by
+            M = np.hstack([M, task.intercept[kept].reshape(-1, 1)])
+            X = np.hstack([X, np.ones((len(X), 1))]) * math.sqrt(0.5)
+        lengths = np.linalg.norm(M, axis=1) if scaled else np.ones(len(M))
+        lengths = np.where(lengths > 0, lengths, 1.0)
+        M = M / lengths[:, None]
+        stretch = (float(np.linalg.norm(M, 2)) or 1.0) * (1 + 1e-12)
+        half = math.sqrt(0.5) if task.with_intercept else 1.0
+        return cls(X @ M.T / stretch, kept, lengths / half, stretch, task.n_outputs)
+
+    def enter(self, mass: Array) -> Array:
+        """Return weights that give each output its members' shares of `mass`, in the coordinates of `records`."""
+        theta = np.zeros((self.outputs, len(self.kept), self.outputs))
+        output = np.arange(self.outputs)
+        kept = mass[self.kept]
+        total_mass = kept.sum(axis=0)
+        theta[output, :, output] = (kept / np.where(total_mass > 0, total_mass, 1.0)).T
+        theta = theta.reshape(self.outputs, -1) * (self.sizes * self.stretch)
+        return theta[0] if self.outputs == 1 else theta
+
+    def ensemble(self, task: Labelled, theta: Array, aggregation: Guarantee | None = None) -> FeatureEnsemble:
+        """Return Σ ω f over the kept members; a member's weight is the mean of its classes' own."""
+        shape = (self.outputs, len(self.kept), self.outputs)
+        omega = (np.atleast_2d(theta) / (self.sizes * self.stretch)).reshape(shape)
+        coef = np.einsum("anb,nbd->ad", omega, task.coef[self.kept])
+        intercept = np.einsum("anb,nb->a", omega, task.intercept[self.kept])
+        weights = np.zeros(len(task.members))
+        weights[self.kept] = np.einsum("ana->n", omega) / self.outputs
+        plain = task.ensemble(coef, intercept, weights)
+        joint = plain.guarantee
+        if joint is not None and aggregation is not None:
+            joint = compose_disjoint(joint, aggregation, assumption=DISJOINT)
+        return FeatureEnsemble(plain.classes, coef, intercept, weights, joint, plain.guarantees, aggregation)
+
+
+def select(task: Labelled, most: int) -> Array:
+    """Return the members, at most `most`, that orthogonal matching pursuit picks on public records (E.8).
+
+    Scores divided by their size on the public records are the members whitened by the public second moment. Each step
+    takes the member whose scores explain most of what is left of the labels.
+    """
+    scores = task.margins()
+    left = _centred_labels(task)
+    chosen: list[int] = []
+    basis = np.zeros((len(left), 0))
+    while len(chosen) < min(most, len(scores)):
+        gains = np.full(len(scores), -1.0)
+        for i, columns in enumerate(scores):
+            if i not in chosen:
+                fresh = columns.T - basis @ (basis.T @ columns.T)
+                gains[i] = float(np.square(_orthonormal(fresh).T @ left).sum())
+        best = int(np.argmax(gains))
+        chosen.append(best)
+        basis = np.hstack([basis, _orthonormal(scores[best].T - basis @ (basis.T @ scores[best].T))])
+        left = left - basis @ (basis.T @ left)
+    return np.sort(chosen)
+
+
+def independent(task: Labelled, most: int) -> Array:
+    """Return `most` members chosen for precision and independence, by column-pivoted QR of released models alone."""
+    rows = task.coef.reshape(len(task.members), -1)
+    rows = rows / np.where(np.linalg.norm(rows, axis=1) > 0, np.linalg.norm(rows, axis=1), 1.0)[:, None]
+    _, _, order = linalg.qr((rows * np.sqrt(task.shares)[:, None]).T, mode="economic", pivoting=True)
+    return np.sort(order[: min(most, len(rows))])
+
+
+def _centred_labels(task: Labelled) -> Array:
+    if task.n_outputs == 1:
+        return np.asarray(task.y - task.y.mean())[:, None]
+    ones = np.eye(task.n_outputs)[task.y]
+    return np.asarray(ones - ones.mean(axis=0))
+
+
+def _orthonormal(columns: Array) -> Array:
+    """Return an orthonormal basis of what is more than rounding in `columns`."""
+    left, values, _ = np.linalg.svd(columns, full_matrices=False)
+    return np.asarray(left[:, values > 1e-9 * max(float(values.max(initial=0.0)), 1e-300)])
+
+
+@dataclass(frozen=True)
+class Branch(Member):
+    """An ensemble as a member of another aggregator: one node of a tree of aggregators (algorithms.md, E.7)."""
+
+    scale_to_user: float = 1.0
+    variance: float = 0.0
+
+    @property
+    def to_user(self) -> float:
+        """As its members'."""
+        return self.scale_to_user
+
+    def noise_variance(self, curvature: float = 0.0) -> float:
+        """Return what is left of its members' noise."""
+        return self.variance
+
+
+def branch(ensemble: LinearEnsemble, members: Sequence[Member], *, curvature: float = 0.02) -> Branch:
+    """Return the `ensemble` of `members` (as `as_members` read them) as a member: sizes add, noise averages out.
+
+    Privacy
+    -------
+    Post-processing: the branch carries the ensemble's guarantee, that of a record at any site below it.
+    """
+    if len(members) != len(ensemble.weights):
+        raise SettingsError(
+            f"A branch was to be made of {len(members)} members, and its ensemble has {len(ensemble.weights)}. "
+            "Nothing was combined. Pass the members that the ensemble was made of."
+        )
+    sizes = [member.size for member in members]
+    known = all(size is not None for size in sizes)
+    shares = np.abs(ensemble.weights) / (np.abs(ensemble.weights).sum() or 1.0)
+    return Branch(
+        learner=ensemble,
+        classes=ensemble.classes,
+        guarantee=ensemble.guarantee,
+        events=(),
+        size=sum(size or 0 for size in sizes) if known else None,
+        coef=ensemble.coef,
+        intercept=ensemble.intercept,
+        scale_to_user=members[0].to_user if known else 1.0,
+        variance=float(sum(w * w * m.noise_variance(curvature) for w, m in zip(shares, members, strict=True)))
+        if known
+        else 0.0,
+    )
+
+
+class TrustedAggregator:
+    """Output perturbation of the feature method over exact members: noise for sites and aggregation records (E.6).
+
+    All in the coordinates of the unit ball. Members are at most `longest` long, so x'' = M x/(√N·longest) is in the
+    unit ball of R^N; ω minimises mean(ℓ(y ω·x'')) + Λ/2‖ω‖², and f = Mᵀω/(√N·longest) is released with noise.
+    """
+
+    def __init__(self, method: FeatureMethod, task: Labelled, exact: bool) -> None:
+        learners = [member.learner for member in task.members]
+        exact = exact and all(hasattr(learner, "data_norm") for learner in learners)  # a branch has no settings
+        settings = {(m.learner.data_norm, m.learner.fit_intercept) for m in task.members} if exact else set()
+        norms = {(learner.unit, learner.neighbours) for learner in learners} if exact else set()
+        if len(settings) != 1 or norms != {("record", "replace-one")} or task.classes is None or task.n_outputs > 1:
+            raise SettingsError(
+                "mechanism='output' is for exact two-class members (epsilon=math.inf) of this package with one "
+                "data_norm and intercept setting, unit='record' and neighbours='replace-one'. Nothing was combined or "
+                "charged. Leave out FeatureMethod's mechanism if members brought noise."
+            )
+        self.task, self.delta, self.epsilon = task, method.delta, float(method.epsilon or 0.0)
+        self.seeded = method.noise is not None and method.noise.seed is not None
+        self.data_norm, self.with_constant = settings.pop()
+        self.strength = PRIVATE_REGULARIZATION if method.regularization == "auto" else float(method.regularization)
+        self.ridge = self.strength * len(task.y)
+        features = task.coef.shape[2] + bool(self.with_constant)
+        reaches, slack, lengths = [], [], []
+        for member in task.members:
+            loss, size = member.learner._loss(2), int(member.size or 1)
+            one = LinearTask(None, None, np.zeros(0), None, loss, features, size, size)
+            plan = plan_linear(member.learner, one)
+            reaches.append(output_sensitivity(member.learner, one))
+            slack.append(1.25 * plan.tolerance / plan.regularization)
+            strength = member.learner.regularization
+            lengths.append(min(math.sqrt(2 * loss.at_zero / strength), loss.lipschitz / strength))
+        self.longest, self.stretch = max(lengths), math.sqrt(len(learners)) * max(lengths)
+        gain = site_gain(self.strength) / self.stretch
+        self.site_reach = gain * np.asarray(reaches)
+        self.record_reach = record_reach(self.strength, len(task.y))
+        reach = max(float(self.site_reach.max()), self.record_reach)
+        main = (1 - CLOSING_SHARE) * self.epsilon
+        self.event: L2Laplace | Gaussian
+        self.who: dict[str, Any] = {"unit": Unit.RECORD, "neighbours": Neighbours.REPLACE_ONE}
+        if self.delta > 0:
+            sigma = gaussian_sigma(epsilon=main, delta=self.delta, sensitivity=reach)
+            self.event = Gaussian(sensitivity=reach, sigma=sigma, at_delta=self.delta, **self.who)
+        else:
+            self.event = L2Laplace(sensitivity=reach, scale=reach / main, **self.who)
+        self.features = features
+        rounding = gradient_error(
+            Logistic(), n_records=len(task.y), n_features=len(learners), regularization=self.ridge
+        )
+        self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
+        # Inexact members move f like changed ones; inexact ω by tolerance/ridge; features and sums are rounded.
+        rounded = 4 * (features + len(learners) + 8) * 2.0**-52 * site_gain(self.strength)
+        distance = gain * math.fsum(slack) + 1.25 * self.tolerance / self.ridge + rounded
+        distance += 2 * draw_error(features) * public_radius(self.event, features)
+        closing = 2 * math.sqrt(features) * distance / (CLOSING_SHARE * self.epsilon)
+        self.closing = Closing(dimension=features, distance=distance, scale=closing, **self.who)
+
+    @property
+    def events(self) -> list[Event]:
+        """What will be drawn."""
+        return [self.event, self.closing]
+
+    def members_in_ball(self) -> Array:
+        """Return the members as rows of the ball's coordinates, at most `longest` long."""
+        half = math.sqrt(0.5) if self.with_constant else 1.0
+        rows = self.task.coef[:, 0] * (self.data_norm / half)
+        if self.with_constant:
+            rows = np.hstack([rows, self.task.intercept / half])
+        return np.asarray(clip_rows(rows, self.longest))
+
+    def records_in_ball(self) -> Array:
+        """Return the aggregation records clipped, scaled and with the constant, of norm <= 1."""
+        X = clip_rows(self.task.X, self.data_norm) * (1 / self.data_norm)
+        X = np.asarray(X.todense()) if sparse.issparse(X) else X
+        if self.with_constant:
+            X = np.hstack([X, np.ones((len(X), 1))]) * math.sqrt(0.5)
+        return np.asarray(clip_rows(X, 1.0))
+
+    def exact(self) -> tuple[Array, Array]:
+        """Return ω of the rescaled features and f, before any noise."""
+        M = self.members_in_ball() / self.stretch
+        Z = clip_rows(self.records_in_ball() @ M.T, 1.0)
+        found = solve(Z, self.task.y, Logistic(), regularization=self.ridge, tolerance=self.tolerance)
+        omega = np.asarray(found.coef, dtype=np.float64)
+        return omega, np.asarray(M.T @ omega)
+
+    def draw(self, source: Source) -> dict[str, Array]:
+        """Add the noise and go back to the user's coordinates; ω itself is not released."""
+        noise: Any = gaussian if isinstance(self.event, Gaussian) else l2_laplace
+        _, f = self.exact()
+        f = close(f + noise(self.features, event=self.event, source=source), event=self.closing, source=source)
+        n = len(self.task.members)
+        weights = np.full(n, 1 / n)  # nominal: the true ones are not covered by the noise
+        if not self.with_constant:
+            return {"coef": f[None] / self.data_norm, "intercept": np.zeros(1), "weights": weights}
+        half = math.sqrt(0.5)
+        return {"coef": f[None, :-1] * (half / self.data_norm), "intercept": f[-1:] * half, "weights": weights}
+
+    def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...], Guarantee]:
+        """Return the joint guarantee, each site's, and the aggregation records'."""
+        sites = tuple(self._stated(float(reach)) for reach in self.site_reach)
+        return self._stated(self.event.sensitivity), sites, self._stated(self.record_reach)
+
+    def _stated(self, reach: float) -> Guarantee:
+        if self.seeded:
+            return Guarantee.void("seeded noise", **self.who)
+        own: Event = (
+            Gaussian(sensitivity=reach, sigma=self.event.sigma, at_delta=self.delta, **self.who)
+            if isinstance(self.event, Gaussian)
+            else L2Laplace(sensitivity=reach, scale=self.event.scale, **self.who)
+        )
+        whole = total([own, self.closing])
+        return Guarantee(epsilon=whole.epsilon, delta=whole.delta, assumptions=(DISJOINT, TRUSTED), **self.who)
+
+
+def site_gain(strength: float) -> float:
+    """Return how far f moves at most, in units of √N·longest, when one member moves by 1 (feature.md, trusted)."""
+    loss = Logistic()
+    longest = min(math.sqrt(2 * loss.at_zero / strength), loss.lipschitz / strength)
+    return longest + (loss.lipschitz + loss.curvature * longest) / strength
+
+
+def record_reach(strength: float, n_records: int) -> float:
+    """Return how far f moves at most when one aggregation record is replaced."""
+    return 2 * Logistic().lipschitz / (strength * n_records)

@@ -1,0 +1,216 @@
+import math
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from consilience import Budget, Ledger, Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.aggregators.average import TRUSTED, Average
+from consilience.aggregators.members import DISJOINT, as_members
+from consilience.data import Public
+from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
+from consilience.learners.perturbation import CLOSING_SHARE
+
+
+def table(n, seed, d=4, classes=2):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-0.4, 0.4, (n, d))
+    return X, (X @ np.random.default_rng(99).normal(size=(d, classes)) * 9).argmax(axis=1)
+
+
+def sites(sizes, epsilons, learner=PrivateLogisticRegression, **settings):
+    settings.setdefault("classes", [0, 1])
+    return [
+        learner(epsilon=epsilon, **settings).fit(*table(n, seed))
+        for seed, (n, epsilon) in enumerate(zip(sizes, epsilons, strict=True))
+    ]
+
+
+def test_equal_weights_average_the_coefficients():
+    members = sites([200, 300], [1.0, 2.0])
+    ensemble = Average("equal").combine(members)
+    np.testing.assert_allclose(ensemble.coef, (members[0].coef_ + members[1].coef_) / 2)
+    np.testing.assert_allclose(ensemble.intercept, (members[0].intercept_ + members[1].intercept_) / 2)
+    np.testing.assert_allclose(ensemble.weights, [0.5, 0.5])
+
+
+def test_weights_by_size_are_the_public_sizes():
+    np.testing.assert_allclose(Average("size").combine(sites([100, 300], [1.0, 1.0])).weights, [0.25, 0.75])
+
+
+def test_precision_prefers_the_site_with_less_noise():
+    weights = Average().combine(sites([400, 400, 400], [0.05, 0.5, 5.0])).weights
+    assert weights[0] < weights[1] < weights[2]
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_precision_follows_the_noise_that_members_really_have():
+    X, y = table(400, 3)
+    members = sites([400, 400], [0.5, 2.0], mechanism="output")
+    (quiet,) = as_members(members[1:])
+    spread = [
+        PrivateLogisticRegression(epsilon=2.0, classes=[0, 1], mechanism="output", noise=Noise(seed=s)).fit(X, y).coef_
+        for s in range(400)
+    ]
+    # 1600 coordinates of one variance: its estimate has a relative error of about 5 %.
+    assert np.var(spread, axis=0).mean() == pytest.approx(quiet.noise_variance() * quiet.to_user**2, rel=0.25)
+    # The sampling variance is the same for both, so the louder site's weight is a bit above 1/17.
+    weights = Average().combine(members).weights
+    assert 1 / 18 < weights[0] < 1 / 12
+
+
+def test_a_record_keeps_the_guarantee_of_its_own_site():
+    ensemble = Average().combine(sites([200, 300], [1.0, 2.0]))
+    assert [g.epsilon for g in ensemble.guarantees] == pytest.approx([1.0, 2.0])
+    assert ensemble.guarantee.epsilon == pytest.approx(2.0)
+    assert DISJOINT in ensemble.guarantee.assumptions
+
+
+def test_permuted_members_have_permuted_weights():
+    members = sites([100, 200, 400], [1.0, 0.5, 2.0])
+    order = [2, 0, 1]
+    one, two = Average().combine(members), Average().combine([members[i] for i in order])
+    np.testing.assert_allclose(two.weights, one.weights[order])
+    np.testing.assert_allclose(two.coef, one.coef)
+
+
+def test_one_member_is_its_own_average():
+    (member,) = sites([200], [1.0])
+    X, _ = table(20, 7)
+    np.testing.assert_allclose(Average().combine([member]).predict_proba(X), member.predict_proba(X))
+
+
+def test_a_class_is_averaged_over_the_members_that_know_it():
+    X, y = table(600, 1, classes=3)
+    some = y != 2
+    two = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(X[some], y[some])
+    three = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1, 2]).fit(X, y)
+    ensemble = Average("equal").combine([two, three])
+    np.testing.assert_array_equal(ensemble.classes_, [0, 1, 2])
+    np.testing.assert_allclose(ensemble.coef[2], three.coef_[2])
+    np.testing.assert_allclose(ensemble.coef[1], (two.coef_[0] / 2 + three.coef_[1]) / 2)
+    assert np.mean(ensemble.predict(X) == y) > 0.8
+
+
+def test_regressors_are_averaged_and_have_no_probabilities():
+    X, _ = table(300, 0)
+    members = [PrivateRidge(epsilon=e).fit(X, X @ np.ones(4) / 4) for e in (1.0, 5.0)]
+    ensemble = Average().combine(members)
+    assert ensemble.predict(X).shape == (300,)
+    with pytest.raises(SettingsError, match="no class probabilities"):
+        ensemble.predict_proba(X)
+
+
+def test_members_of_another_library_promise_nothing():
+    X, y = table(200, 0)
+    ensemble = Average("equal").combine([LogisticRegression().fit(X, y), *sites([200], [1.0])])
+    assert ensemble.guarantee is None
+    with pytest.raises(SettingsError, match="public size"):
+        Average().combine([LogisticRegression().fit(X, y)])
+
+
+def test_what_cannot_be_averaged_is_refused():
+    members = sites([100], [1.0])
+    other = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(*table(100, 1, d=5))
+    with pytest.raises(SettingsError, match="at least one member"):
+        Average().combine([])
+    with pytest.raises(SchemaMismatch, match="number of features"):
+        Average().combine([*members, other])
+    with pytest.raises(SettingsError, match="cannot predict"):
+        Average().combine([3.0])
+    with pytest.raises(SettingsError, match="'weights'"):
+        Average("best")
+    with pytest.raises(SchemaMismatch, match="not declared"):
+        Average(classes=[0, 7]).combine(members)
+
+
+def test_public_records_set_the_curvature():
+    X, _ = table(500, 5)
+    members = sites([100, 3000], [1.0, 0.2])
+    assert not np.allclose(Average().combine(members).weights, Average().combine(members, Public(X)).weights)
+
+
+# Noise at a trusted aggregator
+
+
+def test_central_noise_covers_the_intercept_of_regressors_with_a_label_bound():
+    X, _ = table(300, 0)
+    member = PrivateRidge(epsilon=math.inf, label_bound=10.0).fit(X, X @ np.ones(4) * 10)
+    drawn = [Average("equal", epsilon=1.0, noise=Noise(seed=s)).combine([member]) for s in range(300)]
+    slopes, constants = np.std([e.coef[0] for e in drawn], axis=0), np.std([e.intercept for e in drawn])
+    # One variance in every coordinate of the ball; 300 draws tell a standard deviation to about 4 %.
+    assert constants == pytest.approx(slopes.mean(), rel=0.3)
+
+
+def test_central_noise_is_calibrated_to_the_site_that_needs_most():
+    # Exact sensitivities of the Huber-hinge: 2/(nΛ). The thesis' single n_i would be one of the others.
+    members = sites([100, 400], [math.inf, math.inf], learner=PrivateLinearSVC, regularization=0.1)
+    ensemble = Average("equal", epsilon=1.0).combine(members)
+    first, second = ensemble.guarantees
+    assert ensemble.guarantee.epsilon == pytest.approx(1.0)
+    assert first.epsilon == pytest.approx(1.0)
+    assert second.epsilon == pytest.approx((1 - CLOSING_SHARE) / 4 + CLOSING_SHARE)
+    assert TRUSTED in ensemble.guarantee.assumptions
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_central_noise_keeps_each_sites_own_epsilon(delta):
+    members = sites([100, 400, 100], [math.inf] * 3)
+    asked = [1.0, 0.1, 3.0]
+    ensemble = Average("equal", epsilon=asked, delta=delta).combine(members)
+    assert all(g.epsilon <= e * (1 + 1e-9) for g, e in zip(ensemble.guarantees, asked, strict=True))
+    assert max(g.epsilon / e for g, e in zip(ensemble.guarantees, asked, strict=True)) > 0.98
+    assert ensemble.guarantee.epsilon == pytest.approx(max(g.epsilon for g in ensemble.guarantees))
+
+
+def test_central_noise_is_as_large_as_stated():
+    members = sites([150, 150], [math.inf] * 2, learner=PrivateLinearSVC, regularization=0.1, fit_intercept=False)
+    exact = Average("equal").combine(members).coef[0]
+    draws = [Average("equal", epsilon=1.0, noise=Noise(seed=s)).combine(members).coef[0] - exact for s in range(300)]
+    scale = 2 / (150 * 0.1) / 2 / 0.99
+    # ‖b‖ is Gamma(4)·scale: mean 4, standard deviation 2; 300 draws, six standard errors.
+    assert np.linalg.norm(draws, axis=1).mean() / scale == pytest.approx(4, abs=6 * 2 / math.sqrt(300))
+
+
+def test_central_noise_is_charged_once_and_a_retry_draws_nothing(ledger):
+    members = sites([200, 200], [math.inf] * 2)
+    average = Average("equal", epsilon=0.4)
+    one = average.combine(members, ledger=ledger, dataset="ward", key="release 1")
+    two = average.combine(members, ledger=ledger, dataset="ward", key="release 1")
+    np.testing.assert_array_equal(one.coef, two.coef)
+    assert ledger.balance("ward").spent.epsilon == pytest.approx(0.4)
+
+
+def test_central_noise_refuses_members_that_brought_their_own():
+    with pytest.raises(SettingsError, match="exact members"):
+        Average(epsilon=1.0).combine(sites([100, 100], [1.0, 1.0]))
+    with pytest.raises(SettingsError, match="'epsilon' of Average"):
+        Average(epsilon=-1.0).combine(sites([100], [math.inf]))
+
+
+def test_seeded_central_noise_is_void():
+    ensemble = Average("equal", epsilon=1.0, noise=Noise(seed=0)).combine(sites([100], [math.inf]))
+    assert not ensemble.guarantee.holds
+
+
+def test_no_single_record_moves_the_average_further_than_charged():
+    # Extreme neighbours of the smaller site; the broken twin divides by the larger site's size.
+    rng = np.random.default_rng(0)
+    most = 0.0
+    for _ in range(40):
+        X = rng.choice([-1.0, 1.0], (6, 1))
+        y = rng.integers(0, 2, 6)
+        fits = []
+        for x, label in ((1.0, 1), (rng.choice([-1.0, 1.0]), 0)):
+            learner = PrivateLinearSVC(epsilon=math.inf, classes=[0, 1], fit_intercept=False, regularization=1.0)
+            X[0], y[0] = x, label
+            fits.append(learner.fit(X, y).coef_.copy())
+        most = max(most, float(np.abs(fits[0] - fits[1]).max()) / 2)
+    assert 2 / (2 * 60) < most <= 2 / (2 * 6) * (1 + 1e-9)
+
+
+def test_a_release_beyond_the_hubs_budget_is_refused(tmp_path):
+    ledger = Ledger(tmp_path / "hub.db")
+    ledger.allow("study", Budget(epsilon=0.1))
+    with pytest.raises(BudgetExceeded):
+        Average("equal", epsilon=0.4).combine(sites([200], [math.inf]), ledger=ledger, dataset="study")
