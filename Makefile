@@ -8,7 +8,7 @@ ifndef CONSILIENCE_DATA
   endif
 endif
 
-.PHONY: help setup demo test check bench soak format
+.PHONY: help setup demo test check bench bench-aggregation soak format
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
 
@@ -41,6 +41,11 @@ check: setup
 bench: setup
 	@$(BIN)/python benchmarks/fit_time.py
 	@$(BIN)/python benchmarks/accuracy.py
+
+## bench-aggregation   many sites at once, and distillation with site-level privacy
+bench-aggregation: setup
+	@$(BIN)/python benchmarks/many_sites.py
+	@$(BIN)/python benchmarks/distillation.py
 
 ## soak    the long form of the proofs: kills, concurrency, full audits
 soak: setup
