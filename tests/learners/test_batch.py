@@ -172,6 +172,11 @@ def test_the_answer_depends_neither_on_threads_nor_on_other_sites_records(monkey
     others = sites != 7
     X[others], y[others] = X[others][::-1], -y[others]
     np.testing.assert_array_equal(solve_many(X, y, Logistic(), **how).coef[7], first[7])
+    task = batch._Task(X, y, Logistic(), sites, 300, 0.01, 1e-9, None)
+    X[others] = np.nan  # its companions never end, or never begin
+    for block in task.blocks():
+        task.solve_block(block)
+    np.testing.assert_array_equal(task.coef[7, 0], first[7])
 
 
 def test_sites_that_the_fast_method_misses_or_refuses_are_solved_alone(monkeypatch):

@@ -35,7 +35,7 @@ _UNKNOWNS = 160  # of the largest system solved here; beyond, LAPACK is faster t
 _RECORDS = 4096  # of the largest site solved here; `gradient_error` allows for no longer sum
 _ENTRIES = 1 << 20  # of the largest site solved here, and of a block of sites: 8 MB
 _PRIMAL_ENTRIES = 1 << 15  # of a site solved in as many unknowns as features: its records are copied into a lane
-_ITERATIONS = 60
+_ITERATIONS = 60  # steps; Newton's method needs about seven
 _TRIALS = 40  # evaluations along one direction
 
 _LOGISTIC, _HUBER_HINGE, _HUBER, _SOFTMAX = range(4)
@@ -574,24 +574,27 @@ def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # 
     """Minimise from u = 0, where outputs are `z0`, until every lane's gradient is shorter than its goal.
 
     Outputs follow u step by step; when all seem done they are computed anew, for rounding may have led them astray.
+    A lane that is done, or has used up its own `_ITERATIONS`, stands still, so none depends on how long others take.
     """
     outputs, m, lanes = u.shape
     slope, bend, dz, trial = np.empty_like(z0), np.empty_like(z0), np.empty_like(z0), np.empty_like(z0)
     before = np.empty_like(z0)
     z, r, q, du = z0.copy(), np.empty_like(u), np.empty_like(u), np.empty_like(u)
     squared, first, second, step = np.empty(lanes), np.empty(lanes), np.empty(lanes), np.empty(lanes)
-    anew = True
+    taken, moving, anew = np.zeros(lanes), np.empty(lanes, np.bool_), True
     _evaluate(code, parameter, z, y, slope, bend)
     if code != _SOFTMAX:
         bend[:] = curvature  # nothing is known yet, and at 0 the Huber-hinge has none
-    for _ in range(_ITERATIONS):
+    while True:
         if dual:
             _dual_gradient(W, slope, u, r, q, squared, ridge)
         else:
             _primal_gradient(W, slope, u, r, q, squared, ridge)
         busy = False
         for s in range(lanes):
-            busy = busy or squared[s] > goal[s] * goal[s]
+            moving[s] = squared[s] > goal[s] * goal[s] and taken[s] < _ITERATIONS
+            taken[s] += moving[s]
+            busy = busy or moving[s]
         if not busy:
             if anew:
                 return
@@ -616,7 +619,7 @@ def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # 
                 first[s] *= ridge[s]
                 second[s] *= ridge[s]
         for s in range(lanes):
-            if not squared[s] > goal[s] * goal[s]:  # this site stands still from here on
+            if not moving[s]:
                 du[:, :, s] = 0.0
                 dz[:, :, s] = 0.0
                 first[s] = second[s] = 0.0
