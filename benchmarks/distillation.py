@@ -23,8 +23,9 @@ from scipy.linalg import helmert
 from threadpoolctl import threadpool_limits
 
 from consilience import Noise
-from consilience.aggregators.distill import PATE, ClippedAverage, SoftLabelDistillation, VoteDistillation, count_votes
+from consilience.aggregators.distill import PATE, ClippedAverage, SoftLabelDistillation, VoteDistillation
 from consilience.aggregators.members import Member
+from consilience.aggregators.votes import count_votes
 from consilience.data import Public
 from consilience.learners.batch import solve_many
 from consilience.learners.erm import Logistic, Softmax, solve

@@ -16,16 +16,15 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from consilience import Budget, Ledger, Noise, PrivateLogisticRegression
-from consilience.aggregators import distill
+from consilience.aggregators import distill, votes
 from consilience.aggregators.distill import (
     PATE,
     ClippedAverage,
     SoftLabelDistillation,
-    Tally,
     VoteDistillation,
-    count_votes,
 )
 from consilience.aggregators.members import Member
+from consilience.aggregators.votes import Tally, count_votes
 from consilience.data import Public
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
 from consilience.privacy.accounting import DiscreteGaussian, Gaussian, L2Laplace, gaussian_log_delta, total
@@ -120,13 +119,13 @@ def test_counts_do_not_depend_on_the_size_of_blocks(monkeypatch, soft, n_classes
     members = vectors(40, n_classes, 4)
     whole = count_votes(members, Public(X), soft=soft)
     for name, value in (("_SLOTS", 7), ("_ENTRIES", 100), ("_ROWS", 11)):
-        monkeypatch.setattr(distill, name, value)
+        monkeypatch.setattr(votes, name, value)
     np.testing.assert_array_equal(count_votes(members, Public(X), soft=soft).counts, whole.counts)
     np.testing.assert_array_equal(count_votes(members, Public(sparse.csr_array(X)), soft=soft).counts, whole.counts)
 
 
 def test_all_votes_are_never_held_at_once(monkeypatch):
-    monkeypatch.setattr(distill, "_ENTRIES", 1 << 16)
+    monkeypatch.setattr(votes, "_ENTRIES", 1 << 16)
     X, _ = made_up(n_records=6_000, n_features=3, n_classes=2)
     members = vectors(2_000, 2, 3)
     tracemalloc.start()
@@ -138,16 +137,16 @@ def test_all_votes_are_never_held_at_once(monkeypatch):
 
 @given(said=hnp.arrays(np.float64, (5, 3), elements=st.floats(width=64)))
 def test_whatever_a_member_says_its_shares_sum_to_one_vote(said):
-    shares = distill._shares(said, 3 * distill.GRAIN)
+    shares = votes._shares(said, 3 * votes.GRAIN)
     assert (shares >= 0).all()
-    np.testing.assert_array_equal(shares.sum(axis=1), 3 * distill.GRAIN)
+    np.testing.assert_array_equal(shares.sum(axis=1), 3 * votes.GRAIN)
 
 
 def test_an_answer_that_is_no_declared_class_counts_as_undecided():
     rows = Public(np.array([[0.0], [1.0]]))
     said = [Says([0, 7]), Says([0, 1], probabilities=[[np.nan, np.nan], [0.25, 0.75]])]
     np.testing.assert_array_equal(count_votes(said, rows, classes=[0, 1]).counts, [[4, 0], [1, 3]])
-    soft = count_votes(said, rows, classes=[0, 1], soft="probabilities").counts / distill.GRAIN
+    soft = count_votes(said, rows, classes=[0, 1], soft="probabilities").counts / votes.GRAIN
     np.testing.assert_allclose(soft, [[3, 1], [1.5, 2.5]])
 
 
