@@ -275,31 +275,27 @@ def report(name, tasks, n_runs, methods):
 
 
 def plot(drawn, path):
+    """Draw means at every epsilon, and standard deviations at those of the table."""
     styles = {"vote": ":", "soft-paper": "--", "soft-tight": "-.", "average": "-.", "pate": ":"}
-    figure, axes = plt.subplots(1, len(drawn), figsize=(5.2 * len(drawn), 4.2), squeeze=False)
-    for axis, (name, curves, base, exact) in zip(axes[0], drawn, strict=True):
+    figure, axes = plt.subplots(2, (len(drawn) + 1) // 2, figsize=(11, 8), squeeze=False)
+    for axis, (name, curves, base, exact) in zip(axes.ravel(), drawn, strict=False):
         for number, (method, points) in enumerate(curves.items()):
             e = sorted(points)
-            mean, spread = np.array([points[x] for x in e]).T
-            axis.plot(e, mean, styles.get(method, "-"), color=f"C{number}", label=TITLES[method], linewidth=1.8)
-            axis.fill_between(e, mean - spread, mean + spread, color=f"C{number}", alpha=0.12, linewidth=0)
-        for label, value in {**base, "soft labels, no noise": exact["soft-paper"]}.items():
-            axis.axhline(value, color="0.6", linewidth=0.8)
-            axis.annotate(
-                label,
-                (0.98, value),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize=7,
-                color="0.35",
-            )
-        axis.set(xscale="log", xlabel="ε per site", title=name)
+            axis.plot(e, [points[x][0] for x in e], styles.get(method, "-"), color=f"C{number}", label=TITLES[method])
+            whole = [x for x in e if points[x][1] is not None and abs(math.log10(x) - round(math.log10(x))) < 1e-6]
+            at = [x * 1.04 ** (number - 3) for x in whole]  # side by side, not on top of each other
+            mean, spread = np.array([points[x] for x in whole], dtype=float).T
+            axis.errorbar(at, mean, spread, fmt="none", ecolor=f"C{number}", elinewidth=0.9, alpha=0.6)
+        levels = {"pooled, not private": "-", "one site alone": "--"}
+        for label, style in levels.items():
+            axis.axhline(base[label], color="0.45", linewidth=0.9, linestyle=style, label=label, zorder=0)
+        axis.axhline(exact["soft-paper"], color="0.45", linewidth=0.9, linestyle=":", label="soft labels, no noise")
+        axis.set(xscale="log", xlabel="ε per site", ylabel="test accuracy (mean, s.d.)", title=name, ylim=(0, 1))
         axis.grid(alpha=0.25)
-    axes[0][0].set_ylabel("test accuracy (mean ± s.d.)")
-    axes[0][0].legend(fontsize=7, loc="upper left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.savefig(path, dpi=110)
 
 
 def main():
