@@ -599,10 +599,10 @@ def test_half_the_noise_in_a_learner_is_caught_by_sampling():
 
 
 def test_a_dropped_jacobian_is_caught(monkeypatch):
-    hidden = PrivateLinearSVC(epsilon=1.0, neighbours="add-remove", huber=0.1)
-    assert audit(hidden, restarts=8, runs=0, n_records=500).passed
+    hidden = PrivateLinearSVC(epsilon=1.0, neighbours="add-remove")
+    assert audit(hidden, runs=0, n_records=3).passed
     monkeypatch.setattr(accounting.Objective, "jacobian", property(lambda self: 0.0))
-    report = audit(hidden, restarts=8, runs=0, n_records=500)
+    report = audit(hidden, runs=0, n_records=3)
     assert not report.passed
     assert report.epsilon_lower > 1.2
 
@@ -619,11 +619,13 @@ def test_the_joint_logistic_bound_holds_and_is_nearly_reached():
 
 def test_a_logistic_price_without_its_determinant_is_caught(monkeypatch):
     """Twin of the joint bound: the two gradients are paid for, log(1 + p(1-p)/λ) is not."""
+    learner = PrivateLogisticRegression(epsilon=1.0, neighbours="add-remove", regularization=1e-4)
+    assert audit(learner, restarts=12, runs=0, n_records=10).passed
     price = property(lambda self: self.moved * self.lipschitz / self.scale)
     monkeypatch.setattr(accounting.ObjectiveL2Laplace, "epsilon", price)
-    assert not audit(
-        PrivateLogisticRegression(epsilon=1.0, neighbours="add-remove"), restarts=12, runs=0, n_records=10
-    ).passed
+    # Nor is the ridge raised for its sake; at the ridge that the rule asks for, the determinant hardly matters.
+    monkeypatch.setattr(perturbation._Facts, "_ridge_for", lambda self, jacobian: 0.0)
+    assert not audit(learner, restarts=12, runs=0, n_records=10).passed
 
 
 def test_too_small_a_delta_is_caught(monkeypatch):

@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -93,6 +94,11 @@ INSERT INTO entries VALUES (:number, :kind, :time, :version, :dataset, :unit, :n
 _inside = threading.RLock()
 if sys.platform != "win32":  # pragma: no branch
     os.register_at_fork(before=_inside.acquire, after_in_parent=_inside.release, after_in_child=_inside.release)
+
+
+@cache
+def _software() -> str:
+    return version("consilience")
 
 
 def spent_units(value: float, units: int) -> int:
@@ -234,7 +240,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, timeout_seconds: float = 60.0) -> None:
         self.path = Path(path).absolute()
         self.timeout_seconds = timeout_seconds
-        self._version = version("consilience")
+        _software()  # looked up once, while the package can be read
         journal_left = os.path.lexists(f"{self.path}-wal")  # asked first: a creator makes the file, then its journal
         if not os.path.lexists(self.path):
             if journal_left:
@@ -461,7 +467,7 @@ class Ledger:
             **{"kind": kind, "dataset": dataset, "key": key},
             **{"unit": str(terms.unit), "neighbours": str(terms.neighbours)},
             **{"number": found[0] + 1, "previous": found[1]},
-            **{"time": datetime.now(UTC).isoformat(timespec="microseconds"), "version": self._version},
+            **{"time": datetime.now(UTC).isoformat(timespec="microseconds"), "version": _software()},
         }
         entry["hash"] = _digest(entry)
         db.execute(_INSERT, entry)
