@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consilience.data import Categorical, Numeric, Schema
+from consilience.aggregators.average import Average
+from consilience.aggregators.members import LinearEnsemble
+from consilience.data import Categorical, Numeric, Public, Schema
 from consilience.errors import SettingsError
 from consilience.learners.linear import PrivateLogisticRegression
-from consilience.privacy.accounting import ObjectiveL2Laplace
 from consilience.privacy.guarantee import Budget
-from consilience.privacy.ledger import Charge, Ledger
+from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
 
 Array = NDArray[Any]
@@ -177,14 +178,16 @@ class _Cut:
     test: Array
     sites: tuple[Array, ...]
 
-    def train(self, epsilon: float, part: Array, **charge: Any) -> Array:
-        """Return one model as a vector, intercept last."""
+    def train(self, epsilon: float, part: Array, **charge: Any) -> PrivateLogisticRegression:
         learner = PrivateLogisticRegression(epsilon=epsilon, regularization=REGULARIZATION, classes=(0, 1))
-        learner.fit(self.X[part], self.y[part], **charge)
-        return np.append(learner.coef_, learner.intercept_)
+        return learner.fit(self.X[part], self.y[part], **charge)
 
-    def error(self, model: Array) -> float:
-        return float(np.mean((self.X[self.test] @ model[:-1] + model[-1] > 0) != (self.y[self.test] == 1)))
+    def join(self, models: Sequence[PrivateLogisticRegression], weights: str) -> LinearEnsemble:
+        """Average the sites' models; post-processing, so nothing is drawn or charged."""
+        return Average(weights).combine(models, Public(self.X[self.public]))
+
+    def error(self, model: Any) -> float:
+        return float(np.mean(model.predict(self.X[self.test]) != self.y[self.test]))
 
 
 def demo(
@@ -216,12 +219,12 @@ def demo(
         cut = _cut(X, y)
         if repeat == 0:
             models = [_charged(cut, ledger, i) for i, ledger in enumerate(ledgers)]
-            weights = precision_weights([ledger.charges(DATASET)[0] for ledger in ledgers], N_RECORDS, _curvature(cut))
+            weights = cut.join(models, "precision").weights
             states = tuple(map(_state, ledgers, N_RECORDS, map(cut.error, models), weights))
         else:
             models = [cut.train(epsilon, part) for epsilon, part in zip(EPSILONS, cut.sites, strict=True)]
         own = [cut.error(cut.train(math.inf, part)) for part in cut.sites]
-        for name, error in _compare(cut, models, weights, own).items():
+        for name, error in _compare(cut, models, own).items():
             errors[name].append(error)
         better.append(sum(error < errors[PRECISION][-1] for error in own))
         if progress is not None:
@@ -245,46 +248,22 @@ def _cut(X: Array, y: Array) -> _Cut:
     return _Cut(X, y, public, np.arange(rest, len(y)), tuple(sites))
 
 
-def _charged(cut: _Cut, ledger: Ledger, site: int) -> Array:
+def _charged(cut: _Cut, ledger: Ledger, site: int) -> PrivateLogisticRegression:
     """Train at one site as it would in earnest: its owner sets a limit, the ledger is charged, then noise is drawn."""
     ledger.allow(DATASET, Budget(epsilon=2 * EPSILONS[site]))
     return cut.train(EPSILONS[site], cut.sites[site], ledger=ledger, dataset=DATASET, key="demo")
 
 
-def _curvature(cut: _Cut) -> float:
-    """Return how much the loss bends in the flatter half of all directions, by the public records."""
-    model = cut.train(math.inf, cut.public)
-    rows = np.column_stack([cut.X[cut.public], np.ones(len(cut.public))]) * math.sqrt(0.5)  # as the learner scales
-    odds = np.exp(-np.abs(rows @ model) / math.sqrt(0.5))
-    bends = np.linalg.eigvalsh((rows.T * (odds / np.square(1 + odds))) @ rows / len(rows))
-    return float(np.mean(bends[: len(bends) // 2]))
-
-
-def precision_weights(charges: Sequence[Charge], n_records: Sequence[int], curvature: float) -> Array:
-    """Return each site's weight, inverse to its model's variance: noise known from its events, plus sampling.
-
-    Stands in for the aggregator that a later version brings (algorithms.md E.2). Events and numbers of records are
-    public under replace-one, so weighing costs nothing.
-    """
-    variances = []
-    for charge, n in zip(charges, n_records, strict=True):
-        event = next(event for event in charge.events if isinstance(event, ObjectiveL2Laplace))
-        dimension = SCHEMA.n_features + 1
-        noise = (dimension + 1) * event.scale**2 / (event.strong_convexity + n * curvature) ** 2
-        variances.append(noise + dimension / 100 / n)
-    return np.asarray(1 / np.array(variances) / np.sum(1 / np.array(variances)))
-
-
-def _compare(cut: _Cut, models: Sequence[Array], weights: Array, own: Sequence[float]) -> dict[str, float]:
-    """Return the error of every method; averaging is post-processing and draws nothing."""
+def _compare(cut: _Cut, models: Sequence[PrivateLogisticRegression], own: Sequence[float]) -> dict[str, float]:
+    """Return the error of every method."""
     alone = [cut.error(model) for model in models]
     pooled = np.concatenate(cut.sites)
     return {
         PUBLIC: cut.error(cut.train(math.inf, cut.public)),
         ALONE: float(np.mean(alone)),
         BEST: min(alone),
-        EQUAL: cut.error(np.mean(models, axis=0)),
-        PRECISION: cut.error(weights @ np.array(models)),
+        EQUAL: cut.error(cut.join(models, "equal")),
+        PRECISION: cut.error(cut.join(models, "precision")),
         OWN: float(np.mean(own)),
         # A record that was promised the strictest site's epsilon keeps it in the pool.
         POOLED: cut.error(cut.train(min(EPSILONS), pooled)),
