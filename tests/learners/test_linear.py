@@ -97,7 +97,8 @@ def test_softmax_noise_sums_to_zero_over_the_classes():
     X, y = made_up(n_classes=3)
     for mechanism in ("objective", "output"):
         fitted = PrivateLogisticRegression(epsilon=0.1, mechanism=mechanism).fit(X, y)
-        assert np.abs(fitted.coef_.sum(axis=0)).max() < 1e-2 * np.abs(fitted.coef_).max()  # closing noise remains
+        # What remains is closing noise: three Laplace draws, each beyond 25 scales with probability 1e-11.
+        assert np.abs(fitted.coef_.sum(axis=0)).max() < 75 * fitted.events_[-1].scale
 
 
 def test_svc_classes_share_the_budget():
@@ -109,14 +110,18 @@ def test_svc_classes_share_the_budget():
 
 
 @pytest.mark.parametrize(
-    "loss", [Logistic(), HuberHinge(0.5), Softmax(4), Huber(1.0, 1.0)], ids=lambda loss: type(loss).__name__
+    ("loss", "mechanism"),
+    [
+        (loss, mechanism)
+        for loss in (Logistic(), HuberHinge(0.5), Softmax(4), Huber(1.0, 1.0))
+        for mechanism in ("objective", "output", "generalized", "matrix")
+        if mechanism != "matrix" or loss.n_outputs == 1
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-@pytest.mark.parametrize("mechanism", ["objective", "output", "generalized", "matrix"])
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
 def test_more_epsilon_never_means_more_noise_or_more_ridge(loss, mechanism, delta, neighbours):
-    if mechanism == "matrix" and isinstance(loss, Softmax):
-        return  # the matrix variant is for one output, as another test shows
     noise, ridge = [], []
     for epsilon in np.geomspace(0.01, 10, 25):
         learner = PrivateLogisticRegression(

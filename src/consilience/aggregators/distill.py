@@ -683,9 +683,8 @@ class SoftLabelDistillation(_Distillation):
 
     Examples
     --------
-    >>> import numpy as np
     >>> from sklearn.tree import DecisionTreeClassifier
-    >>> X = np.random.default_rng(0).uniform(-0.5, 0.5, (3000, 2))
+    >>> X = Noise(seed=0).open().uniform(6000).reshape(3000, 2) - 0.5
     >>> y = (X[:, 0] > X[:, 1]).astype(int)
     >>> sites = [DecisionTreeClassifier(max_depth=3).fit(X[i::200], y[i::200]) for i in range(200)]
     >>> joined = SoftLabelDistillation(epsilon=1.0, regularization="auto", classes=[0, 1]).combine(sites, Public(X))

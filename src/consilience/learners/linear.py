@@ -347,8 +347,7 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
 
     Examples
     --------
-    >>> import numpy as np
-    >>> X = np.random.default_rng(0).uniform(-0.5, 0.5, (2000, 3))
+    >>> X = Noise(seed=0).open().uniform(6000).reshape(2000, 3) - 0.5
     >>> y = (X[:, 0] > 0).astype(int)
     >>> PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(X, y).guarantee_
     Guarantee(epsilon=1, delta=0, per record, replace-one)
