@@ -39,14 +39,15 @@ def test_private_training_fails_only_checks_that_compare_two_fits(learner):
     assert len(failed) <= 4
 
 
+class Unexcused(PrivateRidge):
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = False
+        return tags
+
+
 def test_ridge_also_passes_the_score_check_it_is_excused_from_once_its_bounds_are_declared():
     # At the defaults (norm 1, labels within 1) scikit-learn's data are clipped, hence the tag `poor_score`.
-    class Unexcused(PrivateRidge):
-        def __sklearn_tags__(self):
-            tags = super().__sklearn_tags__()
-            tags.regressor_tags.poor_score = False
-            return tags
-
     declared = {"data_norm": 10.0, "label_bound": 5.0, "regularization": 1e-4}
     assert failures(Unexcused(epsilon=math.inf, **declared)) == set()
     assert failures(Unexcused(epsilon=math.inf)) == {"check_regressors_train"}
