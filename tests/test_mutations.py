@@ -73,7 +73,7 @@ class CurvatureTimesNorm(PrivateLinearSVC):
 def test_row_1_curvature_times_norm_is_caught(monkeypatch):
     settings = {"epsilon": 1.0, "data_norm": 10.0, "regularization": 0.2, "fit_intercept": False}
     assert audit(PrivateLinearSVC(**settings), restarts=8, runs=0).passed
-    monkeypatch.setattr(linear, "_into_ball", lambda X, learner: perturbation_clip(X, learner.data_norm))
+    monkeypatch.setattr(linear, "into_ball", lambda X, learner: perturbation_clip(X, learner.data_norm))
     report = audit(CurvatureTimesNorm(**settings), restarts=8, runs=0)
     assert not report.passed
     assert report.epsilon_lower > 1.5
@@ -166,7 +166,7 @@ class SameNoiseForEveryClass(PrivateLinearSVC):
             perturbation.train_linear(replace(task, y=np.where(task.y == code, 1.0, -1.0)), plan, copy.open())
             for code in range(task.n_problems)
         ]
-        linear._set_coefficients(self, np.stack(parts))
+        self.coef_, self.intercept_ = linear.out_of_ball(np.stack(parts), self)
 
 
 def test_row_3_the_same_noise_for_every_class_is_caught():

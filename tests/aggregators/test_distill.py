@@ -16,7 +16,7 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from consilience import Budget, Ledger, Noise, PrivateLogisticRegression
-from consilience.aggregators import distill, votes
+from consilience.aggregators import distill, hiding, votes
 from consilience.aggregators.distill import (
     PATE,
     ClippedAverage,
@@ -204,9 +204,9 @@ def test_the_intercept_and_the_norm_are_undone_in_the_released_coefficients():
 def largest_change(X, n_classes, n_members, neighbours):
     """Try every pair of one member's votes on every record: the change of the whitened contrasts."""
     settings_ = SoftLabelDistillation(epsilon=1.0, neighbours=neighbours, fit_intercept=False)
-    plan = distill._StatisticPlan(settings_, distill._Rows(X, n_classes, n_members))
+    plan = hiding.StatisticPlan(settings_, hiding.Rows(X, n_classes, n_members))
     patterns = np.array(list(itertools.product(range(n_classes), repeat=len(X))))
-    contrasts = distill._Rows(X, n_classes, n_members).contrasts
+    contrasts = hiding.Rows(X, n_classes, n_members).contrasts
     hot = (patterns[:, :, None] == np.arange(n_classes)).astype(float)  # (pattern, record, class)
     values = contrasts @ np.einsum("pik,id->pkd", hot, plan.whitened) / (len(X) * n_members)
     flat = values.reshape(len(values), -1)
@@ -242,7 +242,7 @@ def test_a_twin_with_half_the_noise_is_caught_by_the_same_search():
 
 def test_gaussian_noise_keeps_delta_for_the_worst_pair_and_half_of_it_does_not():
     settings_ = SoftLabelDistillation(epsilon=1.0, delta=1e-5, fit_intercept=False)
-    plan = distill._StatisticPlan(settings_, distill._Rows(np.full((5, 1), 0.5), 2, 7))
+    plan = hiding.StatisticPlan(settings_, hiding.Rows(np.full((5, 1), 0.5), 2, 7))
     gap = math.sqrt(2) / 7  # all votes of one member flipped
     assert math.exp(gaussian_log_delta(1.0, gap / plan.noise.sigma)) <= 1e-5
     assert math.exp(gaussian_log_delta(1.0, 2 * gap / plan.noise.sigma)) > 1e-3
@@ -253,7 +253,7 @@ def test_the_sensitivity_is_the_published_one_for_whitened_records(n_classes):
     X, _ = made_up()
     for neighbours, k in (("replace-one", math.sqrt(2)), ("null-one", math.sqrt(1 - 1 / n_classes))):
         settings_ = SoftLabelDistillation(epsilon=1.0, neighbours=neighbours)
-        event = distill._StatisticPlan(settings_, distill._Rows(X, n_classes, 50)).noise
+        event = hiding.StatisticPlan(settings_, hiding.Rows(X, n_classes, 50)).noise
         assert event.sensitivity == pytest.approx(k / 50, rel=1e-9)
         assert event.sensitivity >= k / 50 * (1 - 1e-15)
 
@@ -261,7 +261,7 @@ def test_the_sensitivity_is_the_published_one_for_whitened_records(n_classes):
 def noise_of(aggregator, tally, n_draws):
     """Return the noise of many releases, recovered in whitened contrasts."""
     exact = SoftLabelDistillation(epsilon=math.inf, fit_intercept=False).combine(tally).statistic
-    plan = distill._StatisticPlan(aggregator, distill._Rows(tally.public.X, len(tally.classes), tally.n_members))
+    plan = hiding.StatisticPlan(aggregator, hiding.Rows(tally.public.X, len(tally.classes), tally.n_members))
     found = []
     for seed in range(n_draws):
         aggregator.noise = Noise(seed=seed)
@@ -309,8 +309,8 @@ def test_canary_sites_cannot_be_read_off_one_release():
 
 
 def test_noise_for_a_mean_on_what_is_a_sum_is_caught_by_the_canaries(monkeypatch):
-    moved = distill._shares_moved
-    monkeypatch.setattr(distill, "_shares_moved", lambda n_classes, neighbours: moved(n_classes, neighbours) / 128)
+    moved = hiding.shares_moved
+    monkeypatch.setattr(hiding, "shares_moved", lambda n_classes, neighbours: moved(n_classes, neighbours) / 128)
     assert canary_guesses(1.0) > stats.binom.isf(1e-6, 128, special.expit(1.0))
 
 
@@ -335,7 +335,7 @@ def test_one_member_moves_the_minimum_by_at_most_the_output_sensitivity(n_classe
         if seed == 0:
             X = np.tile([1 - 1e-9, 0.0], (6, 1))
         settings_ = kind(epsilon=1.0, mechanism="output", regularization=strength, fit_intercept=False)
-        limit = distill._OutputPlan(settings_, distill._Rows(X, n_classes, n_members)).noise.sensitivity
+        limit = hiding.OutputPlan(settings_, hiding.Rows(X, n_classes, n_members)).noise.sensitivity
         votes = (source.uniform(n_members * 6) * n_classes).astype(int).reshape(n_members, 6)
         votes[1] *= seed > 0
         votes[2] = (votes[1] + 1) % n_classes
@@ -355,7 +355,7 @@ def output_event(n_records=50, n_members=40, n_classes=2, majority=False, **sett
     X = np.zeros((n_records, 3))
     X[:, 0] = 1 - 1e-9
     made = kind(epsilon=1.0, mechanism="output", fit_intercept=False, **settings_)
-    return distill._OutputPlan(made, distill._Rows(X, n_classes, n_members)).noise.sensitivity
+    return hiding.OutputPlan(made, hiding.Rows(X, n_classes, n_members)).noise.sensitivity
 
 
 def test_output_sensitivities_are_those_of_the_table():
@@ -382,7 +382,7 @@ def test_output_noise_hides_a_site_and_an_auxiliary_record_that_change_together(
         epsilon=1.0, mechanism="output", regularization=strength, fit_intercept=False, protect_public=True
     )
     for n_classes in (2, 3):
-        limit = distill._OutputPlan(settings_, distill._Rows(np.zeros((5, 2)), n_classes, n_members)).noise.sensitivity
+        limit = hiding.OutputPlan(settings_, hiding.Rows(np.zeros((5, 2)), n_classes, n_members)).noise.sensitivity
         for seed in range(15):
             X, _ = made_up(n_records=5, n_features=2, seed=seed)
             X = X / np.linalg.norm(X, axis=1)[:, None] * (1 - 1e-12)
@@ -398,7 +398,7 @@ def test_output_noise_hides_a_site_and_an_auxiliary_record_that_change_together(
 def test_noise_in_the_objective_pays_for_a_record_and_a_site_at_once(n_classes):
     X, _ = made_up(n_records=70)
     made = SoftLabelDistillation(epsilon=1.0, regularization=0.05, protect_public=True)
-    plan = distill._ObjectivePlan(made, distill._Rows(distill._ball(made, X), n_classes, 30))
+    plan = hiding.ObjectivePlan(made, hiding.Rows(distill._ball(made, X), n_classes, 30))
     assert total(plan.events).epsilon == pytest.approx(1.0, rel=1e-9)
     assert total(plan.events).epsilon <= 1.0
     gradient = 69 * math.sqrt(2) / 30 + 2 * math.sqrt(2)
@@ -439,7 +439,7 @@ def largest_loss(plan, n_members, halved=1.0):
 
 def test_the_exact_loss_of_noise_in_the_objective_stays_below_epsilon_and_half_the_noise_does_not():
     made = SoftLabelDistillation(epsilon=1.0, regularization=0.5, fit_intercept=False, protect_public=True)
-    plan = distill._ObjectivePlan(made, distill._Rows(np.ones((4, 1)), 2, 3))
+    plan = hiding.ObjectivePlan(made, hiding.Rows(np.ones((4, 1)), 2, 3))
     assert 0.5 < largest_loss(plan, 3) <= 0.99
     assert largest_loss(plan, 3, halved=0.5) > 1.0
 
@@ -660,11 +660,11 @@ def test_members_that_do_not_fit_are_refused():
 @given(epsilon=st.floats(1e-3, 50), more=st.floats(1.01, 10))
 def test_more_epsilon_never_means_more_noise(epsilon, more):
     X, _ = made_up(n_records=40)
-    rows = distill._Rows(X, 3, 25)
+    rows = hiding.Rows(X, 3, 25)
     scales = []
     for value in (epsilon, epsilon * more):
-        pure = distill._StatisticPlan(SoftLabelDistillation(epsilon=value), rows).noise
-        gauss = distill._StatisticPlan(SoftLabelDistillation(epsilon=value, delta=1e-5), rows).noise
+        pure = hiding.StatisticPlan(SoftLabelDistillation(epsilon=value), rows).noise
+        gauss = hiding.StatisticPlan(SoftLabelDistillation(epsilon=value, delta=1e-5), rows).noise
         assert isinstance(gauss, Gaussian)
         scales.append((pure.scale, gauss.sigma))
     assert scales[1][0] < scales[0][0]

@@ -22,17 +22,11 @@ from sklearn.utils.validation import check_array
 from consilience.data import Public
 from consilience.errors import SettingsError
 from consilience.learners.base import is_positive, run_charged
-from consilience.learners.erm import Logistic, Loss, Softmax, gradient_error, solve
-from consilience.learners.perturbation import CLOSING_SHARE, TOLERANCE, public_radius
+from consilience.learners.linear import into_ball, out_of_ball
 from consilience.privacy.accounting import (
-    Closing,
     DiscreteGaussian,
     Event,
-    Gaussian,
-    L2Laplace,
-    ObjectiveL2Laplace,
     calibrate_scale,
-    gaussian_sigma,
     total,
 )
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -41,14 +35,22 @@ from consilience.privacy.mechanisms import (
     Noise,
     Source,
     clip_rows,
-    close,
-    draw_error,
-    gaussian,
     gaussian_counts,
-    l2_laplace,
 )
 
 from .average import TRUSTED
+from .hiding import (
+    AveragePlan,
+    ObjectivePlan,
+    OutputPlan,
+    Plan,
+    Rows,
+    StatisticPlan,
+    loose_tolerance,
+    minimum,
+    shares_moved,
+    statistic,
+)
 from .members import DISJOINT, LinearEnsemble, aligned
 from .votes import Tally, count_votes, voters
 
@@ -72,320 +74,6 @@ class DistilledEnsemble(LinearEnsemble):
     regularization: float = math.nan
     public_guarantee: Guarantee | None = None
     statistic: Array | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Public records in the unit ball, and the facts about them that calibrations use."""
-
-    X: Array
-    n_classes: int
-    n_members: int
-
-    @property
-    def logistic(self) -> bool:
-        return self.n_classes == 2
-
-    @property
-    def loss(self) -> Loss:
-        return Logistic() if self.logistic else Softmax(self.n_classes)
-
-    @property
-    def contrasts(self) -> Array:
-        """Orthonormal rows that span what can differ between classes: shares of votes sum to one."""
-        return np.asarray(helmert(self.n_classes))
-
-
-def _largest_mean(Y: Array) -> float:
-    """Bound (1/n)·‖Σ tᵢ yᵢᵀ‖ over all tᵢ of length <= 1, from above and over the reals."""
-    n, d = Y.shape
-    moment = Y.T @ Y / n
-    spread = float(np.trace(moment))
-    spectral = math.sqrt(max(float(np.linalg.eigvalsh(moment)[-1]), 0.0) + (n + 16 * d) * 2.0**-52 * spread)
-    lengths = np.sqrt(np.einsum("ij,ij->i", Y, Y))
-    return float(min(spectral, lengths.mean() * (1 + (n + d) * 2.0**-52)))
-
-
-def _shares_moved(n_classes: int, neighbours: str) -> float:
-    """Bound how far one member's shares of one record move: e_a to e_b, or e_a to the even split."""
-    return math.sqrt(2) if neighbours == "replace-one" else math.sqrt(1 - 1 / n_classes)
-
-
-def _statistic(counts: Array, whole: int, Y: Array) -> Array:
-    """Return (1/n) Σ (share - 1/K) yᵀ as (K, d), rounded by at most `_statistic_error`."""
-    n, n_classes = counts.shape
-    centred = (counts - whole // n_classes).astype(np.float64)  # exact: below 2^53
-    return np.asarray(centred.T @ Y / (float(whole) * n))
-
-
-def _statistic_error(Y: Array, n_classes: int) -> float:
-    """Bound, by public facts, the rounding of the statistic and of its contrasts in the Frobenius norm."""
-    n = len(Y)
-    size = math.sqrt(n_classes * float(np.einsum("ij,ij->", Y, Y)) / n)
-    return (n + n_classes**2 + 32) * 2.0**-52 * size
-
-
-def _minimum(rows: _Rows, S: Array, ridge: float, tolerance: float, start: Array | None = None) -> Array:
-    """Return the minimum of Σ lse(W x) - n<S, W> + (ridge/2)‖W‖², or for a vector S of its logistic form.
-
-    The solver knows labels, so every record gets the first class, and the linear term takes it away again.
-    """
-    n = len(rows.X)
-    loss: Loss
-    linear = -n * S
-    if S.ndim == 1:
-        loss, y = Logistic(), np.full(n, -1.0)
-    else:
-        loss, y = Softmax(rows.n_classes), np.zeros(n, dtype=np.int64)
-        linear[0] += rows.X.sum(axis=0)
-    found = solve(rows.X, y, loss, regularization=ridge, tolerance=tolerance, linear=linear, start=start)
-    return np.asarray(found.coef, dtype=np.float64)
-
-
-def _loose_tolerance(rows: _Rows, target: Array, strength: float) -> float:
-    """Return a tolerance for post-processing, which owes nobody an exact minimum."""
-    n, d = rows.X.shape
-    linear_norm = n * (float(np.linalg.norm(target)) + 1)
-    facts: Any = {"n_records": n, "n_features": d, "regularization": strength * n, "linear_norm": linear_norm}
-    return float(max(1e-7 * n, 8 * gradient_error(rows.loss, **facts)))
-
-
-class _Plan:
-    """What will be drawn, decided from public facts; `draw` then sees the counts."""
-
-    def __init__(self, settings: Any, rows: _Rows) -> None:
-        self.settings, self.rows = settings, rows
-        self.noise: Any = None
-        self.closing: Closing | None = None
-        self.private = math.isfinite(settings.epsilon)
-        self.who: dict[str, Any] = {"unit": Unit.SITE, "neighbours": Neighbours(settings.neighbours)}
-
-    @property
-    def events(self) -> list[Event]:
-        return [event for event in (self.noise, self.closing) if event is not None]
-
-    def _calibrate(self, sensitivity: float) -> None:
-        epsilon = (1 - CLOSING_SHARE) * self.settings.epsilon
-        if self.settings.delta > 0:
-            sigma = gaussian_sigma(epsilon=epsilon, delta=self.settings.delta, sensitivity=sensitivity)
-            self.noise = Gaussian(sensitivity=sensitivity, sigma=sigma, at_delta=self.settings.delta, **self.who)
-        else:
-            self.noise = L2Laplace(sensitivity=sensitivity, scale=sensitivity / epsilon, **self.who)
-
-    def _close(self, dimension: int, distance: float) -> None:
-        scale = 2 * math.sqrt(dimension) * distance / (CLOSING_SHARE * self.settings.epsilon)
-        self.closing = Closing(dimension=dimension, distance=distance, scale=scale, **self.who)
-
-    def _drawn(self, dimension: int, source: Source) -> Array:
-        if self.noise is None:
-            return np.zeros(dimension)
-        draw: Any = gaussian if isinstance(self.noise, Gaussian) else l2_laplace
-        return np.asarray(draw(dimension, event=self.noise, source=source))
-
-    def _closed(self, vector: Array, source: Source) -> Array:
-        return vector if self.closing is None else close(vector, event=self.closing, source=source)
-
-    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
-        raise NotImplementedError  # pragma: no cover - every plan defines it
-
-
-class _StatisticPlan(_Plan):
-    """Noise on the one statistic through which votes enter the objective; the rest is post-processing."""
-
-    def __init__(self, settings: Any, rows: _Rows) -> None:
-        super().__init__(settings, rows)
-        values, vectors = np.linalg.eigh(rows.X.T @ rows.X / len(rows.X))
-        kept = values > LEAST_EIGENVALUE * values[-1]
-        if not kept.any():
-            raise SettingsError("The public records are all zero. Nothing was combined. Check their encoding.")
-        self.roots, self.vectors = np.sqrt(values[kept]), vectors[:, kept]
-        self.whitened = rows.X @ (self.vectors / self.roots)
-        self.dimension = len(rows.contrasts) * len(self.roots)
-        if self.private:
-            moved = _shares_moved(rows.n_classes, settings.neighbours)
-            self._calibrate(moved * _largest_mean(self.whitened) / rows.n_members)
-            drawn = 2 * draw_error(self.dimension) * public_radius(self.noise, self.dimension)
-            self._close(self.dimension, _statistic_error(self.whitened, rows.n_classes) + drawn)
-
-    @property
-    def variance(self) -> float:
-        """Variance of the noise in each contrast and whitened direction; known, since the event states it."""
-        if self.noise is None:
-            return 0.0
-        if isinstance(self.noise, Gaussian):
-            return self.noise.sigma**2
-        return float(self.noise.scale**2 * (self.dimension + 1))
-
-    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
-        contrasts = self.rows.contrasts
-        exact = _statistic(tally.counts, tally.n_members * tally.unit, self.whitened)
-        noisy = contrasts @ exact + self._drawn(self.dimension, source).reshape(len(contrasts), -1)
-        noisy = self._closed(noisy, source)
-        S = contrasts.T @ noisy * self.roots @ self.vectors.T + self.rows.X.mean(axis=0) / self.rows.n_classes
-        return {"statistic": S, **self._learn(S, noisy, tally.public.y, tally.classes)}
-
-    def _learn(self, S: Array, noisy: Array, y: Any, classes: Array) -> dict[str, Array]:
-        """Solve, at the strength asked for or at the best of a grid: all of it computed from what is released."""
-        target = S[1] if self.rows.logistic else S
-        strengths = [self.settings.regularization]
-        if strengths == ["auto"]:
-            strengths = [self._strength(noisy)] if y is None else list(STRENGTHS)
-        best, coef, chosen = math.inf, None, {}
-        for strength in strengths:
-            tolerance = _loose_tolerance(self.rows, target, strength)
-            coef = _minimum(self.rows, target, strength * len(self.rows.X), tolerance, coef)
-            wrong = 0.0 if y is None else _error(self.rows.X @ coef.T, y, classes)
-            if wrong < best:
-                best, chosen = wrong, {"coef": coef, "regularization": np.array(strength)}
-        return chosen
-
-    def _strength(self, noisy: Array) -> float:
-        """Return the λ with the least estimated loss without noise, from the noisy statistic and the noise's variance.
-
-        To second order around W = 0 the loss is that of a linear model: in whitened contrasts with curvature e/K along
-        a direction of eigenvalue e, the minimum is W = √e·c/(e/K + λ), and Stein's estimate of its loss is unbiased.
-        """
-        e = self.roots**2
-        square = np.square(noisy).sum(axis=0)
-        variance = self.variance * len(noisy)
-        losses = []
-        for strength in STRENGTHS:
-            slope = e / (e / self.rows.n_classes + strength)
-            losses.append(((slope**2 / self.rows.n_classes / 2 - slope) * square + slope * variance).sum())
-        return float(STRENGTHS[int(np.argmin(losses))])
-
-
-def _error(z: Array, y: Any, classes: Array) -> float:
-    said = (z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)
-    return float(np.mean(classes[said] != np.asarray(y)))
-
-
-class _OutputPlan(_Plan):
-    """Noise on the minimum of the distilled loss (Hamm et al. 2016, algorithms 1 and 2)."""
-
-    def __init__(self, settings: Any, rows: _Rows) -> None:
-        super().__init__(settings, rows)
-        n, d = rows.X.shape
-        self.ridge = settings.regularization * n
-        self.paper = settings.calibration == "hamm2016"
-        self.classes_drawn = 1 if rows.logistic else rows.n_classes - (not self.paper)
-        rounding = gradient_error(
-            rows.loss,
-            n_records=n,
-            n_features=d,
-            regularization=self.ridge,
-            linear_norm=2.0 * n,
-            tolerance=TOLERANCE * self.ridge,
-        )
-        rounding += n * _statistic_error(np.ones((n, 1)), rows.n_classes)  # whatever the records: ‖x‖ <= 1
-        self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
-        if self.private:
-            self._calibrate(self._paper_sensitivity() if self.paper else self._sensitivity())
-            distance = (self.tolerance + rounding) / self.ridge
-            radius = public_radius(self.noise, self.classes_drawn * d)
-            released = d * rows.loss.n_outputs
-            self._close(released, distance + 2 * draw_error(released) * radius)
-
-    def _sensitivity(self) -> float:
-        settings, rows, n = self.settings, self.rows, len(self.rows.X)
-        voters = 1 if settings.majority else rows.n_members
-        # Two classes have one vector of coefficients: a share of votes moves by 1 where the pair of them moves by √2.
-        pair = math.sqrt(2) if rows.logistic else 1.0
-        relation = "replace-one" if settings.majority else settings.neighbours
-        moved = _shares_moved(rows.n_classes, relation) / pair / voters
-        reach, steepest = 1.0, math.sqrt(2) / pair
-        if settings.protect_public:
-            gap = ((n - 1) * moved + 2 * steepest) / n
-        else:
-            reach = min(1.0, _largest_mean(rows.X))
-            gap = moved * reach
-        strength = settings.regularization
-        longest = min(math.sqrt(2 * math.log(rows.n_classes) / strength), steepest * reach / strength)
-        return float(min(gap / strength, 2 * longest))
-
-    def _paper_sensitivity(self) -> float:
-        n, m = len(self.rows.X), self.rows.n_members
-        if self.settings.majority:
-            return 2 / float(self.settings.regularization)
-        extended = (n + m - 1) / n if self.settings.protect_public else 1.0
-        return extended * 2 / (m * float(self.settings.regularization))
-
-    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
-        rows, counts, whole = self.rows, tally.counts, tally.n_members * tally.unit
-        if self.settings.majority:
-            # A tie of two classes goes to the second, as in the paper; of more, to the first.
-            code = (counts[:, 1] >= counts[:, 0]).astype(int) if rows.logistic else counts.argmax(axis=1)
-            whole = rows.n_classes
-            counts = np.zeros_like(counts)
-            counts[np.arange(len(code)), code] = whole
-        S = _statistic(counts, whole, rows.X) + rows.X.mean(axis=0) / rows.n_classes
-        coef = _minimum(rows, S[1] if rows.logistic else S, self.ridge, self.tolerance)
-        drawn = self._drawn(self.classes_drawn * rows.X.shape[1], source)
-        if not rows.logistic:
-            coef = coef - coef.mean(axis=0)  # where the exact minimum is: nearer to it
-            drawn = drawn.reshape(self.classes_drawn, -1)
-            drawn = drawn if self.paper else rows.contrasts.T @ drawn
-        return {
-            "coef": self._closed(coef + drawn, source),
-            "regularization": np.array(float(self.settings.regularization)),
-        }
-
-
-class _ObjectivePlan(_Plan):
-    """Noise in the objective: hides a site, a record of the aggregation data, or both at once.
-
-    Neighbours are two steps apart, and the same noise pays for each: `noise` for one record with all its labels,
-    `shift` for one member's votes on the others, which only move the linear term. Pure epsilons of two steps add;
-    deltas do not, so there is no Gaussian form.
-    """
-
-    def __init__(self, settings: Any, rows: _Rows) -> None:
-        super().__init__(settings, rows)
-        n, d = rows.X.shape
-        K = rows.n_classes
-        self.loss = Softmax(K)
-        self.shift: L2Laplace | None = None
-        # Two classes as a softmax of two: W = (-w/2, w/2) has half the square of w.
-        self.ridge = settings.regularization * n * (2 if rows.logistic else 1)
-        radius = 0.0
-        if self.private:
-            epsilon = (1 - CLOSING_SHARE) * settings.epsilon
-            # At most half of epsilon for the Jacobian, by more ridge where the asked one is too small.
-            self.ridge = max(self.ridge, 1 / (K * math.expm1(min(epsilon / 2 / (K - 1), 700.0))))
-            moved = (n - 1) * _shares_moved(K, settings.neighbours) / rows.n_members
-            facts: dict[str, Any] = {"loss": "softmax", "n_classes": K, "curvature": self.loss.curvature}
-            facts |= {"lipschitz": self.loss.lipschitz, "strong_convexity": self.ridge, "records_per_unit": 1}
-            jacobian = ObjectiveL2Laplace(scale=1.0, **facts, **self.who).jacobian
-            scale = (moved + 2 * self.loss.lipschitz) / (epsilon - jacobian) * (1 + 1e-12)
-            self.noise = ObjectiveL2Laplace(scale=scale, **facts, **self.who)
-            self.shift = L2Laplace(sensitivity=moved, scale=scale, **self.who)
-            radius = public_radius(self.noise, (K - 1) * d)
-        rounding = gradient_error(
-            self.loss,
-            n_records=n,
-            n_features=d,
-            regularization=self.ridge,
-            linear_norm=2.0 * n + radius,
-            tolerance=TOLERANCE * self.ridge,
-        )
-        rounding += n * _statistic_error(np.ones((n, 1)), K)
-        self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
-        if self.private:
-            distance = (self.tolerance + rounding + draw_error(K * d) * radius) / self.ridge
-            self._close(K * d, distance)
-
-    @property
-    def events(self) -> list[Event]:
-        return [*super().events, *([] if self.shift is None else [self.shift])]
-
-    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
-        rows = self.rows
-        n, d = rows.X.shape
-        S = _statistic(tally.counts, tally.n_members * tally.unit, rows.X) + rows.X.mean(axis=0) / rows.n_classes
-        drawn = rows.contrasts.T @ self._drawn((rows.n_classes - 1) * d, source).reshape(-1, d)
-        W = self._closed(_minimum(rows, S - drawn / n, self.ridge, self.tolerance), source)
-        strength = self.ridge / n / (2 if rows.logistic else 1)
-        return {"coef": W[1] - W[0] if rows.logistic else W, "regularization": np.array(strength)}
 
 
 @dataclass(frozen=True)
@@ -421,20 +109,7 @@ def _check(settings: Any) -> None:
 def _ball(settings: Any, X: Any) -> Array:
     """Return public records as dense rows of length <= 1, with a constant column if there is to be an intercept."""
     X = check_array(X, accept_sparse="csr", dtype=np.float64)
-    X = X.toarray() if sparse.issparse(X) else X
-    X = clip_rows(X, settings.data_norm)
-    X = X if settings.data_norm == 1.0 else clip_rows(X / settings.data_norm, 1.0)
-    if not settings.fit_intercept:
-        return np.ascontiguousarray(X)
-    return np.asarray(clip_rows(np.hstack([X, np.ones((len(X), 1))]) * math.sqrt(0.5), 1.0))
-
-
-def _unscaled(settings: Any, coef: Array) -> tuple[Array, Array]:
-    coef = np.atleast_2d(coef)
-    if not settings.fit_intercept:
-        return coef / settings.data_norm, np.zeros(len(coef))
-    half = math.sqrt(0.5)
-    return coef[:, :-1] * (half / settings.data_norm), coef[:, -1] * half
+    return np.ascontiguousarray(into_ball(X.toarray() if sparse.issparse(X) else X, settings))
 
 
 def _ask(settings: Any, members: Any, public: Public | None, soft: str = "votes") -> _Question:
@@ -477,7 +152,7 @@ def _ensemble(
     stated: Guarantee,
     hidden: Guarantee | None = None,
 ) -> DistilledEnsemble:
-    coef, intercept = _unscaled(settings, state["coef"])
+    coef, intercept = out_of_ball(state["coef"], settings)
     return DistilledEnsemble(
         asked.classes,
         coef,
@@ -542,10 +217,10 @@ class _Distillation:
                 "combined. Use calibration='tight' for anything else."
             )
 
-    def _plan(self, rows: _Rows) -> _Plan:
+    def _plan(self, rows: Rows) -> Plan:
         if self.mechanism == "output":
-            return _OutputPlan(self, rows)
-        return _ObjectivePlan(self, rows) if self.protect_public else _StatisticPlan(self, rows)
+            return OutputPlan(self, rows)
+        return ObjectivePlan(self, rows) if self.protect_public else StatisticPlan(self, rows)
 
     def combine(
         self,
@@ -563,7 +238,7 @@ class _Distillation:
         """
         self._check()
         asked = _ask(self, members, public, self.soft)
-        plan = self._plan(_Rows(_ball(self, asked.public.X), len(asked.classes), len(asked.own)))
+        plan = self._plan(Rows(_ball(self, asked.public.X), len(asked.classes), len(asked.own)))
         state = _release(self, lambda source: plan.draw(asked.count(), source), plan.events, ledger, dataset, key)
         stated = _stated(self, plan.events, asked.declared, *(() if self.protect_public else (OPEN_RECORDS,)))
         hidden = _per_record(stated) if self.protect_public else None
@@ -787,7 +462,7 @@ class ClippedAverage:
             vectors = helmert(len(classes)) @ vectors
         shape = vectors.shape[1:]
         flat = clip_rows(vectors.reshape(len(found), -1), self.clip_norm)
-        plan = _AveragePlan(self, _Rows(np.zeros((0, 1)), len(classes), len(found)), flat.shape[1])
+        plan = AveragePlan(self, Rows(np.zeros((0, 1)), len(classes), len(found)), flat.shape[1])
 
         def draw(source: Source) -> dict[str, Array]:
             mean = plan.draw_mean(flat, source).reshape(shape)
@@ -804,22 +479,6 @@ class ClippedAverage:
             own,
             tuple(plan.events),
         )
-
-
-class _AveragePlan(_Plan):
-    """Noise on an average of vectors of bounded length."""
-
-    def __init__(self, settings: Any, rows: _Rows, dimension: int) -> None:
-        super().__init__(settings, rows)
-        if self.private:
-            moved = 2 if settings.neighbours == "replace-one" else 1
-            self._calibrate(moved * settings.clip_norm / rows.n_members)
-            drawn = 2 * draw_error(dimension) * public_radius(self.noise, dimension)
-            self._close(dimension, (rows.n_members + 8) * 2.0**-52 * settings.clip_norm + drawn)
-
-    def draw_mean(self, vectors: Array, source: Source) -> Array:
-        """Return the noisy mean of the rows."""
-        return self._closed(vectors.mean(axis=0) + self._drawn(vectors.shape[1], source), source)
 
 
 class PATE:
@@ -887,12 +546,12 @@ class PATE:
         _require(self, "n_queries", isinstance(n_queries, int) and 1 <= n_queries <= limit, f"from 1 to {limit}")
         if not isinstance(members, Tally):
             asked = _ask(self, members, Public(asked.public.X[:n_queries]))  # the others are not asked about
-        rows = _Rows(_ball(self, asked.public.X[:n_queries]), K, len(asked.own))
+        rows = Rows(_ball(self, asked.public.X[:n_queries]), K, len(asked.own))
         unit = members.unit if isinstance(members, Tally) else K
         events: list[Event] = []
         if math.isfinite(self.epsilon):
             # All queries are one vector of counts; √n queries' worth of one vote is how far a site moves it.
-            moved = unit * _shares_moved(K, self.neighbours) * math.sqrt(n_queries)
+            moved = unit * shares_moved(K, self.neighbours) * math.sqrt(n_queries)
             facts: Any = {"unit": Unit.SITE, "neighbours": Neighbours(self.neighbours), "at_delta": self.delta}
 
             def kind(sigma: float) -> Event:
@@ -907,10 +566,10 @@ class PATE:
                 counts = gaussian_counts(counts, event=event, source=source)
             labels = np.zeros_like(counts)
             labels[np.arange(n_queries), counts.argmax(axis=1)] = K
-            S = _statistic(labels, K, rows.X) + rows.X.mean(axis=0) / K
+            S = statistic(labels, K, rows.X) + rows.X.mean(axis=0) / K
             ridge = self.regularization * n_queries
             target = S[1] if rows.logistic else S
-            coef = _minimum(rows, target, ridge, _loose_tolerance(rows, target, self.regularization))
+            coef = minimum(rows, target, ridge, loose_tolerance(rows, target, self.regularization))
             return {"coef": coef, "regularization": np.array(self.regularization)}
 
         state = _release(self, draw, events, ledger, dataset, key)

@@ -45,7 +45,7 @@ class _Mapped:
 
     def chunks(self) -> Iterator[tuple[Any, Array]]:
         for X, y in self.source.chunks():
-            yield _into_ball(X, self.learner), self.encode(y)
+            yield into_ball(X, self.learner), self.encode(y)
 
 
 def _signs(codes: Array, positive: int) -> Array:
@@ -60,7 +60,7 @@ def _against_rest(task: LinearTask, code: int) -> LinearTask:
     return replace(task, records=replace(records, encode=lambda y: _signs(records.encode(y), code)))
 
 
-def _into_ball(X: Any, learner: Any) -> Any:
+def into_ball(X: Any, learner: Any) -> Any:
     """Scale by the declared norm, clip, append the constant column: rows of norm <= 1, always.
 
     The intercept is a feature like any other, jointly normalised and regularised: without strong convexity in
@@ -167,14 +167,13 @@ def _capped(task: LinearTask, learner: Any, source: Source) -> LinearTask:
     return replace(task, X=task.X[keep], y=task.y[keep], n_records=int(keep.sum()))
 
 
-def _set_coefficients(learner: Any, parts: Array) -> None:
-    """Set coef_ and intercept_ in the user's coordinates from vectors in the unit ball's."""
+def out_of_ball(parts: Array, learner: Any) -> tuple[Array, Array]:
+    """Return coefficients and intercepts in the user's coordinates from vectors in those of `into_ball`."""
     parts = np.atleast_2d(parts)
-    if learner.fit_intercept:
-        half = math.sqrt(0.5)
-        learner.coef_, learner.intercept_ = parts[:, :-1] * (half / learner.data_norm), parts[:, -1] * half
-    else:
-        learner.coef_, learner.intercept_ = parts / learner.data_norm, np.zeros(len(parts))
+    if not learner.fit_intercept:
+        return parts / learner.data_norm, np.zeros(len(parts))
+    half = math.sqrt(0.5)
+    return parts[:, :-1] * (half / learner.data_norm), parts[:, -1] * half
 
 
 def _linear_output(learner: Any, X: Any) -> Array:
@@ -241,7 +240,7 @@ def _task(
     dimension = learner.n_features_in_ + bool(learner.fit_intercept)
     return LinearTask(
         records=_Mapped(X, learner, encode, dimension) if chunked else None,
-        X=None if chunked else _into_ball(X, learner),
+        X=None if chunked else into_ball(X, learner),
         y=encode(labels),
         persons=persons,
         loss=loss,
@@ -400,7 +399,7 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
 
     def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
         task = _capped(task, self, source)
-        _set_coefficients(self, train_linear(task, plan, source))
+        self.coef_, self.intercept_ = out_of_ball(train_linear(task, plan, source), self)
 
 
 class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]):
@@ -457,10 +456,10 @@ class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]
     def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
         task = _capped(task, self, source)
         if task.n_problems == 1:
-            _set_coefficients(self, train_linear(task, plan, source))
+            self.coef_, self.intercept_ = out_of_ball(train_linear(task, plan, source), self)
         else:
             parts = [train_linear(_against_rest(task, code), plan, source) for code in range(task.n_problems)]
-            _set_coefficients(self, np.stack(parts))
+            self.coef_, self.intercept_ = out_of_ball(np.stack(parts), self)
 
 
 class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPlan]):  # type: ignore[misc]
@@ -552,7 +551,7 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
 
     def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
         task = _capped(task, self, source)
-        _set_coefficients(self, self.label_bound * train_linear(task, plan, source))
+        self.coef_, self.intercept_ = out_of_ball(self.label_bound * train_linear(task, plan, source), self)
         self.coef_, self.intercept_ = self.coef_.ravel(), self.intercept_[0]
 
     def __sklearn_tags__(self) -> Any:
