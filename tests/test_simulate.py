@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 
 from consilience.aggregators.average import Average
+from consilience.aggregators.feature import FeatureMethod
 from consilience.data import Public
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
@@ -204,6 +205,15 @@ def test_noise_at_a_trusted_aggregator_takes_exact_members_at_each_sites_epsilon
     own = run(seed=None, repeats=1, aggregator={"central": Average("equal", epsilon=1.0)})
     assert own.guarantees[type(LEARNER).__name__, "2", "central"].epsilon == pytest.approx(1.0)
     assert run(aggregator=Average("equal", epsilon=1.0)) == run(aggregator=Average("equal", epsilon=1.0))
+
+
+def test_private_aggregation_records_have_the_epsilon_of_the_level():
+    private = {"private": FeatureMethod(epsilon=1.0)}
+    found = run(seed=None, epsilon=[0.5, 4.0], repeats=1, aggregator=private)
+    name = type(LEARNER).__name__
+    assert [found.guarantees[name, level, "private"].epsilon for level in ("0.5", "4")] == pytest.approx([0.5, 4.0])
+    own = run(seed=None, repeats=1, aggregator={"private": FeatureMethod(epsilon=7.0)})  # the learner's own 2
+    assert own.guarantees[name, "2", "private"].epsilon == pytest.approx(7.0)
 
 
 def test_without_privacy_all_is_exact():

@@ -226,8 +226,10 @@ class _Plan:
         made = copy.copy(self.aggregators[name])
         kind, budget = type(made).__name__, getattr(made, "epsilon", None)
         adds = kind in EXACT_MEMBERS or (kind == "FeatureMethod" and made.mechanism == "output")
-        trusted = adds and budget is not None and bool(np.isfinite(budget).all())
-        if trusted and self.asked is not None:
+        spends = budget is not None and bool(np.isfinite(budget).all())
+        trusted = adds and spends
+        # Private aggregation records too are promised what the level promises to records.
+        if (trusted or (spends and kind == "FeatureMethod")) and self.asked is not None:
             made.epsilon = list(epsilons) if kind == "Average" else min(epsilons)
         if self.seed is not None and hasattr(made, "noise"):
             made.noise = self.noise(*cell, name)

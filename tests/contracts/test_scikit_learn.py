@@ -2,13 +2,22 @@
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
 from consilience import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
 
-LEARNERS = [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge]
+LEARNERS = [
+    PrivateLogisticRegression,
+    PrivateLinearSVC,
+    PrivateRidge,
+    partial(PrivateTreeClassifier, bounds=(-5, 5)),
+    partial(PrivateForestClassifier, bounds=(-5, 5), assignment="all"),
+]
+DEALT = partial(PrivateForestClassifier, bounds=(-5, 5), assignment="disjoint")  # records are dealt out by draws
 TWO_FITS = "compares two fits of the same data, which differ because each draws its own noise"
 MEANINGLESS_UNDER_NOISE = {
     "check_classifier_data_not_an_array": TWO_FITS,
@@ -32,7 +41,7 @@ def test_exact_training_passes_every_check(learner):
     assert failures(learner(epsilon=math.inf)) == set()
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("learner", [*LEARNERS, DEALT])
 def test_private_training_fails_only_checks_that_compare_two_fits(learner):
     failed = set().union(*(failures(learner(epsilon=5.0)) for _ in range(3)))
     assert failed <= set(MEANINGLESS_UNDER_NOISE)

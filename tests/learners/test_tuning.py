@@ -15,7 +15,14 @@ from consilience.errors import BudgetExceeded, ConsilienceError, SchemaMismatch,
 from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.projection import PublicPCA
-from consilience.learners.tuning import DISJOINT, PREDICTED_AT_ONCE, PrivateTuning, _errors, _units, choose_on_public
+from consilience.learners.tuning import (
+    DISJOINT,
+    PREDICTED_AT_ONCE,
+    PrivateTuning,
+    _units,
+    choose_on_public,
+    count_errors,
+)
 from consilience.privacy.accounting import Laplace, total
 from consilience.privacy.guarantee import Budget, compose_disjoint
 from consilience.privacy.ledger import Ledger
@@ -283,13 +290,13 @@ def test_errors_are_counted_on_each_record_alone():
     learner = logistic(noise=Noise(seed=1)).fit(X, y)
     labels = np.where(learner.decision_function(X) > 0, 0, 1)  # all wrong
     for kept in (0, 1, 7, 1023, 1024, 1025, 2999):
-        assert _errors(learner, X[:kept], labels[:kept]) == kept
+        assert count_errors(learner, X[:kept], labels[:kept]) == kept
     block = X[:PREDICTED_AT_ONCE]
     scores = learner.decision_function(block)
     for shift in (1, 3, 64, 777):  # nor does its place in that table matter
         moved = np.roll(block, shift, axis=0)
         assert np.array_equal(np.roll(learner.decision_function(moved), -shift), scores)
-    assert _errors(learner, sparse.csr_array(X), labels) == 3000
+    assert count_errors(learner, sparse.csr_array(X), labels) == 3000
 
 
 def test_a_good_candidate_is_found_and_kept():

@@ -11,7 +11,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy import optimize, special, stats
+from scipy import linalg, optimize, special, stats
 
 from consilience import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.errors import GuaranteeVoid, SettingsError
@@ -20,6 +20,7 @@ from consilience.learners.linear import LinearTask, plan_linear
 from consilience.learners.perturbation import logistic_gap
 from consilience.privacy.accounting import (
     Closing,
+    Composed,
     DiscreteGaussian,
     Gaussian,
     L2Laplace,
@@ -27,6 +28,7 @@ from consilience.privacy.accounting import (
     ObjectiveGaussian,
     ObjectiveL2Laplace,
     Selection,
+    SoftObjectiveGaussian,
     calibrate_scale,
     events_from_json,
     events_to_json,
@@ -35,6 +37,8 @@ from consilience.privacy.accounting import (
     report,
     total,
     total_rho,
+    zcdp_epsilon,
+    zcdp_rho,
 )
 from consilience.privacy.guarantee import Guarantee, Neighbours
 
@@ -57,6 +61,15 @@ def objective(kind, loss, scale, *, strong=8.0, k=1, classes=3, delta=1e-5, who=
     return kind(**{**facts, **noise, **who, **changes})
 
 
+def composed(scale, *, at_delta, times=3, who=ADD, **changes):
+    """Two levels of splits and the leaves of each of three trees."""
+    splits = [Selection(sensitivity=2.0, scale=wide * scale, monotone="yes", **who) for wide in (3, 2)]
+    leaves = Laplace(sensitivity=1.0, scale=scale, **who)
+    if at_delta > 0:
+        leaves = DiscreteGaussian(sensitivity=1.0, sigma=scale, at_delta=at_delta, **who)
+    return Composed(**{"parts": (*splits, leaves), "times": times, "at_delta": at_delta, **who, **changes})
+
+
 # Every kind of event as a function of its noise scale.
 KINDS = {
     "Laplace": lambda scale: Laplace(sensitivity=1.5, scale=scale, **ADD),
@@ -65,6 +78,9 @@ KINDS = {
     "DiscreteGaussian": lambda scale: DiscreteGaussian(sensitivity=1.0, sigma=scale, at_delta=1e-5, **ADD),
     "Selection": lambda scale: Selection(sensitivity=1.0, scale=scale, monotone="no", **REPLACE),
     "Closing": lambda scale: Closing(dimension=5, distance=1e-8, scale=scale, **REPLACE),
+    "Composed": lambda scale: composed(scale, at_delta=0.0),
+    "Composed at a delta": lambda scale: composed(scale, at_delta=1e-6),
+    "SoftObjectiveGaussian": lambda scale: objective(SoftObjectiveGaussian, "softmax", scale, sensitivity=1.5),
 } | {
     f"{kind.__name__} {loss} {who['neighbours']} k={k}": (
         lambda scale, kind=kind, loss=loss, who=who, k=k: objective(kind, loss, scale, k=k, who=who)
@@ -353,6 +369,65 @@ def test_exact_softmax_densities_in_the_sum_zero_subspace_stay_below_what_is_cha
     assert abs((b2 - b1) / scale + det1 - det2) <= event.epsilon * (1 + 1e-9)
 
 
+def soft_masses(C, x, shares, strong, sigma):
+    """Return the exact density at contrasts C (point, K - 1) of the minimum, one feature, labels that are shares."""
+    H = linalg.helmert(shares.shape[1])
+    p = special.softmax(x[:, None] * (C @ H)[:, None], axis=2)  # (point, record, class)
+    b = np.einsum("prk,r,jk->pj", p - shares, x, H) + strong * C
+    bend = np.einsum("prk,kl->prkl", p, np.eye(shares.shape[1])) - p[:, :, :, None] * p[:, :, None]
+    hessian = np.einsum("ik,prkl,r,jl->pij", H, bend, x**2, H) + strong * np.eye(len(H))
+    size = (2 * math.pi * sigma**2) ** (len(H) / 2)
+    return np.exp(-np.square(b).sum(axis=1) / (2 * sigma**2)) / size * np.linalg.det(hessian)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_exact_densities_with_soft_labels_stay_below_the_profile(classes):
+    """One record with its shares is replaced and one voter changes all other shares; midpoint sums of the densities."""
+    rng, largest = np.random.default_rng(classes), 0.0
+    strong, sigma, n = 2.0, 4.0, 4
+    edges = np.sinh(np.linspace(-3.2, 3.2, 1201 if classes == 2 else 141))
+    middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    C = np.stack([axis.ravel() for axis in np.meshgrid(*[middle] * (classes - 1))], axis=1)
+    cells = np.prod([axis.ravel() for axis in np.meshgrid(*[width] * (classes - 1))], axis=0)
+    for attempt in range(30 if classes == 2 else 8):
+        x, z = rng.choice([-1.0, 1.0], (2, n))
+        z[1:] = x[1:]
+        voter, other = np.eye(classes)[rng.integers(0, classes, (2, n))]
+        if attempt % 2:
+            voter, other = (np.eye(classes)[np.where(x > 0, k, 1 - k)] for k in (0, 1))
+        rest = rng.dirichlet(np.ones(classes), n)
+        first, second = (rest + voter) / 2, (rest + other) / 2  # two voters: shares move by half a vote
+        first[0], second[0] = np.eye(classes)[rng.integers(0, classes, 2)]
+        event = objective(
+            SoftObjectiveGaussian,
+            "softmax",
+            sigma,
+            strong=strong,
+            classes=classes,
+            sensitivity=float(np.linalg.norm(((first - second)[1:] * x[1:, None]).sum(axis=0))),
+        )
+        p, q = (soft_masses(C, *side, strong, sigma) * cells for side in ((x, first), (z, second)))
+        assert p.sum() == pytest.approx(1, abs=2e-2)
+        for epsilon in (event.jacobian, event.jacobian + 0.3, event.jacobian + 1.0):
+            for one, two in ((p, q), (q, p)):
+                found = np.maximum(one - math.exp(epsilon) * two, 0).sum()
+                bound = math.exp(event.log_delta(epsilon))
+                assert found <= bound
+                largest = max(largest, found / bound)
+    assert largest > 0.02
+    assert event.log_delta(event.jacobian - 1e-9) == 0.0
+
+
+def test_soft_labels_cost_as_much_as_their_corners():
+    """At no votes elsewhere: K² corners, each at most two gradients long; never less than hard labels cost."""
+    soft = objective(SoftObjectiveGaussian, "softmax", 6.0, sensitivity=0.0)
+    hard = objective(ObjectiveGaussian, "softmax", 6.0)
+    for epsilon in (0.5, 1.0, 3.0):
+        rest = epsilon - soft.jacobian
+        assert soft.log_delta(epsilon) == pytest.approx(math.log(9) + gaussian_log_delta(rest, 2 * math.sqrt(2) / 6.0))
+        assert soft.log_delta(epsilon) >= hard.log_delta(epsilon)
+
+
 def test_the_logistic_gap_is_the_largest_distance_of_two_gradients():
     rng = np.random.default_rng(0)
     for longest in (0.0, 0.3, 1.0, 3.0, 10.0, 60.0):
@@ -573,6 +648,96 @@ def test_a_report_needs_a_delta(delta):
         report([Laplace(sensitivity=1, scale=1, **ADD)], delta=delta)
 
 
+# --------------------------------------------------------------------------------------------------- composed events
+
+
+def test_a_composed_event_costs_what_its_parts_cost_one_after_the_other():
+    event = composed(2.0, at_delta=0.0)
+    each = [part for part in event.parts for _ in range(3)]
+    assert event.guarantee == total(each)
+    assert event.epsilon == pytest.approx(3 * (2 / 6 + 2 / 4 + 1 / 2), rel=1e-15)
+    assert event.rho == pytest.approx(3 * ((1 / 3) ** 2 / 8 + (1 / 2) ** 2 / 8 + (1 / 2) ** 2 / 2), rel=1e-15)
+    assert event.rho == pytest.approx(total_rho(each, Neighbours.ADD_REMOVE))
+    assert total_rho([event], Neighbours.REPLACE_ONE) == pytest.approx(4 * event.rho)
+    gaussians = composed(2.0, at_delta=1e-6)
+    added = replace(gaussians, at_delta=0.0)
+    assert added.delta == pytest.approx(3e-6)
+    assert added.guarantee == total([part for part in gaussians.parts for _ in range(3)])
+
+
+def test_a_composed_event_at_a_delta_is_never_dearer_than_the_sum_of_pure_parts():
+    event = composed(2.0, at_delta=1e-6)
+    assert event.epsilon == zcdp_epsilon(event.rho, 1e-6)
+    assert event.delta == 1e-6
+    assert event.epsilon < replace(event, at_delta=0.0).epsilon
+    pure = composed(200.0, at_delta=0.0)
+    stated = replace(pure, at_delta=1e-12)
+    assert stated.epsilon == pure.epsilon < zcdp_epsilon(pure.rho, 1e-12)
+    many = replace(composed(200.0, at_delta=0.0, times=10_000), at_delta=1e-6)
+    assert many.epsilon == zcdp_epsilon(many.rho, 1e-6) < replace(many, at_delta=0.0).epsilon
+
+
+def test_a_composed_event_keeps_units_and_relations_apart():
+    event = composed(1.0, at_delta=0.0)
+    for who in (REPLACE, {**ADD, "unit": "person"}):
+        with pytest.raises(SettingsError, match="same unit"):
+            replace(event, **who)
+    for parts in ((), (event,), (None,), ("Laplace",)):
+        with pytest.raises(SettingsError, match="parts"):
+            replace(event, parts=parts)
+    objectives = (objective(ObjectiveGaussian, "logistic", 5.0),)
+    with pytest.raises(SettingsError, match="zero-concentrated"):
+        Composed(parts=objectives, times=1, at_delta=1e-5, **REPLACE)
+    assert Composed(parts=objectives, times=2, at_delta=0.0, **REPLACE).rho is None
+
+
+def test_a_composed_event_of_too_much_promises_nothing():
+    dear = Laplace(sensitivity=1e308, scale=1.0, **ADD)
+    event = Composed(parts=(dear, dear), times=10, at_delta=0.0, **ADD)
+    assert event.epsilon == event.guarantee.epsilon == math.inf
+    assert event.rho == math.inf
+    assert replace(event, at_delta=1e-5).epsilon == math.inf
+    loose = DiscreteGaussian(sensitivity=1.0, sigma=1.0, at_delta=0.4, **ADD)
+    assert Composed(parts=(loose,), times=7, at_delta=0.0, **ADD).guarantee.delta == 1.0
+
+
+@unhurried
+@given(log_rho=st.floats(-12, 4), log_delta=st.floats(-15, -0.01))
+def test_the_conversion_is_the_best_of_all_orders(log_rho, log_delta):
+    rho, delta = 10**log_rho, 10**log_delta
+    more = np.exp(np.linspace(-20, 60, 40_001))  # the order less one
+    bounds = rho * (more + 1) + (-math.log(delta) - np.log1p(more)) / more - np.log1p(1 / more)
+    found = zcdp_epsilon(rho, delta)
+    assert found <= max(0.0, bounds.min()) * (1 + 1e-12)
+    assert found == pytest.approx(max(0.0, bounds.min()), rel=1e-4, abs=1e-12)
+    assert found <= rho + 2 * math.sqrt(rho * -math.log(delta)) * (1 + 1e-12)  # Bun & Steinke 2016
+
+
+@pytest.mark.parametrize(("rho", "delta"), [(0.05, 1e-5), (1.0, 1e-12), (1e-3, 1e-9), (2.0, 0.1)])
+def test_the_conversion_agrees_with_dp_accounting_and_covers_the_gaussian(rho, delta):
+    accounted = report([Gaussian(sensitivity=math.sqrt(2 * rho), sigma=1.0, at_delta=delta, **ADD)], delta=delta)
+    assert zcdp_epsilon(rho, delta) <= accounted["zcdp"]
+    assert zcdp_epsilon(rho, delta) == pytest.approx(accounted["zcdp"], rel=0.02)  # its orders are a grid
+    assert math.exp(gaussian_log_delta(zcdp_epsilon(rho, delta), math.sqrt(2 * rho))) <= delta
+
+
+@unhurried
+@given(epsilon=st.floats(1e-9, 1e9), delta=st.sampled_from([1e-300, 1e-12, 1e-5, 0.5, 1 - 1e-9]))
+def test_the_largest_cost_that_fits_is_found_from_below(epsilon, delta):
+    rho = zcdp_rho(epsilon=epsilon, delta=delta)
+    assert zcdp_epsilon(rho, delta) <= epsilon
+    assert zcdp_epsilon(rho * (1 + 1e-9), delta) > epsilon
+
+
+def test_the_conversion_keeps_its_digits_at_both_ends():
+    # Once ln m - ln(1 + m) is taken as a difference, its rounding makes an epsilon of 1e-14 free of charge.
+    assert zcdp_epsilon(1e-40, 1e-60) == pytest.approx(2 * math.sqrt(1e-40 * math.log(1e60 / 1e21)), rel=0.05)
+    assert zcdp_epsilon(0.0, 1e-5) == 0.0
+    assert zcdp_epsilon(math.inf, 1e-5) == math.inf
+    assert zcdp_epsilon(1e308, 1e-5) == pytest.approx(1e308)
+    assert 0 < zcdp_epsilon(5e-324, 5e-324) < 1e-150
+
+
 # --------------------------------------------------------------------------------------------------- events as files
 
 
@@ -619,6 +784,12 @@ def test_no_number_of_an_event_may_be_anything_else(event, value):
         (objective(ObjectiveGaussian, "logistic", 1.0), {"lipschitz": 1e-9}),
         (objective(ObjectiveGaussian, "logistic", 1.0), {"n_classes": 3}),
         (objective(ObjectiveGaussian, "huber-hinge", 1.0), {"curvature": 1e-9}),
+        (KINDS["SoftObjectiveGaussian"](1.0), {"records_per_unit": 2}),
+        (KINDS["SoftObjectiveGaussian"](1.0), {"neighbours": "add-remove"}),
+        (
+            KINDS["SoftObjectiveGaussian"](1.0),
+            {"loss": "logistic", "n_classes": 2, "curvature": 0.25, "lipschitz": 1.0},
+        ),
     ],
 )
 def test_an_event_states_only_what_its_proof_covers(event, wrong):
@@ -627,6 +798,7 @@ def test_an_event_states_only_what_its_proof_covers(event, wrong):
 
 
 GOOD = json.loads(events_to_json([Laplace(sensitivity=1, scale=2, **ADD)]))[0]
+WHOLE = {"event": "Composed", "parts": [GOOD], "times": 2, "at_delta": 0.0, **ADD}
 
 
 @pytest.mark.parametrize(
@@ -661,6 +833,16 @@ GOOD = json.loads(events_to_json([Laplace(sensitivity=1, scale=2, **ADD)]))[0]
         json.dumps([{**GOOD, "unit": "people"}]),
         json.dumps([{**GOOD, "unit": 1}]),
         json.dumps([GOOD, 7]),
+        json.dumps([{**WHOLE, "parts": []}]),
+        json.dumps([{**WHOLE, "parts": [7]}]),
+        json.dumps([{**WHOLE, "parts": GOOD}]),
+        json.dumps([{**WHOLE, "parts": [WHOLE]}]),
+        json.dumps([{**WHOLE, "parts": [{**GOOD, "unit": "person"}]}]),
+        json.dumps([{**WHOLE, "parts": [{**GOOD, "scale": 0}]}]),
+        json.dumps([{**WHOLE, "times": 0}]),
+        json.dumps([{**WHOLE, "times": 1.5}]),
+        json.dumps([{**WHOLE, "at_delta": 1.0}]),
+        json.dumps([{key: WHOLE[key] for key in WHOLE if key != "parts"}]),
     ],
     ids=lambda text: text[:40],
 )

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import joblib
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from consilience.errors import SettingsError
 
+from .compiled import compiled
 from .erm import Huber, HuberHinge, Logistic, Loss, Softmax, gradient_error, solve
 
 Array = NDArray[Any]
@@ -41,18 +41,9 @@ _TRIALS = 40  # evaluations along one direction
 _LOGISTIC, _HUBER_HINGE, _HUBER, _SOFTMAX = range(4)
 
 
-def _compiled(function: Callable[..., Any], *, fast: Any = frozenset({"contract"})) -> Any:
-    """Compile, products fused with sums, which the error bounds allow."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fast)}
-    try:
-        return numba.njit(function, cache=True, **options)
-    except RuntimeError:  # there is no folder to keep compiled code in
-        return numba.njit(function, **options)
-
-
 def _summing(function: Callable[..., Any]) -> Any:
     """Compile, sums in any order, which the error bounds allow too."""
-    return _compiled(function, fast={"contract", "reassoc"})
+    return compiled(function, fast={"contract", "reassoc"})
 
 
 @dataclass(frozen=True)
@@ -276,7 +267,7 @@ def _per_site(name: str, values: ArrayLike, n_sites: int) -> Array:
 # vector instructions. Shorter sites are padded with records that are zero, whose label makes slope and step zero too.
 
 
-@_compiled
+@compiled
 def _exp(x):  # type: ignore[no-untyped-def]
     """Return exp(x) for -700 < x <= 0 to 2 units in the last place, in arithmetic that vectorises."""
     k = math.floor(x * 1.4426950408889634 + 0.5)
@@ -287,7 +278,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return p * np.int64((np.int64(k) + 1023) << 52).view(np.float64)
 
 
-@_compiled
+@compiled
 def _evaluate(code, parameter, z, y, slope, bend):  # type: ignore[no-untyped-def]
     """Write the slopes at outputs `z` and, as `bend`, second derivatives, or for softmax the probabilities."""
     outputs, n, lanes = z.shape
@@ -334,7 +325,7 @@ def _evaluate(code, parameter, z, y, slope, bend):  # type: ignore[no-untyped-de
                 bend[0, i, s] = 1.0 if abs(residual) < parameter else 0.0
 
 
-@_compiled
+@compiled
 def _inner(u, v, total):  # type: ignore[no-untyped-def]
     """Write each lane's inner product of `u` and `v` into `total`."""
     total[:] = 0.0
@@ -344,7 +335,7 @@ def _inner(u, v, total):  # type: ignore[no-untyped-def]
                 total[s] += u[c, i, s] * v[c, i, s]
 
 
-@_compiled
+@compiled
 def _apply(W, v, out):  # type: ignore[no-untyped-def]
     """Write W·v into `out`, for each output."""
     for c in range(v.shape[0]):
@@ -355,7 +346,7 @@ def _apply(W, v, out):  # type: ignore[no-untyped-def]
                     out[c, i, s] += W[i, j, s] * v[c, j, s]
 
 
-@_compiled
+@compiled
 def _factor(H):  # type: ignore[no-untyped-def]
     """Replace the upper triangle of H by its Cholesky factor, the diagonal by that factor's reciprocal.
 
@@ -380,7 +371,7 @@ def _factor(H):  # type: ignore[no-untyped-def]
                 H[i, j, s] *= H[i, i, s]
 
 
-@_compiled
+@compiled
 def _substitute(U, v):  # type: ignore[no-untyped-def]
     """Replace v by (UᵀU)⁻¹v, U as `_factor` leaves it."""
     n, _, lanes = U.shape
@@ -398,7 +389,7 @@ def _substitute(U, v):  # type: ignore[no-untyped-def]
             v[i, s] *= U[i, i, s]
 
 
-@_compiled
+@compiled
 def _curve(code, bend, v, out):  # type: ignore[no-untyped-def]
     """Write Cᵀv into `out`, where each record's second derivative is CCᵀ, C = √bend or diag(√p) - p√pᵀ."""
     outputs, n, lanes = bend.shape
@@ -414,7 +405,7 @@ def _curve(code, bend, v, out):  # type: ignore[no-untyped-def]
                 out[c, i, s] = math.sqrt(bend[c, i, s]) * (v[c, i, s] - mean[s])
 
 
-@_compiled
+@compiled
 def _uncurve(code, bend, v, out):  # type: ignore[no-untyped-def]
     """Write Cv into `out`."""
     outputs, n, lanes = bend.shape
@@ -431,7 +422,7 @@ def _uncurve(code, bend, v, out):  # type: ignore[no-untyped-def]
                 out[c, i, s] = root * v[c, i, s] - (bend[c, i, s] * mean[s] if code == _SOFTMAX else 0.0)
 
 
-@_compiled
+@compiled
 def _dual_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-untyped-def]
     """Write r, where Xᵀr is the gradient, q = Wr, and the gradient's squared norm, λ r·q."""
     outputs, n, lanes = slope.shape
@@ -445,7 +436,7 @@ def _dual_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-untype
         squared[s] *= ridge[s]
 
 
-@_compiled
+@compiled
 def _dual_step(code, W, bend, r, q, du, dz, H):  # type: ignore[no-untyped-def]
     """Write Newton's step for f = (Xᵀu - b)/λ: with W = XXᵀ/λ, (1 + CCᵀW)du = -r.
 
@@ -481,7 +472,7 @@ def _dual_step(code, W, bend, r, q, du, dz, H):  # type: ignore[no-untyped-def]
     _apply(W, du, dz)
 
 
-@_compiled
+@compiled
 def _primal_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-untyped-def]
     """Write the gradient into `q`, and its squared norm; `r` serves the dual form only."""
     outputs, n, lanes = slope.shape
@@ -496,7 +487,7 @@ def _primal_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-unty
     _inner(q, q, squared)
 
 
-@_compiled
+@compiled
 def _primal_step(code, W, bend, q, ridge, du, dz, H):  # type: ignore[no-untyped-def]
     """Write Newton's step for f = u - b/λ, with the records themselves as W."""
     outputs, n, lanes = bend.shape
@@ -526,7 +517,7 @@ def _primal_step(code, W, bend, q, ridge, du, dz, H):  # type: ignore[no-untyped
     _apply(W, du, dz)
 
 
-@_compiled
+@compiled
 def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):  # type: ignore[no-untyped-def]
     """Write a near-minimum along `dz`, lane by lane; `first` and `second` are the regulariser's derivatives.
 
@@ -569,7 +560,7 @@ def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):
             return
 
 
-@_compiled
+@compiled
 def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # type: ignore[no-untyped-def]
     """Minimise from u = 0, where outputs are `z0`, until every lane's gradient is shorter than its goal.
 
@@ -688,7 +679,7 @@ def _gram(X, ridge, W, lane):  # type: ignore[no-untyped-def]
             W[k, m, lane] = W[m, k, lane] = vq / ridge
 
 
-@_compiled
+@compiled
 def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-untyped-def]
     """Return the norms of the gradient at `f` and of `f`, rounded up; `erm.gradient_error` bounds its error.
 
@@ -727,7 +718,7 @@ def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-unty
     return math.sqrt(squared) * up, math.sqrt(length) * up
 
 
-@_compiled
+@compiled
 def _solve_sites(code, parameter, curvature, X, y, sites, begins, counts, ridges, tolerances, linear, out):  # type: ignore[no-untyped-def]
     """Solve and certify `sites`, whose sizes ascend; `out` is coefficients, gradient norms and lengths of all."""
     coef, norm, length = out

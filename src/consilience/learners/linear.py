@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -83,7 +84,7 @@ def into_ball(X: Any, learner: Any) -> Any:
 def validated(learner: Any, X: Any, y: Any = "no_validation", **settings: Any) -> Any:
     """Validate as scikit-learn does, but never repeat a record's value in an error."""
     try:
-        return validate_data(learner, X, y, accept_sparse="csr", dtype=np.float64, **settings)
+        return validate_data(learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings})
     except ValueError as error:
         if "could not convert" not in str(error) and "invalid literal" not in str(error):
             raise
@@ -182,17 +183,39 @@ def _linear_output(learner: Any, X: Any) -> Array:
     return np.asarray(X @ learner.coef_.T + learner.intercept_)
 
 
+READ_LABELS = "the set of labels is public: it was read from the training labels"
+
+
+def declared_classes(learner: Any) -> Array | None:
+    """Return the declared labels in their order, or None where they are to be read from the training labels."""
+    if learner.classes is None:
+        return None
+    classes = np.asarray(learner.classes)
+    if classes.ndim != 1 or len(np.unique(classes)) < max(2, len(classes)):
+        raise SettingsError(
+            f"The 'classes' parameter of {type(learner).__name__} must list at least two different labels. "
+            f"Got {learner.classes!r} instead."
+        )
+    return classes
+
+
+def label_codes(learner: Any, classes: Array, values: Array) -> Array:
+    """Return each label's place among the classes."""
+    order = np.argsort(classes, kind="stable")
+    codes = order[np.minimum(np.searchsorted(classes, values, sorter=order), len(classes) - 1)]
+    if not np.array_equal(classes[codes], values):
+        raise SchemaMismatch(
+            f"{type(learner).__name__} found a label that is not among its declared classes. Nothing was trained. "
+            "Add it to 'classes', or remove such records before training."
+        )
+    return np.asarray(codes)
+
+
 def classification_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[LinearTask, list[str], Array]:
     """Check a classifier's settings and data; return its task, assumptions and class list."""
     check_settings(learner)
+    classes = declared_classes(learner)
     assumptions: list[str] = []
-    if learner.classes is not None:
-        classes = np.asarray(learner.classes)
-        if classes.ndim != 1 or len(np.unique(classes)) < max(2, len(classes)):
-            raise SettingsError(
-                f"The 'classes' parameter of {type(learner).__name__} must list at least two different labels. "
-                f"Got {learner.classes!r} instead."
-            )
     if hasattr(X, "chunks"):
         _check_chunked(learner)
         learner.n_features_in_ = X.n_features
@@ -202,21 +225,11 @@ def classification_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Lin
         if labels.size:
             check_classification_targets(labels)
         n_records, ids = X.shape[0], person_ids(learner, persons, X.shape[0])
-        if learner.classes is None:
+        if classes is None:
             classes = np.unique(labels)
-            assumptions.append("the set of labels is public: it was read from the training labels")
-    order = np.argsort(classes, kind="stable")
-
-    def encode(values: Array) -> Array:
-        position = np.minimum(np.searchsorted(classes, values, sorter=order), len(classes) - 1)
-        codes = order[position]
-        if not np.array_equal(classes[codes], values):
-            raise SchemaMismatch(
-                f"{type(learner).__name__} found a label that is not among its declared classes. Nothing was trained. "
-                "Add it to 'classes', or remove such records before training."
-            )
-        return np.asarray(codes)
-
+            assumptions.append(READ_LABELS)
+    assert classes is not None  # a table in chunks comes with declared ones
+    encode = partial(label_codes, learner, classes)
     loss: Loss = learner._loss(len(classes))
     two = len(classes) <= 2
     task = _task(learner, X, labels, ids, n_records, loss, (lambda y: _signs(encode(y), 1)) if two else encode)

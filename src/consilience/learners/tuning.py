@@ -182,7 +182,7 @@ def _costliest(parts: Sequence[tuple[Event, ...]]) -> tuple[Event, ...]:
     return worst
 
 
-def _errors(learner: Any, X: Any, y: Array) -> int:
+def count_errors(learner: Any, X: Any, y: Array) -> int:
     """Count wrong predictions, each a function of one record: every table that is predicted has the same shape."""
     missing = -len(y) % PREDICTED_AT_ONCE
     shape = (missing, X.shape[1])
@@ -379,7 +379,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         judged = np.flatnonzero(parts[-1])
         if task.persons is not None:
             judged = judged[cap_records(task.persons[judged], self._cap, source.uniform(len(judged)))]
-        errors = [_errors(learner, task.X[judged], task.y[judged]) for learner in self._learners]
+        errors = [count_errors(learner, task.X[judged], task.y[judged]) for learner in self._learners]
         scores = -np.asarray(errors, dtype=np.float64)
         self._keep(
             int(scores.argmax()) if plan.selection is None else select(scores, event=plan.selection, source=source)

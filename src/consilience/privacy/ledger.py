@@ -7,6 +7,7 @@ what the ledger cannot promise are in ``docs/guarantees/ledger.md``.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -240,6 +241,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, timeout_seconds: float = 60.0) -> None:
         self.path = Path(path).absolute()
         self.timeout_seconds = timeout_seconds
+        self._study = ""
         _software()  # looked up once, while the package can be read
         journal_left = os.path.lexists(f"{self.path}-wal")  # asked first: a creator makes the file, then its journal
         if not os.path.lexists(self.path):
@@ -251,6 +253,12 @@ class Ledger:
                 pass
         with self._session("Opening"):
             pass
+
+    def within(self, study: str) -> Ledger:
+        """Return the same ledger, whose charges carry the digest of `study`."""
+        view = copy.copy(self)
+        view._study = study
+        return view
 
     def allow(self, dataset: str, budget: Budget) -> Balance:
         """Declare what the data owner allows on `dataset`, in total and for ever; a later call replaces the limit.
@@ -299,7 +307,7 @@ class Ledger:
         was sealed it returns that charge (fetch its bytes with `sealed`, draw nothing), otherwise it raises,
         because a draw of the first may have been seen.
         """
-        events = tuple(events)
+        events, study = tuple(events), study or self._study
         for name, text in (("dataset", dataset), ("key", key), ("purpose", purpose), ("study", study)):
             _check_text(name, text, may_be_empty=name == "study")
         if not events or any(EVENTS.get(type(event).__name__) is not type(event) for event in events):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
+from fractions import Fraction
 from typing import Any, NoReturn
 
 import numpy as np
@@ -223,6 +225,68 @@ def select(scores: Floats, *, event: Selection, source: Source) -> int:
     # The zero-concentrated measure selects OpenDP's Gumbel noise, which is the exponential mechanism.
     measurement = make_noisy_max(domain, metric, zero_concentrated_divergence(), scale=event.scale)
     return int(measurement(values.tolist()))
+
+
+def select_many(steps: Integers, grain: int, *, event: Selection, source: Source) -> NDArray[np.intp]:
+    """Return for each row of `steps` a column drawn with probability ∝ exp(-steps / (grain · event.scale)), exactly.
+
+    Whole steps of 1/`grain` say how far each candidate is from perfect, so that no score is ever rounded. A row's
+    draw is decided by 64 random bits and, in the rare case that floating point cannot tell on which side of a
+    boundary they fall, by more bits and digits.
+
+    Privacy
+    -------
+    `event.epsilon` for all rows together, provided that a unit moves the scores of row r by at most Sᵣ (all of them
+    the same way if `event.monotone`), and that the Sᵣ add up to at most `event.sensitivity`. A unit that leaves one
+    row for another counts as two moves, each monotone, of half the cost. Not hidden: how many rows and columns there
+    are. Proof in docs/guarantees/tree-selection.md.
+    """
+    table = np.asarray(steps)
+    if table.ndim != 2 or table.shape[1] == 0 or table.dtype.kind not in "iu":
+        raise SettingsError("Selection needs a table of whole steps with at least one column. Nothing was drawn.")
+    n_rows, n_columns = table.shape
+    if n_rows == 0:
+        return np.zeros(0, dtype=np.intp)
+    # Modulo 2^64 the distance from the least is exact, whatever 64-bit numbers these are.
+    least = table.min(axis=1, keepdims=True)
+    distance = table.astype(np.uint64) - least.astype(np.uint64)
+    words = source.words(n_rows)
+    with np.errstate(over="ignore"):  # a distance of infinitely many scales has no weight
+        sums = np.cumsum(np.exp(-(distance / (grain * event.scale))), axis=1)
+    target = words.astype(np.float64) * 2.0**-64 * sums[:, -1]
+    found = (sums <= target[:, None]).sum(axis=1)
+    # One rounding per summand in each of two sums, and 3 ln(n_columns) + 10 for all else, in units of 2^-52 of the
+    # whole (docs/guarantees/tree-selection.md); 2048 leaves a hundredfold margin and costs one draw in 2^40.
+    error = (n_columns + 2048) * 2.0**-52 * sums[:, -1]
+    rows = np.arange(n_rows)
+    below = np.where(found > 0, sums[rows, np.maximum(found - 1, 0)], -math.inf)
+    above = sums[rows, np.minimum(found, n_columns - 1)]
+    sure = (target - below > error) & (above - target > error)
+    rate = 1 / (Fraction(grain) * Fraction(event.scale))
+    for row in np.flatnonzero(~sure):
+        found[row] = _select_exactly([int(step) for step in distance[row]], rate, int(words[row]), source)
+    return np.asarray(found, dtype=np.intp)
+
+
+def _select_exactly(steps: list[int], rate: Fraction, known: int, source: Source) -> int:
+    """Decide by interval arithmetic with as many digits and random bits as it takes; `known` holds the first 64."""
+    bits, digits = 64, 40
+    while True:
+        exact = Context(prec=digits, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
+        with localcontext(exact):  # whatever the caller set up
+            # Each of n terms, n sums (at most n) and the edges are off by less than 10^(1 - digits) of themselves.
+            error = Decimal(len(steps)) ** 2 * Decimal(10) ** (3 - digits)
+            total, sums = Decimal(0), []
+            for step in steps:
+                exponent = -step * rate
+                total += (Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp()
+                sums.append(total)
+            low, high = (Decimal(edge) / Decimal(2) ** bits * total for edge in (known, known + 1))
+            found = sum(edge <= low for edge in sums)
+            starts = found == 0 or sums[found - 1] + error <= low
+            if found < len(steps) and starts and (found == len(steps) - 1 or high <= sums[found] - error):
+                return found
+        known, bits, digits = known << 64 | int(source.words(1)[0]), bits + 64, digits + 20
 
 
 def _exact(values: NDArray[Any], make: Any, metric: Any, scale: float, kind: type, source: Source) -> NDArray[Any]:
