@@ -8,7 +8,15 @@ from sklearn.metrics import log_loss
 
 from consilience import Noise, PrivateLogisticRegression, PrivateRidge
 from consilience.aggregators.average import Average
-from consilience.aggregators.blend import PublicBlend, Ridge, folds
+from consilience.aggregators.blend import (
+    Ball,
+    Known,
+    PublicBlend,
+    Ridge,
+    _noise_along,
+    folds,
+    read_labelled,
+)
 from consilience.aggregators.boosting import SiteBoosting
 from consilience.aggregators.feature import FeatureMethod
 from consilience.data import Public
@@ -269,6 +277,48 @@ def test_a_ridge_around_a_centre_is_what_a_general_minimiser_finds():
     peer = optimize.minimize(objective, centre, method="BFGS", options={"gtol": 1e-9})
     np.testing.assert_allclose(ridge.fit(np.arange(40), centre, 0.05), peer.x, atol=1e-5)
     assert ridge.fit(np.arange(40), centre, math.inf) is centre
+
+
+@pytest.mark.parametrize("settings", [{}, {"mechanism": "output"}, {"delta": 1e-5}, {"fit_intercept": False}])
+def test_the_known_noise_along_a_direction_is_the_members_own(settings):
+    members, public, _ = world(0, epsilon=1.0, n_sites=1, **settings)
+    member = read_labelled(PublicBlend(), members, public).members[0]
+    bends = np.array([1e-6, 1e-3, 0.02, 0.25])
+    np.testing.assert_allclose(_noise_along(member, bends), [member.noise_variance(b) for b in bends], rtol=1e-9)
+
+
+def test_an_exact_members_only_error_is_of_sampling():
+    members, public, _ = world(0, epsilon=math.inf, n_sites=2, n=400, fit_intercept=False)
+    task = read_labelled(PublicBlend(), members, public)
+    ball = Ball.around(task)
+    Z = ball.records(task.X)
+    known = Known.of(task, ball, Ridge(Z, task.y, task.loss))
+    variance = known.axes @ known.axes.T * known.unit**2  # of the mean of two sites of 400 records
+    np.testing.assert_allclose(variance, np.linalg.inv(2 * 400 * 0.25 * Z.T @ Z / len(Z)), rtol=1e-6)
+
+
+def test_a_ridge_in_known_errors_is_what_a_general_minimiser_finds():
+    members, public, _ = world(0, epsilon=2.0, n_public=60)
+    task = read_labelled(PublicBlend(), members, public)
+    ball = Ball.around(task)
+    Z = ball.records(task.X)
+    known = Known.of(task, ball, Ridge(Z, task.y, task.loss))
+    centre, rows = ball.enter(*task.average), np.arange(60)
+    precision = np.linalg.inv(known.axes @ known.axes.T * known.unit**2)
+
+    def objective(f):
+        return np.sum(np.log1p(np.exp(-task.y * (Z @ f)))) + 0.3 / 2 * (f - centre) @ precision @ (f - centre)
+
+    peer = optimize.minimize(objective, centre, method="BFGS", options={"gtol": 1e-8})
+    np.testing.assert_allclose(known.fit(rows, centre, 0.3, None), peer.x, atol=1e-3 * np.linalg.norm(peer.x))
+    assert known.fit(rows, centre, math.inf, None) is centre
+
+
+def test_members_of_another_library_leave_the_error_unknown():
+    members, public, _ = world(0, epsilon=2.0)
+    task = read_labelled(PublicBlend(), [*members, LogisticRegression().fit(public.X, public.y)], public)
+    ball = Ball.around(task)
+    assert Known.of(task, ball, Ridge(ball.records(task.X), task.y, task.loss)) is None
 
 
 def test_the_scale_of_an_average_is_what_a_search_finds_and_never_negative():

@@ -107,6 +107,10 @@ def test_selecting_more_members_than_there_are_takes_all():
         {"scaling": "all"},
         {"mechanism": "noise"},
         {"max_members": 0},
+        {"epsilon": 1.0, "max_members": 2, "mechanism": "output"},
+        {"selection_share": 1.0},
+        {"selection_share": "half"},
+        {"noise": 3},
         {"n_bags": -1},
         {"epsilon": 0.0},
         {"epsilon": math.inf},
@@ -184,6 +188,25 @@ def test_what_cannot_be_stated_together_is_refused_before_charging(ledger):
     with pytest.raises(GuaranteeVoid, match="per person and per record"):
         FeatureMethod(epsilon=0.5).combine([person], Public(X, y), ledger=ledger, dataset="ward")
     assert ledger.balance("ward").spent.epsilon == 0
+
+
+def test_a_member_that_is_no_vector_is_refused_before_charging(ledger):
+    members = [site(1.0, s) for s in range(2)]
+    members[1].coef_ = members[1].coef_ * np.nan
+    with pytest.raises(SettingsError, match="not all finite"):
+        FeatureMethod(epsilon=0.5).combine(members, Public(*records(40, 50)), ledger=ledger, dataset="ward")
+    assert ledger.balance("ward").spent.epsilon == 0
+
+
+def test_the_best_regressor_is_chosen_where_the_budget_allows():
+    X, _ = records(500, 0)
+    good, wrong = X @ F, -(X @ F)
+    members = [
+        PrivateRidge(epsilon=20.0, label_bound=4.0, noise=Noise(seed=s)).fit(X, y)
+        for s, y in enumerate((wrong, good, wrong))
+    ]
+    method = FeatureMethod(epsilon=50.0, label_bound=4.0, max_members=1, noise=Noise(seed=2))
+    np.testing.assert_array_equal(np.flatnonzero(method.combine(members, Public(X, good)).weights), [1])
 
 
 def test_with_ample_budget_the_private_weights_are_the_exact_ones():

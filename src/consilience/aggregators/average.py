@@ -161,12 +161,16 @@ class _Central:
                 "The 'epsilon' of Average must be finite and > 0, one number or one per member, and 'delta' lie in "
                 f"[0, 1). Got {average.epsilon!r} and {average.delta!r} instead. Nothing was combined."
             )
-        ours = all(hasattr(m.learner, "data_norm") and m.guarantee is not None for m in members)
-        settings = {(m.learner.data_norm, m.learner.fit_intercept, m.to_user) for m in members} if ours else set()
-        if len(settings) != 1 or any(math.isfinite(m.guarantee.epsilon) for m in members if m.guarantee is not None):
+        # A void guarantee is infinite too, but such a member brought noise, and no minimum of its objective.
+        stated = [m.guarantee for m in members]
+        exact = all(g is not None and g.holds and math.isinf(g.epsilon) for g in stated)
+        learners = [m.learner for m in members if exact and hasattr(m.learner, "data_norm")]
+        facts = {(o.data_norm, o.fit_intercept, o.unit, o.neighbours) for o in learners}
+        if len(learners) < len(members) or len(facts) != 1 or len({m.to_user for m in members}) != 1:
             raise SettingsError(
-                "Noise at the aggregator is for exact members (epsilon=math.inf) of this package with one data_norm "
-                "and intercept setting. Nothing was combined. Leave out Average's epsilon if members brought noise."
+                "Noise at the aggregator is for exact members (epsilon=math.inf) of this package with one data_norm, "
+                "intercept setting, unit and neighbours. Nothing was combined. Leave out Average's epsilon if members "
+                "brought noise."
             )
         self.members, self.delta = members, average.delta
         self.noise = Noise() if average.noise is None else average.noise
@@ -199,7 +203,13 @@ class _Central:
             self.event = L2Laplace(sensitivity=float(self.reach.max()), scale=scale, **who)
         released = self.outputs * (self.features + self.intercept)
         # Inexact minima and rounding, averaged like the minima themselves; then the draw's own rounding.
-        distance = float(sum(w * 1.5 * p.tolerance / p.regularization for w, p in zip(weights, plans, strict=True)))
+        sums = (len(members) + 8) * 2.0**-52
+        distance = float(
+            sum(
+                w * (1.375 * p.tolerance / p.regularization + sums * p.longest)
+                for w, p in zip(weights, plans, strict=True)
+            )
+        )
         distance *= 1 if self.joint else math.sqrt(self.outputs)
         distance += 2 * draw_error(released) * public_radius(self.event, self.dimension)
         closing = 2 * math.sqrt(released) * distance / (CLOSING_SHARE * float(epsilons.min()))

@@ -31,6 +31,7 @@ Array = NDArray[Any]
 SOLVED_TO = 1e-7  # relative gradient; public records need an answer, not a certificate
 N_FOLDS = 5
 NEGLIGIBLE = 1e-3  # of the best candidate's weight
+EXPECTED_WITHIN = 0.5  # powers of ten: a Cauchy density, so that records can always overrule it
 FEW_RECORDS = 5000  # beyond, a coarser grid: the likelihood is sharp and the solver's time counts
 
 
@@ -226,6 +227,55 @@ def folds(y: Array, random_state: Any) -> list[Array]:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What is known of the average's error before any label is looked at: how far off it is in which direction.
+
+    A ridge of strength s is (s/2) Σ (error along an axis)²/(variance along it), so s = 1 is the density of noise and
+    sampling error, and the fit what Bayes' rule makes of average and records.
+    """
+
+    ridge: Ridge  # over records in the axes' coordinates
+    axes: Array  # (p, p): θ = u·axesᵀ
+    inverse: Array
+    unit: float  # the length of u that is one standard error
+
+    @classmethod
+    def of(cls, task: Labelled, ball: Ball, plain: Ridge) -> Known | None:
+        """Read the error off the members' known noise and sizes; None if one has none."""
+        if any(member.size is None for member in task.members):
+            return None
+        moment = plain.Z.T @ plain.Z / len(plain.y)
+        values, turned = np.linalg.eigh(np.asarray(moment.todense() if sparse.issparse(moment) else moment))
+        values = np.maximum(values, 1e-3 * values.mean())  # a direction that no public record has is not known flat
+        variance = np.zeros(len(values))
+        for member, share in zip(task.members, task.shares, strict=True):
+            scale = ball.scale_of(member)
+            bend = plain.loss.curvature * values * scale**2
+            variance += (share * scale) ** 2 * (_noise_along(member, bend) + 1 / (max(member.size or 0, 1) * bend))
+        spread = np.sqrt(variance)
+        records = np.asarray(plain.Z @ (turned * spread))
+        unit = 1 / ((float(np.linalg.norm(records, axis=1).max()) or 1.0) * (1 + 1e-12))
+        ridge = Ridge(records * unit, plain.y, plain.loss)
+        return cls(ridge, turned * (spread * unit), (turned / (spread * unit)), 1 / unit)
+
+    def fit(self, rows: Array, centre: Array, strength: float, start: Array | None) -> Array:
+        """Return the minimum over the chosen rows of their loss and the ridge around the centre."""
+        if math.isinf(strength):
+            return centre
+        begin = None if start is None else start @ self.inverse
+        strength = strength / (max(len(rows), 1) * self.unit**2)
+        return np.asarray(self.ridge.fit(rows, centre @ self.inverse, strength, begin) @ self.axes.T)
+
+
+def _noise_along(member: Member, bend: Array) -> Array:
+    """Return the variance of a member's noise along directions of these curvatures: 1/√variance is linear in them."""
+    flat, steep = member.noise_variance(0.0), member.noise_variance(1.0)
+    if flat == 0:
+        return np.zeros(len(bend))
+    return np.asarray((flat**-0.5 + (steep**-0.5 - flat**-0.5) * bend) ** -2)
+
+
+@dataclass(frozen=True)
 class Mixture:
     """Ridges around a centre, at several strengths, mixed in proportion to their held-out likelihood.
 
@@ -238,13 +288,22 @@ class Mixture:
     centre: Array  # the members' average; records say how far to go in its direction
     candidates: tuple[tuple[bool, float], ...]  # (around the centre rather than around 0, strength)
     weights: Array
+    known: Known | None = None  # what strengths around the centre are measured in, if not in the ridge's t
 
     @classmethod
     def by_cross_validation(
-        cls, ridge: Ridge, centre: Array, candidates: Sequence[tuple[bool, float]], random_state: Any
+        cls,
+        ridge: Ridge,
+        centre: Array,
+        candidates: Sequence[tuple[bool, float]],
+        random_state: Any,
+        *,
+        prior: Array | None = None,
+        known: Known | None = None,
     ) -> Mixture:
         """Weigh `candidates`, sorted by centre and falling strength, on held-out records."""
-        mixture = cls(ridge, centre, tuple(candidates), np.ones(len(candidates)))
+        weights = np.ones(len(candidates)) if prior is None else prior
+        mixture = cls(ridge, centre, tuple(candidates), weights, known=known)
         tests = folds(ridge.y, random_state)
         total = np.zeros(len(candidates))
         for test in tests:
@@ -254,9 +313,9 @@ class Mixture:
         if ridge.loss.n_outputs == 1 and not ridge.loss.monotone:
             # A residual's log-likelihood is its square over twice the variance, and the best candidate tells that.
             worse = worse * len(ridge.y) / max(2 * loss.min(), np.finfo(float).tiny)
-        weights = np.exp(-worse)
-        weights[weights < NEGLIGIBLE * weights.max()] = 0
-        return cls(ridge, centre, mixture.candidates, weights / weights.sum())
+        weights = weights * np.exp(-worse)
+        weights = np.where(weights < NEGLIGIBLE * weights.max(), 0.0, weights)
+        return cls(ridge, centre, mixture.candidates, weights / weights.sum(), known)
 
     @property
     def trust(self) -> float:
@@ -269,12 +328,17 @@ class Mixture:
         return np.asarray(sum(weight * theta for weight, theta in zip(self.weights, fits, strict=True)))
 
     def _fits(self, rows: Array) -> Iterator[Array]:
-        centre = self.ridge.scale_of(self.centre, rows) * self.centre
+        scale = self.ridge.scale_of(self.centre, rows)
+        centre = scale * self.centre
         last, theta = None, centre
         for weight, (around, strength) in zip(self.weights, self.candidates, strict=True):
             if weight > 0:
-                middle = centre if around else np.zeros_like(centre)
-                theta = self.ridge.fit(rows, middle, strength, start=theta if around == last else middle)
+                start = theta if around == last else None
+                if around and self.known is not None:
+                    # What is scaled is scaled with its error.
+                    theta = self.known.fit(rows, centre, strength / scale**2 if scale > 0 else math.inf, start)
+                else:
+                    theta = self.ridge.fit(rows, centre if around else np.zeros_like(centre), strength, start)
                 last = around
             yield theta
 
@@ -283,9 +347,11 @@ class PublicBlend:
     """Blend labelled public records with the members' average: what to use when there are such records.
 
     The logistic (softmax, squared) loss of the public records plus a ridge around a centre: the members'
-    precision-weighted average, scaled to fit, or zero. Over both centres and all strengths of the ridge the results
-    are mixed in proportion to their cross-validated likelihood. Public records alone and the average alone are both
-    among them.
+    precision-weighted average, scaled to fit, or zero. Around the average the ridge is measured in the errors that the
+    members' known noise and sizes imply, so that each direction moves as far as it is uncertain. Over both centres and
+    all strengths of the ridge the results are mixed in proportion to their cross-validated likelihood, with even odds
+    on the two centres and, around the average, most on the strength that the known errors imply. Public records alone
+    and the average alone are both among them.
 
     Parameters
     ----------
@@ -316,10 +382,19 @@ class PublicBlend:
         """Return the blend of linear `members` and labelled `public` records."""
         task = read_labelled(self, members, public)
         ball = Ball.around(task)
-        strengths = 10.0 ** np.arange(0.5, -5.1, -0.5 if len(task.y) <= FEW_RECORDS else -1.0)
-        candidates = [(True, math.inf), *((True, t) for t in strengths), *((False, t) for t in strengths)]
         ridge = Ridge(ball.records(task.X), task.y, task.loss)
-        mixture = Mixture.by_cross_validation(ridge, ball.enter(*task.average), candidates, self.random_state)
+        known = Known.of(task, ball, ridge)
+        step = 0.5 if len(task.y) <= FEW_RECORDS else 1.0
+        alone = np.arange(0.5, -5.1, -step)
+        around = alone if known is None else np.arange(2.0, -4.1, -step)
+        # How much is expected of a strength before any label is looked at; the average alone is one step beyond.
+        expected = np.ones(len(around) + 1)
+        if known is not None:
+            expected /= 1 + (np.array([around[0] + step, *around]) / EXPECTED_WITHIN) ** 2
+        prior = np.concatenate([expected / expected.sum(), np.full(len(alone), 1 / len(alone))])
+        candidates = [(True, math.inf), *((True, t) for t in 10.0**around), *((False, t) for t in 10.0**alone)]
+        centre = ball.enter(*task.average)
+        mixture = Mixture.by_cross_validation(ridge, centre, candidates, self.random_state, prior=prior, known=known)
         return task.ensemble(*ball.leave(mixture.fit()), task.shares * mixture.trust)
 
 
@@ -346,6 +421,10 @@ class Ball:
             return X
         half, one = math.sqrt(0.5), np.ones((X.shape[0], 1))
         return sparse.csr_array(sparse.hstack([X, one]) * half) if sparse.issparse(X) else np.hstack([X, one]) * half
+
+    def scale_of(self, member: Member) -> float:
+        """Return what a coordinate of the member's own unit ball is multiplied by to become one of this ball."""
+        return member.to_user * self.norm / self.label_scale * (math.sqrt(2) if self.with_intercept else 1.0)
 
     def enter(self, coef: Array, intercept: Array) -> Array:
         """Return the coefficients (p,) or (K, p) that give the same scores on `records`."""

@@ -58,8 +58,7 @@ Array = NDArray[Any]
 
 OPEN_RECORDS = "the records that members labelled are public"
 READ_CLASSES = "the set of labels is public: it was read from the members"
-STRENGTHS = tuple(10.0 ** (-half / 2) for half in range(13))  # regularization="auto": from 1 down to 1e-6
-LEAST_EIGENVALUE = 1e-9  # of the public second moment, relative to the largest: flatter directions say nothing
+ROW_BY_ROW = "members label each record by itself, whatever the others are"
 
 
 @dataclass(frozen=True)
@@ -206,11 +205,6 @@ class _Distillation:
         _require(self, "soft", self.soft in ("votes", "probabilities"), "'votes' or 'probabilities'")
         relation = self.neighbours == "replace-one" or (not self.majority and not self.protect_public)
         _require(self, "neighbours", relation, "'replace-one' here: one record or one vote decides a whole label")
-        if self.protect_public and self.mechanism == "statistic" and self.delta > 0:
-            raise SettingsError(
-                "protect_public=True with mechanism='statistic' is for pure epsilon: its proof has no Gaussian form. "
-                "Nothing was combined. Use delta=0, or mechanism='output'."
-            )
         if self.calibration == "hamm2016" and (self.mechanism != "output" or self.neighbours != "replace-one"):
             raise SettingsError(
                 "calibration='hamm2016' is the paper's: mechanism='output' and neighbours='replace-one'. Nothing was "
@@ -240,7 +234,7 @@ class _Distillation:
         asked = _ask(self, members, public, self.soft)
         plan = self._plan(Rows(_ball(self, asked.public.X), len(asked.classes), len(asked.own)))
         state = _release(self, lambda source: plan.draw(asked.count(), source), plan.events, ledger, dataset, key)
-        stated = _stated(self, plan.events, asked.declared, *(() if self.protect_public else (OPEN_RECORDS,)))
+        stated = _stated(self, plan.events, asked.declared, ROW_BY_ROW if self.protect_public else OPEN_RECORDS)
         hidden = _per_record(stated) if self.protect_public else None
         return _ensemble(self, state, plan.events, asked, stated, hidden)
 
@@ -336,7 +330,7 @@ class SoftLabelDistillation(_Distillation):
         ``"statistic"`` or ``"output"``.
     protect_public
         Also hide one record of the public data, replaced at the same time as a site. The statistic then becomes noise
-        in the objective, for ``delta=0`` only, and λ may be raised.
+        in the objective, and λ may be raised.
     neighbours
         ``"replace-one"``: a site's votes become any others. ``"null-one"``: they become an even split; less noise.
     soft
@@ -455,11 +449,12 @@ class ClippedAverage:
         _require(self, "clip_norm", is_positive(self.clip_norm), "a finite number > 0")
         found, classes, declared = voters(members, self.classes)
         _, coef, intercept, _ = aligned(found, classes.tolist())
-        vectors = np.concatenate([coef * self.data_norm, intercept[:, :, None]], axis=2)
+        with np.errstate(over="ignore", invalid="ignore"):
+            vectors = np.concatenate([coef * self.data_norm, intercept[:, :, None]], axis=2)
+            if len(classes) > 2:
+                vectors = helmert(len(classes)) @ vectors
         # A member that is no vector counts as zero: whatever a site sends, the sensitivity holds.
         vectors = np.where(np.isfinite(vectors).all(axis=(1, 2), keepdims=True), vectors, 0.0)
-        if len(classes) > 2:
-            vectors = helmert(len(classes)) @ vectors
         shape = vectors.shape[1:]
         flat = clip_rows(vectors.reshape(len(found), -1), self.clip_norm)
         plan = AveragePlan(self, Rows(np.zeros((0, 1)), len(classes), len(found)), flat.shape[1])

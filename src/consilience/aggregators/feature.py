@@ -29,10 +29,11 @@ from consilience.learners.perturbation import (
     plan_linear,
     public_radius,
 )
-from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, gaussian_sigma, total
+from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, Selection, gaussian_sigma, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows, close, draw_error, gaussian, l2_laplace
+from consilience.privacy.mechanisms import select as draw_one
 
 from .average import TRUSTED
 from .blend import Labelled, Mixture, Ridge, read_labelled
@@ -42,6 +43,7 @@ Array = NDArray[Any]
 
 STRENGTHS = (math.inf, *10.0 ** np.arange(2.0, -4.1, -0.5))
 PRIVATE_REGULARIZATION = 1e-2  # nothing about private aggregation records may choose it
+GRAIN = 1 << 20  # to which a regressor's error is rounded: scores stay integers, whose sums are exact
 
 AGGREGATOR_ONLY = (
     "Noise at the aggregator was asked for over exact members (the thesis' second scenario). It protects the "
@@ -82,8 +84,11 @@ class FeatureMethod:
         sites and aggregation records alike, to exact members at a trusted aggregator (two classes only; the noise is
         large).
     max_members
-        Use at most so many members, chosen by orthogonal matching pursuit on public records, or for independence
-        alone (column-pivoted QR) where the aggregation records are private.
+        Use at most so many members, chosen by orthogonal matching pursuit on public records. On private ones one
+        after the other, each drawn by how many records the chosen get right together with it, at a cost.
+    selection_share
+        With `epsilon` and `max_members`: the share of `epsilon` that pays for choosing. 0 chooses for independence
+        alone, by column-pivoted QR of the released models, which costs nothing.
     n_bags
         Average the weights over so many bootstrap samples of the public records; 0 for none.
     data_norm, label_bound
@@ -113,6 +118,7 @@ class FeatureMethod:
         delta: float = 0.0,
         mechanism: str = "objective",
         max_members: int | None = None,
+        selection_share: float = 0.25,
         n_bags: int = 0,
         data_norm: float = 1.0,
         label_bound: float = 1.0,
@@ -128,6 +134,7 @@ class FeatureMethod:
         self.delta = delta
         self.mechanism = mechanism
         self.max_members = max_members
+        self.selection_share = selection_share
         self.n_bags = n_bags
         self.data_norm = data_norm
         self.label_bound = label_bound
@@ -188,24 +195,49 @@ class FeatureMethod:
         if joint is not None:  # what cannot be stated together must be refused before anything is charged
             planned = Guarantee(epsilon=epsilon, delta=self.delta, unit=Unit.RECORD, neighbours=relation)
             compose_disjoint(joint, planned, assumption=DISJOINT)
-        # Selection may look at released models only: the aggregation records are private.
-        kept = np.arange(len(task.members)) if self.max_members is None else independent(task, self.max_members)
-        features = _Features.on_private(task, kept, self.data_norm, scaled=self.scaling == "public")
+        if not (np.isfinite(task.coef).all() and np.isfinite(task.intercept).all()):
+            raise SettingsError(
+                "A member's coefficients are not all finite numbers. Nothing was combined or charged. Leave it out."
+            )
+        kept, choice = np.arange(len(task.members)), None
+        if self.max_members is not None and self.max_members < len(kept):
+            if self.selection_share > 0:
+                choice = Choice.planned(task, self)
+            kept = independent(task, self.max_members)  # of the size that is planned for; a choice replaces it
+        chosen = [] if choice is None else choice.events
+        learner = self._learner(task, epsilon - math.fsum(event.epsilon for event in chosen))
+        n, dimension = len(task.y), len(kept) * task.n_outputs
+        one = LinearTask(None, None, np.zeros(0), None, learner._loss(max(2, task.n_outputs)), dimension, n, n)
+        training = tuple(plan_linear(learner, one).events)
+        events = [*chosen, *training]
+
+        def draw(source: Source) -> dict[str, Array]:
+            final = kept if choice is None else choice.draw(source)
+            records = _Features.on_private(task, final, self.data_norm, scaled=self.scaling == "public").records
+            learner.set_params(noise=Noise(seed=int(source.words(1)[0])) if source.seeded else None)
+            learner.fit(records, task.labels)  # charged already, with the choice
+            assert learner.events_ == training  # a plan knows sizes only, whichever members were chosen
+            return {"kept": final, "theta": np.asarray(learner.coef_)}
+
+        noise = Noise() if self.noise is None else self.noise
+        state, _ = run_charged(draw, events, noise=noise, purpose=type(self).__name__, **charged)
+        features = _Features.on_private(task, state["kept"], self.data_norm, scaled=self.scaling == "public")
+        own = total(events)
+        if noise.seed is not None:
+            own = Guarantee.void("seeded noise", unit=own.unit, neighbours=own.neighbours)
+        return features.ensemble(task, state["theta"], own)
+
+    def _learner(self, task: Labelled, epsilon: float) -> Any:
         settings: dict[str, Any] = {
             "epsilon": epsilon,
             "delta": self.delta,
             "regularization": PRIVATE_REGULARIZATION if self.regularization == "auto" else self.regularization,
             "fit_intercept": False,
-            "noise": self.noise,
         }
-        learner: Any
         if task.classes is None:
             huber = 1.0 if self.huber is None else self.huber / self.label_bound
-            learner = PrivateRidge(label_bound=self.label_bound, huber=huber, **settings)
-        else:
-            learner = PrivateLogisticRegression(classes=task.classes, **settings)
-        learner.fit(features.records, task.labels, **charged)
-        return features.ensemble(task, np.asarray(learner.coef_), learner.guarantee_)
+            return PrivateRidge(label_bound=self.label_bound, huber=huber, **settings)
+        return PrivateLogisticRegression(classes=task.classes, **settings)
 
     def _at_trusted_aggregator(self, task: Labelled, exact: bool, charged: dict[str, Any]) -> FeatureEnsemble:
         plan = TrustedAggregator(self, task, exact)
@@ -238,7 +270,10 @@ class FeatureMethod:
             self.max_members is None or (whole(self.max_members) and self.max_members >= 1),
             "None or an integer >= 1",
         )
+        share = self.selection_share
+        need("selection_share", isinstance(share, int | float) and 0 <= share < 1, "a number in [0, 1)")
         need("n_bags", whole(self.n_bags) and self.n_bags >= 0, "an integer >= 0")
+        need("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
         need("data_norm", is_positive(self.data_norm), "a number > 0")
         need("label_bound", is_positive(self.label_bound), "a number > 0")
         if self.epsilon is None:
@@ -247,6 +282,8 @@ class FeatureMethod:
         need("epsilon", is_positive(self.epsilon), "None or a finite number > 0")
         need("delta", isinstance(self.delta, int | float) and 0 <= self.delta < 1, "a number in [0, 1)")
         need("n_bags", self.n_bags == 0, "0 with epsilon: every bag would be one more use of the private records")
+        all_of_them = self.max_members is None or self.mechanism == "objective"
+        need("max_members", all_of_them, "None with mechanism='output', whose noise is for all members")
 
 
 @dataclass(frozen=True)
@@ -339,6 +376,80 @@ def independent(task: Labelled, most: int) -> Array:
     rows = rows / np.where(np.linalg.norm(rows, axis=1) > 0, np.linalg.norm(rows, axis=1), 1.0)[:, None]
     _, _, order = linalg.qr((rows * np.sqrt(task.shares)[:, None]).T, mode="economic", pivoting=True)
     return np.sort(order[: min(most, len(rows))])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Members chosen one after the other by the exponential mechanism on private aggregation records (E.8)."""
+
+    scores: Array  # (m, N, 1 or K): each member's, times its weight
+    weights: Array  # (N,), by precision where it is known
+    labels: Array  # codes, or numbers in [-1, 1]
+    regression: bool
+    event: Selection
+    n_chosen: int
+
+    @classmethod
+    def planned(cls, task: Labelled, method: FeatureMethod) -> Choice:
+        """Share the part of epsilon for choosing among the rounds; a count moves by one record, whichever it is."""
+        n_chosen, regression = int(method.max_members or 0), task.classes is None
+        reach = float(GRAIN if regression else 1)
+        event = Selection(
+            unit=Unit.RECORD,
+            neighbours=Neighbours.REPLACE_ONE,
+            sensitivity=reach,
+            scale=2 * reach * n_chosen / (method.selection_share * float(method.epsilon or 0.0)),
+            monotone="no",
+        )
+        X = clip_rows(task.X, method.data_norm)
+        X = np.asarray(X.todense()) if sparse.issparse(X) else X
+        shape = (len(X), len(task.members), task.n_outputs)
+        scores = (X @ task.coef.reshape(-1, X.shape[1]).T).reshape(shape) + task.intercept
+        scores *= task.shares[:, None]
+        if regression:
+            labels = np.clip(np.asarray(task.labels, dtype=np.float64) / method.label_bound, -1.0, 1.0)
+            return cls(scores / method.label_bound, task.shares, labels, True, event, n_chosen)
+        codes = (task.y > 0).astype(np.int64) if task.n_outputs == 1 else task.y
+        return cls(scores, task.shares, codes, False, event, n_chosen)
+
+    @property
+    def events(self) -> list[Event]:
+        """One selection for each round."""
+        return [self.event] * self.n_chosen
+
+    def counts(self, chosen: Sequence[int], candidates: Sequence[int]) -> Array:
+        """Return how many records the chosen members' average gets right together with each candidate; integers.
+
+        A record adds 0 or 1 to each, by itself; for regressors a part of `GRAIN` that falls with the error.
+        """
+        base, mass = np.zeros((self.scores.shape[0], self.scores.shape[2])), 0.0
+        for i in chosen:
+            base, mass = base + self.scores[:, i], mass + self.weights[i]
+        counts = []
+        for i in candidates:
+            z = base + self.scores[:, i]
+            if self.regression:
+                guess = np.clip(z[:, 0] / (mass + self.weights[i]), -1.0, 1.0)
+                right = GRAIN - np.rint(np.abs(guess - self.labels) * (GRAIN / 2)).astype(np.int64)
+            else:
+                said = (z[:, 0] > 0).astype(np.int64) if z.shape[1] == 1 else z.argmax(axis=1)
+                right = (said == self.labels).astype(np.int64)
+            counts.append(int(right.sum()))
+        return np.asarray(counts, dtype=np.int64)
+
+    def draw(self, source: Source) -> Array:
+        """Return the members drawn, in the order of their numbers.
+
+        Probabilities are ∝ weight · exp(count / scale): what is public anyway, the precision, counts first. As a whole
+        number that is added to a count it moves no count.
+        """
+        prior = np.rint(np.maximum(self.event.scale * np.log(np.maximum(self.weights, 1e-300)), -(2.0**50)))
+        chosen: list[int] = []
+        while len(chosen) < self.n_chosen:
+            left = [i for i in range(len(self.weights)) if i not in chosen]
+            scores = self.counts(chosen, left) + prior[left]
+            chosen.append(left[draw_one(scores, event=self.event, source=source)])
+        return np.sort(chosen)
 
 
 def _centred_labels(task: Labelled) -> Array:

@@ -16,7 +16,17 @@ from scipy.linalg import helmert
 from consilience.errors import SettingsError
 from consilience.learners.erm import Logistic, Loss, Softmax, gradient_error, solve
 from consilience.learners.perturbation import CLOSING_SHARE, TOLERANCE, public_radius
-from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, ObjectiveL2Laplace, gaussian_sigma
+from consilience.privacy.accounting import (
+    Closing,
+    Event,
+    Gaussian,
+    L2Laplace,
+    ObjectiveGaussian,
+    ObjectiveL2Laplace,
+    SoftObjectiveGaussian,
+    calibrate_scale,
+    gaussian_sigma,
+)
 from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.mechanisms import Source, close, draw_error, gaussian, l2_laplace
 
@@ -136,7 +146,7 @@ class Plan:
     def _drawn(self, dimension: int, source: Source) -> Array:
         if self.noise is None:
             return np.zeros(dimension)
-        draw: Any = gaussian if isinstance(self.noise, Gaussian) else l2_laplace
+        draw: Any = gaussian if isinstance(self.noise, Gaussian | ObjectiveGaussian) else l2_laplace
         return np.asarray(draw(dimension, event=self.noise, source=source))
 
     def _closed(self, vector: Array, source: Source) -> Array:
@@ -241,9 +251,20 @@ class OutputPlan(Plan):
         if self.private:
             self._calibrate(self._paper_sensitivity() if self.paper else self._sensitivity())
             distance = (self.tolerance + rounding) / self.ridge
+            # Class means are sums of K; then the difference, and the sum with the noise, are rounded.
+            distance += (rows.n_classes + 4) * 2.0**-52 * (self._longest(1.0) + distance)
             radius = public_radius(self.noise, self.classes_drawn * d)
             released = d * rows.loss.n_outputs
-            self._close(released, distance + 2 * draw_error(released) * radius)
+            self._close(released, distance + 2 * draw_error(released + 4 * rows.n_classes) * radius)
+
+    @property
+    def _steepest(self) -> float:
+        return 1.0 if self.rows.logistic else math.sqrt(2)
+
+    def _longest(self, reach: float) -> float:
+        """Bound the length of any minimum: J(W) <= J(0), and the gradient vanishes."""
+        strength = float(self.settings.regularization)
+        return min(math.sqrt(2 * math.log(self.rows.n_classes) / strength), self._steepest * reach / strength)
 
     def _sensitivity(self) -> float:
         settings, rows, n = self.settings, self.rows, len(self.rows.X)
@@ -252,22 +273,20 @@ class OutputPlan(Plan):
         pair = math.sqrt(2) if rows.logistic else 1.0
         relation = "replace-one" if settings.majority else settings.neighbours
         moved = shares_moved(rows.n_classes, relation) / pair / voters
-        reach, steepest = 1.0, math.sqrt(2) / pair
+        reach = 1.0
         if settings.protect_public:
-            gap = ((n - 1) * moved + 2 * steepest) / n
+            gap = ((n - 1) * moved + 2 * self._steepest) / n
         else:
             reach = min(1.0, _largest_mean(rows.X))
             gap = moved * reach
-        strength = settings.regularization
-        longest = min(math.sqrt(2 * math.log(rows.n_classes) / strength), steepest * reach / strength)
-        return float(min(gap / strength, 2 * longest))
+        return float(min(gap / settings.regularization, 2 * self._longest(reach)))
 
     def _paper_sensitivity(self) -> float:
+        """Return the paper's, or the true one where that is larger: the paper's gradients are of length 1, not √2."""
         n, m = len(self.rows.X), self.rows.n_members
-        if self.settings.majority:
-            return 2 / float(self.settings.regularization)
         extended = (n + m - 1) / n if self.settings.protect_public else 1.0
-        return extended * 2 / (m * float(self.settings.regularization))
+        voters = 1 if self.settings.majority else m / extended
+        return max(2 / (voters * float(self.settings.regularization)), self._sensitivity())
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
         """Return the noisy minimum."""
@@ -294,9 +313,9 @@ class OutputPlan(Plan):
 class ObjectivePlan(Plan):
     """Noise in the objective: hides a site, a record of the aggregation data, or both at once.
 
-    Neighbours are two steps apart, and the same noise pays for each: `noise` for one record with all its labels,
-    `shift` for one member's votes on the others, which only move the linear term. Pure epsilons of two steps add;
-    deltas do not, so there is no Gaussian form.
+    Neighbours are two steps apart, and the same noise pays for each: one record with all its labels, and one member's
+    votes on the others, which only move the linear term. Pure epsilons of two steps add: `noise` states the first,
+    `shift` the second. Deltas do not add, so one event states both for Gaussian noise.
     """
 
     def __init__(self, settings: Any, rows: Rows) -> None:
@@ -315,10 +334,16 @@ class ObjectivePlan(Plan):
             moved = (n - 1) * shares_moved(K, settings.neighbours) / rows.n_members
             facts: dict[str, Any] = {"loss": "softmax", "n_classes": K, "curvature": self.loss.curvature}
             facts |= {"lipschitz": self.loss.lipschitz, "strong_convexity": self.ridge, "records_per_unit": 1}
-            jacobian = ObjectiveL2Laplace(scale=1.0, **facts, **self.who).jacobian
-            scale = (moved + 2 * self.loss.lipschitz) / (epsilon - jacobian) * (1 + 1e-12)
-            self.noise = ObjectiveL2Laplace(scale=scale, **facts, **self.who)
-            self.shift = L2Laplace(sensitivity=moved, scale=scale, **self.who)
+            facts |= self.who
+            if settings.delta > 0:
+                facts |= {"sensitivity": moved, "at_delta": settings.delta}
+                sigma = calibrate_scale(lambda sigma: SoftObjectiveGaussian(sigma=sigma, **facts), epsilon=epsilon)
+                self.noise = SoftObjectiveGaussian(sigma=sigma, **facts)
+            else:
+                jacobian = ObjectiveL2Laplace(scale=1.0, **facts).jacobian
+                scale = (moved + 2 * self.loss.lipschitz) / (epsilon - jacobian) * (1 + 1e-12)
+                self.noise = ObjectiveL2Laplace(scale=scale, **facts)
+                self.shift = L2Laplace(sensitivity=moved, scale=scale, **self.who)
             radius = public_radius(self.noise, (K - 1) * d)
         rounding = gradient_error(
             self.loss,
@@ -331,12 +356,13 @@ class ObjectivePlan(Plan):
         rounding += n * _statistic_error(np.ones((n, 1)), K)
         self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
         if self.private:
-            distance = (self.tolerance + rounding + draw_error(K * d) * radius) / self.ridge
+            # An eighth more for storing the minimum in doubles, as in learners/perturbation.py.
+            distance = (1.125 * self.tolerance + rounding + draw_error(K * d + 4 * K) * radius) / self.ridge
             self._close(K * d, distance)
 
     @property
     def events(self) -> list[Event]:
-        """The noise, paid twice: for the record and for the votes on the others."""
+        """The noise, paid twice where it is pure: for the record and for the votes on the others."""
         return [*super().events, *([] if self.shift is None else [self.shift])]
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:

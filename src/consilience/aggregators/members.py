@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import special
 from sklearn.utils.validation import check_array
 
+from consilience.contribution import Contribution
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.privacy.accounting import Event, Gaussian, L2Laplace, Objective, ObjectiveGaussian, ObjectiveL2Laplace
 from consilience.privacy.guarantee import Guarantee, compose_disjoint
@@ -71,11 +72,12 @@ class Member:
 
 
 def as_members(fitted: Sequence[Any]) -> list[Member]:
-    """Read what is released off fitted learners; any scikit-learn estimator will do."""
+    """Read what is released off contributions or fitted learners; any scikit-learn estimator will do."""
     if not fitted:
         raise SettingsError("An aggregator needs at least one member. Got none. Nothing was combined.")
     members = []
-    for learner in fitted:
+    for given in fitted:
+        learner = given.learner if isinstance(given, Contribution) else given
         if isinstance(learner, Member):
             members.append(learner)
             continue

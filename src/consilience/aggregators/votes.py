@@ -174,12 +174,17 @@ def _linear_votes(X: Any, W: Array, b: Array, fast: Array, unit: int, n_classes:
 
 
 def _votes(member: Member, X: Any, every: Array, unit: int, grain: int) -> NDArray[np.int64]:
-    """Return the counts (record, class) of one member of any kind."""
+    """Return the counts (record, class) of one member of any kind; an answer of another shape is none."""
     said = np.zeros((X.shape[0], len(every)))
     if grain > 1 and hasattr(member.learner, "predict_proba"):
-        said[:, _places(member, every)] = member.learner.predict_proba(X)
-    else:
-        labels, inverse = np.unique(np.asarray(member.learner.predict(X)), return_inverse=True)
+        places = _places(member, every)
+        answer = np.asarray(member.learner.predict_proba(X))
+        if answer.shape == (len(said), len(places)):
+            said[:, places] = answer
+        return _shares(said, unit)
+    answer = np.asarray(member.learner.predict(X))
+    if answer.shape in ((len(said),), (len(said), 1)):
+        labels, inverse = np.unique(answer, return_inverse=True)
         position = {label: k for k, label in enumerate(every.tolist())}
         codes = np.array([position.get(label, -1) for label in labels.tolist()])[inverse.ravel()]
         said[codes >= 0, codes[codes >= 0]] = 1.0

@@ -1,0 +1,313 @@
+"""PooledCounts: one forest that all sites fill together, each counting once over a structure that is public.
+
+A forest of its own spends a site's budget on finding splits that other sites find again. Here the structure comes from
+elsewhere: from public randomness, from public records, or from a forest that was released anyway. A site spends all
+of its budget on the leaves, and the hub adds up what the sites counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from consilience.data import Public
+from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.bins import Bins
+from consilience.learners.trees import (
+    PrivateForestClassifier,
+    Shape,
+    TreePlan,
+    TreeTask,
+    capped,
+    leaf_counts,
+    noisy,
+    owners,
+    part_of,
+    probabilities,
+    random_shape,
+    some_features,
+    stacked,
+)
+from consilience.privacy.guarantee import Guarantee, compose
+from consilience.privacy.mechanisms import Noise, Source
+
+from .members import as_members, joint_guarantee
+
+Array = NDArray[Any]
+
+CHANCE = 0.15  # how a class' share of a leaf varies from record to record, p(1-p); for the sites' weights
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The trees that all sites count over: public, or released before.
+
+    ``guarantee`` is that of the records it was grown on, None if they were public or there were none.
+    """
+
+    shape: Shape
+    bins: Bins
+    classes: tuple[Any, ...]
+    guarantee: Guarantee | None = None
+
+    @classmethod
+    def random(
+        cls,
+        bins: Bins,
+        classes: Sequence[Any],
+        *,
+        n_trees: int = 20,
+        max_depth: int = 4,
+        max_features: int | float | str | None = None,
+        random_state: int = 0,
+    ) -> Self:
+        """Draw the splits from public randomness."""
+        generator = check_random_state(random_state)
+        trees = []
+        for _ in range(n_trees):
+            features = some_features(max_features, bins.splittable, generator)
+            trees.append(random_shape(bins, features, max_depth, generator))
+        return cls(stacked(trees), bins, tuple(classes))
+
+    @classmethod
+    def greedy(
+        cls,
+        public: Public,
+        bins: Bins,
+        classes: Sequence[Any],
+        *,
+        n_trees: int = 20,
+        max_depth: int = 4,
+        max_features: int | float | str | None = 0.5,
+        random_state: int = 0,
+    ) -> Self:
+        """Grow the trees on labelled public records, exactly; promises nothing to them."""
+        if public.y is None:
+            raise SettingsError("A structure is grown on labelled public records. Got none with labels. Pass y.")
+        forest = PrivateForestClassifier(
+            epsilon=math.inf,
+            n_trees=n_trees,
+            max_depth=max_depth,
+            max_features=max_features,
+            assignment="all",
+            bins=bins,
+            classes=list(classes),
+            random_state=random_state,
+        ).fit(public.X, public.y)
+        return cls(forest.shape_, bins, tuple(classes))
+
+    @classmethod
+    def of(cls, forest: PrivateForestClassifier) -> Self:
+        """Take over the trees of a fitted forest, a site's or an earlier release."""
+        check_is_fitted(forest)
+        return cls(forest.shape_, forest.bins_, tuple(forest.classes_.tolist()), forest.guarantee_)
+
+
+class PrivateLeafCounts(PrivateForestClassifier):
+    """Count a site's records in the leaves of a given structure under differential privacy: its part in `PooledCounts`.
+
+    It is a forest by itself, too.
+
+    Parameters
+    ----------
+    structure
+        The `Structure` that all sites of the study count over.
+    assignment
+        ``"all"`` counts every record in every tree, at a part of the budget; ``"disjoint"`` in one, drawn for it, at
+        full budget. ``"auto"``: all with a delta, disjoint without.
+    epsilon, delta, prune, neighbours, unit, records_per_person, noise
+        As in `PrivateForestClassifier`.
+
+    Privacy
+    -------
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the fitted attributes. A
+    structure grown on records of this same site cost what its own guarantee says, and that comes on top. Proof:
+    docs/guarantees/integration.md.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        structure: Structure,
+        delta: float = 0.0,
+        assignment: str = "auto",
+        prune: bool = False,
+        neighbours: str = "add-remove",
+        unit: str = "record",
+        records_per_person: int | None = None,
+        noise: Noise | None = None,
+    ) -> None:
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            splitter="random",
+            assignment=assignment,
+            prune=prune,
+            neighbours=neighbours,
+            unit=unit,
+            records_per_person=records_per_person,
+            noise=noise,
+        )
+        self.structure = structure
+
+    def _check(self) -> None:
+        self._require("structure", isinstance(self.structure, Structure), "a Structure")
+        self.bins, self.classes = self.structure.bins, list(self.structure.classes)
+        self.n_trees, self.max_depth = len(self.structure.shape.feature), self.structure.shape.depth
+        super()._check()
+
+    def _train(self, task: TreeTask, plan: TreePlan, source: Source) -> None:
+        task, shape = capped(task, self, source), self.structure.shape
+        owner = owners(task, plan.n_trees, source) if self._disjoint else None
+        counts = []
+        for tree in range(plan.n_trees):
+            part = task if owner is None else part_of(task, owner == tree)
+            row = slice(tree, tree + 1)
+            one = Shape(shape.feature[row], shape.last[row], shape.single[row])
+            counts.append(leaf_counts(part, one, np.ones(1, np.int64)))
+        self.shape_ = shape
+        self.counts_ = noisy(np.stack(counts), plan, source)
+        # Replace-one makes the number of units public; that of persons' records never is.
+        public = not plan.events or (self.neighbours == "replace-one" and task.persons is None)
+        whole = float(self.counts_.sum() / (1 if self._disjoint else plan.n_trees))
+        self.public_size_ = max(1, len(task.y) if public else round(whole))
+        self.leaf_variance_ = plan.leaf_variance
+
+
+class PooledCounts:
+    """Add up what sites counted in the leaves of one structure.
+
+    Members are `PrivateLeafCounts` of one structure, `PrivateForestClassifier` with equal trees (``splitter="random"``
+    and one public `random_state`), or the forest that the structure was taken from.
+
+    Parameters
+    ----------
+    weights
+        ``"precision"`` lets a site count for less where its noise is large beside its records; ``"equal"`` adds up.
+    prune
+        Whether branches whose gain drowns in noise say what their root says.
+
+    Privacy
+    -------
+    Each site's own guarantee, against everyone; the sum is post-processing. Where the structure was grown on private
+    records and their forest is not among the members, its epsilon is added. Proof: docs/guarantees/integration.md.
+    """
+
+    def __init__(self, weights: str = "precision", *, prune: bool = False) -> None:
+        if weights not in ("precision", "equal"):
+            raise SettingsError(
+                f"The 'weights' parameter of PooledCounts must be 'precision' or 'equal'. Got {weights!r} instead."
+            )
+        self.weights = weights
+        self.prune = prune
+
+    def combine(self, members: Sequence[Any], public: Public | None = None) -> PooledForest:
+        """Return the forest of all `members`' counts; `public` records are not used."""
+        found = as_members(members)
+        forests = [_counted(member.learner) for member in found]
+        first = forests[0]
+        for other in forests[1:]:
+            _check_same(first, other)
+        scales = np.array([_precision(forest) if self.weights == "precision" else 1.0 for forest in forests])
+        if not scales.any():
+            scales = np.ones(len(scales))
+        scales = scales / scales.max()
+        counts = sum(scale * forest.counts_ for scale, forest in zip(scales.tolist(), forests, strict=True))
+        variance = math.fsum(s**2 * forest.leaf_variance_ for s, forest in zip(scales.tolist(), forests, strict=True))
+        own = tuple(member.guarantee for member in found)
+        return PooledForest(
+            shape=first.shape_,
+            bins=first.bins_,
+            classes=first.classes_,
+            counts=np.asarray(counts),
+            variance=variance,
+            values=probabilities(np.asarray(counts), variance, prune=self.prune) / len(first.counts_),
+            weights=scales / scales.sum(),
+            guarantee=_with_structure(joint_guarantee(found), forests),
+            guarantees=own,
+        )
+
+
+def _counted(learner: Any) -> Any:
+    if not (isinstance(learner, PrivateForestClassifier) and hasattr(learner, "counts_")):
+        raise SettingsError(
+            f"A {type(learner).__name__} was given as a member, but it has no leaf counts. Nothing was combined. Pass "
+            "fitted PrivateLeafCounts of one structure, or combine other members by WeightedVote."
+        )
+    return learner
+
+
+def _check_same(first: Any, other: Any) -> None:
+    one, two = first.shape_, other.shape_
+    checks = {
+        "bins": first.bins_ == other.bins_,
+        "classes": np.array_equal(first.classes_, other.classes_),
+        "number of trees or depth": first.counts_.shape == other.counts_.shape,
+        "splits": np.array_equal(one.feature, two.feature) and np.array_equal(one.last, two.last),
+    }
+    differ = [name for name, same in checks.items() if not same]
+    if differ:
+        raise SchemaMismatch(
+            f"Counts of two members were to be added up, but they differ in their {' and '.join(differ)}. Nothing was "
+            "combined. Let all sites count over one Structure."
+        )
+
+
+def _precision(forest: Any) -> float:
+    """Return how much a site's counts should weigh.
+
+    With weights a the variance of a leaf's share is ∝ Σ a²(n·p(1-p) + v) / (Σ a·n)², n the site's records in a leaf and
+    v its noise: least at a ∝ n / (n·p(1-p) + v). Of n the mean is taken; a single leaf's would be mostly noise.
+    """
+    n = max(float(forest.counts_.sum()), 1.0) / int(forest.counts_[..., 0].size)
+    return n * CHANCE / (n * CHANCE + float(forest.leaf_variance_))
+
+
+def _with_structure(joint: Guarantee | None, forests: Sequence[Any]) -> Guarantee | None:
+    """Add what growing the structure cost, unless the forest it was grown in is a member and has it in its own."""
+    grown = [one.structure.guarantee for one in forests if isinstance(one, PrivateLeafCounts)]
+    costs = [guarantee for guarantee in grown if guarantee is not None]
+    brought = any(one.splitter == "greedy" for one in forests)
+    return joint if joint is None or not costs or brought else compose(joint, *dict.fromkeys(costs))
+
+
+@dataclass(frozen=True)
+class PooledForest:
+    """A forest filled by all sites; predicts like a fitted scikit-learn estimator.
+
+    ``counts`` are the weighted noisy counts (tree, leaf, class), ``variance`` that of their noise. ``guarantee`` holds
+    for one record at any site, ``guarantees`` are the members' own, ``weights`` their shares.
+    """
+
+    shape: Shape = field(repr=False)
+    bins: Bins = field(repr=False)
+    classes: Array
+    counts: Array = field(repr=False)
+    variance: float
+    values: Array = field(repr=False)
+    weights: Array
+    guarantee: Guarantee | None
+    guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    @property
+    def classes_(self) -> Array:
+        """Labels in the order of the probabilities, under scikit-learn's name."""
+        return self.classes
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Return each class' probability."""
+        finite: Any = True if self.bins.missing == "error" else "allow-nan"
+        codes = self.bins.codes(check_array(X, dtype=np.float64, ensure_all_finite=finite))
+        return self.shape.add_up(codes, self.values, np.zeros((len(codes), len(self.classes))))
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Return the most probable class for each row."""
+        return np.asarray(self.classes[self.predict_proba(X).argmax(axis=1)])

@@ -1,0 +1,252 @@
+"""WeightedVote: classifiers of any kind vote, each with a weight that public or paid-for facts give it.
+
+Seed 001 integrates the sites' forests so, by accuracy times exp(n/N). Accuracies of sites are nearly equal and exp(n/N)
+lies between 1 and e, so its weights are nearly equal too. The default weighs by what a member's quality does depend on:
+how many records it saw, and how much noise stood before them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consilience.data import Public
+from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.base import is_positive
+from consilience.privacy.accounting import total
+from consilience.privacy.guarantee import Guarantee, Neighbours
+
+from .accuracy import ScoredMember
+from .members import LinearEnsemble, Member, as_members, joint_guarantee
+
+Array = NDArray[Any]
+
+WEIGHTS = ("size-epsilon", "size", "accuracy-size", "accuracy", "equal")
+EPSILON_CAP = 1.0  # beyond which less noise makes hardly a better member: a choice, to which results are not sensitive
+SPREAD = 0.05  # how far accuracies of sites are taken to differ, for the shrinking of noisy ones
+_ROWS = 1 << 14  # records at a time where class sets differ
+_SQUARINGS = 40  # after 2^40 steps a chain of classes has settled
+
+
+class WeightedVote:
+    """Let members vote.
+
+    Parameters
+    ----------
+    weights
+        ``"size-epsilon"``: number of units × min(epsilon, `epsilon_cap`). ``"size"``, ``"equal"``.
+        ``"accuracy-size"``: accuracy × size; ``"accuracy"``: accuracy × exp(size / total size), as in seed 001. An
+        accuracy is measured on labelled public records, or brought by a `ScoredMember`, never otherwise. Or numbers,
+        one per member, that are public.
+    voting
+        ``"soft"`` adds up probabilities (the label, of a member that has none), ``"hard"`` labels.
+    classes
+        The declared classes; otherwise the union of the members'. A member's say is about the classes it knows.
+    epsilon_cap
+        Above it, a larger epsilon earns no more weight.
+
+    A member without a public size is an error where sizes count: whatever stood in for it would decide how much a site
+    is heard, and nobody would see. Use ``"equal"``, or declare numbers.
+
+    Privacy
+    -------
+    Each site's own guarantee, against everyone: weights read sizes, epsilons and accuracies that were released, and
+    public records. Nothing is promised to public records. Proof: docs/guarantees/integration.md.
+    """
+
+    def __init__(
+        self,
+        weights: str | Sequence[float] = "size-epsilon",
+        *,
+        voting: str = "soft",
+        classes: Sequence[Any] | None = None,
+        epsilon_cap: float = EPSILON_CAP,
+    ) -> None:
+        if isinstance(weights, str) and weights not in WEIGHTS:
+            raise SettingsError(
+                f"The 'weights' parameter of WeightedVote must be one of {', '.join(WEIGHTS)}, or a number for each "
+                f"member. Got {weights!r} instead."
+            )
+        if voting not in ("soft", "hard"):
+            raise SettingsError(
+                f"The 'voting' parameter of WeightedVote must be 'soft' or 'hard'. Got {voting!r} instead."
+            )
+        if not (epsilon_cap == math.inf or is_positive(epsilon_cap)):
+            raise SettingsError(
+                f"The 'epsilon_cap' parameter of WeightedVote must be a number > 0. Got {epsilon_cap!r} instead."
+            )
+        self.weights = weights
+        self.voting = voting
+        self.classes = classes
+        self.epsilon_cap = epsilon_cap
+
+    def combine(self, members: Sequence[Any], public: Public | None = None) -> VoteEnsemble:
+        """Return the ensemble of `members`; labelled `public` records measure accuracies, where those count."""
+        found = as_members(members)
+        classes = _declared(found, self.classes)
+        shares = self._weights(found, public)
+        own = tuple(member.guarantee for member in found)
+        learners = tuple(_voter(member) for member in found)
+        return VoteEnsemble(learners, classes, shares, self.voting, joint_guarantee(found), own)
+
+    def _weights(self, members: Sequence[Member], public: Public | None) -> Array:
+        if not isinstance(self.weights, str):
+            raw = np.asarray(self.weights, dtype=np.float64)
+            if raw.shape != (len(members),) or not (np.isfinite(raw).all() and (raw >= 0).all() and raw.any()):
+                raise SettingsError(
+                    f"The weights must be one number >= 0 for each of {len(members)} members, not all 0. Nothing was "
+                    "combined."
+                )
+            return np.asarray(raw / raw.sum())
+        raw = np.ones(len(members))
+        if self.weights != "equal":
+            raw = _sizes(members, self.weights)
+        if self.weights == "accuracy":
+            raw = np.exp(raw / raw.sum())
+        if self.weights == "size-epsilon":
+            raw = raw * np.minimum(_epsilons(members), self.epsilon_cap)
+        if self.weights.startswith("accuracy"):
+            raw = raw * _accuracies(members, public)
+        whole = raw.sum()
+        return np.asarray(raw / whole if whole > 0 else np.full(len(raw), 1 / len(raw)))
+
+
+def _declared(members: Sequence[Member], classes: Sequence[Any] | None) -> Array:
+    """Return the classes that are voted on."""
+    if any(member.classes is None for member in members):
+        raise SettingsError("Voting needs classifiers, and a member is none. Nothing was combined. Use Average.")
+    lists = [np.asarray(member.classes) for member in members]
+    every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
+    if not set(every.tolist()).issuperset(label for one in lists for label in one.tolist()):
+        raise SchemaMismatch(
+            "A member knows a class that is not declared. Nothing was combined. Declare it in 'classes', or leave out "
+            "the member."
+        )
+    return every
+
+
+def _voter(member: Member) -> Any:
+    """Return what predicts for a member: its learner, or the linear classifier that its coefficients are."""
+    if member.learner is not None:
+        return member.learner
+    assert member.coef is not None
+    assert member.intercept is not None
+    return LinearEnsemble(member.classes, member.coef, member.intercept, np.ones(1), member.guarantee, ())
+
+
+def _sizes(members: Sequence[Member], weights: str) -> Array:
+    if any(member.size is None for member in members):
+        raise SettingsError(
+            f"Weights by {weights} need every member's public size, and one has none. Nothing was combined. Use "
+            "weights='equal', declare a number for each member, or use members trained by this package."
+        )
+    return np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
+
+
+def _epsilons(members: Sequence[Member]) -> Array:
+    """Return what each member's training drew, as an epsilon: also where a seed voided the guarantee."""
+    events = [m.training_events if isinstance(m, ScoredMember) else m.events for m in members]
+    stated = [total(drawn) if drawn else None for drawn in events]
+    mixed = len({guarantee.neighbours for guarantee in stated if guarantee is not None}) > 1
+    return np.array(
+        [math.inf if g is None else g.convert(Neighbours.REPLACE_ONE).epsilon if mixed else g.epsilon for g in stated]
+    )
+
+
+def _accuracies(members: Sequence[Member], public: Public | None) -> Array:
+    """Return each member's accuracy, on public records or as it was brought, shrunk to their mean where noisy."""
+    if public is not None and public.y is not None and len(public.y) > 0:
+        y = np.asarray(public.y)
+        return np.array([np.mean(np.asarray(_voter(member).predict(public.X)) == y) for member in members])
+    brought = [member.accuracy for member in members if isinstance(member, ScoredMember)]
+    if len(brought) < len(members):
+        raise SettingsError(
+            "Weights by accuracy need labelled public records, or members that bring a private accuracy, and a member "
+            "brings none. Nothing was combined. Pass public=Public(X, y), or let each site use private_accuracy and "
+            "scored; an exact accuracy on a site's records would not be private."
+        )
+    values, variance = np.array([[one.value, one.variance] for one in brought]).T
+    mean = np.average(values, weights=1 / variance)
+    return np.asarray(mean + (values - mean) * SPREAD**2 / (SPREAD**2 + variance))
+
+
+@dataclass(frozen=True)
+class VoteEnsemble:
+    """Classifiers that vote; predicts like a fitted scikit-learn estimator.
+
+    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights`` their shares.
+    """
+
+    members: tuple[Any, ...] = field(repr=False)
+    classes: Array
+    weights: Array
+    voting: str
+    guarantee: Guarantee | None
+    guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    @property
+    def classes_(self) -> Array:
+        """Labels in the order of the probabilities, under scikit-learn's name."""
+        return self.classes
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the weighted mean of what members say; of classes that not all know, what each says fits together."""
+        sets: dict[tuple[int, ...], Array] = {}
+        for member, weight in zip(self.members, self.weights.tolist(), strict=True):
+            places, said = self._said(member, X)
+            sets[places] = sets.get(places, 0.0) + weight * said
+        n = len(next(iter(sets.values())))
+        if len(sets) == 1:
+            out = np.zeros((n, len(self.classes)))
+            ((places, said),) = sets.items()
+            out[:, list(places)] = said
+            return out
+        parts = [slice(begin, begin + _ROWS) for begin in range(0, max(n, 1), _ROWS)]
+        return np.concatenate([_settled({s: p[rows] for s, p in sets.items()}, len(self.classes)) for rows in parts])
+
+    def predict(self, X: Any) -> Array:
+        """Return the most probable class for each row."""
+        return np.asarray(self.classes[self.predict_proba(X).argmax(axis=1)])
+
+    def _said(self, member: Any, X: Any) -> tuple[tuple[int, ...], Array]:
+        """Return the places of the classes that a member knows, ascending, and its probabilities of them."""
+        known = np.asarray(member.classes_).tolist()
+        place = {label: k for k, label in enumerate(self.classes.tolist())}
+        places = [place[label] for label in known]
+        if self.voting == "soft" and hasattr(member, "predict_proba"):
+            said = np.asarray(member.predict_proba(X), dtype=np.float64)
+        else:
+            labels = np.asarray(member.predict(X))
+            said = np.stack([labels == label for label in known], axis=1).astype(np.float64)
+        # Whatever a member of another library answers, it has one say: nothing negative, nothing infinite, in sum one.
+        said = np.where(np.isfinite(said) & (said > 0), np.minimum(said, 1e300), 0.0)
+        whole = said.sum(axis=1, keepdims=True)
+        said = np.where(whole > 0, said / np.where(whole > 0, whole, 1.0), 1 / len(known))
+        order = np.argsort(places)
+        return tuple(places[at] for at in order), said[:, order]
+
+
+def _settled(sets: dict[tuple[int, ...], Array], n_classes: int) -> Array:
+    """Return the probabilities that no member would move on.
+
+    A member knows how likely its own classes are among themselves, and nothing about others. So it moves what lies on
+    its own to where it says, and leaves the rest: a chain of classes, whose rest is the answer. If all know all
+    classes it is the weighted mean. Groups of classes between which nobody compares keep what they began with.
+    """
+    rows = len(next(iter(sets.values())))
+    chain = np.zeros((rows, n_classes, n_classes))
+    for places, said in sets.items():
+        inside, weight = np.array(places), said.sum(axis=1, keepdims=True)
+        outside = np.setdiff1d(np.arange(n_classes), inside)
+        chain[:, inside[:, None], inside[None, :]] += said[:, None, :]
+        chain[:, outside, outside] += weight
+    for _ in range(_SQUARINGS):
+        chain = chain @ chain
+        chain /= chain.sum(axis=2, keepdims=True)
+    known = sorted({place for places in sets for place in places})
+    return np.asarray(chain[:, known].mean(axis=1))
