@@ -1,11 +1,18 @@
 import json
 import math
+import sys
+from functools import cache
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from scipy import stats
 
+from consilience import Average, FeatureMethod, PublicBlend, SiteBoosting, SoftLabelDistillation, simulate
 from consilience.errors import SettingsError
+from consilience.evaluate import measures
+from consilience.joining import in_span, kappas
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.plan import plan, read_public
 from consilience.privacy.guarantee import Budget
@@ -280,3 +287,298 @@ def test_bad_settings_are_named(change, message):
 def test_only_epsilons_of_the_table_can_be_looked_up():
     with pytest.raises(SettingsError, match=r"one of 0\.1, 0\.2"):
         plan(n_records=100, n_features=5, epsilon=1.0).at(0.3)
+
+
+# ------------------------------------------------------------------------------------------------------- joining sites
+
+WAYS = {"average": Average("equal"), "feature": FeatureMethod(), "blend": PublicBlend()}
+POOL, FEW = records(20_000, 11), records(3000, 7)
+LOGISTIC = "PrivateLogisticRegression"
+
+
+@cache
+def exact_loss(regularization):
+    """Loss of the exact model on very many records, and on the records that simulations test on."""
+    learner = PrivateLogisticRegression(epsilon=math.inf, regularization=regularization).fit(*records(200_000, 5))
+    return measures(learner, *FEW)["log_loss"]
+
+
+def beyond_best(ways, *, n, sites, epsilon, public, regularization=1e-3, repeats=6, sizes=None, epsilons=None):
+    """Losses beyond the best linear model: predicted, simulated, and the simulation's standard errors, by name."""
+    settings = {"regularization": regularization}
+    advice = plan(
+        n_records=n,
+        epsilon=epsilon if math.isfinite(epsilon) else 1.0,
+        n_sites=1 if sizes else sites,
+        n_public=public,
+        public=PUBLIC,
+        aggregator=ways,
+        sizes=sizes,
+        epsilons=epsilons,
+        **settings,
+    )
+    report = simulate(
+        PrivateLogisticRegression(epsilon=epsilon, **settings),
+        ways,
+        *POOL,
+        sites=sites,
+        sizes=sizes or [n] * sites,
+        epsilon=None if epsilons is None else {f"{epsilon:g}": epsilons},
+        public=public,
+        test=FEW,
+        repeats=repeats,
+        seed=1,
+    )
+    floor = exact_loss(regularization) - exact_loss(1e-6)
+    values = {
+        name: {metric: report.values(LOGISTIC, f"{epsilon:g}", name, metric) for metric in ("log_loss", "error")}
+        for name in ways
+    }
+    found = {name: float(one["log_loss"].mean()) - exact_loss(1e-6) for name, one in values.items()}
+    error = {name: float(one["log_loss"].std(ddof=1)) / math.sqrt(repeats) for name, one in values.items()}
+    joined = {one.name: one for one in advice.joined}
+    for name in ways:
+        assert abs(joined[name].error - values[name]["error"].mean()) < 0.05
+        if joined[name].unit != "site":  # the bound of these is about members' labels
+            assert found[name] - floor < joined[name].bound + 3 * error[name]
+    return {name: joined[name].excess_loss + floor for name in ways}, found, error
+
+
+def close_enough(predicted, found, error, factor=1.5):
+    """Whether each prediction is within a factor of the simulation, give or take three of its standard errors."""
+    return all(
+        (found[name] - 3 * error[name]) / factor < one < factor * (found[name] + 3 * error[name])
+        for name, one in predicted.items()
+    )
+
+
+# Fixed seeds, so nothing here alarms by chance; benchmarks/planning.py has many more cells.
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {"n": 500, "sites": 8, "epsilon": 0.5, "public": 200},
+        {"n": 300, "sites": 4, "epsilon": 4.0, "public": 300},
+        {"n": 500, "sites": 8, "epsilon": 0.2, "public": 200, "regularization": 1e-2},
+    ],
+)
+def test_predicted_loss_of_aggregators_is_that_of_simulations_within_a_factor_of_1_5(cell):
+    assert close_enough(*beyond_best(WAYS, **cell))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("way", "first", "second", "change"),
+    [
+        ("average", {"sites": 2}, {"sites": 12}, 6),
+        ("average", {"epsilon": 0.5}, {"epsilon": 2.0}, 4),
+        ("average", {"n": 150, "epsilon": 1.0}, {"n": 600, "epsilon": 1.0}, 4),
+        ("blend", {"public": 100}, {"public": 800}, 8),
+        ("feature", {"public": 100, "sites": 12}, {"public": 800, "sites": 12}, 8),
+        ("feature", {"sites": 2, "epsilon": 2.0, "public": 200}, {"sites": 10, "epsilon": 2.0, "public": 200}, 5),
+    ],
+)
+def test_predicted_trends_in_sites_epsilon_and_public_records_are_those_of_simulations(way, first, second, change):
+    usual = {"n": 400, "sites": 5, "epsilon": 0.5, "public": 100}
+    pairs = [beyond_best({way: WAYS[way]}, **usual | cell) for cell in (first, second)]
+    predicted, found = (math.log(pairs[1][i][way] / pairs[0][i][way]) / math.log(change) for i in (0, 1))
+    assert predicted < -0.3
+    assert abs(predicted - found) < 0.3  # slopes on logarithmic scales
+
+
+@pytest.mark.statistical
+def test_predicted_loss_and_trend_of_distillation_are_those_of_simulations():
+    ways = {
+        "output": SoftLabelDistillation(epsilon=4.0, regularization=1e-2, mechanism="output", calibration="hamm2016"),
+        "statistic": SoftLabelDistillation(epsilon=1.0, regularization=1e-2),
+    }
+    usual = {"n": 20, "epsilon": math.inf, "public": 300, "regularization": 1e-2}
+    few, many = (beyond_best(ways, sites=sites, repeats=5, **usual) for sites in (12, 48))
+    assert close_enough(*few)
+    assert close_enough(*many)
+    for name in ways:
+        predicted, found = (math.log(many[i][name] / few[i][name]) / math.log(4) for i in (0, 1))
+        assert predicted < -0.1
+        assert abs(predicted - found) < 0.3
+
+
+@pytest.mark.statistical
+def test_precision_weights_are_predicted_to_help_unequal_sites_and_do():
+    ways = {"equal": Average("equal"), "size": Average("size"), "precision": Average("precision")}
+    sizes, epsilons = [60, 200, 600, 1500], [1.0, 0.2, 2.0, 0.1]
+    unequal = {"sizes": sizes, "epsilons": epsilons, "public": 100}
+    predicted, found, error = beyond_best(ways, n=600, sites=4, epsilon=2.0, repeats=10, **unequal)
+    assert min(predicted, key=predicted.get) == min(found, key=found.get) == "precision"
+    assert close_enough(predicted, found, error)
+
+
+def test_without_public_data_an_average_is_predicted_by_the_textbook_formula():
+    advice = plan(n_records=3000, n_features=20, epsilon=1.0, n_sites=7)
+    one = {way.name: way for way in advice.joined}["average"]
+    row = advice.at(1.0)
+    assert one.excess_loss == pytest.approx(row.excess_loss, rel=1e-6)
+    assert one.noise_loss == pytest.approx(row.noise_loss, rel=1e-6)
+    assert (one.n_sites, one.unit, one.trusted) == (7, "record", False)
+
+
+def test_the_average_of_many_sites_is_expected_as_that_of_few_is_simulated(monkeypatch):
+    usual = {"n_records": 500, "epsilon": 0.5, "n_sites": 8, "public": PUBLIC, "regularization": 1e-3}
+    simulated = plan(**usual).at(0.5)
+    monkeypatch.setattr(sys.modules["consilience.plan"], "MOST_SIMULATED", 1)
+    predicted = plan(**usual).at(0.5)
+    assert predicted.simulated_loss == pytest.approx(simulated.simulated_loss, rel=0.2, abs=2e-3)
+    assert predicted.error == pytest.approx(simulated.error, abs=0.01)
+    assert predicted.error_spread == pytest.approx(simulated.error_spread, rel=0.6)
+
+
+def test_expected_bounds_have_the_constants_that_the_derivation_gives():
+    # docs/planning.md, 2 and 4, written down a second time; D counts the constant.
+    n, sites, public, ridge, D = 2000, 5, 300, 1e-2, 5
+    facts = {"n_records": n, "n_features": D - 1, "n_sites": sites, "n_public": public, "regularization": ridge}
+    bend = 0.25 / D
+    length = (bend * 2.0 / (bend + ridge)) ** 2 * D
+    for mechanism in ("output", "objective"):
+        advice = plan(epsilon=3.0, mechanism=mechanism, **facts)
+        noise = advice._planner.noise(n)
+        square = D * (D + 1) * noise.plan.noise.scale**2
+        first = ridge / 2 * length + 2 / (ridge * n)
+        drawn = 0.25 / 2 * square / sites if mechanism == "output" else square / (2 * n**2 * ridge)
+        assert noise.ridge == ridge
+        bounds = {one.name: one.bound for one in advice.joined}
+        assert bounds["average"] == pytest.approx(first + drawn, rel=1e-6)
+        assert bounds["public records alone"] == pytest.approx(2 * math.sqrt(length / public), rel=1e-9)
+    scale = 2 / (sites * 1e-4 * 3.0 * 0.99)  # Hamm et al. 2016, theorem 3, and 1 % for closing
+    distilled = (bend * 2.0 / (bend + 1e-4)) ** 2 * D
+    hamm = 1e-4 / 2 * distilled + 2 / (1e-4 * public) + 0.25 / 2 * D * (D + 1) * scale**2
+    assert bounds["soft labels, 2016 noise"] == pytest.approx(hamm, rel=1e-6)
+
+
+def test_learned_weights_leave_what_random_ridge_regressions_leave():
+    draw, spread, directions = np.random.default_rng(0), np.geomspace(1, 1e-2, 40), 15
+    alike = in_span(np.ones(40), 10, kappas(np.ones(40), 10)[0])
+    assert alike[0] == pytest.approx(np.full(40, 0.75))  # 1 - (N - 1)/D
+    assert alike[1].sum() == pytest.approx(10)
+    assert in_span(spread, 0, kappas(spread, 0)[0])[0] == pytest.approx(np.ones(40))
+    assert in_span(spread, 60, kappas(spread, 60)[0])[0] == pytest.approx(np.zeros(40), abs=1e-3)
+    for kappa in kappas(spread, directions)[[0, 8, 16]]:
+        kept, spent = in_span(spread, directions, kappa)
+        # The ridge on the weights that belongs to κ.
+        ridge = kappa * (directions - np.sum(spread / (spread + kappa)))
+        found, used = np.zeros(40), 0.0
+        for _ in range(300):
+            Z = draw.normal(size=(40, directions)) * np.sqrt(spread)[:, None]
+            fit = Z @ np.linalg.solve(Z.T @ Z + max(ridge, 1e-9) * np.eye(directions), Z.T)
+            found += np.sum(np.square(np.eye(40) - fit), axis=0) / 300
+            used += np.sum(np.square(fit)) / 300
+        assert kept == pytest.approx(found, abs=0.06)  # the formula's own error in 40 dimensions
+        assert spent.sum() == pytest.approx(used, rel=0.05)
+
+
+def test_more_of_anything_is_never_predicted_to_hurt():
+    def losses(**change):
+        usual = {"n_records": 1000, "epsilon": 0.5, "n_sites": 5, "n_public": 200}
+        advice = plan(n_features=20, **usual | change)
+        return np.array([one.excess_loss for one in advice.joined if one.name != "feature, private records"])
+
+    usual = losses()
+    for change in ({"n_records": 4000}, {"epsilon": 2.0}, {"n_sites": 20}, {"n_public": 800}):
+        assert (losses(**change) <= usual + 1e-9).all(), change
+
+
+def test_recommendation_is_the_least_predicted_loss_of_what_keeps_a_records_epsilon():
+    advice = plan(n_records=5000, n_features=20, epsilon=0.5, n_sites=20, n_public=50, regularization=1e-3)
+    kept = [one for one in advice.joined if one.unit != "site" and not one.trusted]
+    assert advice.recommended.excess_loss == min(one.excess_loss for one in kept)
+    assert "join by" in advice.joining_sentence
+    hopeless = plan(n_records=50, n_features=20, epsilon=0.01, n_sites=2, n_public=100_000)
+    assert hopeless.recommended.name == "public records alone"
+    lonely = plan(n_records=100_000, n_features=5, epsilon=1.0, aggregator=Average("equal"), n_sites=1)
+    assert "joining is not predicted to help" in lonely.joining_sentence
+
+
+@pytest.mark.parametrize("what", ["n_sites", "n_records", "epsilon", "n_public"])
+def test_what_is_required_is_just_enough(what):
+    usual = {"n_records": 1000, "epsilon": 0.2, "n_sites": 4, "n_public": 100}
+    facts = {"n_features": 10, "regularization": 1e-3, "curvature": 0.02, "aggregator": {"blend": PublicBlend()}}
+    advice, target = plan(**usual, **facts), 0.012
+
+    def reached(value):
+        value = value if what == "epsilon" else max(1, int(value))
+        return {one.name: one for one in plan(**usual | {what: value}, **facts).joined}["blend"].excess_loss <= target
+
+    least = advice.required(what, target, name="blend")
+    assert not reached(usual[what])
+    assert reached(least)
+    assert not reached(0.95 * least)
+
+
+def test_what_no_number_can_reach_is_said_so():
+    advice = plan(n_records=100, n_features=20, epsilon=0.1, n_sites=3, n_public=50, target=1e-6)
+    assert advice.required("n_sites", name="average") == math.inf  # more noisy sites do not undo each one's ridge
+    with pytest.raises(SettingsError, match="'name'"):
+        advice.required("n_sites", name="mean")
+    with pytest.raises(SettingsError, match="'what'"):
+        advice.required("features")
+    unequal = plan(n_records=100, n_features=5, epsilon=1.0, sizes=[100, 900], n_public=50)
+    assert unequal.required("epsilon", 0.5, name="average by precision") > 0
+    with pytest.raises(SettingsError, match="'what'"):
+        unequal.required("n_sites", name="average")
+
+
+def test_joined_advice_prints_a_table_and_travels_as_json():
+    advice = plan(n_records=789, n_features=50, epsilon=1.0, n_sites=10, n_public=200, target=1e-3)
+    shown = str(advice)
+    for one in advice.joined:
+        assert one.name in shown
+    assert "hides" in shown
+    assert "Predicted: join by public blend" in shown
+    values = json.loads(json.dumps(advice.as_dict(), allow_nan=False))
+    assert values["recommended"] == "public blend"
+    assert {one["unit"] for one in values["joined"]} == {"record", "site", "none"}
+    assert all(one["bound"] > one["excess_loss"] for one in values["joined"])
+    alone = plan(n_records=789, n_features=50, epsilon=0.1)
+    assert alone.joined == ()
+    assert (alone.as_dict()["joined"], alone.as_dict()["recommended"]) == ([], None)
+
+
+def test_only_averages_are_predicted_for_support_vectors():
+    # Other aggregators fit the logistic loss, whatever the members did.
+    advice = plan(n_records=500, epsilon=1.0, n_sites=4, public=records(500, 4), learner=PrivateLinearSVC)
+    assert [one.name for one in advice.joined] == ["one site alone", "average", "average, trusted hub"]
+    with pytest.raises(SettingsError, match="can be predicted"):
+        plan(n_records=500, n_features=5, epsilon=1.0, n_public=9, learner=PrivateLinearSVC, aggregator=PublicBlend())
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pa.table, dict])
+def test_public_frames_are_read_without_the_columns_that_are_no_features(frame):
+    table = {"id": list(range(8)), "age": [20, 60, 40, 20] * 2, "ward": list("abab") * 2, "ill": ["no", "yes"] * 4}
+    X, y = read_public(frame(table), "ill", drop=["id"])
+    assert X.shape == (8, 3)
+    assert y.tolist() == [0, 1] * 4
+    assert read_public(frame(table), "ill")[0].shape == (8, 4)
+    assert read_public(frame(table), "ill", drop="id")[0].shape == (8, 3)
+    with pytest.raises(SettingsError, match="no column 'name' to drop"):
+        read_public(frame(table), "ill", drop=["name"])
+    with pytest.raises(SettingsError, match="no column 'ill' to learn"):
+        read_public(frame(table), "ill", drop=["ill"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_public": 0}, "n_public"),
+        ({"n_public": 2.5}, "n_public"),
+        ({"sizes": [10, 0]}, "sizes"),
+        ({"sizes": [10, 20], "epsilons": [1.0]}, "epsilons"),
+        ({"sizes": [10, 20], "epsilons": [1.0, math.inf]}, "epsilons"),
+        ({"sizes": [10, 20], "n_sites": 3}, "n_sites"),
+        ({"aggregator": SiteBoosting()}, "can be predicted"),
+        ({"aggregator": [Average("equal"), Average("size")]}, "dictionary by name"),
+        ({"aggregator": PublicBlend()}, "can be predicted"),  # no public records
+        ({"aggregator": FeatureMethod(max_members=2), "n_public": 50}, "can be predicted"),
+        ({"aggregator": FeatureMethod(epsilon=1.0, mechanism="output"), "n_public": 50}, "can be predicted"),
+    ],
+)
+def test_bad_settings_of_joining_are_named(change, message):
+    with pytest.raises(SettingsError, match=message):
+        plan(**{"n_records": 100, "n_features": 5, "epsilon": 1.0, **change})
