@@ -8,7 +8,7 @@ ifndef CONSILIENCE_DATA
   endif
 endif
 
-.PHONY: help setup demo test check bench bench-aggregation soak format
+.PHONY: help setup demo test check bench bench-aggregation bench-trees soak format
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
 
@@ -46,6 +46,12 @@ bench: setup
 bench-aggregation: setup
 	@$(BIN)/python benchmarks/many_sites.py
 	@$(BIN)/python benchmarks/distillation.py
+
+## bench-trees   forests and boosting: accuracy, integration across sites, speed
+bench-trees: setup
+	@$(BIN)/python benchmarks/forests.py
+	@$(BIN)/python benchmarks/forest_sites.py
+	@$(BIN)/python benchmarks/forest_speed.py
 
 ## soak    the long form of the proofs: kills, concurrency, full audits
 soak: setup
