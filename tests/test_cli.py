@@ -14,7 +14,16 @@ from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = (["demo"], ["plan"], ["simulate"], ["audit"], ["ledger", "show"], ["ledger", "verify"])
+COMMANDS = [["demo"], ["plan"], ["simulate"], ["audit"], ["ledger", "show"], ["ledger", "verify"]]
+COMMANDS += [["study", verb] for verb in ("new", "check", "show")]
+COMMANDS += [
+    ["site", verb] for verb in ("init", "join", "train", "submit", "fetch", "withdraw", "status", "rotate-key")
+]
+COMMANDS += [["site", verb] for verb in ("backup", "recover")]
+COMMANDS += [["contribution", "show"], ["contribution", "verify"]]
+COMMANDS += [["release", verb] for verb in ("show", "verify", "predict", "make")]
+COMMANDS += [["hub", verb] for verb in ("add-coordinator", "add-study", "invite", "allow", "aggregate", "verify")]
+COMMANDS += [["hub", verb] for verb in ("backup", "restore")]
 
 
 def shell(*arguments, **environment):
@@ -85,21 +94,6 @@ def test_shell_completion_knows_the_commands():
     assert shell(**words).stdout.split() == ["ledger"]
 
 
-def test_demo_runs_from_a_shell_and_prints_one_json_object(tmp_path):
-    done = shell("demo", "--folder", str(tmp_path / "report"), "--repeats", "2", "--json")
-    assert (done.returncode, done.stderr) == (0, "")  # no progress bar without a terminal
-    values = json.loads(done.stdout)
-    assert len(values["sites"]) == 10
-    assert all(Path(name).is_file() for name in values["files"])
-
-
-def test_demo_prints_tables_and_where_it_wrote(run, tmp_path):
-    code, out, _ = run("demo", "--folder", tmp_path, "--repeats", 2)
-    assert code == 0
-    assert "site-10" in out
-    assert str(tmp_path / "errors.png") in out
-
-
 def test_plan_prints_a_table_or_json(run):
     arguments = ("plan", "--records", 8678, "--features", 50, "--epsilon", 0.1)
     code, out, err = run(*arguments)
@@ -119,6 +113,31 @@ def test_plan_reads_public_records(run, tmp_path):
     code, _, err = run("plan", "--records", 500, "--epsilon", 1, "--public", path)
     assert code == 1
     assert "both --public and --label" in err
+
+
+def test_plan_covers_aggregators_and_what_they_need(run):
+    arguments = ("plan", "--records", 789, "--features", 50, "--epsilon", 1, "--sites", 10, "--hub-records", 200)
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    assert "Predicted: join by public blend" in out
+    code, out, _ = run(*arguments, "--json")
+    assert code == 0
+    values = json.loads(out)
+    assert values["recommended"] == "public blend"
+    assert {"average", "feature method", "soft labels, statistic"} < {one["name"] for one in values["joined"]}
+
+
+def test_plan_leaves_out_the_columns_that_are_no_features(run, tmp_path):
+    path = tmp_path / "public.csv"
+    path.write_text("id,a,y\n" + "".join(f"p{i},{i % 7},{int(i % 7 > 3)}\n" for i in range(70)))
+    arguments = ("plan", "--records", 500, "--epsilon", 1, "--public", path, "--label", "y", "--features", 1)
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert "n_features" in err  # 70 names are 70 features
+    assert run(*arguments, "--drop", "id")[0] == 0
+    code, _, err = run(*arguments, "--drop", "name")
+    assert code == 1
+    assert "no column 'name' to drop" in err
 
 
 @pytest.fixture
@@ -209,8 +228,13 @@ def test_looking_for_a_ledger_does_not_create_one(run, tmp_path):
         (["plan", "--epsilon", "1"], 2),
         (["plan", "--records", "10", "--nonsense"], 2),
         (["nonsense"], 2),
-        (["demo", "--folder", "/dev/null/report", "--repeats", "2"], 1),
-        (["demo", "--repeats", "1", "--folder", "/dev/null/report"], 1),
+        (["demo", "--folder", "/dev/null/report"], 1),
+        (["demo", "--repeats", "2"], 2),
+        (["site", "status", "--folder", "/nowhere"], 1),
+        (["study", "check", "/nowhere.toml"], 1),
+        (["release", "verify", "/nowhere.safetensors"], 1),
+        (["contribution", "verify", "/dev/null"], 1),
+        (["hub", "restore", "/nowhere", "--folder", "/nowhere-either"], 1),
         (["ledger", "verify", "/dev/null"], 1),
         (["simulate", "--data", "/nowhere.csv", "--label", "y", "--epsilon", "1"], 1),
         (["simulate", "--data", "/nowhere.csv", "--label", "y", "--epsilon", "1", "--aggregator", "magic"], 2),

@@ -5,11 +5,16 @@ from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.boosting import SiteBoosting
 from consilience.aggregators.distill import SoftLabelDistillation, VoteDistillation
 from consilience.aggregators.feature import FeatureMethod
+from consilience.aggregators.pooling import PooledCounts
+from consilience.aggregators.weighted import WeightedVote
 from consilience.audit import audit
 from consilience.data import Categorical, Numeric, ParquetRows, Public, Schema
 from consilience.evaluate import evaluate
+from consilience.learners.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.bins import Bins
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.projection import PrivatePCA, PublicPCA, SecondMoment, combine_moments
+from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.learners.tuning import PrivateTuning, choose_on_public
 from consilience.plan import plan
 from consilience.privacy.guarantee import Budget, Guarantee, compose, compose_disjoint
@@ -20,6 +25,7 @@ from consilience.simulate import simulate
 __version__ = "0.1.0"
 __all__ = [
     "Average",
+    "Bins",
     "Budget",
     "Categorical",
     "FeatureMethod",
@@ -28,10 +34,14 @@ __all__ = [
     "Noise",
     "Numeric",
     "ParquetRows",
+    "PooledCounts",
+    "PrivateAdaBoostClassifier",
+    "PrivateForestClassifier",
     "PrivateLinearSVC",
     "PrivateLogisticRegression",
     "PrivatePCA",
     "PrivateRidge",
+    "PrivateTreeClassifier",
     "PrivateTuning",
     "Public",
     "PublicBlend",
@@ -41,6 +51,7 @@ __all__ = [
     "SiteBoosting",
     "SoftLabelDistillation",
     "VoteDistillation",
+    "WeightedVote",
     "audit",
     "choose_on_public",
     "combine_moments",

@@ -1,4 +1,4 @@
-"""The commands of design.md section 3 that exist so far: parse, call the library, print.
+"""The commands of design.md section 3: parse, call the library, print; a collaboration's are in `commands.py`.
 
 Everything heavy is imported inside the command that needs it: help loads no more than the package itself does. Results
 go to standard output, progress and errors to standard error; the exit code is 0 only on success.
@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from consilience import __version__
+from consilience.commands import APPS
 from consilience.errors import ConsilienceError, SettingsError
 
 app = typer.Typer(
@@ -28,7 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 ledger_app = typer.Typer(help="Read a site's ledger: what was allowed, charged and sealed.", rich_markup_mode=None)
-app.add_typer(ledger_app, name="ledger")
+for _name, _commands in (*APPS.items(), ("ledger", ledger_app)):
+    app.add_typer(_commands, name=_name)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger's file.", metavar="LEDGER")]
@@ -102,34 +104,36 @@ def _ask_for_command(context: typer.Context) -> None:
 
 @app.command(epilog="Example: consilience demo --folder demo-report")
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where to write ledgers, chart and report.")] = Path("demo-report"),
-    repeats: Annotated[int, typer.Option(help="How often all is repeated for the ranges shown.")] = 20,
+    folder: Annotated[Path, typer.Option(help="Where study, hub, sites and report go.")] = Path("demo-report"),
     as_json: Json = False,
 ) -> None:
-    """Let ten made-up hospitals learn together, and compare with what each could do alone.
+    """Let six made-up hospitals learn together through a hub on this machine, and compare with each alone.
 
-    The patients are computed from a formula and are about no one. Takes a few seconds.
+    The patients are computed from a formula and are about no one. Takes about a minute.
     """
     from consilience.demo import demo as run
 
-    with _progress("Training at ten sites") as progress:
-        report = run(folder, repeats=repeats, progress=progress)
+    with _progress("Six sites and a hub") as progress:
+        report = run(folder, progress=progress)
     if as_json:
         _print_json(report.as_dict())
     else:
-        print(f"{report}\n\nWritten in {report.seconds:.1f} s: {', '.join(report.files)}")
+        print(f"{report}\n\nWritten in {report.seconds:.0f} s: {', '.join(report.files)}")
+        print(f"The release: {report.release}\nThe dashboard: {report.dashboard}")
 
 
-@app.command(epilog="Example: consilience plan --records 8678 --features 50 --epsilon 0.1")
+@app.command(epilog="Example: consilience plan --records 789 --features 50 --epsilon 0.1 --sites 10 --hub-records 200")
 def plan(
     records: Annotated[int, typer.Option(help="Number of records at one site.")],
     epsilon: Epsilon,
     features: Annotated[int | None, typer.Option(help="Number of encoded features; not needed with --public.")] = None,
     delta: Delta = 0.0,
-    sites: Annotated[int, typer.Option(help="How many such sites would average their models.")] = 1,
+    sites: Annotated[int, typer.Option(help="How many such sites would join.")] = 1,
+    hub_records: Annotated[int | None, typer.Option(help="Public records at the hub; else those of --public.")] = None,
     public: Annotated[Path | None, typer.Option(help="CSV or Parquet file of labelled public records.")] = None,
     label: Annotated[str | None, typer.Option(help="Name of the label column in that file.")] = None,
-    target: Annotated[float, typer.Option(help="Excess loss whose number of records is reported.")] = 0.01,
+    drop: Annotated[list[str] | None, typer.Option(help="A column of it that is no feature; once for each.")] = None,
+    target: Annotated[float, typer.Option(help="Excess loss whose requirements are reported.")] = 0.01,
     learner: Which = Learner.LOGISTIC,
     mechanism: Where = Mechanism.OBJECTIVE,
     regularization: Ridge = 1e-2,
@@ -138,8 +142,9 @@ def plan(
 ) -> None:
     """Tell what accuracy to expect at a number of records, features and an epsilon, before spending any budget.
 
-    No private record is read. With public records like the sites' own the advice is simulated on them; without, it
-    assumes a loss that bends equally in all directions.
+    For several sites: of every aggregator, with what is recommended and how many sites, public records or how much
+    epsilon a target needs. No private record is read. With public records like the sites' own the advice rests on
+    them; without, it assumes a loss that bends equally in all directions.
     """
     from consilience.plan import plan as advise
     from consilience.plan import read_public
@@ -155,7 +160,8 @@ def plan(
         epsilon=epsilon,
         delta=delta,
         n_sites=sites,
-        public=None if public is None or label is None else read_public(public, label),
+        n_public=hub_records,
+        public=None if public is None or label is None else read_public(public, label, drop=drop or ()),
         target=target,
         learner=_learner_class(learner),
         mechanism=str(mechanism),

@@ -1,68 +1,120 @@
-"""Ten made-up hospitals learn one classifier together: the whole idea in a few seconds, beside the honest baselines.
+"""Six made-up hospitals learn one classifier together: the whole story on this machine, in about a minute.
 
-The patients do not exist. `cohort` computes them from a fixed public formula, chosen so that joining can help; whether
-it helps with other records is what `consilience.plan` is for. Noise is real and unseeded, so the guarantees of the
-main run hold, and every run differs a little.
+A study, six sites with a ledger and a key each, every one in a process of its own, a hub over HTTP, one site that joins
+late and one that trains again, a signed release that is fetched and checked, and the honest baselines beside it.
+The patients do not exist: `cohort` computes them from a fixed public formula, chosen so that joining can help; whether
+it helps with other records is what `consilience.plan` is for. Noise is real and unseeded, so the guarantees hold, and
+every run differs a little.
 """
 
 from __future__ import annotations
 
 import html
 import math
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
 from numpy.typing import NDArray
 
-from consilience.aggregators.average import Average
-from consilience.aggregators.members import LinearEnsemble
-from consilience.data import Categorical, Numeric, Public, Schema
-from consilience.errors import SettingsError
+from consilience.certificate import of_release
+from consilience.errors import HubUnavailable, SettingsError
+from consilience.evaluate import evaluate
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Budget
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
+from consilience.release import Release
+from consilience.site import Site
+from consilience.study import Study, file_digest
 
 Array = NDArray[Any]
 
-N_PATIENTS = 12_000
-N_PUBLIC = 200
-N_RECORDS = (300, 400, 500, 650, 800, 950, 1100, 1350, 1500, 1850)  # of each site
-EPSILONS = (0.5, 2.0, 0.5, 2.0, 1.5, 1.5, 1.0, 1.0, 1.0, 0.5)  # each site's own choice; it allows twice that in all
-REGULARIZATION = 1e-3
+STUDY = "readmission"
 DATASET = "patients"
+COORDINATOR = "anna"
+N_PUBLIC, N_TEST = 100, 6_000
+REGULARIZATION = 1e-3
+SECONDS_TO_START = 60.0
 
-SCHEMA = Schema(
-    [
-        Numeric("age", 30, 95),
-        Numeric("systolic", 90, 150),
-        Numeric("cholesterol", 3.5, 7.5),
-        Numeric("admissions", 0, 5),
-        Numeric("smoker", 0, 1),
-        Numeric("diabetic", 0, 1),
-        Categorical("sex", ("female", "male")),
-        Categorical("ward", ("medical", "surgical", "cardiac")),
-    ],
-    "readmitted",
-    classes=("no", "yes"),
+
+@dataclass(frozen=True)
+class Hospital:
+    """A made-up hospital: how many patients, what it lets a training cost, and whom it treats."""
+
+    name: str
+    n_records: int
+    epsilon: float
+    case_mix: str  # what its patients have more of than others'
+
+
+HOSPITALS = (
+    Hospital("Northgate", 8000, 0.1, "cardiac"),
+    Hospital("St Anne", 5000, 0.2, "old"),
+    Hospital("Riverside", 3500, 0.15, "surgical"),
+    Hospital("Hill Clinic", 2000, 0.4, "young"),
+    Hospital("Lakeside", 1000, 0.5, "medical"),
+    Hospital("Coast General", 700, 0.8, "cardiac"),  # joins late
 )
+AGAIN = "Lakeside"  # trains a second time and supersedes its first contribution
+LATE = "Coast General"
 
-PUBLIC, ALONE, BEST, OWN = "public", "site-private", "best-site-private", "site-exact"
-EQUAL, PRECISION, POOLED, EXACT = "average-equal", "average-precision", "pooled-private", "pooled-exact"
-TITLES = {
-    PUBLIC: f"{N_PUBLIC} public records alone",
-    ALONE: "one site alone, private (mean of ten)",
-    BEST: "one site alone, private (best, in hindsight)",
-    EQUAL: "ten sites joined, private, equal weights",
-    PRECISION: "ten sites joined, private, by precision",
-    OWN: "one site alone, no privacy (mean of ten)",
-    POOLED: f"all records pooled, private at epsilon={min(EPSILONS):g}",
-    EXACT: "all records pooled, no privacy",
+STUDY_TEXT = """\
+# What the six hospitals agreed on. Check it with: consilience study check study.toml
+[study]
+name = "readmission"
+purpose = "Tell on discharge who is likely to come back within 30 days. The patients are made up."
+
+[privacy]
+neighbours = "replace-one"
+epsilon_min = 0.1
+epsilon_max = 3.0
+min_sites = 3
+hub = "untrusted"
+
+[learner]
+name = "PrivateLogisticRegression"
+regularization = {regularization}
+
+[aggregator]
+name = "PublicBlend"
+
+[schema]
+label = "readmitted"
+classes = ["no", "yes"]
+{columns}
+[public]
+file = "public.csv"
+sha256 = "{public}"
+
+[test]
+file = "test.csv"
+sha256 = "{test}"
+"""
+NUMBERS = {
+    "age": (30, 95),
+    "systolic": (90, 150),
+    "cholesterol": (3.5, 7.5),
+    "admissions": (0, 5),
+    "smoker": (0, 1),
+    "diabetic": (0, 1),
 }
+CATEGORIES = {"sex": ("female", "male"), "ward": ("medical", "surgical", "cardiac")}
+N_PATIENTS = 60_000  # from which the hospitals draw theirs
 
 
 def cohort(n_patients: int = N_PATIENTS) -> dict[str, Array]:
@@ -103,42 +155,136 @@ def cohort(n_patients: int = N_PATIENTS) -> dict[str, Array]:
     }
 
 
+def _tables() -> dict[str, pa.Table]:
+    """Deal the patients out: to the public, to the test, and to each hospital more of those it treats."""
+    patients = pa.table(cohort())
+    age, ward = patients["age"].to_numpy(), np.asarray(patients["ward"].to_pylist())
+    draw = Noise(seed=1841).open()
+    order = draw.permutation(len(age))
+    dealt = {"public": order[:N_PUBLIC], "test": order[N_PUBLIC : N_PUBLIC + N_TEST]}
+    left = order[N_PUBLIC + N_TEST :]
+    fitting = {"old": age > 72, "young": age < 52, **{kind: ward == kind for kind in CATEGORIES["ward"]}}
+    for hospital in HOSPITALS:
+        # Its own kind of patient is four times as likely to come.
+        ease = np.where(fitting[hospital.case_mix][left], 4.0, 1.0)
+        chosen = np.argsort(draw.exponential(len(left)) / ease)[: hospital.n_records]
+        dealt[hospital.name] = left[chosen]
+        left = np.delete(left, chosen)
+    return {name: patients.take(rows) for name, rows in dealt.items()}
+
+
+def _write_study(folder: Path, tables: dict[str, pa.Table]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("public", "test"):
+        pcsv.write_csv(tables[name], folder / f"{name}.csv")
+    columns = "".join(
+        f'[[schema.columns]]\nkind = "numeric"\nname = "{name}"\nlow = {low}\nhigh = {high}\n'
+        for name, (low, high) in NUMBERS.items()
+    )
+    columns += "".join(
+        f'[[schema.columns]]\nkind = "categorical"\nname = "{name}"\ncategories = {list(values)!r}\n'.replace("'", '"')
+        for name, values in CATEGORIES.items()
+    )
+    digests = {name: file_digest(folder / f"{name}.csv") for name in ("public", "test")}
+    path = folder / "study.toml"
+    path.write_text(STUDY_TEXT.format(columns=columns, regularization=REGULARIZATION, **digests), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _running_hub(folder: Path) -> Iterator[str]:
+    """Run a hub in a process of its own, as `consilience hub serve` does; yield its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = "import sys; from consilience.hub.commands import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
+    log = (folder.parent / "hub.log").open("wb")
+    hub = subprocess.Popen([sys.executable, "-c", code, str(folder), str(port)], stderr=log)  # noqa: S603
+    address = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + SECONDS_TO_START
+        while not _answers(address):
+            if hub.poll() is not None or time.monotonic() > until:
+                raise HubUnavailable(f"The hub did not start. Nothing was lost. Its log is in {log.name}.")
+            time.sleep(0.1)
+        yield address
+    finally:
+        hub.terminate()
+        hub.wait(30)
+        log.close()
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/healthz", timeout=2) as answer:  # noqa: S310 - our own http address
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def contribute(folder: str, address: str, invitation: str, table: str, name: str, epsilon: float) -> dict[str, Any]:
+    """Do what a site does, in its own process: make a key and a ledger, join, train, submit."""
+    if invitation:
+        site = Site.init(folder, name=name, dataset=DATASET, budget=Budget(epsilon=2 * epsilon))
+        site.join(address, invitation)
+    else:
+        site = Site(folder)
+    site.train(STUDY, table, epsilon=epsilon)  # in earnest: approve=... shows the page and asks
+    answer = site.submit(STUDY)
+    balance = site.ledger.balance(DATASET)
+    head = site.ledger.verify()
+    spent, left = (float(amounts.epsilon or 0.0) for amounts in (balance.spent, balance.left))
+    return {"spent": spent, "left": left, "head": head, "digest": answer["digest"]}
+
+
+def fetch(folder: str, least: int) -> str:
+    """Wait, as a site, for a release with at least so many sites in it; return where it was kept."""
+    site, until = Site(folder), time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < until:
+        release = site.fetch(STUDY)
+        if release is not None and len(release.sources) >= least:
+            return str(site.folder / "studies" / STUDY / f"release-{release.sequence:04d}.safetensors")
+        time.sleep(0.3)
+    raise HubUnavailable("The hub published no release in time. Nothing was lost. Look at hub.log.")
+
+
 @dataclass(frozen=True)
 class SiteState:
-    """One site of the main run: what it allowed, spent and got."""
+    """A site at the end: what it allowed, spent and got."""
 
     name: str
     n_records: int
-    budget: float
+    epsilon: float
     spent: float
     left: float
     error_alone: float
     weight: float
-    head: str
+    promised: float
+    note: str
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to learn: its error on the test records in the main run and over all repeats."""
+    """One way to learn: its error on the public test records, with a 95 % interval."""
 
     name: str
     title: str
     private: bool
     error: float
-    mean: float
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class DemoReport:
-    """The outcome of `demo`; prints as two tables and a verdict."""
+    """The outcome of `demo`; prints as two tables, a verdict, and what to look at next."""
 
     methods: tuple[Method, ...]
     sites: tuple[SiteState, ...]
-    repeats: int
     verdict: str
     files: tuple[str, ...]
+    release: str
+    dashboard: str
     seconds: float
 
     def method(self, name: str) -> Method:
@@ -153,181 +299,241 @@ class DemoReport:
         lines = [
             "Readmission of made-up patients: they are computed from a formula and are about no one.",
             "",
-            f"{'site':<8} {'records':>7}  {'budget':>6} {'spent':>6} {'left':>6}  {'error alone':>11}  {'weight':>6}",
+            f"{'site':<14} {'records':>7} {'epsilon':>7} {'spent':>6} {'left':>5}  {'error alone':>11}  {'weight':>6}",
         ]
         lines += [
-            f"{s.name:<8} {s.n_records:>7,}  {s.budget:>6g} {s.spent:>6g} {s.left:>6g}  {s.error_alone:>11.1%}  "
-            f"{s.weight:>6.1%}"
+            f"{s.name:<14} {s.n_records:>7,} {s.epsilon:>7g} {s.spent:>6.2g} {s.left:>5.2g}  {s.error_alone:>11.1%}  "
+            f"{s.weight:>6.2f}  {s.note}"
             for s in self.sites
         ]
         width = max(len(method.title) for method in self.methods)
-        lines += ["", f"{'error on test records':<{width}}  this run   mean  10-90 % of {self.repeats} repeats"]
-        lines += [
-            f"{m.title:<{width}}  {m.error:>8.1%}  {m.mean:.1%}  {m.low:.1%} to {m.high:.1%}" for m in self.methods
-        ]
+        heading = f"errors on {N_TEST:,} public test records"
+        lines += ["", f"{heading:<{width}}   error  95 % interval"]
+        lines += [f"{m.title:<{width}}  {m.error:>6.1%}  {m.low:.1%} to {m.high:.1%}" for m in self.methods]
         return "\n".join([*lines, "", self.verdict])
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """One division of the patients: public, test, and each site's own."""
-
-    X: Array
-    y: Array
-    public: Array
-    test: Array
-    sites: tuple[Array, ...]
-
-    def train(self, epsilon: float, part: Array, **charge: Any) -> PrivateLogisticRegression:
-        learner = PrivateLogisticRegression(epsilon=epsilon, regularization=REGULARIZATION, classes=(0, 1))
-        return learner.fit(self.X[part], self.y[part], **charge)
-
-    def join(self, models: Sequence[PrivateLogisticRegression], weights: str) -> LinearEnsemble:
-        """Average the sites' models; post-processing, so nothing is drawn or charged."""
-        return Average(weights).combine(models, Public(self.X[self.public]))
-
-    def error(self, model: Any) -> float:
-        return float(np.mean(model.predict(self.X[self.test]) != self.y[self.test]))
+JOINED, PUBLIC, ALONE, BEST, OWN, POOLED = "joined", "public", "site-private", "best-site", "site-exact", "pooled-exact"
+TITLES = {
+    JOINED: "six sites joined: the release",
+    ALONE: "one site alone, private (mean of six)",
+    BEST: "one site alone, private (best, in hindsight)",
+    PUBLIC: f"{N_PUBLIC} public records alone",
+    OWN: "one site alone, no privacy (mean of six)",
+    POOLED: "all records pooled, no privacy",
+}
 
 
-def demo(
-    folder: str | Path = "demo-report", *, repeats: int = 20, progress: Callable[[int, int], None] | None = None
-) -> DemoReport:
-    """Train at ten sites, each under its own budget and ledger; average; compare; write tables and a chart.
+def demo(folder: str | Path = "demo-report", *, progress: Callable[[int, int], None] | None = None) -> DemoReport:
+    """Play the whole collaboration on this machine and write a report.
 
-    The main run is charged to ledgers in ``folder/ledgers``. The other ``repeats - 1`` are rehearsals with another
-    cut and other noise, not charged: with real patients each would cost the whole epsilon again.
+    Everything lies in `folder` afterwards: the study, the hub, the six sites with their ledgers, the release. An
+    earlier demo there is replaced; any other content is refused.
 
     Privacy
     -------
-    Main run: each record of site i has its site's own epsilon (pure, replace-one) against everyone who sees the
-    site's model or the average, if no patient is at two sites. The errors printed here are not part of that: they
-    come from test records, which are made up.
+    Each record of site i has its site's own epsilon (pure, replace-one), summed over its trainings, against everyone
+    who sees the site's files or the release, if no patient is at two sites. The errors shown are not part of that:
+    they come from test records, which are made up.
     """
-    if repeats < 2:
-        raise SettingsError(f"The 'repeats' parameter of demo must be at least 2. Got {repeats!r} instead.")
     started = time.perf_counter()
-    folder = Path(folder)
-    (folder / "ledgers").mkdir(parents=True, exist_ok=True)
-    for old in (folder / "ledgers").glob("site-*.sqlite*"):
-        old.unlink()  # an earlier demo's; the ledger of real records is never deleted
-    X, y, _ = SCHEMA.encode(cohort())
-    ledgers = [Ledger(folder / "ledgers" / f"site-{i:02}.sqlite") for i in range(1, len(N_RECORDS) + 1)]
-    errors: dict[str, list[float]] = {name: [] for name in TITLES}
-    better: list[int] = []  # in each repeat, how many sites would do better on their own without privacy
-    for repeat in range(repeats):
-        cut = _cut(X, y)
-        if repeat == 0:
-            models = [_charged(cut, ledger, i) for i, ledger in enumerate(ledgers)]
-            weights = cut.join(models, "precision").weights
-            states = tuple(map(_state, ledgers, N_RECORDS, map(cut.error, models), weights))
-        else:
-            models = [cut.train(epsilon, part) for epsilon, part in zip(EPSILONS, cut.sites, strict=True)]
-        own = [cut.error(cut.train(math.inf, part)) for part in cut.sites]
-        for name, error in _compare(cut, models, own).items():
-            errors[name].append(error)
-        better.append(sum(error < errors[PRECISION][-1] for error in own))
+    folder = _emptied(Path(folder))
+    steps = iter(range(1, 100))
+
+    def done() -> None:
         if progress is not None:
-            progress(repeat + 1, repeats)
-    methods = tuple(_method(name, np.array(errors[name])) for name in TITLES)
-    verdict = _verdict({name: np.array(errors[name]) for name in TITLES}, float(np.mean(better)))
-    chart, page = folder / "errors.png", folder / "report.html"
-    report = DemoReport(methods, states, repeats, verdict, (str(chart), str(page)), time.perf_counter() - started)
-    draw_errors(report, chart)
+            progress(next(steps), 6 + len(HOSPITALS))
+
+    tables = _tables()
+    study_path = _write_study(folder / "study", tables)
+    study = Study.load(study_path)
+    for hospital in HOSPITALS:
+        pcsv.write_csv(tables[hospital.name], folder / f"{_slug(hospital.name)}.csv")
+    done()
+    password = secrets.token_urlsafe(9)
+    codes = _prepared_hub(folder / "hub", study_path, password)
+    done()
+    first = [hospital for hospital in HOSPITALS if hospital.name != LATE]
+    states: dict[str, dict[str, Any]] = {}
+    # A process for each site, two at a time; spawned, so that nothing of one is in another.
+    pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1)
+    with _running_hub(folder / "hub") as address, pool:
+
+        def submit(hospital: Hospital, invitation: str) -> Any:
+            place, table = str(folder / "sites" / _slug(hospital.name)), str(folder / f"{_slug(hospital.name)}.csv")
+            return pool.submit(contribute, place, address, invitation, table, hospital.name, hospital.epsilon)
+
+        running = {hospital.name: submit(hospital, codes[hospital.name]) for hospital in first}
+        for name, future in running.items():
+            states[name] = future.result()
+            done()
+        early = Release.load(pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(first)).result())
+        done()
+        again = next(hospital for hospital in HOSPITALS if hospital.name == AGAIN)
+        late = next(hospital for hospital in HOSPITALS if hospital.name == LATE)
+        running = {AGAIN: submit(again, ""), LATE: submit(late, codes[LATE])}
+        for name, future in running.items():
+            states[name] = future.result()
+            done()
+        path = pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)).result()
+        until = time.monotonic() + SECONDS_TO_START
+        while (release := Release.load(path)).guarantee.epsilon < 2 * again.epsilon - 1e-6 and time.monotonic() < until:
+            path = pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)).result()
+        done()
+    site = Site(folder / "sites" / _slug(first[0].name))
+    release = site.release(STUDY)  # checks the signature against the hub's key, which the site learned when it joined
+    (folder / "certificate.html").write_text(of_release(release).as_html(), encoding="utf-8")
+    methods, alone = _compared(study, tables, release, folder)
+    report = DemoReport(
+        methods,
+        tuple(_state(hospital, states[hospital.name], release, alone[hospital.name]) for hospital in HOSPITALS),
+        _verdict(methods, len(early.sources)),
+        tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
+        str(path),
+        f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with password {password})",
+        time.perf_counter() - started,
+    )
+    draw_errors(report, folder / "errors.png")
     text = f"<pre>{html.escape(str(report))}</pre>"
-    head = f'<!doctype html><meta charset="utf-8"><title>consilience demo</title><img src="{chart.name}" width="900">'
-    page.write_text(f"{head}{text}\n", encoding="utf-8")
+    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    more = '<p><a href="certificate.html">The release and what it promises</a></p>'
+    style = "body{font:16px/1.5 system-ui;margin:2rem;max-width:70rem}img{max-width:100%}pre{overflow:auto}"
+    page = f"{head}<title>consilience demo</title><style>:root{{color-scheme:light dark}}{style}</style>"
+    page += '<h1>Six made-up hospitals</h1><img src="errors.png" alt="Errors of each method">'
+    (folder / "report.html").write_text(f"{page}{more}{text}\n", encoding="utf-8")
+    done()
     return report
 
 
-def _cut(X: Array, y: Array) -> _Cut:
-    """Cut the patients anew, by slot and never by content; the test records stay the same."""
-    rest = N_PUBLIC + sum(N_RECORDS)
-    order = Noise().open().permutation(rest)
-    public, *sites = np.split(order, np.cumsum((N_PUBLIC, *N_RECORDS))[:-1])
-    return _Cut(X, y, public, np.arange(rest, len(y)), tuple(sites))
+def _emptied(folder: Path) -> Path:
+    marker = folder / ".consilience-demo"
+    if folder.exists() and any(folder.iterdir()) and not marker.exists():
+        raise SettingsError(
+            f"The folder {str(folder)!r} holds something else than an earlier demo. Nothing was written. Name another "
+            "with --folder."
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    marker.touch()
+    return folder
 
 
-def _charged(cut: _Cut, ledger: Ledger, site: int) -> PrivateLogisticRegression:
-    """Train at one site as it would in earnest: its owner sets a limit, the ledger is charged, then noise is drawn."""
-    ledger.allow(DATASET, Budget(epsilon=2 * EPSILONS[site]))
-    return cut.train(EPSILONS[site], cut.sites[site], ledger=ledger, dataset=DATASET, key="demo")
+def _prepared_hub(folder: Path, study_path: Path, password: str) -> dict[str, str]:
+    """Make the hub, its coordinator, the study and an invitation for each site; return the invitations."""
+    from consilience.hub.commands import add_coordinator, add_study, invite
+
+    add_coordinator(folder, COORDINATOR, password)
+    add_study(folder, study_path)
+    return {hospital.name: invite(folder, STUDY, site=hospital.name)[0] for hospital in HOSPITALS}
 
 
-def _compare(cut: _Cut, models: Sequence[PrivateLogisticRegression], own: Sequence[float]) -> dict[str, float]:
-    """Return the error of every method."""
-    alone = [cut.error(model) for model in models]
-    pooled = np.concatenate(cut.sites)
-    return {
-        PUBLIC: cut.error(cut.train(math.inf, cut.public)),
-        ALONE: float(np.mean(alone)),
-        BEST: min(alone),
-        EQUAL: cut.error(cut.join(models, "equal")),
-        PRECISION: cut.error(cut.join(models, "precision")),
-        OWN: float(np.mean(own)),
-        # A record that was promised the strictest site's epsilon keeps it in the pool.
-        POOLED: cut.error(cut.train(min(EPSILONS), pooled)),
-        EXACT: cut.error(cut.train(math.inf, pooled)),
-    }
+def _slug(name: str) -> str:
+    return name.lower().replace(" ", "-")
 
 
-def _method(name: str, errors: Array) -> Method:
-    low, high = np.quantile(errors, (0.1, 0.9))
-    private = name not in (PUBLIC, OWN, EXACT)
-    return Method(name, TITLES[name], private, float(errors[0]), float(errors.mean()), float(low), float(high))
+def _compared(
+    study: Study, tables: dict[str, pa.Table], release: Release, folder: Path
+) -> tuple[tuple[Method, ...], dict[str, float]]:
+    """Return the release beside the honest baselines, and each site's error alone."""
+    encoded = {name: study.schema.encode(table) for name, table in tables.items()}
+    labels = np.asarray(study.schema.classes)
+    X, y = encoded["test"].X, labels[encoded["test"].y]
+
+    def exact(*names: str) -> Any:
+        learner = PrivateLogisticRegression(
+            epsilon=math.inf, regularization=REGULARIZATION, classes=list(labels.tolist())
+        )
+        return learner.fit(
+            np.concatenate([encoded[name].X for name in names]),
+            labels[np.concatenate([encoded[name].y for name in names])],
+        )
+
+    def measured(name: str, models: Sequence[Any], *, private: bool) -> Method:
+        found = [evaluate(model, X, y)["error"] for model in models]
+        low, high = (float(np.mean([getattr(one, end) for one in found])) for end in ("low", "high"))
+        return Method(name, TITLES[name], private, float(np.mean([one.value for one in found])), low, high)
+
+    names = [hospital.name for hospital in HOSPITALS]
+    from consilience.contribution import Contribution
+
+    alone = {}
+    models = {}
+    for name in names:
+        newest = Site(folder / "sites" / _slug(name)).contribution(STUDY)
+        models[name] = Contribution.load(newest).learner
+        alone[name] = float(np.mean(models[name].predict(X) != y))
+    best = min(names, key=lambda name: alone[name])
+    methods = (
+        measured(JOINED, [release.ensemble], private=True),
+        measured(ALONE, list(models.values()), private=True),
+        measured(BEST, [models[best]], private=True),
+        measured(PUBLIC, [exact("public")], private=False),
+        measured(OWN, [exact(name) for name in names], private=False),
+        measured(POOLED, [exact(*names)], private=False),
+    )
+    return methods, alone
 
 
-def _state(ledger: Ledger, n_records: int, error: float, weight: float) -> SiteState:
-    balance, head = ledger.balance(DATASET), ledger.verify()
-    limit, spent, left = (amounts.epsilon or 0.0 for amounts in (balance.limit, balance.spent, balance.left))
-    return SiteState(ledger.path.stem, n_records, limit, spent, left, error, float(weight), head)
+def _state(hospital: Hospital, state: dict[str, Any], release: Release, error: float) -> SiteState:
+    row = next(row for row in release.sealed.facts["sources"] if row["site"] == hospital.name)
+    promised = next(source.guarantee.epsilon for source in release.sources if source.site == hospital.name)
+    note = {LATE: "joined late", AGAIN: "trained twice, so it spent twice"}.get(hospital.name, "")
+    return SiteState(
+        hospital.name,
+        hospital.n_records,
+        hospital.epsilon,
+        state["spent"],
+        state["left"],
+        error,
+        float(row["weight"]),
+        promised,
+        note,
+    )
 
 
-def _verdict(errors: dict[str, Array], better: float) -> str:
+def _verdict(methods: Sequence[Method], n_early: int) -> str:
     """Say from the numbers alone whether joining helped, against each thing a site could do instead."""
-    joined = errors[PRECISION]
-    rivals = {ALONE: "one site alone with the same privacy", PUBLIC: "the public records alone"}
+    found = {method.name: method for method in methods}
+    joined = found[JOINED]
+    spread = (joined.high - joined.low) / 2
     parts = []
-    for name, title in {**rivals, OWN: "one site alone without any privacy"}.items():
-        gap = errors[name] - joined
-        clear = abs(gap.mean()) > 2 * gap.std(ddof=1) / math.sqrt(len(gap))
-        word = "about as many as" if not clear else "fewer than" if gap.mean() > 0 else "MORE than"
-        parts.append(f"{word} {title} ({errors[name].mean():.1%})")
-    helps = all(part.startswith("fewer") for part in parts[: len(rivals)])
+    rivals = {
+        ALONE: "one site alone with the same privacy",
+        PUBLIC: "the public records alone",
+        OWN: "one site alone without privacy",
+    }
+    for name, title in rivals.items():
+        gap = found[name].error - joined.error
+        word = "about as many as" if abs(gap) < spread else "fewer than" if gap > 0 else "MORE than"
+        parts.append(f"{word} {title} ({found[name].error:.1%})")
+    helps = all(part.startswith("fewer") for part in parts[:2])
     return (
-        f"Joining {'helps' if helps else 'does not help'}: the private average of ten sites errs on "
-        f"{joined.mean():.1%} of patients, {', '.join(parts[:-1])} and {parts[-1]}. Pooling all records without "
-        f"privacy gives {errors[EXACT].mean():.1%}. On average {better:.1f} of the ten sites would do better by "
-        "keeping an exact model to themselves."
+        f"Joining {'helps' if helps else 'does not help'}: the release errs on {joined.error:.1%} of patients, "
+        f"{', '.join(parts[:-1])} and {parts[-1]}. Pooling all records without privacy gives "
+        f"{found[POOLED].error:.1%}. The first release had {n_early} sites, the last one {len(HOSPITALS)}."
     )
 
 
 def draw_errors(report: DemoReport, path: Path) -> None:
-    """Draw the errors of all methods: mean, and the range of most repeats."""
+    """Draw the errors of all methods with their intervals."""
     from matplotlib.figure import Figure  # loaded here: a second that only the chart needs
 
     private, none = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion: distinct to every eye
-    figure = Figure(figsize=(9, 4.6), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for height, method in enumerate(reversed(report.methods)):
         colour, marker = (private, "o") if method.private else (none, "s")
         axes.plot([100 * method.low, 100 * method.high], [height, height], color=colour, linewidth=2.5, alpha=0.55)
-        axes.plot(100 * method.mean, height, marker, color=colour, markersize=8)
-        axes.annotate(
-            f"{method.mean:.1%}",
-            (100 * method.mean, height),
-            (0, 7),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
+        axes.plot(100 * method.error, height, marker, color=colour, markersize=8)
+        at, up = (100 * method.error, height), (0, 7)
+        axes.annotate(f"{method.error:.1%}", at, up, textcoords="offset points", ha="center", fontsize=9)
     axes.set_yticks(range(len(report.methods)), [method.title for method in reversed(report.methods)])
     axes.set_ylim(-0.5, len(report.methods) - 0.3)
-    axes.set_xlabel(f"patients misclassified, % (mean and 10–90 % range of {report.repeats} repeats)")
-    axes.set_title("Ten made-up hospitals: what joining brings", loc="left")
+    axes.set_xlabel(f"patients misclassified, % (95 % interval; {N_TEST:,} public test records)")
+    axes.set_title("Six made-up hospitals: what joining brings", loc="left")
     axes.plot([], [], "o-", color=private, label="every record has its site's guarantee")
     axes.plot([], [], "s-", color=none, label="no guarantee for the records used")
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2, fontsize=9)
     axes.grid(axis="x", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

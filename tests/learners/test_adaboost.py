@@ -148,9 +148,7 @@ def test_the_noise_is_the_noise_that_is_charged():
 
 def test_stumps_add_up_to_one_function_per_feature():
     X, y = made_up()
-    model = PrivateAdaBoostClassifier(epsilon=3.0, max_depth=1, n_rounds=12, bounds=(0, 1), classes=[0, 1]).fit(
-        X, y
-    )
+    model = PrivateAdaBoostClassifier(epsilon=3.0, max_depth=1, n_rounds=12, bounds=(0, 1), classes=[0, 1]).fit(X, y)
     codes = model.bins_.codes(X)
     scores = sum(function[codes[:, j]] for j, function in model.shape_functions().items())
     odds = np.log(model.predict_proba(X))

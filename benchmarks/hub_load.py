@@ -1,0 +1,236 @@
+"""How fast the hub takes contributions, beside a bare upload endpoint in the same run; what memory a big one needs.
+
+    python benchmarks/hub_load.py [--contributions 1000] [--at-once 16] [--megabytes 100]
+
+Both servers run in their own process on loopback and answer after their database has committed with synchronous=FULL.
+The bare one stores the bytes and checks nothing. The hub verifies the request's and the file's signature, every tensor,
+the guarantee and the study, and combines while it goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import multiprocessing
+import os
+import shutil
+import socket
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+
+from consilience.hub.auth import Rate
+from consilience.hub.commands import opened
+from consilience.hub.store import hashed, now
+from consilience.privacy.guarantee import Budget
+from consilience.privacy.ledger import Ledger
+from consilience.protocol import HEADER, digest, sign_request
+from consilience.sealed import Sealed, SigningKey
+from consilience.study import Study
+
+
+def study_text(name: str, n_features: int, classes: int, min_sites: int) -> str:
+    columns = ",".join(f'{{kind="numeric",name="c{i}",low=0.0,high=1.0}}' for i in range(n_features))
+    labels = ",".join(f'"{k}"' for k in range(classes))
+    return f"""
+[study]
+name = "{name}"
+[privacy]
+epsilon_min = 0.1
+epsilon_max = 5.0
+min_sites = {min_sites}
+[schema]
+label = "y"
+classes = [{labels}]
+columns = [{columns}]
+[learner]
+name = "PrivateLogisticRegression"
+[aggregator]
+name = "Average"
+"""
+
+
+def train(study: Study, folder: Path, key: SigningKey) -> Sealed:
+    generator = np.random.default_rng(0)
+    n_classes = len(study.schema.classes or ())
+    table: dict[str, Any] = {column.name: generator.random(2 * n_classes) for column in study.schema.columns}
+    table["y"] = [str(k % n_classes) for k in range(2 * n_classes)]
+    ledger = Ledger(folder / "site.ledger")
+    ledger.allow("d", Budget(epsilon=100.0))
+    return study.train(table, ledger, epsilon=1.0, site="site 0", signing=key, dataset="d").sealed
+
+
+def resealed(sealed: Sealed, site: str, key: SigningKey) -> bytes:
+    facts = {name: value for name, value in sealed.facts.items() if name not in ("key", "tensors")}
+    return Sealed.seal("contribution", {**facts, "site": site}, sealed.tensors, key).to_bytes()
+
+
+# --------------------------------------------------------------------------------------------------------- the servers
+
+
+def serve_hub(folder: Path, port: int) -> None:
+    from consilience.hub.commands import serve
+
+    serve(folder, port=port, by_address=Rate(1e9, 1e9))
+
+
+def serve_bare(folder: Path, port: int) -> None:
+    app, lock = FastAPI(), threading.Lock()
+    db = sqlite3.connect(folder / "bare.sqlite", check_same_thread=False)
+    db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE uploads (sha256 TEXT, body BLOB);")
+
+    def store(body: bytes) -> str:
+        sha256 = hashlib.sha256(body).hexdigest()
+        with lock, db:
+            db.execute("INSERT INTO uploads VALUES (?, ?)", (sha256, body))
+        return sha256
+
+    @app.post("/upload")
+    async def upload(request: Request) -> dict[str, str]:
+        return {"sha256": await run_in_threadpool(store, await request.body())}
+
+    uvicorn.run(app, port=port, log_level="warning", access_log=False)
+
+
+@contextmanager
+def running(target: Any, folder: Path) -> Iterator[tuple[str, int]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(folder, port), daemon=True)
+    process.start()
+    address = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        try:
+            httpx.get(f"{address}/openapi.json")
+            break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    try:
+        yield address, process.pid or 0
+    finally:
+        process.terminate()
+        process.join()
+
+
+def send(address: str, requests: list[tuple[str, bytes, dict[str, str]]], at_once: int) -> float:
+    """Send all requests over `at_once` connections; return the seconds it took."""
+
+    async def main() -> float:
+        waiting = list(reversed(requests))
+
+        async def one(client: httpx.AsyncClient) -> None:
+            while waiting:
+                path, body, headers = waiting.pop()
+                answer = await client.post(path, content=body, headers=headers)
+                assert answer.status_code in (200, 201), answer.text
+
+        limits = httpx.Limits(max_connections=at_once)
+        async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
+            await client.get("/openapi.json")
+            began = time.perf_counter()
+            await asyncio.gather(*(one(client) for _ in range(at_once)))
+            return time.perf_counter() - began
+
+    return asyncio.run(main())
+
+
+def memory(pid: int, name: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
+
+
+# ----------------------------------------------------------------------------------------------------- the measurements
+
+
+def prepare(folder: Path, text: str, sites: list[tuple[str, SigningKey]]) -> Study:
+    study = Study.from_text(text)
+    with opened(folder) as hub:
+        hub.add_study(text, "operator")
+        for name, key in sites:
+            code = hashed(name)
+            hub.store.invite(study.name, code, now(seconds=3600), "operator", site=name, fetch_only=False)
+            hub.store.enrol(code, name, key.public, os.urandom(16).hex(), fetch_only=False)
+    return study
+
+
+def load(n: int, at_once: list[int], folder: Path) -> None:
+    for width in at_once:
+        place = folder / f"load-{width}"
+        place.mkdir()
+        keys = [(f"site {i}", SigningKey.generate()) for i in range(n)]
+        study = prepare(place / "hub", study_text("load", 1950, 4, 2), keys)
+        sealed = train(study, place, keys[0][1])
+        path, requests = "/api/studies/load/contributions", []
+        bodies = [resealed(sealed, name, key) for name, key in keys]
+        for (_, key), body in zip(keys, bodies, strict=True):
+            requests.append((path, body, {HEADER: sign_request(key, "POST", path, digest(body))}))
+        with running(serve_bare, place) as (address, _):
+            bare = send(address, [("/upload", body, {}) for body in bodies], width)
+        with running(serve_hub, place / "hub") as (address, pid):
+            ours = send(address, requests, width)
+            peak = memory(pid, "VmHWM")
+        with opened(place / "hub") as hub:
+            n_accepted = len(hub.store.contributions("load", state="accepted"))
+            n_releases = len(hub.store.releases("load"))
+        print(
+            f"{n} x {len(bodies[0]) / 1024:.0f} KiB, {width} at once: bare {bare:.2f} s, hub {ours:.2f} s, "
+            f"ratio {ours / bare:.2f}; accepted {n_accepted}, releases meanwhile {n_releases}, peak {peak:.0f} MB"
+        )
+
+
+def big(megabytes: int, folder: Path) -> None:
+    place = folder / "big"
+    place.mkdir()
+    n_classes = 4096
+    n_features = megabytes * (1 << 20) // 8 // n_classes
+    key = SigningKey.generate()
+    study = prepare(place / "hub", study_text("big", n_features, n_classes, 2), [("site 0", key)])
+    # The numbers are made up: the hub cannot tell, and training so many classes would take hours.
+    sealed = train(Study.from_text(study_text("small", 50, 2, 2)), place, key)
+    generator = np.random.default_rng(1)
+    tensors = {"coef": generator.normal(size=(n_classes, n_features)), "intercept": np.zeros(n_classes)}
+    facts = {name: value for name, value in sealed.facts.items() if name not in ("key", "tensors")}
+    classes = list(study.schema.classes or ())
+    facts |= {"study": study.reference, "n_features": n_features, "classes": classes}
+    facts["settings"] = {**facts["settings"], "classes": classes}
+    body = Sealed.seal("contribution", facts, tensors, key).to_bytes()
+    path = "/api/studies/big/contributions"
+    with running(serve_hub, place / "hub") as (address, pid):
+        idle = memory(pid, "VmRSS")
+        seconds = send(address, [(path, body, {HEADER: sign_request(key, "POST", path, digest(body))})], 1)
+        print(
+            f"one contribution of {len(body) / 2**20:.0f} MiB: {seconds:.2f} s; resident before {idle:.0f} MB, "
+            f"at most {memory(pid, 'VmHWM'):.0f} MB"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--contributions", type=int, default=1000)
+    parser.add_argument("--at-once", type=int, nargs="*", default=[16, 1])
+    parser.add_argument("--megabytes", type=int, default=100)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="hub-load-"))
+    try:
+        if given.megabytes:
+            big(given.megabytes, folder)
+        load(given.contributions, given.at_once, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

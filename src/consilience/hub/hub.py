@@ -1,0 +1,263 @@
+"""What the hub does, whoever asks: the API, the dashboard and the command line all call these verbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from consilience.contribution import KIND, Contribution
+from consilience.errors import ConsilienceError, SettingsError
+from consilience.privacy.guarantee import Budget
+from consilience.privacy.ledger import Balance, Ledger
+from consilience.protocol import Refusal
+from consilience.sealed import MOST_BYTES, SigningKey, is_signed, read_facts
+from consilience.study import MOST_TEXT, PublicFile, Study
+
+from . import auth
+from .auth import Rate
+from .store import Row, Store, hashed, now
+
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
+STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
+LARGE = 8 << 20  # bytes
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a hub lives and what it lets through; rates hold for each worker process."""
+
+    folder: Path
+    url: str | None = None
+    most_bytes: int = MOST_BYTES  # of a contribution
+    most_public_bytes: int = 1 << 30  # of a file of public records
+    most_uploads: int = 16  # at the same time
+    upload_seconds: float = 600.0
+    session_hours: float = 12.0
+    by_address: Rate = field(default=Rate(100.0, 2000.0))
+    by_key: Rate = field(default=Rate(5.0, 100.0))
+    by_guess: Rate = field(default=Rate(0.2, 10.0))  # logging in and enrolling, by address
+    combine_itself: bool = True
+    quiet_seconds: float = 0.3  # changes that follow each other this closely are combined together
+    longest_wait_seconds: float = 5.0
+    lease_seconds: float = 15.0
+    sweep_after_seconds: float = 3600.0
+
+
+class Hub:
+    """A hub's store, key and ledger, and everything it can be asked for.
+
+    Privacy
+    -------
+    Holds what sites handed over and nothing else. Where a study trusts the hub, that includes exact learners: whoever
+    can read its folder can read them. No verb returns one site's files or facts to another site.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.store = Store(settings.folder, settings.url, sweep_after=settings.sweep_after_seconds)
+        self.key = _signing_key(self.store.folder / "hub.key")
+        self._ledger: Ledger | None = None
+        self._studies: dict[str, Study] = {}
+        self._lock, self._large = threading.Lock(), threading.Lock()
+        self.changed = threading.Event()  # tells the worker of this process to look
+
+    def close(self) -> None:
+        """Give back what the hub holds open."""
+        self.store.close()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The hub's own ledger: what aggregators that draw noise are charged to."""
+        with self._lock:
+            if self._ledger is None:
+                self._ledger = Ledger(self.store.folder / "hub.ledger")
+            return self._ledger
+
+    # ------------------------------------------------------------------------------------------- the coordinator's
+
+    def add_study(self, text: str, actor: str) -> Row:
+        """Take a study file."""
+        if len(text) > MOST_TEXT:
+            raise Refusal("too-large", "The study file is larger than a study can be.")
+        try:
+            study = Study.from_text(text)
+        except ConsilienceError as problem:
+            raise Refusal("study-invalid", str(problem)) from None
+        return self.store.add_study(study.name, study.digest, text, actor)
+
+    def study(self, name: str) -> tuple[Row, Study]:
+        """Return a study's row and what it says, or refuse."""
+        row = self.store.study(name) if STUDY_NAME.fullmatch(name) else None
+        if row is None:
+            raise Refusal("not-found", "There is no such study.")
+        with self._lock:
+            found = self._studies.get(row["digest"])
+            if found is None:
+                found = self._studies[row["digest"]] = Study.from_text(row["text"])
+        return row, found
+
+    def public_file(self, study: str, name: str) -> PublicFile:
+        """Return the public file that a study knows by this name or digest, or refuse."""
+        _, found = self.study(study)
+        for part in (found.public, found.test):
+            if part is not None and name in (part.file, part.sha256):
+                return part
+        raise Refusal("not-found", "The study names no such file.")
+
+    def keep_public_file(self, study: str, name: str, arrived: Path, sha256: str, actor: str) -> PublicFile:
+        """Take a file of public records, if it is the one that the study names."""
+        found = self.public_file(study, name)
+        if found.sha256 != sha256:
+            raise Refusal("file-differs", "The file is not the one whose digest the study names.")
+        size = arrived.stat().st_size
+        self.store.files.keep(arrived, sha256)
+        self.store.add_file(sha256, size, study, found.file, actor)
+        self.changed.set()
+        return found
+
+    def invite(
+        self, study: str, actor: str, *, site: str | None = None, fetch_only: bool = False, days: float = 7.0
+    ) -> tuple[str, str]:
+        """Return a one-time code and when it expires."""
+        self.study(study)
+        if site is not None and not SITE_NAME.fullmatch(site):
+            raise Refusal("malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens.")
+        if not 0 < days <= 366:
+            raise Refusal("malformed", "An invitation is good for at most 366 days.")
+        code, expires = secrets.token_urlsafe(24), now(seconds=days * 86400)
+        self.store.invite(study, hashed(code), expires, actor, site=site, fetch_only=fetch_only)
+        return code, expires
+
+    def revoke(self, study: str, site: str, actor: str, *, withdraw: bool = False) -> Row:
+        """End a site's key, and on demand take out what it contributed."""
+        self.study(study)
+        if not SITE_NAME.fullmatch(site):
+            raise Refusal("not-found", "There is no such site in this study.")
+        row = self.store.revoke(study, site, actor, withdraw=withdraw)
+        self.changed.set()
+        return row
+
+    def close_study(self, study: str, actor: str) -> Row:
+        """Take nothing more for a study."""
+        self.study(study)
+        return self.store.close_study(study, actor)
+
+    def allow(self, study: str, budget: Budget, actor: str) -> Balance:
+        """Set what the hub may spend on a study whose aggregator draws noise."""
+        row, _ = self.study(study)
+        balance = self.ledger.allow(row["digest"], budget)
+        self.store.let_draw(row["digest"])
+        self.store.log(actor, "budget set", study, epsilon=budget.epsilon, delta=budget.delta, unit=str(budget.unit))
+        return balance
+
+    def balance(self, study: str) -> Balance | None:
+        """Return what the hub may still spend on a study; None if nothing was ever allowed."""
+        row, _ = self.study(study)
+        try:
+            return self.ledger.balance(row["digest"])
+        except SettingsError:
+            return None
+
+    # ------------------------------------------------------------------------------------------------- the sites'
+
+    def enrol(self, *, code: str, site: str, key: str, nonce: str, fetch_only: bool = False) -> Row:
+        """Enrol a site whose request, signed with `key`, proved that it holds it."""
+        if not SITE_NAME.fullmatch(site):
+            raise Refusal("malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens.")
+        return self.store.enrol(hashed(code), site, key, nonce, fetch_only=fetch_only)
+
+    def rotate(self, study: str, key: str, new: str, proof: str, nonce: str) -> Row:
+        """Replace a site's key; `proof` is the new key's signature over old and new."""
+        if not (DIGEST.fullmatch(new) and re.fullmatch("[0-9a-f]{128}", proof)):
+            raise Refusal("malformed", "The new key, or the proof of holding it, has the wrong form.")
+        if not is_signed(rotation_message(key, new), bytes.fromhex(proof), new):
+            raise Refusal("not-authenticated", "The new key did not sign the proof.")
+        return self.store.rotate(study, key, new, nonce)
+
+    def take(self, study: str, site: Row, arrived: Path, sha256: str, nonce: str) -> tuple[Row, bool]:
+        """Check a file that arrived, keep it durably, and return its row and whether it is new."""
+        row, agreed = self.study(study)
+        if site["fetch_only"]:
+            raise Refusal("not-allowed", "The site joined this study only to fetch its releases.")
+        contribution = self._checked(agreed, site, arrived)
+        if self.store.known_contribution(study, site["name"], contribution.digest) is None:
+            if row["status"] != "open":
+                raise Refusal("study-closed", f"The study {study!r} is closed.")
+            size = arrived.stat().st_size
+            self.store.files.keep(arrived, sha256)
+        else:
+            size = 0  # the row is there and is not written again
+        facts: Row = {"digest": contribution.digest, "study": study, "site": site["name"], "sha256": sha256}
+        facts |= {"sequence": contribution.sequence, "size": size}
+        facts["guarantee"] = json.dumps(contribution.guarantee.as_dict())
+        found = self.store.submit(facts, site["key"], nonce)
+        self.changed.set()
+        return found
+
+    def _checked(self, agreed: Study, site: Row, arrived: Path) -> Contribution:
+        """Return what a file of unknown origin holds, after everything that can be checked was."""
+        most = self.settings.most_bytes
+        try:
+            facts, _ = read_facts(arrived, KIND, most_bytes=most)
+            _check_sender(facts, agreed, site)
+            # Large files one after the other: what checking one of them may need is then needed once.
+            with self._large if arrived.stat().st_size > LARGE else nullcontext():
+                return agreed.accept(Contribution.inspect(arrived, trusted=agreed.trusted, most_bytes=most))
+        except ConsilienceError as problem:
+            raise Refusal("rejected", str(problem)) from None
+
+    def withdraw(self, study: str, key: str, nonce: str) -> Row:
+        """Take what a site contributed out of all that follows."""
+        row = self.store.withdraw(study, key, nonce)
+        self.changed.set()
+        return row
+
+    def release_path(self, study: str, sequence: int | None = None) -> tuple[Row, Path]:
+        """Return a release's row and file: the current one, or one by number that was not withdrawn."""
+        row = self.store.release(study, sequence)
+        if row is None or row["state"] == "withdrawn":
+            raise Refusal("no-release", "There is no such release, or a member of it was withdrawn.")
+        return row, self.store.files.path(row["sha256"])
+
+    def verify(self) -> tuple[int, str]:
+        """Check the audit chain and every file; return the log's length and head."""
+        return self.store.verify()
+
+
+def rotation_message(old: str, new: str) -> bytes:
+    """Return what a site's new key signs to prove that the site holds it."""
+    return f"consilience rotation {old} {new}".encode()
+
+
+def _check_sender(facts: Mapping[str, Any], agreed: Study, site: Row) -> None:
+    """Refuse another site's contribution and another study's, each with its own code."""
+    if facts.get("study") != agreed.reference:
+        raise Refusal("study-differs", "The contribution was made for another study, or another version of this one.")
+    if facts.get("site") != site["name"] or facts["key"] != site["key"]:
+        raise Refusal("wrong-site", "The contribution is another site's, or was signed with another key.")
+
+
+def _signing_key(path: Path) -> SigningKey:
+    """Return the hub's key, made once."""
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        SigningKey.generate().save(draft)
+        try:
+            os.link(draft, path)  # whole or absent, and never over another worker's
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return SigningKey.load(path)
+
+
+__all__ = ["Hub", "Settings", "auth", "rotation_message"]

@@ -1,0 +1,142 @@
+"""The tables of the hub's database and the steps that lead an older database to them; `store` holds the statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+tables = sa.MetaData()
+
+
+def _table(name: str, *columns: Any) -> sa.Table:
+    return sa.Table(name, tables, *columns)
+
+
+def _text(name: str, *more: Any, **settings: Any) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, *more, **{"nullable": False, **settings})
+
+
+def _whole(name: str, **settings: Any) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, **{"nullable": False, **settings})
+
+
+versions = _table("versions", sa.Column("version", sa.Integer, primary_key=True), _text("applied"))
+settings = _table("settings", _text("name", primary_key=True), _text("value"))
+coordinators = _table(
+    "coordinators", _text("name", primary_key=True), _text("password"), _text("created"), _text("status")
+)
+sessions = _table(
+    "sessions",
+    _text("hash", primary_key=True),
+    _text("coordinator", sa.ForeignKey("coordinators.name")),
+    _text("kind"),
+    _text("created"),
+    _text("expires"),
+)
+studies = _table(
+    "studies",
+    _text("name", primary_key=True),
+    _text("digest", unique=True),
+    _text("text"),
+    _text("status"),
+    _text("created"),
+    _text("created_by"),
+    _whole("changes"),  # how often its set of members has changed
+    _whole("combined"),  # up to which change it was combined
+    _text("changed", nullable=True),
+    _text("problem", nullable=True),  # why the last attempt to combine failed
+)
+files = _table("files", _text("sha256", primary_key=True), _whole("size"), _text("received"))
+sites = _table(
+    "sites",
+    _text("study", sa.ForeignKey("studies.name"), primary_key=True),
+    _text("name", primary_key=True),
+    _text("key"),
+    _text("status"),
+    sa.Column("fetch_only", sa.Boolean, nullable=False),
+    _text("enrolled"),
+)
+keys = _table(
+    "keys",
+    _text("study", sa.ForeignKey("studies.name"), primary_key=True),
+    _text("key", primary_key=True),
+    _text("site"),
+    _text("added"),
+    _text("ended", nullable=True),
+    _text("reason", nullable=True),
+)
+invitations = _table(
+    "invitations",
+    _text("hash", primary_key=True),
+    _text("study", sa.ForeignKey("studies.name")),
+    _text("site", nullable=True),
+    sa.Column("fetch_only", sa.Boolean, nullable=False),
+    _text("created"),
+    _text("created_by"),
+    _text("expires"),
+    _text("used", nullable=True),
+    _text("used_by", nullable=True),
+)
+contributions = _table(
+    "contributions",
+    _text("digest", primary_key=True),
+    _text("study"),
+    _text("site"),
+    _whole("sequence"),
+    _text("state"),
+    _text("sha256"),
+    _whole("size"),
+    _text("guarantee"),
+    _text("received"),
+    _text("changed"),
+    sa.ForeignKeyConstraint(["study", "site"], ["sites.study", "sites.name"]),
+    sa.UniqueConstraint("study", "site", "sequence"),
+    sa.Index("one_accepted", "study", "site", unique=True, sqlite_where=sa.text("state = 'accepted'"),
+             postgresql_where=sa.text("state = 'accepted'")),
+)  # fmt: skip
+releases = _table(
+    "releases",
+    _text("digest", primary_key=True),
+    _text("study", sa.ForeignKey("studies.name")),
+    _whole("sequence"),
+    _text("state"),
+    _whole("change"),
+    _text("request", nullable=True),  # idempotency key of the coordinator's command
+    _text("sha256"),
+    _whole("size"),
+    _whole("n_sites"),
+    _text("guarantee"),
+    _text("created"),
+    sa.UniqueConstraint("study", "sequence"),
+    sa.UniqueConstraint("study", "request"),
+)
+members = _table(
+    "members",
+    _text("release", sa.ForeignKey("releases.digest"), primary_key=True),
+    _text("contribution", sa.ForeignKey("contributions.digest"), primary_key=True, index=True),
+)
+claims = _table(
+    "claims",
+    _text("study", sa.ForeignKey("studies.name"), primary_key=True),
+    _text("worker"),
+    _text("until"),
+)
+nonces = _table(
+    "nonces", _text("key", primary_key=True), _text("nonce", primary_key=True), _text("expires", index=True)
+)
+audit = _table(
+    "audit",
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    _text("time"),
+    _text("actor"),
+    _text("action"),
+    _text("study", nullable=True, index=True),
+    _text("facts"),
+    _text("previous"),
+    _text("hash"),
+)
+
+# Each entry leads from one version of the schema to the next. Nothing before 1 was ever released.
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (tables.create_all,)

@@ -1,0 +1,103 @@
+"""What a site and the hub say to each other: signed requests, and errors that travel as codes.
+
+A site proves who it is by signing each request with its Ed25519 key; there is no password to steal and no session to
+hijack. The transport may be anything; over HTTPS it also hides what is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from dataclasses import dataclass
+
+from consilience.sealed import SigningKey, canonical, is_signed, message_of
+
+CLOCK_SECONDS = 300  # how far a request's time may be from the hub's
+HEADER = "x-consilience"
+_FORM = re.compile(r"key=([0-9a-f]{64});time=([0-9]{1,12});nonce=([0-9a-f]{32});signature=([0-9a-f]{128})")
+
+# code -> (HTTP status, what to do)
+ERRORS: dict[str, tuple[int, str]] = {
+    "not-found": (404, "Check the address, the study's name and that you are enrolled in it."),
+    "not-allowed": (403, "Ask the coordinator of the study."),
+    "not-authenticated": (401, "Sign the request with the enrolled key, or log in."),
+    "clock": (401, "Set this machine's clock; requests are valid for five minutes."),
+    "replayed": (409, "Send the request again with a fresh signature."),
+    "malformed": (400, "Use this version's client, or read the protocol page."),
+    "too-large": (413, "Stay within the hub's size limit, or ask its operator to raise it."),
+    "too-many": (429, "Wait a minute and try again."),
+    "invitation": (403, "Ask the coordinator for a new invitation; each works once, for one site, until it expires."),
+    "name-taken": (409, "Choose another name, or ask the coordinator to revoke the old key."),
+    "key-revoked": (403, "Make a new key and ask the coordinator for an invitation to enrol it."),
+    "rejected": (422, "Train again with the study's own file; the message says what does not fit."),
+    "wrong-site": (403, "Submit your own site's contribution, signed with its enrolled key."),
+    "stale": (409, "A newer contribution is there already; train again to supersede it."),
+    "study-differs": (409, "Fetch the study again; its digest has changed."),
+    "study-closed": (409, "The coordinator has closed this study; nothing more is taken."),
+    "too-few-sites": (409, "Wait until enough sites have contributed."),
+    "no-release": (404, "There is no release yet; try again when enough sites have contributed."),
+    "budget": (409, "The hub's budget for this study is spent; its operator can raise it."),
+    "study-invalid": (422, "Mend the study file; `consilience study check` lists every problem."),
+    "file-differs": (409, "Send the very file whose SHA-256 the study names."),
+    "cannot-combine": (409, "The message says what stands against it; change that and ask again."),
+    "wrong-method": (405, "Look up the address in the protocol page or at /docs."),
+    "unavailable": (503, "Try again later; nothing was lost."),
+}
+
+
+@dataclass(eq=False)  # not frozen: an exception is given its traceback while it travels
+class Refusal(Exception):
+    """A request that is not granted: a code, and a sentence without any record's value."""
+
+    code: str
+    message: str
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return ERRORS[self.code][0]
+
+    @property
+    def body(self) -> dict[str, dict[str, str]]:
+        """What is sent."""
+        return {"error": {"code": self.code, "message": self.message, "fix": ERRORS[self.code][1]}}
+
+
+def sign_request(key: SigningKey, method: str, path: str, body_sha256: str, *, now: float | None = None) -> str:
+    """Return the header that proves who sends a request; it is good for one use within five minutes."""
+    at, nonce = str(int(time.time() if now is None else now)), secrets.token_hex(16)
+    signature = key.sign(_message(method, path, body_sha256, at, nonce)).hex()
+    return f"key={key.public};time={at};nonce={nonce};signature={signature}"
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Who sent a request, and the nonce that must not come again."""
+
+    key: str
+    nonce: str
+
+
+def read_request(header: str | None, method: str, path: str, body_sha256: str, *, now: float | None = None) -> Signed:
+    """Return who signed a request, or refuse it. Whether the key is enrolled and the nonce new, the caller asks."""
+    found = _FORM.fullmatch(header or "")
+    if found is None:
+        raise Refusal("not-authenticated", "The request is not signed.")
+    key, at, nonce, signature = found.groups()
+    if abs((time.time() if now is None else now) - int(at)) > CLOCK_SECONDS:
+        raise Refusal("clock", "The request was signed too long ago, or in the future.")
+    if not is_signed(_message(method, path, body_sha256, at, nonce), bytes.fromhex(signature), key):
+        raise Refusal("not-authenticated", "The request's signature does not fit it.")
+    return Signed(key, nonce)
+
+
+def digest(body: bytes) -> str:
+    """Return the SHA-256 of a request's body."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def _message(method: str, path: str, body_sha256: str, at: str, nonce: str) -> bytes:
+    facts = {"method": method.upper(), "path": path, "body": body_sha256, "time": at, "nonce": nonce}
+    return message_of("request", canonical(facts))

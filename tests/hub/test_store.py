@@ -1,0 +1,445 @@
+"""What the hub remembers: rows and files that survive a kill, one audit chain, copies that can be trusted."""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from consilience.errors import SettingsError
+from consilience.hub import commands
+from consilience.hub.hub import Hub
+from consilience.hub.store import Files, Store, hashed, now
+from consilience.privacy.guarantee import Budget
+from consilience.protocol import HEADER, Refusal, digest, sign_request
+from consilience.sealed import SigningKey
+
+
+@pytest.fixture
+def store(tmp_path: Path, url: str | None) -> Any:
+    found = Store(tmp_path / "hub", url)
+    yield found
+    found.close()
+
+
+def test_writes_that_wait_together_are_committed_together_and_fail_alone(store: Store) -> None:
+    results: list[Any] = [None] * 60
+
+    def work(i: int) -> None:
+        def insert(db: sa.Connection) -> int:
+            db.execute(sa.text("INSERT INTO settings (name, value) VALUES (:name, 'x')"), {"name": f"n{i // 2}"})
+            return i
+
+        try:
+            results[i] = store.write(insert)
+        except sa.exc.IntegrityError:
+            results[i] = "twice"
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results.count("twice") == 30
+    with store.reading() as db:
+        assert db.execute(sa.text("SELECT count(*) FROM settings WHERE value = 'x'")).scalar() == 30
+
+
+def test_any_edit_of_the_audit_log_is_noticed(store: Store) -> None:
+    for i in range(5):
+        store.log("operator", "something", None, number=i)
+    assert store.verify()[0] == 5
+    edits = [
+        "UPDATE audit SET actor = 'nobody' WHERE number = 3",
+        "UPDATE audit SET facts = '{}' WHERE number = 3",
+        "DELETE FROM audit WHERE number = 3",
+        "DELETE FROM audit WHERE number = 5",
+        "UPDATE audit SET number = 9 WHERE number = 5",
+    ]
+    for edit in edits:
+
+        def change(db: sa.Connection, edit: str = edit) -> None:
+            kept = db.execute(sa.text("SELECT * FROM audit ORDER BY number")).mappings().all()
+            db.execute(sa.text(edit))
+            found = [dict(row) for row in db.execute(sa.text("SELECT * FROM audit ORDER BY number")).mappings()]
+            assert found != [dict(row) for row in kept]
+
+        copy = store.audit(limit=100)
+        store.write(change)
+        with pytest.raises(SettingsError, match="audit log"):
+            store.verify()
+
+        def mend(db: sa.Connection, copy: Any = copy) -> None:
+            from consilience.hub.tables import audit
+            from consilience.sealed import canonical
+
+            db.execute(audit.delete())
+            db.execute(audit.insert(), [{**row, "facts": canonical(row["facts"])} for row in copy])
+
+        store.write(mend)
+        assert store.verify()[0] == 5
+
+
+def test_a_damaged_file_is_noticed(store: Store) -> None:
+    arrived, content = store.files.new(), b"public records"
+    arrived.write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = store.files.keep(arrived, sha256)
+    store.add_file(sha256, len(content), "demo", "x.csv", "operator")
+    store.verify()
+    path.write_bytes(b"other records")
+    with pytest.raises(SettingsError, match="damaged"):
+        store.verify()
+
+
+def test_what_no_row_names_is_swept_at_the_next_start(tmp_path: Path, url: str | None) -> None:
+    store = Store(tmp_path / "hub", url)
+    kept, orphan = b"kept", b"orphan"
+    for content in (kept, orphan):
+        arrived = store.files.new()
+        arrived.write_bytes(content)
+        store.files.keep(arrived, hashlib.sha256(content).hexdigest())
+    store.add_file(hashlib.sha256(kept).hexdigest(), 4, "demo", "x.csv", "operator")
+    store.files.new().write_bytes(b"an upload that broke off")
+    store.close()
+    young = Store(tmp_path / "hub", url)  # another worker may be about to commit the row
+    assert young.swept == 0
+    young.close()
+    late = Store(tmp_path / "hub", url, sweep_after=-1)
+    assert late.swept == 2
+    assert [path.read_bytes() for path in (tmp_path / "hub" / "files").glob("*/*")] == [kept]
+    late.close()
+
+
+def test_a_newer_database_is_not_touched(tmp_path: Path, url: str | None) -> None:
+    store = Store(tmp_path / "hub", url)
+    store.write(lambda db: db.execute(sa.text("INSERT INTO versions VALUES (99, 'later')")))
+    store.close()
+    with pytest.raises(SettingsError, match="version 99"):
+        Store(tmp_path / "hub", url)
+    with pytest.raises(SettingsError, match="mysql"):
+        Store(tmp_path / "hub", "mysql://x/y")
+
+
+def test_a_kept_file_is_whole_under_its_digest(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    arrived = files.new()
+    arrived.write_bytes(b"abc")
+    sha256 = hashlib.sha256(b"abc").hexdigest()
+    assert files.keep(arrived, sha256) == tmp_path / sha256[:2] / sha256[2:]
+    assert not arrived.exists()
+
+
+def test_nonces_are_forgotten_when_their_requests_have_expired(store: Store) -> None:
+    store.spend_nonce("k", "a")
+    with pytest.raises(Refusal):
+        store.spend_nonce("k", "a")
+    store.write(lambda db: db.execute(sa.text("UPDATE nonces SET expires = '2000-01-01'")))
+    store.spend_nonce("k", "b")
+    with store.reading() as db:
+        assert db.execute(sa.text("SELECT count(*) FROM nonces")).scalar() == 1
+
+
+def test_a_backup_is_whole_while_sites_submit_and_grants_nothing_old(sqlite_world: Any, tools: Any) -> None:
+    world = sqlite_world
+    study = world.add_study()
+    wards = world.fill(study, 2)
+    world.combiner.run(at_once=True)
+    invitation = world.invitation()
+    done = threading.Event()
+
+    def submit() -> None:
+        sequence = 2
+        while not done.is_set():
+            world.submit(wards[0], wards[0].train(study, sequence=sequence))
+            sequence += 1
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    number, head = commands.backup(world.folder / "hub", world.folder / "copy")
+    done.set()
+    thread.join()
+    with pytest.raises(SettingsError, match="exists"):
+        commands.backup(world.folder / "hub", world.folder / "copy")
+    restored, _ = commands.restore(world.folder / "copy", world.folder / "second")
+    assert restored == number + 1
+    hub = Hub(tools.quick(world.folder / "second"))
+    entries = hub.store.audit(limit=1000)
+    assert entries[number - 1]["hash"] == head
+    assert hub.key.public == world.hub.key.public
+    assert hub.store.release("demo") is not None
+    with pytest.raises(Refusal) as refused:
+        hub.store.enrol(hashed(invitation), "late", "0" * 64, "0" * 32, fetch_only=False)
+    assert refused.value.code == "invitation"
+    hub.close()
+    with pytest.raises(SettingsError, match="not empty"):
+        commands.restore(world.folder / "copy", world.folder / "second")
+
+
+def test_a_restored_hub_draws_no_noise_until_a_budget_is_allowed_again(sqlite_world: Any, tools: Any) -> None:
+    world = sqlite_world
+    noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
+    world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
+    commands.allow(world.folder / "hub", "demo", Budget(epsilon=3.0))
+    commands.backup(world.folder / "hub", world.folder / "copy")
+    commands.restore(world.folder / "copy", world.folder / "second")
+    with pytest.raises(SettingsError, match="restored from a backup"):
+        commands.aggregate(world.folder / "second", "demo", request="one")
+    commands.allow(world.folder / "second", "demo", Budget(epsilon=2.0))
+    assert commands.aggregate(world.folder / "second", "demo", request="one")["sequence"] == 1
+
+
+def test_a_backup_of_postgresql_has_rows_and_files(world: Any, url: str | None) -> None:
+    if url is None:
+        pytest.skip("SQLite has its own test")
+    world.fill(world.add_study(), 2)
+    commands.backup(world.folder / "hub", world.folder / "copy", url=url)
+    assert (world.folder / "copy" / "hub.dump").stat().st_size > 1000
+    assert len(list((world.folder / "copy" / "files").glob("*/*"))) == 2
+
+
+def test_the_operators_commands_work_beside_a_running_hub(world: Any, url: str | None, tools: Any) -> None:
+    folder = world.folder / "hub"
+    public = tools.write_csv(world.folder / "public.csv", tools.table(50, 3))
+    (world.folder / "study.toml").write_text(tools.study_text(aggregator='name = "PublicBlend"', public=public))
+    row = commands.add_study(folder, world.folder / "study.toml", url=url)
+    study = world.hub.study("demo")[1]
+    assert row["digest"] == study.digest
+    code, expires = commands.invite(folder, "demo", site="north", url=url)
+    assert expires > now()
+    ward = tools.Ward("north", world.folder)
+    body = json.dumps({"invitation": code, "site": "north"}).encode()
+    assert world.call(ward, "POST", "/api/enrolments", body).status_code == 201
+    world.submit(ward, ward.train(study))
+    with pytest.raises(SettingsError, match="1 sites"):
+        commands.aggregate(folder, "demo", url=url)
+    world.fill(study, 2)
+    assert commands.aggregate(folder, "demo", url=url)["n_sites"] == 3
+    assert commands.verify(folder, url=url)[0] > 5
+    with pytest.raises(SettingsError, match="certificate"):
+        commands.serve(folder, "0.0.0.0", url=url)
+
+
+# ------------------------------------------------------------------------------------------------------------- kill -9
+
+HUB = """
+import sys
+from pathlib import Path
+from consilience.hub.commands import serve
+serve(sys.argv[1], port=int(sys.argv[2]), url=sys.argv[3] or None, quiet_seconds=0.02, lease_seconds=1.0,
+      sweep_after_seconds=0.0)
+"""
+
+
+class Killed:
+    """A hub in its own process, on a port that stays the same from start to start."""
+
+    def __init__(self, folder: Path, url: str | None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.arguments = [sys.executable, "-c", HUB, str(folder), str(self.port), url or ""]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.arguments, stderr=subprocess.DEVNULL)
+
+    def wait(self) -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                httpx.get(f"{self.address}/healthz", timeout=5)
+                return
+            except httpx.TransportError:
+                time.sleep(0.05)
+        raise AssertionError("the hub did not start")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def _survive(
+    folder: Path, url: str | None, tools: Any, *, n_kills: int, n_submissions: int, database: Any = None
+) -> None:
+    """Submit while the hub (and the database) is killed at random; compare what was answered with what is kept."""
+    text, wards = tools.study_text(min_sites=2), [tools.Ward(f"ward {i}", folder, seed=i) for i in range(5)]
+    hub = Hub(tools.quick(folder / "hub", url))
+    hub.add_study(text, "operator")
+    study = hub.study("demo")[1]
+    for ward in wards:
+        code, _ = hub.invite("demo", "operator")
+        hub.enrol(code=code, site=ward.name, key=ward.key.public, nonce=os.urandom(16).hex())
+    hub.close()
+    per_ward = n_submissions // len(wards)
+    files = {
+        (ward.name, sequence): ward.train(study, sequence=sequence)
+        for ward in wards
+        for sequence in range(1, per_ward + 1)
+    }
+    generator = np.random.default_rng(0)
+    server, answered, stopped = Killed(folder / "hub", url), set(), threading.Event()
+    server.start()
+    server.wait()
+    path = "/api/studies/demo/contributions"
+
+    def submit(ward: Any) -> None:
+        for sequence in range(1, per_ward + 1):
+            contribution = files[ward.name, sequence]
+            body = contribution.sealed.to_bytes()
+            while True:  # as a site does: the same file again until the hub has answered
+                header = {HEADER: sign_request(ward.key, "POST", path, digest(body))}
+                try:
+                    answer = httpx.post(server.address + path, content=body, headers=header, timeout=10)
+                except httpx.TransportError:
+                    time.sleep(0.02)
+                    continue
+                if answer.status_code == 503 or answer.status_code == 429:
+                    time.sleep(0.02)
+                    continue
+                assert answer.status_code in (200, 201), answer.text
+                assert answer.json()["digest"] == contribution.digest
+                answered.add(contribution.digest)
+                break
+            if stopped.wait(float(generator.random()) * 0.05):
+                return
+
+    threads = [threading.Thread(target=submit, args=(ward,)) for ward in wards]
+    for thread in threads:
+        thread.start()
+    kills = 0
+    while kills < n_kills:
+        time.sleep(float(generator.random()) * 0.3)
+        if database is not None and kills % 5 == 4:
+            os.kill(database.pid(), signal.SIGKILL)
+            time.sleep(0.1)
+            _restart(database)
+        server.kill()
+        kills += 1
+        server.start()
+        server.wait()
+    for thread in threads:
+        thread.join()
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        hub = Hub(tools.quick(folder / "hub", url))
+        due = hub.store.due()
+        hub.close()
+        if not due:
+            break
+        time.sleep(0.1)
+    server.kill()
+    hub = Hub(tools.quick(folder / "hub", url, sweep_after_seconds=-1.0))
+    rows = hub.store.contributions("demo")
+    assert len(answered) == len(wards) * per_ward
+    assert {row["digest"] for row in rows} == answered  # nothing lost, and nothing that was not answered in the end
+    assert len({row["digest"] for row in rows}) == len(rows)  # nothing doubled
+    newest = {row["site"]: row["sequence"] for row in rows if row["state"] == "accepted"}
+    assert newest == {ward.name: per_ward for ward in wards}
+    hub.verify()
+    release = hub.store.release("demo")
+    assert release is not None
+    assert release["n_sites"] == len(wards)
+    changes = [row["change"] for row in hub.store.releases("demo")]
+    assert len(set(changes)) == len(changes)
+    assert changes[0] == hub.store.study("demo")["changes"] == len(rows)
+    n_files = len(list((folder / "hub" / "files").glob("*/*")))
+    assert n_files == len(rows) + len(changes)
+    hub.close()
+
+
+def _restart(database: Any) -> None:
+    """Start a server whose postmaster was killed, as soon as its children are gone."""
+    for _ in range(100):
+        try:
+            database.start()
+            return
+        except subprocess.CalledProcessError:
+            time.sleep(0.1)
+    raise AssertionError("PostgreSQL did not start again")
+
+
+def test_a_killed_hub_loses_and_doubles_nothing(tmp_path: Path, url: str | None, tools: Any) -> None:
+    _survive(tmp_path, url, tools, n_kills=2, n_submissions=20)
+
+
+@pytest.mark.soak
+def test_200_kills_during_50_submissions_on_sqlite(tmp_path: Path, tools: Any) -> None:
+    _survive(tmp_path, None, tools, n_kills=200, n_submissions=50)
+
+
+@pytest.mark.soak
+def test_200_kills_of_hub_and_database_during_50_submissions(tmp_path: Path, durable_postgres: Any, tools: Any) -> None:
+    url = durable_postgres.database()
+    _survive(tmp_path, url, tools, n_kills=200, n_submissions=50, database=durable_postgres)
+
+
+def test_a_hub_over_https_is_a_hub(tmp_path: Path, tools: Any) -> None:
+    """Serve with a certificate of our own making, and read its key over a connection that checks it."""
+    pytest.importorskip("cryptography")
+    from datetime import UTC, datetime, timedelta
+    from ipaddress import ip_address
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hub")])
+    alternatives = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    begin = datetime.now(UTC) - timedelta(hours=1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=1))
+        .add_extension(alternatives, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(*form))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = "import sys; from consilience.hub.commands import serve; _, folder, port, cert, key = sys.argv; "
+    program += "serve(folder, port=int(port), cert=cert, key=key)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "hub"), str(port), str(cert), str(private)]
+    )
+    try:
+        import ssl
+
+        trust = ssl.create_default_context(cafile=str(cert))
+        until = time.monotonic() + 60
+        while True:
+            try:
+                answer = httpx.get(f"https://127.0.0.1:{port}/api/hub", verify=trust, timeout=5)
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        hub = Hub(tools.quick(tmp_path / "hub"))
+        assert answer.json()["key"] == hub.key.public == SigningKey.load(tmp_path / "hub" / "hub.key").public
+        hub.close()
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) is not None

@@ -1,0 +1,62 @@
+"""A small study and tables for it, shared by the tests of everything that speaks of studies."""
+
+import numpy as np
+import pyarrow as pa
+
+from consilience import Noise
+from consilience.study import Study
+
+COLUMNS = """
+[[schema.columns]]
+kind = "numeric"
+name = "age"
+low = 18
+high = 100
+[[schema.columns]]
+kind = "categorical"
+name = "sex"
+categories = ["f", "m"]
+[[schema.columns]]
+kind = "numeric"
+name = "pressure"
+low = 50
+high = 250
+"""
+
+
+def study_text(learner="PrivateLogisticRegression", aggregator="Average", *, more="", privacy="", settings=""):
+    neighbours = "add-remove" if any(kind in learner for kind in ("Tree", "Forest", "Boost")) else "replace-one"
+    return f"""
+[study]
+name = "heart-risk"
+purpose = "Who needs a second visit?"
+[privacy]
+neighbours = "{neighbours}"
+epsilon_min = 0.1
+epsilon_max = 3.0
+{privacy}
+[schema]
+label = "ill"
+classes = [0, 1]
+{COLUMNS}
+[learner]
+name = "{learner}"
+{settings}
+[aggregator]
+name = "{aggregator}"
+{more}
+"""
+
+
+def study(*args, **settings):
+    return Study.from_text(study_text(*args, **settings))
+
+
+def table(n, seed=0):
+    source = Noise(seed=seed).open()
+    age, sex = 18 + 72 * source.uniform(n), source.words(n) % 2
+    pressure = 130 + 20 * source.normal(n)
+    ill = (age - 50) / 30 + (pressure - 130) / 30 + 0.5 * source.normal(n) > 0
+    return pa.table(
+        {"age": age, "sex": np.where(sex == 1, "f", "m"), "pressure": pressure, "ill": ill.astype(np.int64)}
+    )
