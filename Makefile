@@ -46,6 +46,9 @@ bench: setup
 bench-aggregation: setup
 	@$(BIN)/python benchmarks/many_sites.py
 	@$(BIN)/python benchmarks/distillation.py
+	@$(BIN)/python benchmarks/aggregation.py
+	@$(BIN)/python benchmarks/many_members.py
+	@$(BIN)/python benchmarks/end_to_end.py
 
 ## bench-trees   forests and boosting: accuracy, integration across sites, speed
 bench-trees: setup

@@ -19,7 +19,7 @@ COMMANDS += [["study", verb] for verb in ("new", "check", "show")]
 COMMANDS += [
     ["site", verb] for verb in ("init", "join", "train", "submit", "fetch", "withdraw", "status", "rotate-key")
 ]
-COMMANDS += [["site", verb] for verb in ("backup", "recover")]
+COMMANDS += [["site", verb] for verb in ("open", "backup", "recover")]
 COMMANDS += [["contribution", "show"], ["contribution", "verify"]]
 COMMANDS += [["release", verb] for verb in ("show", "verify", "predict", "make")]
 COMMANDS += [["hub", verb] for verb in ("add-coordinator", "add-study", "invite", "allow", "aggregate", "verify")]

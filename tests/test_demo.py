@@ -1,9 +1,12 @@
 import json
+import time
+import urllib.request
 
 import numpy as np
 import pytest
 
 from consilience import demo as module
+from consilience.certificate import of_release
 from consilience.demo import ALONE, HOSPITALS, JOINED, LATE, N_TEST, POOLED, PUBLIC, TITLES, cohort, demo
 from consilience.errors import SettingsError
 from consilience.privacy.ledger import Ledger
@@ -87,10 +90,33 @@ def test_every_method_and_baseline_is_shown(outcome):
         assert (folder / name).stat().st_size > 1000
 
 
-def test_the_hub_of_the_demo_opens_again(outcome):
+def test_the_hub_of_the_demo_opens_again_and_sites_go_on_with_it(outcome):
     folder, _, _ = outcome
+    place = folder / "sites" / "riverside"
     with module._running_hub(folder / "hub") as address:
         assert module._answers(address)
+        site = Site(place)
+        site._write_facts(module.STUDY, {**site._facts(module.STUDY), "hub": address})  # it has another port now
+        with urllib.request.urlopen(site.open_view(module.STUDY)) as page:
+            assert page.status == 200
+        assert site.submit(module.STUDY)["state"] == "accepted"  # again: changes nothing
+        old = site.key.public
+        assert site.rotate_key() != old
+        assert Site(place).fetch(module.STUDY).sequence >= 1  # signed with the new key
+        assert Site(place).withdraw(module.STUDY)["state"] == "withdrawn"
+        # Releases that it was in are gone from the hub; one without it follows.
+        until = time.monotonic() + 60
+        while (found := Site(place).fetch(module.STUDY)) is None and time.monotonic() < until:
+            time.sleep(0.3)
+        assert "Riverside" not in {source.site for source in found.sources}
+
+
+def test_the_certificate_shows_how_good_the_release_is(outcome):
+    folder, report, _ = outcome
+    text = of_release(Release.load(report.release)).as_text()
+    assert "public records alone" in text
+    assert "AUC 0." in text
+    assert "AUC 0." in (folder / "certificate.html").read_text()
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):

@@ -143,6 +143,9 @@ def test_the_digest_is_that_of_the_facts_not_of_the_layout():
         (lambda text: text.replace('name = "heart-risk"', 'name = "../Heart"'), "lower-case"),
         (lambda text: text.replace('name = "Average"', 'name = "Average"\nnoise = 3'), "may not set noise"),
         (lambda text: text.replace("[study]", "[study"), "not valid TOML"),
+        (lambda text: text.replace('name = "heart-risk"', "name = 5"), "must be text"),
+        (lambda text: text.replace("epsilon_min = 0.1", 'epsilon_min = "much"'), "must be numbers"),
+        (lambda text: text.replace("classes = [0, 1]", "classes = 7"), "[schema]"),
         (
             lambda text: text.replace("PrivateLogisticRegression", "PrivateForestClassifier"),
             "use WeightedVote or PooledCounts",

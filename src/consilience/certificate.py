@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +92,10 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     ]
     # A bet that is even beforehand: what the file can do to it.
     odds = factor / (1 + factor)
+    bet = f"whether {unit} was used" if guarantee.neighbours is Neighbours.ADD_REMOVE else "which of two it was"
     sentences.append(
-        f"For example, someone who would guess rightly in 50 of 100 cases whether {unit} was used, could with its help "
-        f"guess rightly in at most {100 * odds:.1f} of 100."
+        f"For example, someone who would guess rightly in 50 of 100 cases {bet}, could with its help guess rightly in "
+        f"at most {100 * odds:.1f} of 100."
     )
     if guarantee.delta > 0:
         sentences.append(
@@ -166,7 +167,7 @@ def of_release(release: Release) -> Page:
         "A site's number is the sum of everything the site ever submitted to this study, superseded and withdrawn "
         "contributions included: what was handed out once cannot be taken back."
     ]
-    quality = [(str(row.get("method")), str(row.get("text", ""))) for row in facts["quality"]]
+    quality = [_measured(row) for row in facts["quality"]]
     return Page(
         f"Release {release.sequence} of {release.study['name']}",
         [
@@ -188,6 +189,17 @@ def of_release(release: Release) -> Page:
             ),
         ],
     )
+
+
+def _measured(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a row of a release's quality in words."""
+    parts = []
+    for name in ("error", "auc", "rmse", "r2"):
+        found = row.get(name)
+        if isinstance(found, Mapping) and {"value", "low", "high"} <= set(found):
+            numbers = f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+            parts.append(f"{name if name == 'error' else name.upper()} {numbers}")
+    return str(row.get("method")), ", ".join(parts)
 
 
 def _short(guarantee: Guarantee) -> str:
@@ -213,10 +225,16 @@ def of_study(study: Study) -> Page:
                 "Privacy",
                 [trust],
                 [
-                    ("epsilon of a site", f"from {low:g} to {high:g}, chosen by the site"),
-                    ("delta", f"{study.delta:g}"),
-                    ("protects", UNITS[Unit.RECORD if study.schema.person is None else Unit.PERSON]),
-                    ("neighbours", f"{study.neighbours}: {RELATIONS[Neighbours(study.neighbours)]}"),
+                    *(
+                        [("protects, by the release", UNITS[Unit.SITE])]
+                        if study.trusted
+                        else [
+                            ("epsilon of a site", f"from {low:g} to {high:g}, chosen by the site"),
+                            ("delta", f"{study.delta:g}"),
+                            ("protects", UNITS[Unit.RECORD if study.schema.person is None else Unit.PERSON]),
+                            ("neighbours", f"{study.neighbours}: {RELATIONS[Neighbours(study.neighbours)]}"),
+                        ]
+                    ),
                     ("sites needed", str(study.min_sites)),
                 ],
             ),
@@ -225,14 +243,19 @@ def of_study(study: Study) -> Page:
                 [],
                 [
                     ("label", f"{study.schema.label}: {', '.join(map(str, label)) if label else 'a number'}"),
-                    ("learner", f"{study.learner} {dict(study.learner_settings) or ''}".strip()),
-                    ("aggregator", f"{study.aggregator} {dict(study.aggregator_settings) or ''}".strip()),
+                    ("learner", _with(study.learner, study.learner_settings)),
+                    ("aggregator", _with(study.aggregator, study.aggregator_settings)),
                 ],
             ),
             ("Columns that are read", [], columns),
             ("Digest", [], [("sha256", study.digest)]),
         ],
     )
+
+
+def _with(name: str, settings: Mapping[str, Any]) -> str:
+    said = ", ".join(f"{setting} = {value}" for setting, value in settings.items())
+    return f"{name} with {said}" if said else name
 
 
 def of_training(study: Study, *, site: str, dataset: str, epsilon: float, facts: dict[str, Any]) -> Page:

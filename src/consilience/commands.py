@@ -281,6 +281,17 @@ def site_withdraw(
     _say(answer, text, as_json)
 
 
+@site_app.command("open", epilog="Example: consilience site open heart")
+def site_open(
+    study: Annotated[str, typer.Argument(help="Name of the study.")], folder: Folder = SITE, as_json: Json = False
+) -> None:
+    """Print a link to the site's own page on the hub's dashboard; it works once, within minutes."""
+    from consilience.site import Site
+
+    link = Site(folder).open_view(study)
+    _say({"link": link}, link, as_json)
+
+
 @site_app.command("status", epilog="Example: consilience site status")
 def site_status(folder: Folder = SITE, as_json: Json = False) -> None:
     """Say what the site has joined, trained, submitted and fetched, and what budget is left."""

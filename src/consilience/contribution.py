@@ -24,7 +24,7 @@ from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegress
 from consilience.learners.trees import MOST_LEVELS, PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
-from consilience.sealed import MOST_BYTES, Parts, Sealed, SigningKey, check_tensors, read_facts, refused
+from consilience.sealed import MOST_BYTES, Parts, Sealed, SigningKey, check_tensors, refused
 
 if TYPE_CHECKING:
     import os
@@ -157,6 +157,12 @@ def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
     stated: Guarantee = learner.guarantee_
     if not stated.holds:
         raise GuaranteeVoid(f"The file has no guarantee: {stated.void_reason}. Nothing of it was used.")
+    try:
+        declared = (Unit(learner.unit), Neighbours(learner.neighbours))
+    except ValueError:
+        raise refused("its settings name no unit or relation of neighbours") from None
+    if not all(type(limit) in (int, float) for limit in (learner.epsilon, learner.delta)):
+        raise refused("its epsilon or delta is no number")
     if not learner.events_:
         # Exact, for a hub that is trusted with it: no event, no promise.
         if not (trusted and math.isinf(stated.epsilon) and math.isinf(learner.epsilon)):
@@ -169,8 +175,8 @@ def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
         stated.unit,
         stated.neighbours,
     )
-    declared = (Unit(learner.unit), Neighbours(learner.neighbours)) == (stated.unit, stated.neighbours)
-    if not (same and declared and whole.epsilon <= learner.epsilon and whole.delta <= learner.delta):
+    as_declared = declared == (stated.unit, stated.neighbours)
+    if not (same and as_declared and whole.epsilon <= learner.epsilon and whole.delta <= learner.delta):
         raise refused("its guarantee is not the one that its events have")
     return stated
 
@@ -253,12 +259,14 @@ class Contribution:
         return cls(Sealed.load(path, KIND, most_bytes=most_bytes))._checked(trusted)
 
     @classmethod
-    def inspect(cls, path: str | os.PathLike[str], *, trusted: bool = False, most_bytes: int = MOST_BYTES) -> Self:
-        """Check a file of unknown origin as `load` does, holding a block of it at a time.
+    def inspect(
+        cls, path: str | os.PathLike[str], read: tuple[dict[str, Any], bytes], *, trusted: bool = False
+    ) -> Self:
+        """Check a file of unknown origin as `load` does, holding a block of it at a time; `read` is by `read_facts`.
 
         The result has every fact, and numbers enough to tell its learner by; they are not to be used.
         """
-        facts, signature = read_facts(path, KIND, most_bytes=most_bytes)
+        facts, signature = read
         check_tensors(path, facts)
         forms = {name: tuple(form["shape"]) for name, form in facts["tensors"].items()}
         parts = Parts(path)
@@ -340,7 +348,7 @@ class Contribution:
         """Number of this contribution among the site's; a higher one supersedes."""
         return int(self.sealed.facts["sequence"])
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of what is signed."""
         return self.sealed.digest

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -283,7 +283,7 @@ class Schema:
         person = () if self.person is None else (self.person,)
         return (*(column.name for column in self.columns), self.label, *person)
 
-    @property
+    @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the encoded features, in order."""
         return tuple(name for column in self.columns for name in column.feature_names)

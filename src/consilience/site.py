@@ -332,6 +332,14 @@ class Site:
             return {"state": "withdrawn"}
         return self._hub(facts).json("POST", f"/api/studies/{quote(name)}/withdrawals", b"{}")
 
+    def open_view(self, name: str) -> str:
+        """Return a link, good once and for minutes, that shows the site its own page on the hub's dashboard."""
+        facts = self._facts(name)
+        if _shared(facts) is not None:
+            raise SettingsError("A shared folder has no dashboard. Nothing was opened. Look into the folder.")
+        answer = self._hub(facts).json("POST", f"/api/studies/{quote(name)}/visits", b"{}")
+        return f"{facts['hub']}{answer['path']}"
+
     def rotate_key(self) -> str:
         """Replace the site's key at every hub it is enrolled at, then here; return the new public key."""
         old, new_path = self.key, self.folder / "key.new.pem"

@@ -235,6 +235,9 @@ class Study:
             if not fits:
                 found.append(problem)
 
+        texts = (self.name, self.purpose, self.learner, self.aggregator, self.neighbours, self.hub)
+        if not all(isinstance(text, str) for text in texts):
+            return ["name, purpose, learner, aggregator, neighbours and hub must be text"]
         need(bool(_NAME.fullmatch(self.name)), f"the name {self.name!r} must be lower-case letters, digits and hyphens")
         need(len(self.purpose) <= 10_000, "the purpose is longer than 10,000 characters")
         low, high = self.epsilon_range

@@ -28,7 +28,7 @@ from consilience.protocol import HEADER, digest, sign_request
 from consilience.sealed import SigningKey
 from consilience.study import Study
 
-BIN = Path("/usr/lib/postgresql/15/bin")
+BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql/bin"))
 BACKENDS = ("sqlite", "postgresql")
 
 

@@ -46,8 +46,8 @@ class Settings:
     by_key: Rate = field(default=Rate(5.0, 100.0))
     by_guess: Rate = field(default=Rate(0.2, 10.0))  # logging in and enrolling, by address
     combine_itself: bool = True
-    quiet_seconds: float = 0.3  # changes that follow each other this closely are combined together
-    longest_wait_seconds: float = 5.0
+    quiet_seconds: float = 1.0  # changes that follow each other this closely are combined together
+    longest_wait_seconds: float = 30.0
     lease_seconds: float = 15.0
     sweep_after_seconds: float = 3600.0
 
@@ -99,11 +99,20 @@ class Hub:
         row = self.store.study(name) if STUDY_NAME.fullmatch(name) else None
         if row is None:
             raise Refusal("not-found", "There is no such study.")
+        return row, self.agreed(name)
+
+    def agreed(self, name: str) -> Study:
+        """Return what a study that exists says; it never changes, and is read once."""
+        found = self._studies.get(name)
+        if found is not None:
+            return found
         with self._lock:
-            found = self._studies.get(row["digest"])
-            if found is None:
-                found = self._studies[row["digest"]] = Study.from_text(row["text"])
-        return row, found
+            if name not in self._studies:
+                row = self.store.study(name)
+                if row is None:
+                    raise Refusal("not-found", "There is no such study.")
+                self._studies[name] = Study.from_text(row["text"])
+            return self._studies[name]
 
     def public_file(self, study: str, name: str) -> PublicFile:
         """Return the public file that a study knows by this name or digest, or refuse."""
@@ -184,21 +193,13 @@ class Hub:
         return self.store.rotate(study, key, new, nonce)
 
     def take(self, study: str, site: Row, arrived: Path, sha256: str, nonce: str) -> tuple[Row, bool]:
-        """Check a file that arrived, keep it durably, and return its row and whether it is new."""
-        row, agreed = self.study(study)
-        if site["fetch_only"]:
-            raise Refusal("not-allowed", "The site joined this study only to fetch its releases.")
-        contribution = self._checked(agreed, site, arrived)
-        if self.store.known_contribution(study, site["name"], contribution.digest) is None:
-            if row["status"] != "open":
-                raise Refusal("study-closed", f"The study {study!r} is closed.")
-            size = arrived.stat().st_size
-            self.store.files.keep(arrived, sha256)
-        else:
-            size = 0  # the row is there and is not written again
+        """Check a file that arrived from an enrolled site, keep it durably; return its row and whether it is new."""
+        contribution = self._checked(self.agreed(study), site, arrived)
         facts: Row = {"digest": contribution.digest, "study": study, "site": site["name"], "sha256": sha256}
-        facts |= {"sequence": contribution.sequence, "size": size}
+        facts |= {"sequence": contribution.sequence, "size": arrived.stat().st_size}
         facts["guarantee"] = json.dumps(contribution.guarantee.as_dict())
+        if self.store.standing(facts, site) is None:  # what will not be taken leaves no file behind
+            self.store.files.keep(arrived, sha256)
         found = self.store.submit(facts, site["key"], nonce)
         self.changed.set()
         return found
@@ -207,11 +208,11 @@ class Hub:
         """Return what a file of unknown origin holds, after everything that can be checked was."""
         most = self.settings.most_bytes
         try:
-            facts, _ = read_facts(arrived, KIND, most_bytes=most)
-            _check_sender(facts, agreed, site)
+            found = read_facts(arrived, KIND, most_bytes=most)
+            _check_sender(found[0], agreed, site)
             # Large files one after the other: what checking one of them may need is then needed once.
             with self._large if arrived.stat().st_size > LARGE else nullcontext():
-                return agreed.accept(Contribution.inspect(arrived, trusted=agreed.trusted, most_bytes=most))
+                return agreed.accept(Contribution.inspect(arrived, found, trusted=agreed.trusted))
         except ConsilienceError as problem:
             raise Refusal("rejected", str(problem)) from None
 

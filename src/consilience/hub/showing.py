@@ -241,6 +241,12 @@ def _promise(value: Guarantee | Mapping[str, Any] | None) -> str:
     return f"ε = {found.epsilon:.4g}{delta}"
 
 
+def _weight(value: float) -> str:
+    if value and abs(value) < 0.0001:
+        return "< 0.0001" if value > 0 else "> −0.0001"
+    return f"{value:.3f}" if not value or abs(value) >= 0.01 else f"{value:.2g}"
+
+
 def _bytes(size: int) -> str:
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= least:
@@ -284,6 +290,7 @@ TEMPLATES.filters |= {
     "day": _day,
     "promise": _promise,
     "bytes": _bytes,
+    "weight": _weight,
     "measured": _measured,
     "between": _between,
     "segment": _segment,

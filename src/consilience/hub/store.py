@@ -57,6 +57,25 @@ MOST_WAITING = 256  # writes that one transaction takes
 _LOCK = 0x434E534C  # "CNSL": the advisory lock under which PostgreSQL's writers are serial
 
 
+# Statements that every submission needs, built once.
+_SIGNER = sa.select(sites, studies.c.status.label("study_status")).join(studies, studies.c.name == sites.c.study)
+_SIGNER = _SIGNER.where(sites.c.study == sa.bindparam("study"), sites.c.key == sa.bindparam("key"))
+_OWN = sa.select(contributions).where(
+    contributions.c.study == sa.bindparam("study"), contributions.c.site == sa.bindparam("site")
+)
+_OWN = _OWN.order_by(contributions.c.sequence.desc())
+_SUPERSEDE = contributions.update().where(
+    contributions.c.state == "accepted",
+    contributions.c.study == sa.bindparam("of_study"),
+    contributions.c.site == sa.bindparam("of_site"),
+)
+_SUPERSEDE = _SUPERSEDE.values(state="superseded", changed=sa.bindparam("at"))
+_MOVE = studies.update().where(studies.c.name == sa.bindparam("of_study"))
+_MOVE = _MOVE.values(changes=studies.c.changes + 1, changed=sa.bindparam("at"))
+_FORGET_NONCES = nonces.delete().where(nonces.c.expires < sa.bindparam("now"))
+_ADD_NONCE, _ADD_ENTRY, _ADD_CONTRIBUTION = nonces.insert(), audit.insert(), contributions.insert()
+
+
 def now(*, seconds: float = 0.0) -> str:
     """Return the time, or one later or earlier than it, as rows hold it; such texts sort by time."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
@@ -74,6 +93,9 @@ class Files:
         self.folder = folder
         self.incoming = folder / "incoming"
         self.incoming.mkdir(parents=True, exist_ok=True)
+        for number in range(256):
+            (folder / f"{number:02x}").mkdir(exist_ok=True)
+        _flush(folder)
 
     def path(self, sha256: str) -> Path:
         """Return where the file with this digest lies."""
@@ -86,9 +108,6 @@ class Files:
     def keep(self, arrived: Path, sha256: str) -> Path:
         """Move a file that arrived to its place, so that it survives whatever happens next."""
         target = self.path(sha256)
-        if not target.parent.exists():
-            target.parent.mkdir(exist_ok=True)
-            _flush(self.folder)
         _flush(arrived)
         arrived.replace(target)
         _flush(target.parent)
@@ -193,8 +212,9 @@ class Store:
             with self._engines[1].begin() as db:
                 if not self.is_sqlite:
                     db.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+                db.info["head"] = None
                 for work, future in batch:
-                    part = db.begin_nested()
+                    head, part = db.info["head"], db.begin_nested()
                     try:
                         result = work(db)
                         part.commit()
@@ -203,7 +223,10 @@ class Store:
                         raise  # the database itself: nobody's work was done
                     except Exception as problem:
                         part.rollback()
+                        db.info["head"] = head
                         done.append((future, None, problem))
+                if db.info["head"] is not None:
+                    _set(db, "audit", db.info["head"])
         except BaseException as problem:
             for _, future in batch:
                 future.set_exception(problem)
@@ -514,9 +537,10 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------ contributions
 
-    def known_contribution(self, study: str, site: str, digest: str) -> Row | None:
-        """Return a site's own contribution by its digest."""
-        return self._one(_own(study, site).where(contributions.c.digest == digest))
+    def standing(self, row: Row, enrolled: Row) -> Row | None:
+        """Return the row of a contribution that is there already, refuse what will not be taken, or return None."""
+        with self.reading() as db:
+            return _standing(row, enrolled, _rows(db, _OWN, study=row["study"], site=row["site"]))
 
     def submit(self, row: Row, key: str, nonce: str) -> tuple[Row, bool]:
         """Take a contribution whose file is durable; return its row, and whether it is new.
@@ -530,24 +554,16 @@ class Store:
             enrolled = _signer(db, study, key)  # again: it may have been revoked while the file was checked
             if enrolled["name"] != site:
                 raise Refusal("wrong-site", "The contribution names another site than the one that sent it.")
-            before = _rows(db, _own(study, site).order_by(contributions.c.sequence.desc()))
-            same = next((one for one in before if one["digest"] == row["digest"]), None)
+            before = _rows(db, _OWN, study=study, site=site)
+            same = _standing(row, enrolled, before)
             if same is not None:
-                return _read(_repeated(same)), False
-            _open_study(db, study)
-            if enrolled["fetch_only"]:
-                raise Refusal("not-allowed", "The site joined this study only to fetch its releases.")
-            if before and before[0]["sequence"] >= row["sequence"]:
-                raise Refusal(
-                    "stale",
-                    f"The contribution has number {row['sequence']}, and number {before[0]['sequence']} was received.",
-                )
-            superseded = contributions.update().where(contributions.c.state == "accepted")
-            superseded = superseded.where(contributions.c.study == study, contributions.c.site == site)
-            n_superseded = db.execute(superseded.values(state="superseded", changed=now())).rowcount
-            full = {**row, "state": "accepted", "received": now(), "changed": now()}
-            db.execute(contributions.insert().values(full))
-            db.execute(_moved(study))
+                return same, False
+            at, n_superseded = now(), 0
+            if before:
+                n_superseded = db.execute(_SUPERSEDE, {"of_study": study, "of_site": site, "at": at}).rowcount
+            full = {**row, "state": "accepted", "received": at, "changed": at}
+            db.execute(_ADD_CONTRIBUTION, full)
+            db.execute(_MOVE, {"of_study": study, "at": at})
             facts = {"digest": row["digest"], "sequence": row["sequence"], "supersedes": n_superseded}
             _log(db, f"site:{site}", "contribution accepted", study, **facts)
             return _read(full), True
@@ -733,8 +749,8 @@ def _ignore(_: Any) -> None:
     return None
 
 
-def _rows(db: sa.Connection, query: Any) -> list[Row]:
-    return [dict(row) for row in db.execute(query).mappings()]
+def _rows(db: sa.Connection, query: Any, **values: Any) -> list[Row]:
+    return [dict(row) for row in db.execute(query, values).mappings()]
 
 
 def _read(row: Row) -> Row:
@@ -751,13 +767,13 @@ def _set(db: sa.Connection, name: str, value: str) -> None:
 
 
 def _log(db: sa.Connection, actor: str, action: str, study: str | None, **facts: Any) -> None:
-    """Append to the chain; the head is written down too, so that a shortened log is noticed."""
-    number, previous = (_setting(db, "audit") or f"0 {GENESIS}").split()
+    """Append to the chain; the head is written down with the transaction, so that a shortened log is noticed."""
+    number, previous = (db.info["head"] or _setting(db, "audit") or f"0 {GENESIS}").split()
     entry: Row = {"number": int(number) + 1, "time": now(), "actor": actor, "action": action, "study": study}
     entry |= {"facts": canonical(facts), "previous": previous}
     entry["hash"] = _digest(entry)
-    db.execute(audit.insert().values(entry))
-    _set(db, "audit", f"{entry['number']} {entry['hash']}")
+    db.execute(_ADD_ENTRY, entry)
+    db.info["head"] = f"{entry['number']} {entry['hash']}"
 
 
 def _digest(entry: Mapping[str, Any]) -> str:
@@ -787,12 +803,8 @@ def _own(study: str, site: str) -> Any:
     return sa.select(contributions).where(contributions.c.study == study, contributions.c.site == site)
 
 
-def _moved(study: str) -> Any:
-    return studies.update().where(studies.c.name == study).values(changes=studies.c.changes + 1, changed=now())
-
-
 def _signer(db: sa.Connection, study: str, key: str) -> Row:
-    found = _rows(db, sa.select(sites).where(sites.c.study == study, sites.c.key == key))
+    found = _rows(db, _SIGNER, study=study, key=key)
     if found and found[0]["status"] == "enrolled":
         return found[0]
     if _rows(db, sa.select(keys).where(keys.c.study == study, keys.c.key == key)):
@@ -814,16 +826,28 @@ def _end_key(db: sa.Connection, study: str, key: str, reason: str) -> None:
 
 def _spend(db: sa.Connection, key: str, nonce: str) -> None:
     """Remember a nonce for as long as its request could be sent again."""
-    if _rows(db, sa.select(nonces).where(nonces.c.key == key, nonces.c.nonce == nonce)):
-        raise Refusal("replayed", "The request came before.")
-    db.execute(nonces.delete().where(nonces.c.expires < now()))
-    db.execute(nonces.insert().values(key=key, nonce=nonce, expires=now(seconds=2 * CLOCK_SECONDS + 1)))
+    db.execute(_FORGET_NONCES, {"now": now()})
+    try:
+        db.execute(_ADD_NONCE, {"key": key, "nonce": nonce, "expires": now(seconds=2 * CLOCK_SECONDS + 1)})
+    except sa.exc.IntegrityError:
+        raise Refusal("replayed", "The request came before.") from None
 
 
-def _repeated(row: Row) -> Row:
-    if row["state"] == "withdrawn":
-        raise Refusal("stale", "The contribution was withdrawn.")
-    return row
+def _standing(row: Row, enrolled: Row, before: Sequence[Row]) -> Row | None:
+    """Compare a contribution with what its site submitted before, newest first."""
+    same = next((one for one in before if one["digest"] == row["digest"]), None)
+    if same is not None:
+        if same["state"] == "withdrawn":
+            raise Refusal("stale", "The contribution was withdrawn.")
+        return _read(same)
+    if enrolled["study_status"] != "open":
+        raise Refusal("study-closed", f"The study {row['study']!r} is closed.")
+    if enrolled["fetch_only"]:
+        raise Refusal("not-allowed", "The site joined this study only to fetch its releases.")
+    if before and before[0]["sequence"] >= row["sequence"]:
+        newest = before[0]["sequence"]
+        raise Refusal("stale", f"The contribution has number {row['sequence']}, and number {newest} was received.")
+    return None
 
 
 def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:
@@ -838,6 +862,6 @@ def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:
     )
     containing = sa.select(members.c.release).where(members.c.contribution.in_(own))
     db.execute(releases.update().where(releases.c.digest.in_(containing)).values(state="withdrawn"))
-    db.execute(_moved(row["study"]))
+    db.execute(_MOVE, {"of_study": row["study"], "at": now()})
     _log(db, actor, "contribution withdrawn", row["study"], site=row["site"], digest=row["digest"])
     return {**row, "state": "withdrawn"}

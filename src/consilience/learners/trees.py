@@ -412,7 +412,7 @@ class PrivateForestClassifier(TreeLearner):
         Declared (low, high) of all columns, or one pair for each, and the number of even bins between them; or `Bins`,
         which need no bounds.
     prune
-        Whether branches whose gain drowns in noise say what their root says.
+        Whether branches whose gain drowns in noise say what their root says: easier to read, a little less accurate.
     classes, unit, records_per_person, noise
         As in `PrivateLogisticRegression`.
     neighbours, public_size
@@ -563,7 +563,7 @@ class PrivateForestClassifier(TreeLearner):
 
 
 class PrivateTreeClassifier(PrivateForestClassifier):
-    """Fit one greedy tree, pruned, under differential privacy: small enough to read.
+    """Fit one greedy tree under differential privacy: small enough to read.
 
     Parameters are those of `PrivateForestClassifier` that concern a single tree.
 
@@ -583,7 +583,7 @@ class PrivateTreeClassifier(PrivateForestClassifier):
         split_share: float = 0.5,
         bins: int | Bins = 16,
         bounds: ArrayLike | None = None,
-        prune: bool = True,
+        prune: bool = False,
         classes: ArrayLike | None = None,
         neighbours: str = "add-remove",
         public_size: int | None = None,
