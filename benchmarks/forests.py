@@ -222,8 +222,8 @@ TITLES = {
     "forest zCDP": "**forest**, δ = 1e-5",
     "random splits": "forest of random splits, pure ε",
     "random splits zCDP": "forest of random splits, δ = 1e-5",
-    "tree": "single tree, pruned, pure ε",
-    "tree zCDP": "single tree, pruned, δ = 1e-5",
+    "tree": "single tree, pure ε",
+    "tree zCDP": "single tree, δ = 1e-5",
     "AdaBoost": "AdaBoost, 10 trees of depth 2, pure ε",
     "AdaBoost zCDP": "AdaBoost, 10 trees of depth 2, δ = 1e-5",
     "stumps": "AdaBoost, 30 stumps, pure ε",
@@ -371,7 +371,7 @@ def count_errors(problem: Problem, runs: int) -> list[str]:
 AT_HEIGHTS = {
     "forest": "forest, pure ε",
     "forest zCDP": "forest, δ = 1e-5",
-    "tree": "single tree, pruned, pure ε",
+    "tree": "single tree, pure ε",
     "AdaBoost": "AdaBoost, 10 rounds, pure ε",
     "AdaBoost zCDP": "AdaBoost, 10 rounds, δ = 1e-5",
 }

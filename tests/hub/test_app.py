@@ -3,6 +3,7 @@
 import json
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -419,3 +420,14 @@ def test_the_audit_log_names_every_change(world: Any) -> None:
         assert action in actions
     assert [entry["number"] for entry in entries] == list(range(1, len(entries) + 1))
     assert all(a["hash"] == b["previous"] for a, b in pairwise(entries))
+
+
+def test_the_protocol_page_names_every_address_and_code(sqlite_world: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    for path in sqlite_world.client.get("/openapi.json").json()["paths"]:
+        shown = path
+        for name, letter in (("study", "S"), ("file", "F"), ("site", "N"), ("sequence", "N")):
+            shown = shown.replace(f"{{{name}}}", letter)
+        assert shown in page or f"`{shown.partition('/S')[2]}`" in page, path
+    for name, (status, _) in ERRORS.items():
+        assert f"| `{name}` | {status} |" in page, name
