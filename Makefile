@@ -42,13 +42,14 @@ bench: setup
 	@$(BIN)/python benchmarks/fit_time.py
 	@$(BIN)/python benchmarks/accuracy.py
 
-## bench-aggregation   many sites at once, and distillation with site-level privacy
+## bench-aggregation   every way to combine sites: accuracy, cost, thousands of sites, distillation, planning
 bench-aggregation: setup
 	@$(BIN)/python benchmarks/many_sites.py
 	@$(BIN)/python benchmarks/distillation.py
 	@$(BIN)/python benchmarks/aggregation.py
 	@$(BIN)/python benchmarks/many_members.py
 	@$(BIN)/python benchmarks/end_to_end.py
+	@$(BIN)/python benchmarks/planning.py
 
 ## bench-trees   forests and boosting: accuracy, integration across sites, speed
 bench-trees: setup

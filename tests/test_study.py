@@ -78,6 +78,21 @@ def test_a_trusted_hub_hides_whole_sites(public, tmp_path):
     assert "nothing against the hub" in of_release(release).as_text()
 
 
+def test_noise_drawn_once_by_a_trusted_hub_is_what_the_release_states(tmp_path):
+    found = study(privacy='hub = "trusted"', more='weights = "equal"\nepsilon = 1.0')
+    parts = contributions(found, tmp_path)
+    with pytest.raises(SettingsError, match="charged to the hub's ledger"):
+        found.combine(parts, signing=KEYS[2])
+    hub = Ledger(tmp_path / "hub.sqlite")
+    hub.allow("release", Budget(epsilon=3.0))
+    release = found.combine(parts, signing=KEYS[2], ledger=hub, dataset="release")
+    assert release.guarantee.epsilon == pytest.approx(1.0)
+    assert release.guarantee.unit == "record"
+    assert hub.balance("release").spent.epsilon == pytest.approx(1.0)
+    release.save(tmp_path / "file")
+    assert Release.load(tmp_path / "file").guarantee == release.guarantee
+
+
 def test_earlier_contributions_count_in_a_release(tmp_path):
     found = study()
     parts = contributions(found, tmp_path)

@@ -585,6 +585,7 @@ def hub_allow(
     study: Named,
     epsilon: Annotated[float, typer.Option(help="What releases of this study may cost a site, in total.")],
     delta: Annotated[float, typer.Option(help="Likewise.")] = 0.0,
+    unit: Annotated[str, typer.Option(help="What releases hide: site (distillation), record or person.")] = "site",
     folder: HubFolder = HUB,
     database: Database = None,
     as_json: Json = False,
@@ -593,7 +594,7 @@ def hub_allow(
     from consilience.hub.commands import allow
     from consilience.privacy.guarantee import Budget, Unit
 
-    balance = allow(folder, study, Budget(epsilon=epsilon, delta=delta, unit=Unit.SITE), url=database)
+    balance = allow(folder, study, Budget(epsilon=epsilon, delta=delta, unit=Unit(unit)), url=database)
     _say({"left": balance.left.epsilon}, f"Left for {study}: epsilon = {balance.left.epsilon:g}", as_json)
 
 

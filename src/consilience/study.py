@@ -12,6 +12,7 @@ import math
 import os
 import re
 import tomllib
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +34,7 @@ from consilience.data import Public, Schema
 from consilience.errors import ConsilienceError, ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.bins import Bins
 from consilience.learners.trees import check_tree_settings
+from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.ledger import Ledger
 from consilience.release import Release, Source
@@ -424,9 +426,18 @@ class Study:
             raise SettingsError(f"{self.aggregator} needs the study's public records. Nothing was combined. Pass them.")
         charged: dict[str, Any] = {}
         if self.draws_noise:
-            charged = {"ledger": ledger and ledger.within(self.digest), "dataset": dataset, "key": key}
+            if ledger is None or dataset is None:
+                raise SettingsError(
+                    f"{self.aggregator} draws noise, which is charged to the hub's ledger. Nothing was combined. Pass "
+                    "ledger=... and dataset=..."
+                )
+            key = key or uuid.uuid4().hex
+            charged = {"ledger": ledger.within(self.digest), "dataset": dataset, "key": key}
         ensemble = aggregator.combine(members, public, **charged)
-        events = tuple(getattr(ensemble, "events", ())) if self.draws_noise else ()
+        events: tuple[Event, ...] = ()
+        if self.draws_noise:
+            assert ledger is not None
+            events = next(charge.events for charge in ledger.charges(dataset) if charge.key == key)
         past = earlier or {}
         sources = [Source.of(contribution, past.get(contribution.site, ())) for contribution in contributions]
         return Release.make(
