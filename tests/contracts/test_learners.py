@@ -14,11 +14,12 @@ from sklearn.base import clone
 from consilience import Budget, Ledger, Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.errors import BudgetExceeded, ConsilienceError, LedgerDamaged, SchemaMismatch, SettingsError
 from consilience.learners import base
+from consilience.learners.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.mechanisms import Source
 
 LEARNERS = [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge]
-TREES = [PrivateTreeClassifier, PrivateForestClassifier]
+TREES = [PrivateTreeClassifier, PrivateForestClassifier, PrivateAdaBoostClassifier]
 EVERY = [*LEARNERS, *TREES]
 CLASSIFIERS = [*LEARNERS[:2], *TREES]
 MECHANISMS = ["objective", "output", "generalized", "matrix"]
@@ -353,7 +354,8 @@ def test_an_empty_site_is_an_error_where_its_size_is_public_and_noise_where_it_i
     empty = np.zeros((0, 3)), np.zeros(0, dtype=int)
     with pytest.raises(ValueError, match="0 sample"):
         make(learner, epsilon=0.5, **settings).fit(*empty)
-    fitted = make(learner, epsilon=0.5, neighbours="add-remove", public_size=100, **settings).fit(*empty)
+    settings |= {"public_size": 100} if "public_size" in learner._get_param_names() else {}
+    fitted = make(learner, epsilon=0.5, neighbours="add-remove", **settings).fit(*empty)
     assert np.isfinite(fitted.predict(np.zeros((2, 3)))).all()
     assert fitted.guarantee_.epsilon == pytest.approx(0.5)
 
@@ -377,8 +379,8 @@ def test_a_crash_after_the_charge_keeps_the_charge(learner, ledger, table, tmp_p
 import os, numpy as np
 from consilience import Ledger
 from {learner.__module__} import {learner.__name__}
-from consilience.learners import perturbation, trees
-perturbation.solve = trees.noisy = lambda *a, **k: os._exit(9)
+from consilience.learners import adaboost, perturbation, trees
+perturbation.solve = trees.noisy = adaboost.noisy = lambda *a, **k: os._exit(9)
 X = np.linspace(-0.5, 0.5, 40).reshape(10, 4)
 learner = {learner.__name__}(epsilon=0.25, **{settings})
 learner.fit(X, [0, 1] * 5, ledger=Ledger({str(ledger.path)!r}), dataset="ward", key="crash")

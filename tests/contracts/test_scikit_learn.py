@@ -8,6 +8,7 @@ import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
 from consilience import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
 
 LEARNERS = [
@@ -16,6 +17,7 @@ LEARNERS = [
     PrivateRidge,
     partial(PrivateTreeClassifier, bounds=(-5, 5)),
     partial(PrivateForestClassifier, bounds=(-5, 5), assignment="all"),
+    partial(PrivateAdaBoostClassifier, bounds=(-5, 5)),
 ]
 DEALT = partial(PrivateForestClassifier, bounds=(-5, 5), assignment="disjoint")  # records are dealt out by draws
 TWO_FITS = "compares two fits of the same data, which differ because each draws its own noise"
