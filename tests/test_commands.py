@@ -30,10 +30,12 @@ def tables(tmp_path, monkeypatch):
 
 
 DECLARED = ["--number", "age:0:120", "--number", "pressure:50:250", "--category", "sex:f,m", "--classes", "0,1"]
+DECLARED += ["--purpose", "who falls ill"]
 
 
 def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
-    assert "Still to do" in run("study", "new", "ward0.csv", "--label", "ill", "--out", "first.toml")
+    todo = run("study", "new", "ward0.csv", "--label", "ill", "--out", "first.toml")
+    assert "Still to do" in todo and "[schema]" in todo and "the purpose is still to be filled in" in todo
     assert "FILL IN" in (tables / "first.toml").read_text()
     made = json.loads(run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--name", "heart", "--json"))
     assert made == {"file": "study.toml", "problems": []}

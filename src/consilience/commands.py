@@ -246,7 +246,8 @@ def site_submit(
     from consilience.site import Site
 
     answer = Site(folder).submit(study)
-    _say(answer, f"The hub has it: {answer.get('state')}, digest {answer.get('digest')}", as_json)
+    text = f"The hub has it: {answer.get('state')}, digest {answer.get('digest')}"
+    _say(answer, f"{text}\nNext, once enough sites have sent theirs: consilience site fetch {study}", as_json)
 
 
 @site_app.command("fetch", epilog="Example: consilience site fetch heart")
@@ -263,7 +264,9 @@ def site_fetch(
             "There is no release yet. Nothing was changed. Try again when enough sites have contributed."
         )
     facts = {"sequence": release.sequence, "digest": release.digest, "guarantee": release.guarantee.as_dict()}
-    _say(facts, of_release(release).as_text(), as_json)
+    file = folder / "studies" / study / release.filename
+    kept = f"Checked and kept: {file}\nNext: consilience release predict {file} {folder} TABLE"
+    _say({"file": str(file), **facts}, f"{of_release(release).as_text()}\n{kept}", as_json)
 
 
 @site_app.command("withdraw", epilog="Example: consilience site withdraw heart")
@@ -494,7 +497,7 @@ def release_make(
         sequence=sequence,
         earlier=earlier,
     )
-    path = folder / f"release-{sequence:04d}.safetensors"
+    path = folder / release.filename
     release.save(path)
     facts = {"file": str(path), "sequence": sequence, "digest": release.digest, "sites": sorted(newest)}
     _say(facts, f"{of_release(release).as_text()}\nWritten: {path}", as_json)
@@ -526,7 +529,9 @@ def hub_serve(
 
     scheme = "https" if certificate is not None else "http"
     typer.echo(
-        f"The hub listens on {scheme}://{host}:{port} (API description at /docs). Stop it with Ctrl-C.", err=True
+        f"The hub listens on {scheme}://{host}:{port}: the dashboard in a browser (log in as a coordinator made with "
+        "'consilience hub add-coordinator'), the API described at /docs. Stop it with Ctrl-C.",
+        err=True,
     )
     serve(folder, host, port, url=database, cert=certificate, key=key, behind_proxy=behind_proxy)
 
@@ -577,7 +582,11 @@ def hub_invite(
     from consilience.hub.commands import invite
 
     code, until = invite(folder, study, site=site, fetch_only=fetch_only, days=days, url=database)
-    _say({"invitation": code, "until": until}, f"{code}\nGood once, until {until}. It is not shown again.", as_json)
+    _say(
+        {"invitation": code, "until": until},
+        f"{code}\nGood once, until {until[:16]} UTC. It is not shown again.",
+        as_json,
+    )
 
 
 @hub_app.command("allow", epilog="Example: consilience hub allow phones --epsilon 2")

@@ -243,7 +243,7 @@ def fetch(folder: str, least: int) -> str:
     while time.monotonic() < until:
         release = site.fetch(STUDY)
         if release is not None and len(release.sources) >= least:
-            return str(site.folder / "studies" / STUDY / f"release-{release.sequence:04d}.safetensors")
+            return str(site.folder / "studies" / STUDY / release.filename)
         time.sleep(0.3)
     raise HubUnavailable("The hub published no release in time. Nothing was lost. Look at hub.log.")
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from consilience.errors import SettingsError
-from consilience.study import file_digest
+from consilience.study import TO_FILL_IN, TREES, file_digest
 
 MOST_CATEGORIES = 50
 _HEAD = """\
@@ -58,7 +58,6 @@ _PUBLIC = """
 file = {file}
 sha256 = {sha256}
 """
-TREES = ("PrivateTreeClassifier", "PrivateForestClassifier", "PrivateAdaBoostClassifier")
 
 
 def draft(
@@ -94,7 +93,7 @@ def draft(
     text = _HEAD.format(
         file=file,
         name=_toml(name),
-        purpose=_toml(purpose or "FILL IN: what is learned, for whom, on what legal ground"),
+        purpose=_toml(purpose or f"{TO_FILL_IN}: what is learned, for whom, on what legal ground"),
         neighbours=_toml("add-remove" if learner in TREES else "replace-one"),
         learner=_toml(learner),
         aggregator=_toml("WeightedVote" if learner in TREES else "PublicBlend" if is_public else "Average"),

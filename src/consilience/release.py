@@ -282,6 +282,11 @@ class Release:
         return int(self.sealed.facts["sequence"])
 
     @property
+    def filename(self) -> str:
+        """What the file is called wherever it is kept."""
+        return f"release-{self.sequence:04d}.safetensors"
+
+    @property
     def digest(self) -> str:
         """SHA-256 of what is signed."""
         return self.sealed.digest

@@ -307,7 +307,7 @@ class Site:
                 raise ContributionRejected(
                     f"The hub sent release {release.sequence}, older than release {kept} that is here. It was not kept."
                 )
-            path = self._place(name) / f"release-{release.sequence:04d}.safetensors"
+            path = self._place(name) / release.filename
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

@@ -56,6 +56,7 @@ DISTILLATIONS = ("SoftLabelDistillation", "VoteDistillation")
 NEED_PUBLIC = ("PublicBlend", "FeatureMethod", "SiteBoosting", *DISTILLATIONS)
 NEED_LABELS = ("PublicBlend", "FeatureMethod", "SiteBoosting")
 MOST_TEXT = 1 << 20
+TO_FILL_IN = "FILL IN"  # what `study new` leaves to people
 # What the study, its schema or its privacy part decides; [learner] and [aggregator] may not say it a second time.
 DECIDED = {
     "epsilon",
@@ -109,6 +110,15 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class StudyRefused(SettingsError):
+    """A study that cannot work; `problems` has everything that stands against it."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        listed = "; ".join(problem.rstrip(".") for problem in problems)
+        super().__init__(f"The study cannot work as it is: {listed}. Nothing was done. Mend it and check it again.")
+        self.problems = list(problems)
+
+
 @dataclass(frozen=True)
 class Study:
     """What all sites of one collaboration agreed on.
@@ -155,9 +165,7 @@ class Study:
     def __post_init__(self) -> None:
         problems = self.problems()
         if problems:
-            raise SettingsError(
-                f"The study cannot work as it is: {'; '.join(problems)}. Nothing was done. Mend it and check it again."
-            )
+            raise StudyRefused(problems)
 
     # ------------------------------------------------------------------ reading and writing
 
@@ -171,9 +179,7 @@ class Study:
         """Read a study from TOML; an unknown key is an error, never ignored."""
         facts, problems = _parsed(text)
         if problems:
-            raise SettingsError(
-                f"The study cannot work as it is: {'; '.join(problems)}. Nothing was done. Mend it and check it again."
-            )
+            raise StudyRefused(problems)
         return cls(**facts)
 
     @classmethod
@@ -242,6 +248,7 @@ class Study:
             return ["name, purpose, learner, aggregator, neighbours and hub must be text"]
         need(bool(_NAME.fullmatch(self.name)), f"the name {self.name!r} must be lower-case letters, digits and hyphens")
         need(len(self.purpose) <= 10_000, "the purpose is longer than 10,000 characters")
+        need(TO_FILL_IN not in self.purpose, "the purpose is still to be filled in: those who approve will read it")
         low, high = self.epsilon_range
         need(
             all(type(e) in (int, float) and 0 < e < math.inf for e in (low, high)) and low <= high,
@@ -258,7 +265,7 @@ class Study:
             own = DECIDED if part == "learner" else {"noise", "classes"}
             twice = sorted(own & set(settings))
             need(not twice, f"[{part}] may not set {', '.join(twice)}: the study's other parts decide that")
-        if found:
+        if found or self.schema is None:  # the schema's own problems are told by those who read it
             return found
         classified = self.schema.classes is not None
         need(classified != (self.learner == "PrivateRidge"), f"{self.learner} does not fit the schema's kind of label")
@@ -463,14 +470,12 @@ class Study:
 def check(path: str | os.PathLike[str]) -> list[str]:
     """Return every problem of a study file, at once and in words; empty if it can work."""
     facts, problems = _parsed(_text(path))
-    if problems:
-        return problems
     try:
-        Study(**facts)
-    except SettingsError as problem:
-        text = str(problem)
-        return text.removeprefix("The study cannot work as it is: ").split(". Nothing was done.")[0].split("; ")
-    return []
+        if facts:
+            Study(**facts)
+    except StudyRefused as refused:
+        return [*problems, *refused.problems]
+    return problems
 
 
 def _text(path: str | os.PathLike[str]) -> str:
@@ -493,7 +498,7 @@ def _parsed(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _read(facts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments of a `Study`, or what is wrong with the parts."""
+    """Return the arguments of a `Study`, as far as its parts are whole, and what is wrong with them."""
     problems: list[str] = []
     parts: dict[str, dict[str, Any]] = {}
     for name in ("study", "privacy", "schema", "learner", "aggregator", "public", "test"):
@@ -531,14 +536,15 @@ def _read(facts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             problems.append(f"[{name}] labelled must be true or false")
         else:
             files[name] = PublicFile(**found)
-    schema: Schema | None = None
+    broken = bool(problems)
+    schema: Schema | None = None  # the rest can be checked without one
     try:
         schema = Schema.from_dict(parts["schema"])
     except (SettingsError, SchemaMismatch) as problem:
         problems.append(f"[schema]: {problem}")
     except (TypeError, AttributeError):
         problems.append("[schema] is not laid out as a schema")
-    if problems:
+    if broken:
         return {}, problems
     privacy = parts["privacy"]
     return {
@@ -555,4 +561,4 @@ def _read(facts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "min_sites": privacy.get("min_sites", 2),
         "hub": privacy.get("hub", "untrusted"),
         **files,
-    }, []
+    }, problems
