@@ -16,7 +16,9 @@ from consilience.sealed import SigningKey, canonical, is_signed, message_of
 
 CLOCK_SECONDS = 300  # how far a request's time may be from the hub's
 HEADER = "x-consilience"
-_FORM = re.compile(r"key=([0-9a-f]{64});time=([0-9]{1,12});nonce=([0-9a-f]{32});signature=([0-9a-f]{128})")
+_FORM = re.compile(
+    r"key=([0-9a-f]{64});time=([0-9]{1,12});nonce=([0-9a-f]{32});body=([0-9a-f]{64});signature=([0-9a-f]{128})"
+)
 
 # code -> (HTTP status, what to do)
 ERRORS: dict[str, tuple[int, str]] = {
@@ -69,28 +71,37 @@ def sign_request(key: SigningKey, method: str, path: str, body_sha256: str, *, n
     """Return the header that proves who sends a request; it is good for one use within five minutes."""
     at, nonce = str(int(time.time() if now is None else now)), secrets.token_hex(16)
     signature = key.sign(_message(method, path, body_sha256, at, nonce)).hex()
-    return f"key={key.public};time={at};nonce={nonce};signature={signature}"
+    return f"key={key.public};time={at};nonce={nonce};body={body_sha256};signature={signature}"
 
 
 @dataclass(frozen=True)
 class Signed:
-    """Who sent a request, and the nonce that must not come again."""
+    """Who sent a request, the nonce that must not come again, and the SHA-256 that the body must have."""
 
     key: str
     nonce: str
+    body: str
+
+    def check_body(self, sha256: str) -> None:
+        """Refuse a body other than the one that was signed."""
+        if sha256 != self.body:
+            raise Refusal("not-authenticated", "The request's signature does not fit its body.")
 
 
-def read_request(header: str | None, method: str, path: str, body_sha256: str, *, now: float | None = None) -> Signed:
-    """Return who signed a request, or refuse it. Whether the key is enrolled and the nonce new, the caller asks."""
+def read_request(header: str | None, method: str, path: str, *, now: float | None = None) -> Signed:
+    """Return who signed a request, or refuse it, before its body is read.
+
+    The caller asks whether the key is enrolled, the nonce new and the body the one that was signed.
+    """
     found = _FORM.fullmatch(header or "")
     if found is None:
         raise Refusal("not-authenticated", "The request is not signed.")
-    key, at, nonce, signature = found.groups()
+    key, at, nonce, body, signature = found.groups()
     if abs((time.time() if now is None else now) - int(at)) > CLOCK_SECONDS:
         raise Refusal("clock", "The request was signed too long ago, or in the future.")
-    if not is_signed(_message(method, path, body_sha256, at, nonce), bytes.fromhex(signature), key):
+    if not is_signed(_message(method, path, body, at, nonce), bytes.fromhex(signature), key):
         raise Refusal("not-authenticated", "The request's signature does not fit it.")
-    return Signed(key, nonce)
+    return Signed(key, nonce, body)
 
 
 def digest(body: bytes) -> str:

@@ -132,6 +132,26 @@ def test_forged_replayed_and_late_requests_are_refused(world: Any, tools: Any) -
     assert tools.code(world.client.get("/api/studies/demo", headers={HEADER: read})) == "replayed"
 
 
+def test_nothing_is_received_of_a_file_whose_sender_is_not_enrolled(world: Any, tools: Any) -> None:
+    world.add_study()
+    ward, stranger, path = world.ward("north"), SigningKey.generate(), "/api/studies/demo/contributions"
+    received = []
+
+    async def parts() -> Any:
+        for _ in range(3):
+            received.append(1)
+            yield b"x" * 9000
+
+    def send(key: SigningKey) -> Any:
+        header = sign_request(key, "POST", path, digest(b"x" * 27_000))
+        return world.client.post(path, content=parts(), headers={HEADER: header})
+
+    assert tools.code(send(stranger)) == "not-authenticated"
+    assert received == []
+    assert tools.code(send(ward.key)) == "rejected"  # received, and no contribution
+    assert len(received) == 3
+
+
 def test_contributions_of_another_site_or_study_are_refused_with_their_own_code(world: Any, tools: Any) -> None:
     study = world.add_study()
     other = world.add_study(tools.study_text("other"))

@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from consilience.protocol import ERRORS, HEADER, Refusal, Signed, read_request
+from consilience.protocol import ERRORS, HEADER, Refusal, Signed, digest, read_request
 from consilience.sealed import software
 
 from . import auth
@@ -208,7 +208,7 @@ async def small_body(request: Request) -> bytes:
 async def _receive(request: Request, arrived: Path, most: int) -> str:
     """Stream a body to disk and return its SHA-256."""
     settings: Settings = request.app.state.hub.settings
-    digest, size = hashlib.sha256(), 0
+    read, size = hashlib.sha256(), 0
     try:
         async with asyncio.timeout(settings.upload_seconds):
             with arrived.open("wb") as file:
@@ -216,12 +216,12 @@ async def _receive(request: Request, arrived: Path, most: int) -> str:
                     size += len(part)
                     if size > most:
                         raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
-                    digest.update(part)
+                    read.update(part)
                     file.write(part)
     except TimeoutError:
         raise Refusal("malformed", "The upload took too long.") from None
     request.app.state.metrics.received += size
-    return digest.hexdigest()
+    return read.hexdigest()
 
 
 def _target(request: Request) -> str:
@@ -231,14 +231,14 @@ def _target(request: Request) -> str:
     return str((path + (b"?" + query if query else b"")).decode("latin-1"))
 
 
-def _signed(request: Request, body_sha256: str) -> Signed:
-    return read_request(request.headers.get(HEADER), request.method, _target(request), body_sha256)
+def _signed(request: Request) -> Signed:
+    return read_request(request.headers.get(HEADER), request.method, _target(request))
 
 
-def _site(request: Request, study: str, body_sha256: str) -> Caller:
-    """Return the enrolled site that signed a request; its nonce is the caller's to spend."""
+def _site(request: Request, study: str) -> Caller:
+    """Return the enrolled site that signed a request; its nonce is the caller's to spend, its body to compare."""
     hub: Hub = request.app.state.hub
-    signed = _signed(request, body_sha256)
+    signed = _signed(request)
     request.app.state.by_key.take(signed.key)
     hub_knows = hub.store.signer(_named(study), signed.key)
     return Caller(f"site:{hub_knows['name']}", hub_knows, signed)
@@ -263,7 +263,10 @@ Coordinator = Annotated[str, Depends(coordinator)]
 
 def site_changing(request: Request, study: str, body: Body) -> Caller:
     """Return the site that signed a request whose own transaction spends the nonce."""
-    return _site(request, study, hashlib.sha256(body).hexdigest())
+    caller = _site(request, study)
+    assert caller.signed is not None
+    caller.signed.check_body(digest(body))
+    return caller
 
 
 def anyone(request: Request, study: str, body: Body) -> Caller:
@@ -425,7 +428,8 @@ def enrol(request: Request, body: Body) -> Response:
     """Enrol the key that signs this request, by a one-time code."""
     asked = _parsed(Enrolment, body)
     request.app.state.by_guess.take(_address(request))
-    signed = _signed(request, hashlib.sha256(body).hexdigest())
+    signed = _signed(request)
+    signed.check_body(digest(body))
     hub: Hub = request.app.state.hub
     who = {"site": asked.site, "key": signed.key, "nonce": signed.nonce}
     row = hub.enrol(code=asked.invitation, fetch_only=asked.fetch_only, **who)
@@ -435,7 +439,7 @@ def enrol(request: Request, body: Body) -> Response:
 def rotate_key(request: Request, body: Body) -> Row:
     """Replace the site's key in a study: signed by the old one, with a proof by the new one."""
     asked = _parsed(Rotation, body)
-    signed = _site(request, asked.study, hashlib.sha256(body).hexdigest()).signed
+    signed = site_changing(request, asked.study, body).signed
     assert signed is not None
     hub: Hub = request.app.state.hub
     return _shown("site", hub.rotate(asked.study, signed.key, asked.new_key, asked.proof, signed.nonce))
@@ -472,20 +476,17 @@ async def submit(request: Request, study: str) -> Response:
     most = hub.settings.most_bytes
     if int(request.headers.get("content-length", "0")) > most:
         raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
+    caller = await run_in_threadpool(_site, request, study)  # a stranger's file is not even received
+    assert caller.site is not None
+    assert caller.signed is not None
     arrived = hub.store.files.new()
     try:
         async with request.app.state.uploads:
             sha256 = await _receive(request, arrived, most)
-            return await run_in_threadpool(_take, request, study, arrived, sha256)
+            caller.signed.check_body(sha256)
+            row, new = await run_in_threadpool(hub.take, study, caller.site, arrived, sha256, caller.signed.nonce)
     finally:
         arrived.unlink(missing_ok=True)
-
-
-def _take(request: Request, study: str, arrived: Path, sha256: str) -> Response:
-    caller = _site(request, study, sha256)
-    assert caller.site is not None
-    assert caller.signed is not None
-    row, new = request.app.state.hub.take(study, caller.site, arrived, sha256, caller.signed.nonce)
     return JSONResponse(_shown("contribution", row), 201 if new else 200)
 
 
