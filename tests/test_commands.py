@@ -35,7 +35,7 @@ DECLARED += ["--purpose", "who falls ill"]
 
 def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     todo = run("study", "new", "ward0.csv", "--label", "ill", "--out", "first.toml")
-    assert "Still to do" in todo and "[schema]" in todo and "the purpose is still to be filled in" in todo
+    assert all(part in todo for part in ("Still to do", "[schema]", "the purpose is still to be filled in"))
     assert "FILL IN" in (tables / "first.toml").read_text()
     made = json.loads(run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--name", "heart", "--json"))
     assert made == {"file": "study.toml", "problems": []}

@@ -389,6 +389,20 @@ def test_requests_beyond_the_rate_are_refused(tmp_path: Any, tools: Any) -> None
         assert tools.code(guesses[-1]) == "too-many"
 
 
+def test_an_address_beyond_its_rate_is_told_so_in_the_words_it_reads(tmp_path: Any, tools: Any) -> None:
+    from consilience.hub.app import create_app
+    from consilience.hub.auth import Rate
+
+    with tools.Client(create_app(tools.quick(tmp_path / "hub", by_address=Rate(0.001, 2)))) as client:
+        assert client.get("/login").status_code == client.get("/api/hub").status_code == 200
+        page, machine = client.get("/login"), client.get("/api/hub")
+        assert (page.status_code, machine.status_code) == (429, 429)
+        assert "Too many" in page.text
+        assert page.headers["content-type"].startswith("text/html")
+        assert tools.code(machine) == "too-many"
+        assert client.get("/healthz").status_code == 200  # whoever watches the hub is never limited
+
+
 def test_every_route_refuses_in_one_shape(world: Any, tools: Any) -> None:
     """Walk the route table with no credentials, with wrong ones and with junk; every refusal has the same shape."""
     world.add_study()

@@ -34,7 +34,7 @@ from . import auth
 from .aggregation import Combiner
 from .auth import Buckets
 from .hub import Hub, Settings
-from .pages import add_pages
+from .pages import add_pages, turned_away
 from .store import Row, hashed
 
 MOST_JSON = 1 << 20
@@ -624,7 +624,7 @@ class Gate:
                 self.buckets.take((scope.get("client") or ("nowhere",))[0])
             await self.app(scope, receive, answering)
         except Refusal as refusal:
-            await _answer(refusal)(scope, receive, answering)
+            await turned_away(Request(scope), refusal)(scope, receive, answering)
         finally:
             route = getattr(scope.get("route"), "path", "")
             method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"

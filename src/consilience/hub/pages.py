@@ -208,10 +208,15 @@ def _unmatched(request: Request, problem: Exception) -> Response:
 
 def _refused(request: Request, refusal: Exception) -> Response:
     assert isinstance(refusal, Refusal)
+    hub: Hub = request.app.state.hub
+    return turned_away(request, refusal, lambda: visitor_of(hub, request.cookies))
+
+
+def turned_away(request: Request, refusal: Refusal, visitor: Callable[[], Visitor | None] = lambda: None) -> Response:
+    """Answer a request that goes no further; by default without asking the database who sent it."""
     if request.url.path.startswith(_MACHINES):
         return JSONResponse(refusal.body, refusal.status)
-    hub: Hub = request.app.state.hub
-    return _error(Visit(request, hub, visitor_of(hub, request.cookies)), refusal)
+    return _error(Visit(request, request.app.state.hub, visitor()), refusal)
 
 
 def _error(visit: Visit, refusal: Refusal) -> Response:
