@@ -633,6 +633,23 @@ def hub_verify(folder: HubFolder = HUB, database: Database = None, as_json: Json
     _say({"entries": length, "head": head}, f"All holds: {length:,} entries. Head of the chain: {head}", as_json)
 
 
+@hub_app.command("use-bucket", epilog="Example: consilience hub use-bucket s3://consortium/hub")
+def hub_use_bucket(
+    address: Annotated[
+        str, typer.Argument(help="s3://NAME/PREFIX; credentials as boto3 finds them.", metavar="BUCKET")
+    ],
+    folder: HubFolder = HUB,
+    database: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Keep the hub's files in an S3-compatible bucket from now on; those it has are copied there."""
+    from consilience.hub.commands import use_bucket
+
+    moved = use_bucket(folder, address, url=database)
+    text = f"{moved:,} files copied to {address}. Start the hub's workers again: they will use it."
+    _say({"bucket": address, "files": moved}, text, as_json)
+
+
 @hub_app.command("backup", epilog="Example: consilience hub backup copies/2026-11-16")
 def hub_backup(path: FilePath, folder: HubFolder = HUB, database: Database = None, as_json: Json = False) -> None:
     """Write a consistent copy of everything into a new folder while the hub runs."""

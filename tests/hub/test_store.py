@@ -24,6 +24,7 @@ from consilience.hub.store import Files, Store, hashed, now
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, Refusal, digest, sign_request
 from consilience.sealed import SigningKey
+from forks import HubProcess
 
 
 @pytest.fixture
@@ -200,15 +201,6 @@ def test_a_restored_hub_draws_no_noise_until_a_budget_is_allowed_again(sqlite_wo
     assert commands.aggregate(world.folder / "second", "demo", request="one")["sequence"] == 1
 
 
-def test_a_backup_of_postgresql_has_rows_and_files(world: Any, url: str | None) -> None:
-    if url is None:
-        pytest.skip("SQLite has its own test")
-    world.fill(world.add_study(), 2)
-    commands.backup(world.folder / "hub", world.folder / "copy", url=url)
-    assert (world.folder / "copy" / "hub.dump").stat().st_size > 1000
-    assert len(list((world.folder / "copy" / "files").glob("*/*"))) == 2
-
-
 def test_the_operators_commands_work_beside_a_running_hub(world: Any, url: str | None, tools: Any) -> None:
     folder = world.folder / "hub"
     public = tools.write_csv(world.folder / "public.csv", tools.table(50, 3))
@@ -233,65 +225,6 @@ def test_the_operators_commands_work_beside_a_running_hub(world: Any, url: str |
 
 # ------------------------------------------------------------------------------------------------------------- kill -9
 
-# Imports once, then forks a hub for each line it reads: two hundred starts take minutes, not half an hour.
-HUBS = """
-import os, signal, sys
-import consilience.hub.app
-from consilience.hub.commands import serve
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-folder, port, url = sys.argv[1:]
-print("ready", flush=True)
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        os.close(0)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        serve(folder, port=int(port), url=url or None, quiet_seconds=0.02, lease_seconds=1.0, sweep_after_seconds=0.0)
-        os._exit(0)
-    print(child, flush=True)
-"""
-
-
-class Killed:
-    """A hub in its own process, on a port that stays the same from start to start."""
-
-    def __init__(self, folder: Path, url: str | None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
-        arguments = [sys.executable, "-c", HUBS, str(folder), str(self.port), url or ""]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        self.mother: Any = subprocess.Popen(arguments, **pipes)
-        assert self.mother.stdout.readline() == "ready\n"
-        self.pid = 0
-
-    def start(self) -> None:
-        self.mother.stdin.write("start\n")
-        self.mother.stdin.flush()
-        self.pid = int(self.mother.stdout.readline())
-
-    def wait(self) -> None:
-        until = time.monotonic() + 60
-        with httpx.Client(base_url=self.address, timeout=5) as client:
-            while time.monotonic() < until:
-                try:
-                    client.get("/healthz")
-                    return
-                except httpx.TransportError:
-                    time.sleep(0.02)
-        raise AssertionError("the hub did not start")
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        while Path(f"/proc/{self.pid}").exists():
-            time.sleep(0.005)
-
-    def end(self) -> None:
-        self.mother.stdin.close()
-        self.mother.stdout.close()
-        self.mother.wait()
-
 
 def _survive(
     folder: Path, url: str | None, tools: Any, *, n_kills: int, n_submissions: int, database: Any = None
@@ -312,7 +245,7 @@ def _survive(
         for sequence in range(1, per_ward + 1)
     }
     generator = np.random.default_rng(0)
-    server, answered, go = Killed(folder / "hub", url), set(), threading.Semaphore(0)
+    server, answered, go = HubProcess(folder / "hub", url), set(), threading.Semaphore(0)
     server.start()
     server.wait()
     path = "/api/studies/demo/contributions"

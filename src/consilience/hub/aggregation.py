@@ -164,20 +164,15 @@ class Combiner:
         for row in every:
             if row["digest"] not in used:
                 earlier.setdefault(row["site"], []).append(Guarantee.from_dict(row["guarantee"]))
-        charged: dict[str, Any] = {}
-        if study.draws_noise:
-            # The same request with other members is another draw, and pays for itself.
-            whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
-            charged = {"ledger": self.hub.ledger, "dataset": study.digest, "key": f"{request}:{whole[:32]}"}
-        return study.combine(
-            contributions,
-            public,
-            signing=self.hub.key,
-            sequence=store.next_release(study.name),
-            earlier=earlier,
-            quality=_measuring(study, contributions, public, test),
-            **charged,
-        )
+        made: dict[str, Any] = {"signing": self.hub.key, "sequence": store.next_release(study.name)}
+        made |= {"earlier": earlier, "quality": _measuring(study, contributions, public, test)}
+        if not study.draws_noise:
+            return study.combine(contributions, public, **made)
+        # The same request with other members is another draw, and pays for itself.
+        whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
+        with self.hub.charging() as ledger:
+            key = f"{request}:{whole[:32]}"
+            return study.combine(contributions, public, ledger=ledger, dataset=study.digest, key=key, **made)
 
     def _records(self, study: Study, part: PublicFile | None) -> Public | None:
         """Read a file of public records from the content-addressed folder, or say that it is not there yet."""
@@ -190,6 +185,7 @@ class Combiner:
         folder.mkdir(parents=True, exist_ok=True)
         named = folder / part.file  # its ending says how it is read
         if not named.exists():
+            named.unlink(missing_ok=True)  # a link to a copy that is no longer near
             named.symlink_to(place)
         return part.read(study.schema, folder)
 

@@ -474,7 +474,10 @@ async def submit(request: Request, study: str) -> Response:
     """Take a contribution (the file itself); the same file again changes nothing."""
     hub: Hub = request.app.state.hub
     most = hub.settings.most_bytes
-    if int(request.headers.get("content-length", "0")) > most:
+    declared = request.headers.get("content-length", "0")
+    if not (declared.isascii() and declared.isdigit()):
+        raise Refusal("malformed", "The length of the file is no number.")
+    if len(declared) > 18 or int(declared) > most:
         raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
     caller = await run_in_threadpool(_site, request, study)  # a stranger's file is not even received
     assert caller.site is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
-import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,60 +169,47 @@ def backup(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, url:
     with opened(folder, url) as hub:
         draft.mkdir(parents=True, mode=0o700)
         try:
-            if hub.store.is_sqlite:
-                hub.store.backup(draft)
-            else:
-                _dump(hub.store, draft)
+            hub.store.backup(draft)
             hub.store.copy_files(draft)
             shutil.copy2(hub.store.folder / "hub.key", draft / "hub.key")
             hub.ledger.backup(draft / "hub.ledger")
-            if not hub.store.is_sqlite:
-                draft.replace(target)
-                return 0, "written by pg_dump: verify after restoring it"
-            copy = Store(draft)
-            head = copy.verify()
-            copy.close()
+            with closing(Store(draft)) as copy:
+                head = copy.verify()
             draft.replace(target)
             return head
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _dump(store: Store, target: Path) -> None:
-    program = shutil.which("pg_dump")
-    if program is None:
-        raise SettingsError(
-            "The hub keeps its rows in PostgreSQL, and pg_dump is not on this machine. Nothing was written. Install "
-            "PostgreSQL's client programs."
-        )
-    address = store.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    told = subprocess.run(  # noqa: S603
-        [program, "--format=custom", f"--file={target / 'hub.dump'}", f"--dbname={address}"], capture_output=True
-    )
-    if told.returncode:
-        raise SettingsError("pg_dump could not copy the hub's database. Nothing was written. Check the address.")
-
-
 def restore(path: str | os.PathLike[str], folder: str | os.PathLike[str], *, url: str | None = None) -> tuple[int, str]:
-    """Make a hub from a backup in a new folder; return the audit log's head.
+    """Make a hub from a backup in a new folder, on any database that is empty; return the audit log's head.
 
     What happened after the backup is unknown to it, so what could be misused is voided: open invitations, sessions,
-    and the right to draw noise, which `allow` gives back. Keys that were revoked since must be revoked again. Of a
-    hub on PostgreSQL, first load ``hub.dump`` with pg_restore into an empty database and pass its `url`.
+    and the right to draw noise, which `allow` gives back. Keys that were revoked since must be revoked again.
     """
     source, target = Path(path), Path(folder)
-    if not (source / "hub.key").exists():
+    if not (source / "hub.key").exists() or not (source / "hub.sqlite").exists():
         raise SettingsError(f"There is no backup of a hub in {source.name!r}. Nothing was restored.")
     if target.exists() and any(target.iterdir()):
         raise SettingsError(f"The folder {target.name!r} is not empty. Nothing was restored. Choose a new one.")
-    if url is None and not (source / "hub.sqlite").exists():
-        raise SettingsError(
-            "The backup is of a hub on PostgreSQL. Nothing was restored. Load hub.dump with pg_restore into an empty "
-            "database, and pass its address."
-        )
+    if url is not None:
+        with tempfile.TemporaryDirectory() as aside, closing(Store(aside, url)) as rows:
+            if rows.audit(limit=1):
+                raise SettingsError("The database has rows of a hub. Nothing was restored. Give an empty one.")
+            shutil.copyfile(source / "hub.sqlite", Path(aside) / "hub.sqlite")
+            with closing(Store(aside)) as copy:
+                rows.fill(copy)
     shutil.copytree(source, target, dirs_exist_ok=True)
+    if url is not None:
+        (target / "hub.sqlite").unlink()
     target.chmod(0o700)
     datasets = Ledger(target / "hub.ledger").datasets()
     with opened(target, url) as hub:
         hub.store.after_restore(datasets, OPERATOR)
         return hub.verify()
+
+
+def use_bucket(folder: str | os.PathLike[str], address: str, *, url: str | None = None) -> int:
+    """Move the hub's files to an S3-compatible bucket; return how many. Workers that run must be started again."""
+    with opened(folder, url) as hub:
+        return hub.store.use_bucket(address, OPERATOR)

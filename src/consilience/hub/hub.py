@@ -7,14 +7,14 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from consilience.contribution import KIND, Contribution
-from consilience.errors import ConsilienceError, SettingsError
+from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Refusal
@@ -64,7 +64,7 @@ class Hub:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store = Store(settings.folder, settings.url, sweep_after=settings.sweep_after_seconds)
-        self.key = _signing_key(self.store.folder / "hub.key")
+        self.key = self._agreed_key()
         self._ledger: Ledger | None = None
         self._studies: dict[str, Study] = {}
         self._lock, self._large = threading.Lock(), threading.Lock()
@@ -74,6 +74,19 @@ class Hub:
         """Give back what the hub holds open."""
         self.store.close()
 
+    def _agreed_key(self) -> SigningKey:
+        """Return the key of this folder if it is the one that sites know; the first worker on a database decides."""
+        path, known = self.store.folder / "hub.key", self.store.remembered("key")
+        if known is None or path.exists():
+            key = _signing_key(path)
+            if self.store.agree("key", key.public) == key.public:
+                return key
+        self.store.close()
+        raise SettingsError(
+            f"The database belongs to the hub with the key {known}, and this folder does not have it. Nothing was "
+            "started. Copy hub.key from that hub's folder, or use another database."
+        )
+
     @property
     def ledger(self) -> Ledger:
         """The hub's own ledger: what aggregators that draw noise are charged to."""
@@ -81,6 +94,20 @@ class Hub:
             if self._ledger is None:
                 self._ledger = Ledger(self.store.folder / "hub.ledger")
             return self._ledger
+
+    @contextmanager
+    def charging(self) -> Iterator[Ledger]:
+        """Lend the ledger to whoever charges it, if it has every charge so far; another folder's would not."""
+        known = self.store.remembered("ledger")
+        try:
+            self.ledger.verify(known)
+        except LedgerDamaged as problem:
+            raise SettingsError(
+                f"The hub's ledger in this folder is not the one that was charged so far: {problem} Nothing was drawn. "
+                "Do this where that ledger is: its workers share one folder."
+            ) from None
+        yield self.ledger
+        self.store.remember("ledger", self.ledger.verify())
 
     # ------------------------------------------------------------------------------------------- the coordinator's
 
@@ -163,7 +190,8 @@ class Hub:
     def allow(self, study: str, budget: Budget, actor: str) -> Balance:
         """Set what the hub may spend on a study whose aggregator draws noise."""
         row, _ = self.study(study)
-        balance = self.ledger.allow(row["digest"], budget)
+        with self.charging() as ledger:
+            balance = ledger.allow(row["digest"], budget)
         self.store.let_draw(row["digest"])
         self.store.log(actor, "budget set", study, epsilon=budget.epsilon, delta=budget.delta, unit=str(budget.unit))
         return balance

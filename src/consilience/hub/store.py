@@ -11,11 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-import shutil
 import sqlite3
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -30,6 +27,7 @@ from consilience.errors import SettingsError
 from consilience.protocol import CLOCK_SECONDS, Refusal
 from consilience.sealed import canonical
 
+from .files import Bucket, Files
 from .tables import (
     MIGRATIONS,
     audit,
@@ -46,6 +44,7 @@ from .tables import (
     settings,
     sites,
     studies,
+    tables,
     versions,
 )
 
@@ -86,55 +85,6 @@ def hashed(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-class Files:
-    """The folder of bytes, each file named by its SHA-256."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.incoming = folder / "incoming"
-        self.incoming.mkdir(parents=True, exist_ok=True)
-        for number in range(256):
-            (folder / f"{number:02x}").mkdir(exist_ok=True)
-        _flush(folder)
-
-    def path(self, sha256: str) -> Path:
-        """Return where the file with this digest lies."""
-        return self.folder / sha256[:2] / sha256[2:]
-
-    def new(self) -> Path:
-        """Return a name for bytes that are still arriving."""
-        return self.incoming / secrets.token_hex(16)
-
-    def keep(self, arrived: Path, sha256: str) -> Path:
-        """Move a file that arrived to its place, so that it survives whatever happens next."""
-        target = self.path(sha256)
-        _flush(arrived)
-        arrived.replace(target)
-        _flush(target.parent)
-        return target
-
-    def sweep(self, named: set[str], older_than_seconds: float) -> int:
-        """Remove what no row names: left behind by a hub that died between file and row. Return how many."""
-        before, gone = time.time() - older_than_seconds, 0
-        for path in self.folder.glob("*/*"):
-            kept = path.parent != self.incoming and path.parent.name + path.name in named
-            try:
-                if not kept and path.stat().st_mtime <= before:
-                    path.unlink()
-                    gone += 1
-            except FileNotFoundError:  # another worker swept it
-                continue
-        return gone
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class Store:
     """Open the hub's database and folder, or create them; bring the schema up to date; sweep what a crash left.
 
@@ -144,7 +94,6 @@ class Store:
     def __init__(self, folder: str | os.PathLike[str], url: str | None = None, *, sweep_after: float = 3600.0) -> None:
         self.folder = Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.files = Files(self.folder / "files")
         self.url = sa.make_url(url or f"sqlite:///{self.folder / 'hub.sqlite'}")
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
@@ -156,6 +105,8 @@ class Store:
         self._writer, self._waiting = threading.Lock(), deque[tuple[Callable[[sa.Connection], Any], Future[Any]]]()
         try:
             self._migrate()
+            bucket, place = self.remembered("bucket"), self.folder / "files"
+            self.files = Files(place) if bucket is None else Bucket(place, bucket)
             self.swept = self.files.sweep(self._named(), sweep_after)
         except BaseException:
             self.close()
@@ -692,22 +643,81 @@ class Store:
         found = self._one(query)
         return None if found is None else _read(found)
 
+    # --------------------------------------------------------------------------------------- what all workers share
+
+    def remembered(self, name: str) -> str | None:
+        """Return a fact about the whole hub that some worker wrote down."""
+        with self.reading() as db:
+            return _setting(db, name)
+
+    def remember(self, name: str, value: str) -> None:
+        """Write a fact about the whole hub down."""
+        self.write(lambda db: _set(db, name, value))
+
+    def agree(self, name: str, value: str) -> str:
+        """Return what the first worker said of this name; `value` if this is the first."""
+
+        def work(db: sa.Connection) -> str:
+            known = _setting(db, name)
+            if known is None:
+                _set(db, name, value)
+            return known or value
+
+        return self.remembered(name) or self.write(work)
+
+    def use_bucket(self, address: str, actor: str) -> int:
+        """Copy all files to a bucket and keep them there from the next start on; return how many."""
+        bucket, named = Bucket(self.folder / "files", address), self._named()
+        bucket.check(named)
+        for sha256 in sorted(named):
+            arrived = bucket.new()
+            self.files.copy(sha256, arrived)
+            bucket.keep(arrived, sha256)
+
+        def work(db: sa.Connection) -> None:
+            _set(db, "bucket", address)
+            _log(db, actor, "files moved to a bucket", None, bucket=address)
+
+        self.write(work)
+        return len(named)
+
     # ---------------------------------------------------------------------------------------------- backup, restore
 
     def backup(self, target: Path) -> None:
-        """Write a consistent copy of SQLite's rows into a folder, while the hub runs."""
-        with (
-            closing(sqlite3.connect(self.url.database or "", timeout=60)) as source,
-            closing(sqlite3.connect(target / "hub.sqlite")) as copy,
-        ):
-            source.backup(copy)
+        """Write one state of all rows into an SQLite file in a folder, whatever the database is, while the hub runs.
+
+        The copy names no bucket: it gets all files itself, and must never sweep one that the running hub uses.
+        """
+        if self.is_sqlite:
+            with (
+                closing(sqlite3.connect(self.url.database or "", timeout=60)) as source,
+                closing(sqlite3.connect(target / "hub.sqlite")) as copy,
+            ):
+                source.backup(copy)
+                with copy:
+                    copy.execute("DELETE FROM settings WHERE name = 'bucket'")
+        else:
+            with closing(Store(target)) as filled:
+                filled.fill(self)
+
+    def fill(self, source: Store) -> None:
+        """Take over all rows of another store in place of one's own."""
+        reading = source._engines[0]
+        if not source.is_sqlite:  # where one state is what every statement sees anyway
+            reading = reading.execution_options(isolation_level="REPEATABLE READ")
+        with reading.connect() as one, self._engines[1].begin() as other:
+            for table in reversed(tables.sorted_tables):
+                other.execute(table.delete())
+            for table in tables.sorted_tables:
+                found = one.execution_options(stream_results=True).execute(sa.select(table)).mappings()
+                for part in found.partitions(1000):
+                    other.execute(table.insert(), [dict(row) for row in part])
+            other.execute(settings.delete().where(settings.c.name == "bucket"))
 
     def copy_files(self, target: Path) -> None:
         """Copy all files, after the rows: a file is there before its row, so that no row of the copy lacks one."""
         for sha256 in self._named():
-            place = target / "files" / sha256[:2] / sha256[2:]
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.files.path(sha256), place)
+            self.files.copy(sha256, target / "files" / sha256[:2] / sha256[2:])
 
     def after_restore(self, datasets: Sequence[str], actor: str) -> None:
         """Void what an old copy must not grant: invitations, sessions, and noise until someone allows it again."""

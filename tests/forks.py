@@ -1,0 +1,168 @@
+"""Hubs and sites to be killed: a mother imports once and forks a child for each line it reads.
+
+Two hundred starts then take a minute, not half an hour. Run as a program it is the mother; imported it starts one.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+class Mother:
+    """Starts children of one kind, each a process of its own that knows nothing of earlier ones."""
+
+    def __init__(self, kind: str, log: Path | None = None) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with open(os.devnull if log is None else log, "ab") as said:
+            self._process: Any = subprocess.Popen([sys.executable, __file__, kind], stderr=said, **pipes)
+        assert self._process.stdout.readline() == "ready\n"
+
+    def start(self, **job: Any) -> int:
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def kill(pid: int) -> None:
+    """Kill without warning, and return when the process is gone; one that has ended by itself is gone already."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    while is_alive(pid):
+        time.sleep(0.005)
+
+
+class HubProcess:
+    """A hub in its own process, on a port that stays the same from start to start."""
+
+    def __init__(self, folder: Path, url: str | None = None, log: Path | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.job = {"folder": str(folder), "port": self.port, "url": url}
+        self.mother, self.pid = Mother("hub", log), 0
+
+    def start(self) -> None:
+        self.pid = self.mother.start(**self.job)
+
+    def wait(self) -> None:
+        until = time.monotonic() + 60
+        with httpx.Client(base_url=self.address, timeout=5) as client:
+            while time.monotonic() < until:
+                try:
+                    client.get("/healthz")
+                    return
+                except httpx.TransportError:
+                    time.sleep(0.02)
+        raise AssertionError("the hub did not start")
+
+    def kill(self) -> None:
+        kill(self.pid)
+
+    def end(self) -> None:
+        self.mother.end()
+
+
+def _hub(folder: str, port: int, url: str | None) -> None:
+    from consilience.hub.auth import Rate
+    from consilience.hub.commands import serve
+
+    free = Rate(1e6, 1e6)
+    rates = {"by_address": free, "by_key": free, "by_guess": free}
+    serve(folder, port=port, url=url, quiet_seconds=0.02, lease_seconds=1.0, sweep_after_seconds=0.0, **rates)
+
+
+def _site(
+    folder: str, name: str, address: str, code: str, table: str, n: int, idle: list[str], finish: bool, log: str
+) -> None:
+    """Do as a site that runs its last command again after every stop, until `n` contributions are submitted."""
+    from consilience.errors import HubUnavailable
+    from consilience.privacy.guarantee import Budget
+    from consilience.site import Site
+
+    notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def step(verb: str, call: Any) -> None:
+        os.write(notes, f"{verb}\n".encode())
+        try:
+            call()
+        except HubUnavailable:
+            os.write(notes, b"unavailable\n")
+            time.sleep(0.02)
+        except BaseException as problem:
+            os.write(notes, f"FAILED {verb}: {type(problem).__name__} {problem}\n".encode())
+            raise
+        else:
+            os.write(notes, b"done\n")
+
+    if not (Path(folder) / "site.json").exists():
+        step("init", lambda: Site.init(folder, name=name, dataset="ward", budget=Budget(epsilon=60.0)))
+    site = Site(folder)
+    verbs = {
+        "submit": site.submit,
+        "fetch": site.fetch,
+        "withdraw": site.withdraw,
+        "rotate": lambda _: site.rotate_key(),
+    }
+    turn = 0
+    while True:
+        if "demo" not in site.studies:
+            step("join", lambda: site.join(address, code))
+            continue
+        status = site.status("demo")
+        if status["contributions"] > (status["submitted"] or 0):
+            step("submit", lambda: site.submit("demo"))
+        elif status["contributions"] < n:
+            step("train", lambda: site.train("demo", table, epsilon=1.0))
+        elif finish:
+            return
+        else:
+            verb, turn = idle[turn % len(idle)], turn + 1
+            step(verb, lambda verb=verb: verbs[verb]("demo"))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _main() -> None:
+    import consilience.hub.app  # noqa: F401 - for the children
+    import consilience.site  # noqa: F401 - for the children
+
+    work = {"hub": _hub, "site": _site}[sys.argv[1]]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _say("ready")
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os.close(0)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            try:
+                work(**json.loads(line))
+            finally:
+                os._exit(0)
+        _say(str(child))
+
+
+if __name__ == "__main__":
+    _main()

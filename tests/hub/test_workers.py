@@ -1,0 +1,281 @@
+"""Hubs that are more than one process: workers that share a database, files in a bucket, backups between databases."""
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+import pytest
+from moto.server import ThreadedMotoServer
+
+from consilience.errors import SettingsError
+from consilience.hub import commands
+from consilience.hub.app import create_app
+from consilience.hub.files import Bucket
+from consilience.hub.hub import Hub
+from consilience.privacy.guarantee import Budget
+from consilience.protocol import HEADER, digest, sign_request
+from consilience.release import Release
+from consilience.sealed import Sealed
+from forks import HubProcess
+
+CONTRIBUTIONS = "/api/studies/demo/contributions"
+
+
+@pytest.fixture
+def bucket(monkeypatch: Any) -> Iterator[Any]:
+    """Return an empty bucket on a server that speaks S3."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    facts = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s"}
+    for name, value in {**facts, "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    httpx.post(f"{facts['ENDPOINT_URL']}/moto-api/reset")  # buckets outlive the server within a process
+    boto3.client("s3").create_bucket(Bucket="shared")
+    try:
+        yield boto3.resource("s3").Bucket("shared")
+    finally:
+        server.stop()
+
+
+def second_folder(world: Any) -> Path:
+    """Return the folder of a worker on another machine: it was given the hub's key, and nothing else."""
+    folder = world.folder / "elsewhere"
+    folder.mkdir()
+    shutil.copy(world.folder / "hub" / "hub.key", folder)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------- backups
+
+
+@pytest.mark.parametrize("there", [None, "postgresql"])
+def test_a_backup_of_any_database_is_restored_on_any_other(
+    world: Any, url: str | None, there: str | None, request: Any, tools: Any
+) -> None:
+    world.fill(world.add_study(), 2)
+    world.combiner.run(at_once=True)
+    number, head = commands.backup(world.folder / "hub", world.folder / "copy", url=url)
+    other = request.getfixturevalue("postgres").database() if there else None
+    length, _ = commands.restore(world.folder / "copy", world.folder / "second", url=other)
+    assert length == number + 1
+    assert (world.folder / "second" / "hub.sqlite").exists() == (other is None)
+    with tools.Client(create_app(tools.quick(world.folder / "second", other))) as client:
+        hub = client.app.state.hub
+        assert hub.store.audit(after=number - 1, limit=1)[0]["hash"] == head
+        assert hub.store.contributions("demo") == world.hub.store.contributions("demo")
+        row, path = hub.release_path("demo")
+        assert Release.load(path, key=world.hub.key.public).digest == row["digest"]
+    if other is not None:
+        with pytest.raises(SettingsError, match="has rows of a hub"):
+            commands.restore(world.folder / "copy", world.folder / "third", url=other)
+
+
+# ----------------------------------------------------------------------------------------------- what workers agree on
+
+
+def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str | None, tools: Any) -> None:
+    if url is None:
+        pytest.skip("with SQLite, database and key are in one folder")
+    with pytest.raises(SettingsError, match=r"Copy hub\.key"):
+        Hub(tools.quick(world.folder / "stranger", url))
+    assert not (world.folder / "stranger" / "hub.key").exists()
+    (world.folder / "other").mkdir()
+    hub = Hub(tools.quick(world.folder / "other"))  # has a key of its own, from a database of its own
+    hub.close()
+    with pytest.raises(SettingsError, match=r"Copy hub\.key"):
+        Hub(tools.quick(world.folder / "other", url))
+    hub = Hub(tools.quick(second_folder(world), url))
+    assert hub.key.public == world.hub.key.public
+    hub.close()
+
+
+def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str | None, tools: Any) -> None:
+    if url is None:
+        pytest.skip("with SQLite, database and ledger are in one folder")
+    noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
+    world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
+    commands.allow(world.folder / "hub", "demo", Budget(epsilon=3.0), url=url)
+    folder = second_folder(world)
+    shutil.copytree(world.folder / "hub" / "files", folder / "files")
+    for ask in (
+        lambda: commands.allow(folder, "demo", Budget(epsilon=3.0), url=url),
+        lambda: commands.aggregate(folder, "demo", request="one", url=url),
+    ):
+        with pytest.raises(SettingsError, match="not the one that was charged so far"):
+            ask()
+    assert commands.aggregate(world.folder / "hub", "demo", request="one", url=url)["sequence"] == 1
+    # A ledger that was put back to an earlier state is noticed, too.
+    kept = folder / "kept.ledger"
+    world.hub.ledger.backup(kept)
+    assert commands.aggregate(world.folder / "hub", "demo", request="two", url=url)["sequence"] == 2
+    for path in (world.folder / "hub").glob("hub.ledger*"):
+        path.unlink()
+    shutil.copy(kept, world.folder / "hub" / "hub.ledger")
+    with pytest.raises(SettingsError, match="not the one that was charged so far"):
+        commands.aggregate(world.folder / "hub", "demo", request="three", url=url)
+
+
+# -------------------------------------------------------------------------------------------------------------- bucket
+
+
+def test_files_in_a_bucket_serve_workers_on_several_machines(
+    world: Any, url: str | None, bucket: Any, tools: Any
+) -> None:
+    study = world.add_study()
+    wards = world.fill(study, 2)
+    assert commands.use_bucket(world.folder / "hub", "s3://shared/hubs/one", url=url) == 2
+    kept = {one.key.removeprefix("hubs/one/") for one in bucket.objects.all()}
+    assert kept == {row["sha256"] for row in world.hub.store.contributions("demo")}
+    folder = second_folder(world) if url is not None else world.folder / "hub"
+    with tools.Client(create_app(tools.quick(folder, url))) as client:  # a worker that has seen none of it
+        second = tools.World(client, world.folder)
+        second.wards = world.wards
+        assert isinstance(second.hub.store.files, Bucket)
+        second.submit(wards[0], wards[0].train(study, sequence=2))
+        second.combiner.run(at_once=True)
+        assert second.hub.store.release("demo")["n_sites"] == 2
+        assert len(list(bucket.objects.all())) == 4
+        row, path = second.hub.release_path("demo")
+        path.unlink()  # a copy; the next reader fetches another
+        assert second.call(wards[1], "GET", "/api/studies/demo/release").status_code == 200
+        second.hub.verify()
+        path.unlink()
+        bucket.put_object(Key=f"hubs/one/{row['sha256']}", Body=b"something else")
+        with pytest.raises(SettingsError, match="missing or damaged"):
+            second.hub.verify()
+        assert list(second.hub.store.files.incoming.iterdir()) == []
+
+
+def test_what_no_row_names_is_swept_from_the_bucket_and_nothing_of_others(sqlite_world: Any, bucket: Any) -> None:
+    world = sqlite_world
+    world.fill(world.add_study(), 1)
+    bucket.put_object(Key="a/notes.txt", Body=b"not a hub's")
+    commands.use_bucket(world.folder / "hub", "s3://shared/a")
+    bucket.put_object(Key=f"a/{'0' * 64}", Body=b"left by a hub that died between file and row")
+    files = Bucket(world.folder / "hub" / "files", "s3://shared/a")
+    named = {row["sha256"] for row in world.hub.store.contributions("demo")}
+    assert files.sweep(named, 3600.0) == 0  # it may be on its way to a row
+    assert files.sweep(named, -1.0) == 1
+    assert {one.key for one in bucket.objects.all()} == {"a/notes.txt", *(f"a/{name}" for name in named)}
+    with pytest.raises(SettingsError, match="files of another hub"):
+        files.check(set())
+
+
+def test_a_bucket_that_cannot_be_used_changes_nothing(sqlite_world: Any, bucket: Any, tools: Any) -> None:
+    world = sqlite_world
+    study = world.add_study()
+    (ward,) = world.fill(study, 1)
+    for wrong, words in (("s3://absent", "cannot be used"), ("https://shared", "Got 'https"), ("s3://x", "Got")):
+        with pytest.raises(SettingsError, match=words):
+            commands.use_bucket(world.folder / "hub", wrong)
+    assert world.hub.store.remembered("bucket") is None
+    commands.use_bucket(world.folder / "hub", "s3://shared")
+    with tools.Client(create_app(tools.quick(world.folder / "hub"))) as client:
+        again = tools.World(client, world.folder)
+        bucket.objects.all().delete()
+        bucket.delete()
+        answer = again.submit(ward, ward.train(study, sequence=2))
+        assert tools.code(answer) == "unavailable"
+        assert len(again.hub.store.contributions("demo")) == 1  # no row without its file
+        boto3.client("s3").create_bucket(Bucket="shared")
+        assert again.submit(ward, ward.train(study, sequence=2)).status_code == 201
+
+
+def test_a_backup_of_a_hub_with_a_bucket_is_whole_by_itself(sqlite_world: Any, bucket: Any, tools: Any) -> None:
+    world = sqlite_world
+    world.fill(world.add_study(), 2)
+    commands.use_bucket(world.folder / "hub", "s3://shared/a")
+    commands.backup(world.folder / "hub", world.folder / "copy")
+    bucket.objects.all().delete()
+    commands.restore(world.folder / "copy", world.folder / "second")
+    hub = Hub(tools.quick(world.folder / "second"))
+    assert not isinstance(hub.store.files, Bucket)
+    hub.verify()
+    hub.close()
+
+
+# ------------------------------------------------------------------------------------------------ two workers, one dies
+
+
+def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> None:
+    """Submit from many sites at once through two workers, of which one is killed; every change is combined once."""
+    study = world.add_study()
+    wards = [world.ward(f"site {i}") for i in range(n_sites)]
+    keys, trained = {ward.name: ward.key for ward in wards}, wards[0].train(study).sealed
+    facts = {name: value for name, value in trained.facts.items() if name not in ("key", "tensors")}
+    bodies = {
+        name: Sealed.seal("contribution", {**facts, "site": name}, trained.tensors, key).to_bytes()
+        for name, key in keys.items()
+    }
+    workers = [HubProcess(folder, url) for folder in (world.folder / "hub", second_folder(world))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.wait()
+    half, turn, done = threading.Event(), cycle(range(2)), []
+
+    def submit(name: str) -> int:
+        until = time.monotonic() + 120
+        with httpx.Client(timeout=30) as client:
+            while time.monotonic() < until:  # as a site behind a proxy: the other worker after a failure
+                address = workers[next(turn)].address
+                header = sign_request(keys[name], "POST", CONTRIBUTIONS, digest(bodies[name]))
+                try:
+                    answer = client.post(address + CONTRIBUTIONS, content=bodies[name], headers={HEADER: header})
+                except httpx.TransportError:
+                    continue
+                if answer.status_code == 503:
+                    continue
+                done.append(name)
+                if len(done) >= n_sites // 2:
+                    half.set()
+                return int(answer.status_code)
+        raise AssertionError("no worker answered")
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        answers = [pool.submit(submit, name) for name in bodies]
+        assert half.wait(120)
+        workers[0].kill()
+        assert {answer.result() for answer in answers} <= {200, 201}  # 200: it had it, and died before it said so
+    until = time.monotonic() + 60
+    while world.hub.store.due() and time.monotonic() < until:
+        time.sleep(0.05)
+    workers[1].kill()
+    for worker in workers:
+        worker.end()
+    hub = Hub(tools.quick(world.folder / "hub", url))
+    rows = hub.store.contributions("demo")
+    assert sorted(row["site"] for row in rows) == sorted(bodies)
+    assert {row["state"] for row in rows} == {"accepted"}
+    combined = [row["change"] for row in hub.store.releases("demo")]
+    assert len(set(combined)) == len(combined)  # no change twice
+    assert max(combined) == n_sites == hub.store.release("demo")["n_sites"]
+    hub.verify()
+    hub.close()
+
+
+def test_two_workers_combine_every_change_once_while_one_is_killed(
+    postgres: Any, tmp_path: Any, bucket: Any, tools: Any
+) -> None:
+    url = postgres.database()
+    with tools.Client(create_app(tools.quick(tmp_path / "hub", url))) as client:
+        commands.use_bucket(tmp_path / "hub", "s3://shared/demo", url=url)
+        _crowd(tools.World(client, tmp_path), url, tools, 24, 12)
+
+
+@pytest.mark.soak
+def test_two_workers_bear_five_hundred_submissions_at_once(
+    postgres: Any, tmp_path: Any, bucket: Any, tools: Any
+) -> None:
+    url = postgres.database()
+    with tools.Client(create_app(tools.quick(tmp_path / "hub", url))) as client:
+        commands.use_bucket(tmp_path / "hub", "s3://shared/demo", url=url)
+        _crowd(tools.World(client, tmp_path), url, tools, 500, 500)
