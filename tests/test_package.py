@@ -4,6 +4,8 @@ import doctest
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,12 @@ def test_importing_a_module_never_hides_the_function_of_its_name():
     for name in ("consilience.audit", "consilience.evaluate", "consilience.plan", "consilience.simulate"):
         importlib.import_module(name)
         assert callable(getattr(consilience, name.rpartition(".")[2]))
+
+
+def test_importing_the_package_loads_no_compiler_engine_or_chart():
+    heavy = ("numba", "matplotlib", "dask", "ray", "boto3", "flwr")
+    program = f"import sys, consilience; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -5,8 +5,10 @@ import pytest
 from consilience import Budget, Ledger
 from consilience.contribution import Contribution
 from consilience.errors import BudgetExceeded, ContributionRejected, SettingsError
+from consilience.hub.hub import Hub, Settings
 from consilience.sealed import SigningKey
 from consilience.site import Site
+from forks import HubProcess
 from studies import study, study_text, table
 
 
@@ -145,19 +147,79 @@ def test_a_folder_that_is_no_site_and_names_that_cannot_be(tmp_path, shared):
         site.join("http://hub.example", "code")
 
 
-def test_no_record_leaves_a_site(tmp_path, shared):
-    """Marked values appear in no file that leaves, no error and no page."""
-    marked = table(300).to_pydict()
-    marked["age"][17], marked["pressure"][17] = 77.1234567, 123.7654321
+class Stopped(BaseException):
+    """What a machine does that stops: nothing after it is done."""
+
+
+def stop(*_, **__):
+    raise Stopped
+
+
+def test_a_machine_that_stops_while_a_key_is_written_leaves_no_half_of_it(tmp_path, shared, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("consilience.sealed.os.link", stop)
+        with pytest.raises(Stopped):
+            site_in(tmp_path / "north", shared)
+    assert not list((tmp_path / "north").glob("*.pem"))
+    assert site_in(tmp_path / "north", shared).key.public
+
+
+def test_a_machine_that_stops_while_a_ledger_is_restored_has_restored_nothing(tmp_path, shared, monkeypatch):
+    """Half a restore would be a ledger without its last charges: the very thing that must not happen."""
     site = site_in(tmp_path / "north", shared)
-    page = site.preview("heart-risk", epsilon=1.0).page.as_html()
-    path = site.train("heart-risk", marked, epsilon=1.0)
-    marked["sex"][17] = "secret-value"
-    with pytest.raises(Exception, match="sex") as error:
-        site.train("heart-risk", marked, epsilon=1.0)
-    site.submit("heart-risk")
-    everything = [page, str(error.value), *(file.read_bytes().decode("latin-1") for file in shared.iterdir())]
-    everything += [path.read_bytes().decode("latin-1"), str(site.ledger.charges())]
-    for text in everything:
-        for mark in ("77.1234567", "123.7654321", "secret-value"):
-            assert mark not in text
+    site.backup(tmp_path / "backup.sqlite")
+    site.train("heart-risk", table(200), epsilon=1.0)
+    for file in site.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", stop)
+        with pytest.raises(Stopped):
+            site.recover(tmp_path / "backup.sqlite")
+    with pytest.raises(SettingsError, match="ledger is gone"):
+        site.preview("heart-risk", epsilon=0.5)
+    assert site.recover(tmp_path / "backup.sqlite") == 1
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+    site.ledger.verify()
+
+
+def test_a_journal_that_was_left_is_not_mixed_with_a_backup(tmp_path, shared):
+    site = site_in(tmp_path / "north", shared)
+    site.backup(tmp_path / "backup.sqlite")
+    (site.folder / "ledger.sqlite").rename(tmp_path / "lost.sqlite")
+    (site.folder / "ledger.sqlite-wal").write_bytes(b"left behind")
+    with pytest.raises(SettingsError, match="-wal and -shm"):
+        site.recover(tmp_path / "backup.sqlite")
+
+
+def test_a_rotation_that_stopped_after_the_hub_took_the_key_is_completed(tmp_path, monkeypatch):
+    hub = Hub(Settings(tmp_path / "hub"))
+    hub.add_study(study_text(), "operator")
+    code, _ = hub.invite("heart-risk", "operator")
+    server = HubProcess(tmp_path / "hub")
+    server.start()
+    server.wait()
+    try:
+        site = Site.init(tmp_path / "north", name="north", dataset="ward", budget=Budget(epsilon=3.0))
+        site.join(server.address, code)
+        old = site.key.public
+        site.train("heart-risk", table(100), epsilon=1.0)
+        with pytest.raises(SettingsError, match="was not submitted"):  # it would be lost, and was paid for
+            site.rotate_key()
+        assert not (site.folder / "key.new.pem").exists()
+        site.submit("heart-risk")
+        with monkeypatch.context() as patch:
+            patch.setattr("consilience.site.os.link", stop)
+            with pytest.raises(Stopped):
+                site.rotate_key()
+        assert site.key.public == old  # and the hub knows the other one
+        new = site.rotate_key()
+        assert new == site.key.public == hub.store.sites("heart-risk")[0]["key"]
+        assert SigningKey.load(site.folder / f"key.{old[:16]}.pem").public == old
+        assert site.fetch("heart-risk") is None
+        hub.revoke("heart-risk", "north", "operator")
+        with pytest.raises(SettingsError, match="replaced or revoked"):
+            site.rotate_key()
+    finally:
+        server.kill()
+        server.end()
+        hub.close()

@@ -115,7 +115,8 @@ def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
         kind, fits = LEARNERS[facts["learner"]]
         settings = {name: from_plain(value) for name, value in facts["settings"].items()}
         known = set(kind._get_param_names()) - {"noise"}
-        if set(settings) != known:
+        numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
+        if set(settings) != known or not numbers:
             raise ContributionRejected("settings")
         learner: Any = kind(**settings)
         n_features, classes = facts["n_features"], facts["classes"]
@@ -161,11 +162,9 @@ def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
         declared = (Unit(learner.unit), Neighbours(learner.neighbours))
     except ValueError:
         raise refused("its settings name no unit or relation of neighbours") from None
-    if not all(type(limit) in (int, float) for limit in (learner.epsilon, learner.delta)):
-        raise refused("its epsilon or delta is no number")
     if not learner.events_:
         # Exact, for a hub that is trusted with it: no event, no promise.
-        if not (trusted and math.isinf(stated.epsilon) and math.isinf(learner.epsilon)):
+        if not (trusted and math.isinf(stated.epsilon) and stated.delta == 0 and math.isinf(learner.epsilon)):
             raise refused("it states no event, and only a trusted hub may be given an exact learner")
         return stated
     whole = total(learner.events_)

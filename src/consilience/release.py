@@ -111,6 +111,8 @@ def _together(facts: Mapping[str, Any], tensors: Mapping[str, Array], guarantee:
             raise ContributionRejected("members")
         if not all(np.isin(one.classes_, classes).all() for one in learners):
             raise ContributionRejected("classes")
+        if any(one.n_features_in_ != n_features for one in learners):
+            raise ContributionRejected("features")
         return VoteEnsemble(tuple(learners), classes, weights, facts["voting"], guarantee, ())
     if kind == "forest":
         bins = from_plain(facts["bins"])
@@ -133,6 +135,22 @@ def _together(facts: Mapping[str, Any], tensors: Mapping[str, Array], guarantee:
         shape = Shape.on(bins, feature, last)
         return PooledForest(shape, bins, classes, np.zeros((0, 0, 0)), math.nan, values, weights, guarantee, ())
     raise ContributionRejected("ensemble")
+
+
+def _can_be_shown(facts: Mapping[str, Any]) -> bool:
+    """Tell whether the facts that nothing is computed from are what a certificate says they are."""
+    sources, quality, aggregator = facts["sources"], facts["quality"], facts["aggregator"]
+    measured = [part for row in quality for part in row.values() if isinstance(part, Mapping)]
+    return (
+        isinstance(facts["software"], str)
+        and isinstance(aggregator["name"], str)
+        and all(type(row["weight"]) in (int, float) for row in sources)
+        and all(row["reason"] is None or isinstance(row["reason"], str) for row in sources)
+        and all(row["size"] is None or type(row["size"]) is int for row in sources)
+        and all(isinstance(row["site"], str) and isinstance(row["digest"], str) for row in sources)
+        and isinstance(quality, list)
+        and all(type(number) in (int, float) for part in measured for number in part.values())
+    )
 
 
 @dataclass(frozen=True)
@@ -224,6 +242,8 @@ class Release:
             named = all(isinstance(facts["study"][part], str) for part in ("name", "digest"))
             if not (named and type(facts["sequence"]) is int and isinstance(facts["created"], str)):
                 raise ContributionRejected("study")
+            if not _can_be_shown(facts):
+                raise ContributionRejected("facts")
             _ = self.ensemble
         except (KeyError, TypeError, ValueError, AttributeError, AssertionError, ConsilienceError) as problem:
             named_part = str(problem) if isinstance(problem, ContributionRejected) else "facts"

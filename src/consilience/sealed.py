@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -86,13 +88,20 @@ class SigningKey:
         return cls(key)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the key, readable by its owner only; never over an existing file."""
+        """Write the key, readable by its owner only, whole or not at all; never over an existing file."""
         form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self._key.private_bytes(*form))
-            file.flush()
-            os.fsync(file.fileno())
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self._key.private_bytes(*form))
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(part, target)
+        finally:
+            part.unlink()
+        _sync_folder(target.parent)
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
@@ -102,10 +111,19 @@ class SigningKey:
         return f"SigningKey({self.public[:16]}…)"
 
 
+# Points of order 1, 2, 4 and 8, by their y (RFC 8032, 5.1): a key that nobody owns, for which anyone can sign.
+_PRIME = 2**255 - 19
+_OF_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_NOBODYS = frozenset({0, 1, _PRIME - 1, _PRIME, _PRIME + 1, _OF_ORDER_8, _PRIME - _OF_ORDER_8})
+
+
 def is_signed(message: bytes, signature: bytes, public: str) -> bool:
     """Tell whether `signature` is that of `message` by the owner of the key `public`."""
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, message)
+        key = bytes.fromhex(public)
+        if int.from_bytes(key, "little") % 2**255 in _NOBODYS:
+            return False
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
@@ -267,7 +285,12 @@ def write_durably(path: str | os.PathLike[str], content: bytes) -> None:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make durable which files a folder has."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
@@ -323,7 +346,8 @@ def _header(path: Path, most_bytes: int) -> dict[str, Any]:
         entry, (begin, stop) = header[name], _offsets(header[name])
         shape, dtype = entry.get("shape"), entry.get("dtype")
         whole = isinstance(shape, list) and all(type(n) is int and 0 <= n <= most_bytes for n in shape)
-        if not (_NAME.fullmatch(name) and dtype in _DTYPES and whole and len(shape) <= MOST_DIMENSIONS):
+        known = isinstance(dtype, str) and dtype in _DTYPES
+        if not (_NAME.fullmatch(name) and known and whole and len(shape) <= MOST_DIMENSIONS):
             raise refused("a tensor has a name, type or shape that is not allowed")
         n_bytes = int(np.prod([np.dtype(_DTYPES[dtype]).itemsize, *shape], dtype=object))
         if begin != end or stop - begin != n_bytes:
@@ -360,10 +384,18 @@ def _parsed(text: Any, most: int) -> Any:
             raise ValueError
         return int(digits)
 
+    def finite(digits: str) -> float:
+        found = float(digits)  # 1e999 is a number in JSON, and none in any form that could be signed
+        if not math.isfinite(found):
+            raise ValueError
+        return found
+
     try:
         nesting = text.decode() if isinstance(text, bytes) else text
         nesting.encode()  # half a character is no text
-        parsed = json.loads(nesting, object_pairs_hook=once, parse_constant=no_constant, parse_int=whole)
+        parsed = json.loads(
+            nesting, object_pairs_hook=once, parse_constant=no_constant, parse_int=whole, parse_float=finite
+        )
         deep = _depth(parsed)
     except (ValueError, RecursionError):
         raise refused("its facts are not valid JSON") from None

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,17 +345,35 @@ class Site:
         """Replace the site's key at every hub it is enrolled at, then here; return the new public key."""
         old, new_path = self.key, self.folder / "key.new.pem"
         if not new_path.exists():
+            for name in self.studies:  # what the old key signed could no longer be sent, and was paid for
+                status = self.status(name)
+                if status["contributions"] > (status["submitted"] or 0):
+                    raise SettingsError(
+                        f"A contribution to {name!r} is signed with the present key and was not submitted. Nothing was "
+                        f"changed. First: consilience site submit {name}"
+                    )
             SigningKey.generate().save(new_path)
         new = SigningKey.load(new_path)
         for name in self.studies:
-            facts = self._facts(name)
-            if _shared(facts) is None:
-                proof = new.sign(f"consilience rotation {old.public} {new.public}".encode()).hex()
-                body = _json({"study": name, "new_key": new.public, "proof": proof})
-                self._hub(facts).json("POST", "/api/keys/rotation", body)
-        (self.folder / "key.pem").replace(self.folder / f"key.{old.public[:16]}.pem")
-        new_path.replace(self.folder / "key.pem")
+            if _shared(self._facts(name)) is None:
+                self._rotate_at(name, old, new)
+        kept = self.folder / f"key.{old.public[:16]}.pem"
+        if not kept.exists():
+            os.link(self.folder / "key.pem", kept)
+        new_path.replace(self.folder / "key.pem")  # at every moment there is a key
         return new.public
+
+    def _rotate_at(self, name: str, old: SigningKey, new: SigningKey) -> None:
+        facts = self._facts(name)
+        proof = new.sign(f"consilience rotation {old.public} {new.public}".encode()).hex()
+        body = _json({"study": name, "new_key": new.public, "proof": proof})
+        try:
+            self._hub(facts).json("POST", "/api/keys/rotation", body)
+        except SettingsError as refused:
+            try:  # this machine may have stopped after the hub had taken the new key
+                _Hub(str(facts["hub"]), new, facts["certificate"]).json("GET", f"/api/studies/{quote(name)}")
+            except SettingsError:
+                raise refused from None
 
     # ------------------------------------------------------------------ keeping the ledger
 
@@ -371,15 +390,22 @@ class Site:
         known and cannot be rolled back. Returns how many charges were missing.
         """
         target = self.folder / "ledger.sqlite"
-        if target.exists():
+        if any(self.folder.glob("ledger.sqlite*")):
             raise SettingsError(
-                "The site still has a ledger. Nothing was restored. Move it away first if it is damaged: the newer "
-                "one counts."
+                "The site still has a ledger. Nothing was restored. Move it away first if it is damaged, with its "
+                "-wal and -shm files: the newer one counts."
             )
         Ledger(path).verify()
-        shutil.copyfile(path, target)
-        ledger, missing = self.ledger, 0
-        known = {charge.hash for charge in ledger.charges()}
+        # Until every charge is back, the copy is not the site's ledger: a machine that stops here restores nothing.
+        with tempfile.TemporaryDirectory(prefix=".recovering-", dir=self.folder) as place:
+            ledger = Ledger(shutil.copyfile(path, Path(place) / "ledger.sqlite"))
+            missing = self._charge_again(ledger)
+            ledger.backup(target)
+        return missing
+
+    def _charge_again(self, ledger: Ledger) -> int:
+        """Charge for every contribution here whose receipt the ledger does not hold; return how many there were."""
+        missing, known = 0, {charge.hash for charge in ledger.charges()}
         for name in self.studies:
             study = self.study(name)
             for file in sorted(self._place(name).glob("contribution-*.safetensors")):
