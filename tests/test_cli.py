@@ -162,6 +162,18 @@ def test_simulate_compares_every_aggregator_with_the_honest_baselines_and_writes
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.csv", "results.parquet", "errors.png"}
 
 
+def test_simulate_goes_on_from_a_checkpoint_on_any_backend(run, records, tmp_path):
+    data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 2, "--repeats", 2, "--draws", 2, "--json")
+    kept = ("--checkpoint", tmp_path / "kept")
+    first, again = (run(*data, "--seed", 1, *kept, *how)[1] for how in ((), ("--backend", "threading", "--jobs", 2)))
+    assert json.loads(first)["table"] == json.loads(again)["table"]
+    assert json.loads(again)["settings"]["draws"] == 2
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    code, _, err = run(*data, *kept)
+    assert code == 1
+    assert "'seed'" in err
+
+
 def test_simulate_takes_sites_from_a_column_and_prints_json(run, records):
     data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 2, "--repeats", 1)
     code, out, _ = run(*data, "--site-column", "hospital", "--json")

@@ -1,6 +1,9 @@
+import copy
 import json
 import math
 import struct
+import threading
+from dataclasses import replace
 
 import joblib
 import numpy as np
@@ -9,13 +12,22 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
+from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
 
 from consilience.aggregators.average import Average
+from consilience.aggregators.distill import PATE, ClippedAverage, SoftLabelDistillation, VoteDistillation
 from consilience.aggregators.feature import FeatureMethod
+from consilience.aggregators.pooling import PooledCounts, PrivateLeafCounts, Structure
+from consilience.aggregators.weighted import WeightedVote
 from consilience.data import Public
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.bins import Bins
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.trees import PrivateForestClassifier
 from consilience.privacy.mechanisms import Noise
 from consilience.simulate import BEST, EXACT, LOCAL, OWN, POOLED, PUBLIC, TITLES, _plan, simulate
 
@@ -240,7 +252,7 @@ def test_public_and_test_records_may_be_given():
 
 def test_regressors_multiclass_learners_and_sparse_records_can_be_simulated():
     ridge = run(learner=PrivateRidge(epsilon=3.0, label_bound=2.0), y=X[:, 0] * 2, repeats=2)
-    assert {row.metric for row in ridge.rows} == {"rmse", "mae", "r2", "helped", "helped_exact"}
+    assert {row.metric for row in ridge.rows} == {"rmse", "mae", "r2", "helped", "helped_exact", "bytes"}
     assert ridge.main == "rmse"
     assert "Its rmse is" in ridge.sentence
     words = np.array(["a", "b", "c"])[np.digitize(X[:, 0], [-0.2, 0.2])]
@@ -306,6 +318,191 @@ def test_progress_is_told_for_every_cell():
     assert steps == [(i, 4) for i in range(1, 5)]
 
 
+NAME = type(LEARNER).__name__
+TRUSTED = {
+    "soft": SoftLabelDistillation(epsilon=1.0, regularization="auto"),
+    "vote": VoteDistillation(epsilon=1.0),
+    "pate": PATE(epsilon=1.0, delta=1e-5, n_queries=20),
+    "clipped": ClippedAverage(epsilon=1.0, clip_norm=5.0),
+}
+
+
+def test_many_sites_are_as_many_loops_and_what_nobody_needs_is_not_trained():
+    levels = [0.5, 50.0, math.inf]
+    found = run(sites=150, aggregator=TRUSTED, epsilon=levels)
+    assert {row.method for row in found.rows} == {*TRUSTED, PUBLIC, OWN, EXACT}
+    assert LOCAL not in {row.method for row in found.timings}  # no private model was trained
+    plan = _plan(LEARNER, TRUSTED, X, y, 150, 60, 0.3, 7, levels, None, None, None)
+    for repeat in range(2):
+        cut = plan.cut(repeat)
+        exact = PrivateLogisticRegression(epsilon=math.inf, regularization=1e-2, classes=[0, 1])
+        alone = [type(LEARNER)(**exact.get_params()).fit(X[rows], y[rows]) for rows in cut.sites]
+        errors = [np.mean(one.predict(cut.X_test) != cut.y_test) for one in alone]
+        assert found.values(NAME, "0.5", OWN)[repeat] == pytest.approx(np.mean(errors), abs=1e-9)
+        for method in TRUSTED:
+            for level, name in zip(levels, ("0.5", "50", "inf"), strict=True):
+                made = copy.copy(TRUSTED[method])
+                made.epsilon, made.noise = level, plan.noise(repeat, NAME, name, method)
+                error = np.mean(made.combine(alone, cut.public).predict(cut.X_test) != cut.y_test)
+                assert found.values(NAME, name, method)[repeat] == pytest.approx(error, abs=1e-9)
+            helped = found.values(NAME, "inf", method, "helped_exact")[repeat]
+            assert helped == pytest.approx(np.mean(found.values(NAME, "inf", method)[repeat] < np.array(errors)))
+    assert run(sites=150, aggregator=TRUSTED, epsilon=levels, backend="threading", n_jobs=2) == found
+    assert "with the same privacy" not in found.sentence
+
+
+def test_private_baselines_are_there_where_they_answer_the_same_question():
+    def methods(aggregator, **settings):
+        return {row.method for row in run(repeats=1, epsilon=1.0, aggregator=aggregator, **settings).rows} & set(TITLES)
+
+    always, central = {PUBLIC, OWN, EXACT}, Average("equal", epsilon=1.0)
+    assert methods(TRUSTED) == always
+    assert methods({**TRUSTED, "central": central}) == {*always, POOLED}  # it hides records, as the pool does
+    assert methods({**TRUSTED, "average": Average()}) == set(TITLES)
+    assert methods(Average(), baselines=[]) == set()
+    assert methods(TRUSTED, baselines=[LOCAL, EXACT]) == {LOCAL, EXACT}
+    exact = run(repeats=1, epsilon=math.inf, aggregator={"central": central, "plain": Average("equal")})
+    assert exact.values(NAME, "inf", "central") == exact.values(NAME, "inf", "plain")
+    assert "nothing to compare" in run(repeats=1, baselines=[]).sentence
+
+
+def test_draws_repeat_the_noise_on_one_division_and_repeats_stay_the_unit(report):
+    both = {**BOTH, "central": Average("equal", epsilon=1.0)}
+    found = run(epsilon=[0.5, 4.0], draws=3, aggregator=both)
+    assert {row for row in found.rows if row.draw == 0} >= set(report.rows)
+    assert {row.draw for row in found.rows if row.method in (LOCAL, POOLED, "equal", "site-001")} == {0, 1, 2}
+    assert {row.draw for row in found.rows if row.method in (PUBLIC, OWN, EXACT)} == {0}
+    for method in (LOCAL, "central"):
+        rows = [row for row in found.rows if (row.epsilon, row.method, row.metric) == ("0.5", method, "auc")]
+        if method == LOCAL:  # every draw is another one
+            assert len({row.value for row in rows}) == 6
+        means = [np.mean([row.value for row in rows if row.repeat == repeat]) for repeat in range(2)]
+        assert found.values(NAME, "0.5", method, "auc") == pytest.approx(means)
+        (line,) = [one for one in found.table("auc") if (one.epsilon, one.method) == ("0.5", method)]
+        assert (line.mean, line.sd, line.repeats) == pytest.approx((np.mean(means), np.std(means, ddof=1), 2))
+    assert found.settings["draws"] == 3
+
+
+def test_a_checkpoint_is_used_again_only_for_what_is_the_same(tmp_path):
+    base = {"epsilon": [0.5, 4.0], "baselines": [OWN]}
+    report = run(**base)
+
+    def kept(**settings):
+        """Run, and return the report and the number of cells that were not there."""
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        found = run(**base | {"checkpoint": tmp_path} | settings)
+        after = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        return found, sum(before.get(path) != time for path, time in after.items())
+
+    assert kept() == (report, 2)
+    assert kept() == (report, 0)
+    assert kept(n_jobs=2, backend="threading") == (report, 0)
+    longer, new = kept(repeats=3)
+    assert new == 1
+    assert set(report.rows) < set(longer.rows)
+    assert kept(learner={NAME: LEARNER, "svm": PrivateLinearSVC(epsilon=1.0)}, repeats=1)[1] == 1
+    changes = [
+        {"seed": 8},
+        {"epsilon": [0.5, 4.1]},
+        {"epsilon": {"0.5": 0.5, "4": 4.1}},
+        {"learner": PrivateLogisticRegression(epsilon=2.0, regularization=2e-2)},
+        {"aggregator": {**BOTH, "average": Average(curvature=0.03)}},
+        {"aggregator": dict(reversed(BOTH.items()))},
+        {"X": np.where(np.arange(N)[:, None] == 899, X + 1e-9, X)},
+        {"y": np.where(np.arange(N) == 899, 1 - y, y)},
+        {"sites": 4},
+        {"sizes": [100, 100, 100]},
+        {"public": 61},
+        {"public": Public(X[:60], y[:60])},
+        {"test": 0.31},
+        {"test": (X[:60], y[:60])},
+        {"label_skew": 3.0},
+        {"feature_skew": 0.3},
+        {"draws": 2},
+        {"baselines": [OWN, BEST]},
+        {"prepare": PCA(2)},
+        {"prepare": PCA(2), "prepare_on": "train"},
+        {"prepare": PCA(3)},
+        {"prepare": lambda seen: np.asarray},
+        {"prepare": lambda seen: lambda features: 1.0 * features},
+        {"prepare": lambda seen: lambda features: 2.0 * features},
+    ]
+    for change in changes:
+        assert kept(repeats=1, **change)[1] == 1, change
+    assert [kept(repeats=1, **change)[1] for change in changes] == [0] * len(changes)
+    held = threading.Lock()
+    with pytest.raises(SettingsError, match="cannot be told from others"):
+        kept(prepare=lambda seen: held)
+    assert kept() == (report, 0)
+    for damaged, path in enumerate(sorted(tmp_path.iterdir())):
+        path.write_bytes(path.read_bytes()[: 100 * damaged])
+    assert kept() == (report, 2)
+
+
+def test_preparing_learns_from_public_records_or_as_papers_did_from_all_but_the_tested():
+    raw = cuts(public=60)
+    for where, size in (("public", 60), ("train", N - 270)):
+        for cut, plain in zip(cuts(public=60, prepare=PCA(2), prepare_on=where), raw, strict=True):
+            known = plain.public.X if where == "public" else X[~np.isin(X[:, 0], plain.X_test[:, 0])]
+            assert len(known) == size
+            axes = PCA(2).fit(known)
+            for prepared, given in ((cut.X_test, plain.X_test), (cut.public.X, plain.public.X), (cut.X, X)):
+                assert prepared == pytest.approx(axes.transform(given))
+            assert all(np.array_equal(a, b) for a, b in zip(cut.sites, plain.sites, strict=True))
+    seen = []
+
+    def scale(records):
+        seen.append(len(records))
+        length = np.linalg.norm(records, axis=1).max()
+        return lambda features: features / length
+
+    found = run(prepare=scale, public=Public(X[:60], y[:60]), test=(X[60:200], y[60:200]), X=X[200:], y=y[200:])
+    assert seen == [60] * 3
+    assert found.settings["prepared"] == "public"
+    assert run(prepare=PCA(2)).settings["features"] == 2
+    loose = make_pipeline(PCA(2, svd_solver="randomized", iterated_power=0), Normalizer())
+    assert run(prepare=loose) == run(prepare=loose)
+
+
+def test_backends_can_be_named(report):
+    for backend in ("loky", "threading"):
+        assert run(epsilon=[0.5, 4.0], backend=backend, n_jobs=2) == report
+
+
+def test_forests_are_simulated_with_the_aggregators_of_forests():
+    bins = Bins.even(-0.5, 0.5, n_features=4, n_bins=8)
+    shared = {"epsilon": 2.0, "bins": bins, "n_trees": 5, "max_depth": 3}
+    forest = PrivateForestClassifier(splitter="random", random_state=1, **shared)
+    joined = {"vote": WeightedVote(), "pool": PooledCounts()}
+    found = run(learner=forest, aggregator=joined, epsilon=[[0.5, 1.0, 8.0], 30.0])
+    assert found.table("bytes")[0].mean > 8 * 5 * 2**3 * 2  # at least the counts of all leaves
+    name = type(forest).__name__
+    assert found.values(name, "30", "pool").mean() < 0.4
+    leaves = PrivateLeafCounts(epsilon=1.0, structure=Structure.random(bins, [0, 1], n_trees=5, max_depth=3))
+    assert run(learner=leaves, aggregator=joined, repeats=1).table()
+    boosted = PrivateAdaBoostClassifier(epsilon=8.0, bins=bins, n_rounds=4, max_depth=2)
+    assert run(learner=boosted, aggregator=WeightedVote(), repeats=1).table("f1_micro")
+    own = PrivateForestClassifier(**shared)  # public randomness of its own: another at each site, the same in each run
+    again = [run(learner=own, aggregator=WeightedVote(), backend=backend) for backend in (None, "threading")]
+    assert again[0] == again[1]
+    with pytest.raises(SchemaMismatch, match="splits"):
+        run(learner=PrivateForestClassifier(splitter="random", **shared), aggregator=PooledCounts())
+
+
+def test_a_single_site_is_a_simulation_too():
+    alone = run(sites=1, aggregator=Average("equal"))
+    assert alone.values(NAME, "2", "Average") == pytest.approx(alone.values(NAME, "2", LOCAL))
+    assert "joining 1 sites" in alone.sentence
+
+
+def test_seconds_and_bytes_are_told_and_seconds_change_no_report(report):
+    assert {row.metric for row in report.timings} == {"seconds"}
+    assert {row.method for row in report.timings} == {*TITLES, *BOTH} - {BEST}
+    assert all(one.mean > 0 for one in report.table("seconds"))
+    assert {one.mean for one in report.table("bytes")} == {8.0 * (4 + 1)}  # coefficients and an intercept
+    assert replace(report, timings=(), seconds=0.0) == report
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -332,6 +529,13 @@ def test_progress_is_told_for_every_cell():
         ({"feature_skew": 1.5}, "'feature_skew'"),
         ({"feature_skew": 0.5, "label_skew": 1.0}, "'feature_skew'"),
         ({"seed": -1}, "'seed'"),
+        ({"draws": 0}, "'draws'"),
+        ({"backend": "mpi"}, "'backend'"),
+        ({"baselines": ["public-only", "magic"]}, "'baselines'"),
+        ({"seed": None, "checkpoint": "kept"}, "'seed'.*noise is fresh"),
+        ({"prepare": 3}, "'prepare'"),
+        ({"prepare": PCA(2), "prepare_on": "test"}, "'prepare_on'"),
+        ({"prepare": PCA(2), "public": None}, "'public'.*prepare_on='train'"),
         ({"learner": LogisticRegression()}, "'learner'"),
         ({"learner": PrivateLogisticRegression(epsilon=1.0, noise=Noise(seed=1))}, "no noise of their own"),
         ({"learner": PrivateLogisticRegression(epsilon=1.0, unit="person", records_per_person=2)}, "unit='record'"),

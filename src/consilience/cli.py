@@ -69,6 +69,15 @@ class Aggregator(StrEnum):
     BOOSTING = "boosting"
 
 
+class Backend(StrEnum):
+    """Where cells of a simulation can run side by side."""
+
+    LOKY = "loky"
+    THREADING = "threading"
+    RAY = "ray"
+    DASK = "dask"
+
+
 class Attack(StrEnum):
     """How an audit attacks."""
 
@@ -190,8 +199,13 @@ def simulate(
     public: Annotated[int, typer.Option(help="How many records the hub may see; 0 for none.")] = 0,
     test: Annotated[float, typer.Option(help="Share of the records to test on.")] = 0.3,
     repeats: Annotated[int, typer.Option(help="How often all is repeated, each time divided anew.")] = 10,
+    draws: Annotated[int, typer.Option(help="How often noise is drawn on each division.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Makes the numbers repeatable; voids all guarantees.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes side by side; -1 for one per core.")] = 1,
+    backend: Annotated[Backend | None, typer.Option(help="Where they run; results do not depend on it.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder to keep what is done and go on from; needs --seed.")
+    ] = None,
     delta: Delta = 0.0,
     learner: Which = Learner.LOGISTIC,
     mechanism: Where = Mechanism.OBJECTIVE,
@@ -236,7 +250,10 @@ def simulate(
             sizes=size or None,
             label_skew=label_skew,
             feature_skew=feature_skew,
+            draws=draws,
             n_jobs=jobs,
+            backend=None if backend is None else str(backend),
+            checkpoint=checkpoint,
             progress=progress,
         )
     files: list[str] = []

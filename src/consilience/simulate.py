@@ -1,8 +1,9 @@
 """Play a whole collaboration through on public records: what joining would bring, at which epsilon, and to whom.
 
 The flow, top to bottom: `simulate` checks its arguments and hands out cells (one repeat of one learner); `_Plan.cut`
-divides the records of a repeat into test, public and sites; `run_cell` trains at every site, pools, combines by every
-aggregator and measures all of it on the same test records; `Report` gathers the rows.
+divides the records of a repeat into test, public and sites; `_Cell` trains at every site, pools, combines by every
+aggregator and measures all of it on the same test records; `report.Report` gathers the rows. `sweep.py` runs cells,
+wherever that is, and keeps what is done.
 
 Within a repeat all methods see the same division, and all aggregators the same local models, so that differences
 between them are paired. With a seed every division and every draw of noise follows from the seed and the names of the
@@ -13,52 +14,48 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import math
 import reprlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pcsv
-import pyarrow.parquet as pq
+import scipy
+import sklearn
 from numpy.typing import NDArray
 from scipy import special, stats
 from sklearn.base import clone, is_classifier
 from sklearn.utils.validation import check_X_y
-from threadpoolctl import threadpool_limits
 
+from consilience.aggregators.votes import Tally, count_votes
 from consilience.data import Public, split_sites
 from consilience.errors import SettingsError
 from consilience.evaluate import measures
 from consilience.learners.tuning import choose_on_public
+from consilience.many import can_fit_many, fit_many, measure_many
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise, Source
+from consilience.report import BEST, EXACT, LOCAL, OWN, POOLED, PUBLIC, TITLES, Report, Row, Summary
+from consilience.sweep import Progress, Store, check_backend, sweep
+
+__all__ = ["BEST", "EXACT", "LOCAL", "OWN", "POOLED", "PUBLIC", "TITLES", "Report", "Row", "Summary", "simulate"]
 
 Array = NDArray[Any]
-Progress = Callable[[int, int], None]
 
-PUBLIC, LOCAL, BEST, OWN = "public-only", "local-mean", "local-best", "local-exact"
-POOLED, EXACT = "pooled-private", "pooled-exact"
-TITLES = {
-    PUBLIC: "public records alone, tuned on them",
-    LOCAL: "a site alone, private (mean of sites)",
-    BEST: "a site alone, private (best, in hindsight)",
-    OWN: "a site alone, exact, kept to itself (mean)",
-    POOLED: "all records pooled, private",
-    EXACT: "all records pooled, no privacy, same settings",
-}
 _ORDER = {method: place for place, method in enumerate(TITLES)}
 PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
-SITES_LISTED = 100  # with more, a report has no row for each single site
-EXACT_MEMBERS = ("Average", "VoteDistillation", "SoftLabelDistillation")  # with an epsilon, these add the noise
+SITES_LISTED = 100  # with more, a report has no row for each single site, and of single sites what can be counted
+SITES_TOGETHER = 32  # from which on exact linear models are trained together
+ASK_VOTES = ("VoteDistillation", "SoftLabelDistillation", "PATE")  # of members, about public records
+HIDE_SITES = (*ASK_VOTES, "ClippedAverage")  # whole ones, not records
+EXACT_MEMBERS = ("Average", *HIDE_SITES)  # with an epsilon, these are trusted with exact members and add the noise
 
 
 def simulate(
@@ -76,7 +73,13 @@ def simulate(
     sizes: Sequence[int] | None = None,
     label_skew: float | None = None,
     feature_skew: float | None = None,
+    prepare: Any = None,
+    prepare_on: str = "public",
+    draws: int = 1,
+    baselines: Collection[str] | None = None,
     n_jobs: int | None = None,
+    backend: str | None = None,
+    checkpoint: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Simulate sites that train privately and join, beside the honest baselines, and report what each way achieves.
@@ -95,20 +98,43 @@ def simulate(
         baseline either.
     test
         The share of `X` to test on, or separate (X, y).
+    repeats, draws
+        How often records are divided anew, and how often noise is drawn on each division, for which exact models are
+        trained once. Summaries average the draws of a repeat and spread over repeats.
     seed
         Makes the report repeatable, and voids its guarantees.
     epsilon
         Replaces the learner's own: a number; a list of levels to try, each a number or one number per site; or a
-        dictionary of levels by name.
+        dictionary of levels by name. An aggregator that has an epsilon gets the level's instead, in its own unit.
     label_skew
         Above 0: a site's share of a class is a gamma variable with this shape, scaled to the sites' sizes. At 0.1 a
         site has few classes, at 100 about the same as all others.
     feature_skew
         Between 0 (none) and 1 (records are sorted along a random direction and sites are consecutive).
+    prepare, prepare_on
+        What is done to all features, learned anew in each repeat: a scikit-learn transformer, or a function that
+        takes the records to learn from and returns a function of features. It learns from the ``"public"`` records,
+        or, as papers did, from ``"train"``, all records of `X` that are not tested on, which no guarantee covers.
+    baselines
+        Which to compute, of those in `TITLES`. By default all that answer the same question: a site alone and
+        private only if some aggregator takes private members, the private pool only if some aggregator hides records
+        and not whole sites. What nobody needs is not trained.
     n_jobs
-        As joblib takes it; the backend (Ray, Dask) is chosen around the call with ``joblib.parallel_config``.
+        As joblib takes it; with a `backend` and none given, one for each core.
+    backend
+        ``"loky"``, ``"threading"``, ``"ray"`` or ``"dask"``, a local one started if none is running; None leaves the
+        choice to ``joblib.parallel_config`` around the call. The report does not depend on it.
+    checkpoint
+        A folder in which each cell, one repeat of one learner, is stored when it is done; the same call then goes on
+        where the last one was stopped. A cell is used again only if everything that determines it is the same,
+        records, settings and this package's own code included; functions that `prepare` calls are not looked into.
+        Needs a `seed`: fresh noise is not to be kept.
     progress
         Called with (cells done, cells). Without, a bar is shown if standard error is a terminal.
+
+    Exact linear models of many sites are trained together, as exactly as one by one. Of more than 100 sites, single
+    ones are measured by what can be counted (error, F1). Methods also have "bytes", the arrays that a site hands over,
+    and in `Report.timings` "seconds".
 
     Privacy
     -------
@@ -116,20 +142,46 @@ def simulate(
     has what `Report.guarantees` states, void with a seed.
     """
     started = time.perf_counter()
-    plan = _plan(learner, aggregator, X, y, sites, public, test, seed, epsilon, sizes, label_skew, feature_skew)
+    plan = _plan(
+        learner,
+        aggregator,
+        X,
+        y,
+        sites,
+        public,
+        test,
+        seed,
+        epsilon,
+        sizes,
+        label_skew,
+        feature_skew,
+        prepare=prepare,
+        prepare_on=prepare_on,
+        draws=draws,
+        baselines=baselines,
+    )
     _require("repeats", repeats, _whole(repeats), "a whole number > 0")
     _require("n_jobs", n_jobs, n_jobs is None or n_jobs != 0, "None or a number other than 0, as joblib takes it")
+    check_backend(backend)
+    store = None
+    if checkpoint is not None:
+        _require("seed", seed, seed is not None, "given with a checkpoint: without one, noise is fresh and not kept")
+        store, plan = Store(Path(checkpoint)), replace(plan, digests=plan.described())
     cells = [(repeat, name) for repeat in range(repeats) for name in plan.learners]
-    plan.cut(0)  # so that what cannot be divided fails before anything is trained
-    found: dict[tuple[int, str], tuple[list[Row], dict[Any, Guarantee]]] = {}
-    with threadpool_limits(1), _bar(progress) as shown:  # cells run side by side; BLAS in each keeps to one core
-        for key, rows, guarantees in _parallel(n_jobs)(joblib.delayed(run_cell)(plan, *cell) for cell in cells):
-            found[key] = rows, guarantees
-            shown(len(found), len(cells))
-    rows = [row for cell in cells for row in found[cell][0]]
-    guarantees = {k: v for cell in cells for k, v in found[cell][1].items()}
+    first = plan.cut(0)  # so that what cannot be divided fails before anything is trained
+    found = sweep(plan, cells, n_jobs=n_jobs, backend=backend, store=store, progress=progress)
+    rows: dict[str, list[Row]] = {
+        kind: [Row(*row) for cell in cells for row in found[cell][kind]] for kind in ("rows", "timings")
+    }
+    stated = [(cell, one) for cell in cells for one in found[cell]["guarantees"]]
+    guarantees = {(name, level, method): Guarantee.from_dict(one) for (_, name), (level, method, one) in stated}
     return Report(
-        tuple(rows), guarantees, plan.facts(repeats), plan.guarantee(guarantees), time.perf_counter() - started
+        tuple(rows["rows"]),
+        guarantees,
+        plan.facts(first, repeats),
+        plan.guarantee(guarantees),
+        time.perf_counter() - started,
+        tuple(rows["timings"]),
     )
 
 
@@ -138,12 +190,13 @@ def simulate(
 
 @dataclass(frozen=True)
 class Cut:
-    """One division of the records: what is tested on, what is public, and the rows of each site."""
+    """One division of the records, prepared: what is tested on, what is public, and the rows of `X` at each site."""
 
     X_test: Any
     y_test: Array
     public: Public | None
     sites: tuple[Array, ...]
+    X: Any = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -165,6 +218,38 @@ class _Plan:
     seed: int | None
     split_seed: int
     classes: Array | None
+    prepare: Any
+    prepare_on: str
+    draws: int
+    baselines: frozenset[str]
+    digests: Mapping[str, str] = field(default_factory=dict)  # by learner, for a checkpoint
+
+    def run(self, cell: tuple[int, str], n_threads: int) -> dict[str, list[Any]]:
+        """Run one cell; the answer is plain values, the same whether it comes from a worker or from a file."""
+        return _Cell(self, *cell, n_threads).run()
+
+    def key(self, cell: tuple[int, str]) -> str:
+        """Return a digest of everything that determines one cell, and of nothing that does not."""
+        repeat, name = cell
+        return hashlib.sha256(f"{self.digests[name]} {repeat}".encode()).hexdigest()
+
+    def described(self) -> dict[str, str]:
+        """Return a digest of all arguments for each learner, and of the code that will work on them."""
+        shared = [(one.name, getattr(self, one.name)) for one in fields(self) if one.name not in _APART]
+        ordered = [list(self.aggregators), sorted(self.baselines)]  # the order of a set is another in every process
+        prepare = self.prepare
+        if inspect.isfunction(prepare):
+            known = inspect.getclosurevars(prepare).nonlocals
+            prepare = (prepare.__module__, prepare.__qualname__, prepare.__defaults__, known, _code(prepare.__code__))
+        versions = (np.__version__, scipy.__version__, sklearn.__version__, _sources())
+        try:
+            common = joblib.hash([shared, ordered, prepare, versions], hash_name="sha1")
+            return {name: joblib.hash([common, name, one], hash_name="sha1") for name, one in self.learners.items()}
+        except Exception:  # of any kind: whatever cannot be pickled says so in its own way, and shows all it holds
+            raise SettingsError(
+                "A checkpoint was asked for, but a learner, an aggregator or 'prepare' cannot be told from others: it "
+                "holds what cannot be pickled. Nothing was trained. Use a function of a module, or no checkpoint."
+            ) from None
 
     def cut(self, repeat: int) -> Cut:
         """Divide the records by slot, never by content unless skew is asked for: the same for all methods."""
@@ -173,11 +258,29 @@ class _Plan:
         n_test = 0 if isinstance(self.test, tuple) else round(self.test * len(order))
         n_public = 0 if self.public is None or isinstance(self.public, Public) else int(self.public)
         tested, shared, rest = np.split(order, [n_test, n_test + n_public])
-        X_test, y_test = self.test if isinstance(self.test, tuple) else (self.X[tested], self.y[tested])
-        public = Public(self.X[shared], self.y[shared]) if n_public else self.public
         sites = tuple(np.sort(rows) for rows in self._sites(rest, source))
-        assert not isinstance(public, int)
-        return Cut(X_test, np.asarray(y_test), public, sites)
+        X, public, change = self.X, self.public, None
+        if self.prepare is not None:
+            seen = public.X if isinstance(public, Public) else X[shared]
+            change = self._learned(seen if self.prepare_on == "public" else X[np.sort(order[n_test:])], repeat)
+            X = change(X)
+        if isinstance(public, Public):
+            public = public if change is None else Public(change(public.X), public.y)
+        else:
+            public = Public(X[shared], self.y[shared]) if n_public else None
+        if not isinstance(self.test, tuple):
+            return Cut(X[tested], self.y[tested], public, sites, X)
+        X_test, y_test = self.test
+        return Cut(X_test if change is None else change(X_test), np.asarray(y_test), public, sites, X)
+
+    def _learned(self, seen: Any, repeat: int) -> Any:
+        """Return what `prepare` makes of the records it may learn from: a function of features."""
+        if not hasattr(self.prepare, "transform"):
+            return self.prepare(seen)
+        made = clone(self.prepare)
+        loose = [name for name, value in made.get_params().items() if name.endswith("random_state") and value is None]
+        drawn = _derived(self.split_seed, repeat, "prepare") % 2**32  # public, and the same in every run
+        return made.set_params(**dict.fromkeys(loose, drawn)).fit(seen).transform
 
     def _sites(self, rest: Array, source: Source) -> Sequence[Array]:
         if self.ids is not None:
@@ -201,41 +304,44 @@ class _Plan:
         """Return the epsilon of each site at each level of this learner."""
         own = self.learners[name].epsilon
         asked = {f"{own:g}": own} if self.asked is None else self.asked
-        return {label: tuple(np.broadcast_to(np.asarray(one, float), self.n_sites)) for label, one in asked.items()}
+        return {label: tuple(np.broadcast_to(one, self.n_sites).tolist()) for label, one in asked.items()}
 
     def noise(self, *names: Any) -> Noise | None:
         """Return the noise of one draw in one cell: a seed of its own if the report is to repeat."""
         return None if self.seed is None else Noise(seed=_derived(self.seed, *names))
 
-    def fit(self, name: str, epsilon: float, rows: Array, noise: Noise | None, n_sites: int = 1) -> Any:
-        """Train one model at an epsilon; a public guess of a site's size grows with the number of sites pooled."""
-        return self.make(name, epsilon, noise, n_sites=n_sites).fit(self.X[rows], self.y[rows])
+    def make(self, name: str, epsilon: float, noise: Noise | None = None, *, size: int | None = None, who: Any) -> Any:
+        """Return an untrained learner that knows what everybody knows: `size` is the public guess of its records.
 
-    def make(self, name: str, epsilon: float, noise: Noise | None, n_sites: int = 1, size: int | None = None) -> Any:
-        """Return an untrained learner that knows what everybody knows."""
+        Public randomness, such as which features a tree may split, is another one for each model of a repeat; an exact
+        forest draws too, which tree a record is for.
+        """
         made = clone(self.learners[name])
+        known = made.get_params(deep=False)
+        noise = noise if math.isfinite(epsilon) else self.noise(name, *who, "exact")
         facts: dict[str, Any] = {"epsilon": epsilon, "noise": noise}
-        if getattr(made, "classes", ()) is None:
+        if known.get("classes", ()) is None:
             facts["classes"] = self.classes
-        if getattr(made, "public_size", None) is not None:
-            facts["public_size"] = size or n_sites * made.public_size
+        if known.get("public_size") is not None and size is not None:
+            facts["public_size"] = size
+        if known.get("random_state", 0) is None:
+            facts["random_state"] = _derived(self.split_seed, name, *who) % 2**32
         return made.set_params(**facts)
 
-    def combine(self, name: str, epsilons: Sequence[float], members: Any, exact: Any, cut: Cut, cell: Any) -> Any:
-        """Combine the local models, or the exact ones where the aggregator is trusted and adds the noise itself."""
+    def aggregator(self, name: str, epsilons: Sequence[float], cell: Any, draw: Sequence[str]) -> Any:
+        """Return an aggregator with what the level promises, and noise and public randomness of its own."""
         made = copy.copy(self.aggregators[name])
-        kind, budget = type(made).__name__, getattr(made, "epsilon", None)
-        adds = kind in EXACT_MEMBERS or (kind == "FeatureMethod" and made.mechanism == "output")
-        spends = budget is not None and bool(np.isfinite(budget).all())
-        trusted = adds and spends
+        kind = type(made).__name__
         # Private aggregation records too are promised what the level promises to records.
-        if (trusted or (spends and kind == "FeatureMethod")) and self.asked is not None:
+        if self.asked is not None and (_trusted(made) or (kind == "FeatureMethod" and _spends(made))):
             made.epsilon = list(epsilons) if kind == "Average" else min(epsilons)
+            if kind not in HIDE_SITES and math.isinf(min(epsilons)):  # exact, which these say in another way
+                made.epsilon, made.delta = None, 0.0
         if self.seed is not None and hasattr(made, "noise"):
-            made.noise = self.noise(*cell, name)
+            made.noise = self.noise(*cell, *draw, name)
         if getattr(made, "random_state", 0) is None:  # folds and the like: public, and the same in every run
             made.random_state = _derived(self.split_seed, *cell, name) % 2**32
-        return made.combine(exact if trusted else members, public=cut.public)
+        return made
 
     def guarantee(self, found: Mapping[Any, Guarantee]) -> Guarantee | None:
         """Return the weakest guarantee of any private result, or that there is none."""
@@ -245,21 +351,42 @@ class _Plan:
             return Guarantee.void("seeded noise", unit=getattr(some, "unit", "record"), neighbours=relation)
         return max(found.values(), key=lambda one: (not one.holds, one.epsilon), default=None)
 
-    def facts(self, repeats: int) -> dict[str, Any]:
+    def facts(self, cut: Cut, repeats: int) -> dict[str, Any]:
         """Return what a reader of the report must know."""
-        cut = self.cut(0)
         return {
             "records": len(self.y),
-            "features": int(self.X.shape[1]),
+            "features": int(cut.X.shape[1]),
             "sites": self.n_sites,
             "sizes": [len(rows) for rows in cut.sites],
             "public": 0 if cut.public is None else int(cut.public.X.shape[0]),
+            "labelled": cut.public is not None and cut.public.y is not None,
             "test": len(cut.y_test),
             "resampled": not isinstance(self.test, tuple),
             "repeats": repeats,
+            "draws": self.draws,
             "seed": self.seed,
             "skew": {"label": self.label_skew, "feature": self.feature_skew},
+            "prepared": None if self.prepare is None else self.prepare_on,
         }
+
+
+_APART = ("learners", "baselines", "prepare", "digests")  # of a plan: what is no part of its digest as it is
+
+
+def _spends(aggregator: Any) -> bool:
+    budget = getattr(aggregator, "epsilon", None)
+    return budget is not None and bool(np.isfinite(budget).all())
+
+
+def _hides_sites(aggregator: Any) -> bool:
+    return type(aggregator).__name__ in HIDE_SITES and _spends(aggregator)
+
+
+def _trusted(aggregator: Any) -> bool:
+    """Tell whether an aggregator is trusted with exact members and adds the noise itself."""
+    kind = type(aggregator).__name__
+    adds = kind in EXACT_MEMBERS or (kind == "FeatureMethod" and aggregator.mechanism == "output")
+    return adds and _spends(aggregator)
 
 
 def _skew_labels(rest: Array, labels: Array, sizes: Sequence[int], shape: float, source: Source) -> list[Array]:
@@ -285,71 +412,158 @@ def _skew_labels(rest: Array, labels: Array, sizes: Sequence[int], shape: float,
 
 # ------------------------------------------------------------------------------------------------------------ one cell
 
-
-@dataclass(frozen=True)
-class Row:
-    """One number of the report. ``epsilon`` names the level; sites' own lie between ``epsilon_low`` and ``_high``."""
-
-    repeat: int
-    learner: str
-    epsilon: str
-    epsilon_low: float
-    epsilon_high: float
-    kind: str  # "public", "local", "global" (pooled), "distributed" (an ensemble), "site" (a single one)
-    method: str
-    metric: str
-    value: float
+Found = dict[tuple[str, str], dict[str, float]]  # by (kind, method): metrics
 
 
-def run_cell(plan: _Plan, repeat: int, name: str) -> tuple[tuple[int, str], list[Row], dict[Any, Guarantee]]:
-    """Run one repeat of one learner: train each model once, combine in every way, measure all on the same records."""
-    with threadpool_limits(1):  # again: this may be another process
-        cut = plan.cut(repeat)
-        held = [site for site, rows in enumerate(cut.sites) if len(rows)]
-        everyone = np.concatenate(cut.sites)
+class _Cell:
+    """One repeat of one learner: train each model once, combine in every way, measure all on the same records."""
 
-        def measured(model: Any) -> dict[str, float]:
-            return measures(model, cut.X_test, cut.y_test)
+    def __init__(self, plan: _Plan, repeat: int, name: str, n_threads: int) -> None:
+        self.plan, self.repeat, self.name, self.n_threads = plan, repeat, name, n_threads
+        self.cut = plan.cut(repeat)
+        self.held = [site for site, rows in enumerate(self.cut.sites) if len(rows)]
+        self.sites = [self.cut.sites[site] for site in self.held]
+        self.everyone = np.concatenate(self.sites)
+        self.seconds: dict[str, float] = {}  # of the last model of each method
+        self.votes: dict[Any, Tally] = {}
 
-        exact = [plan.fit(name, math.inf, cut.sites[site], None) for site in held]
-        own = [measured(model) for model in exact]
-        always = {("local", OWN): _mean(own)}
-        always["global", EXACT] = measured(plan.fit(name, math.inf, everyone, None, len(held)))
-        if cut.public is not None and cut.public.y is not None:
-            always["public", PUBLIC] = measured(_public_only(plan, name, cut.public))
-        rows, guarantees = [], {}
-        for level, epsilons in plan.levels(name).items():
-            cell = (repeat, name, level)
-            members = [plan.fit(name, epsilons[s], cut.sites[s], plan.noise(*cell, s)) for s in held]
-            strictest = min(epsilons[s] for s in held)  # a record keeps in the pool what its site was promised
-            pooled = plan.fit(name, strictest, everyone, plan.noise(*cell, "pool"), len(held))
-            alone = [measured(model) for model in members]
-            key = "error" if "error" in alone[0] else "rmse"
-            best = min(alone, key=lambda found: found[key])
-            results = {("local", LOCAL): _mean(alone), ("local", BEST): best, ("global", POOLED): measured(pooled)}
-            guarantees[name, level, POOLED] = pooled.guarantee_
-            for method in plan.aggregators:
-                ensemble = plan.combine(method, [epsilons[s] for s in held], members, exact, cut, cell)
-                found = measured(ensemble)
-                # The share of sites that joining serves better than what they could do alone.
-                found["helped"] = float(np.mean([found[key] < one[key] for one in alone]))
-                found["helped_exact"] = float(np.mean([found[key] < one[key] for one in own]))
-                results["distributed", method] = found
-                if (stated := getattr(ensemble, "guarantee", None)) is not None:
-                    guarantees[name, level, method] = stated
-            if len(held) <= SITES_LISTED:
-                results |= {("site", f"site-{s + 1:03}"): {key: one[key]} for s, one in zip(held, alone, strict=True)}
-            # Baselines first, in one order everywhere.
-            inorder = sorted({**always, **results}.items(), key=lambda item: _ORDER.get(item[0][1], len(_ORDER)))
-            for (kind, method), found in inorder:
-                facts = (repeat, name, level, min(epsilons), max(epsilons), kind, method)
-                rows += [Row(*facts, metric, value) for metric, value in found.items()]
-        return (repeat, name), rows, guarantees
+    def run(self) -> dict[str, list[Any]]:
+        """Return rows, timings and guarantees, as plain values."""
+        answer: dict[str, list[Any]] = {"rows": [], "timings": [], "guarantees": []}
+        exact = self._without_noise()
+        for level, epsilons in self.plan.levels(self.name).items():
+            for draw in range(self.plan.draws):
+                found, stated = self._with_noise(level, [epsilons[site] for site in self.held], draw)
+                # Baselines first, in one order everywhere; what draws no noise is there once.
+                every = found if draw else {**exact, **found}
+                for kind, method in sorted(every, key=lambda key: _ORDER.get(key[1], len(_ORDER))):
+                    facts = (self.repeat, self.name, level, min(epsilons), max(epsilons), kind, method)
+                    answer["rows"] += [[*facts, *one, draw] for one in every[kind, method].items()]
+                    if method in self.seconds:
+                        answer["timings"].append([*facts, "seconds", self.seconds[method], draw])
+            answer["guarantees"] += [[level, method, one.as_dict()] for method, one in stated.items()]
+        return answer
+
+    def _without_noise(self) -> Found:
+        """Return the baselines that are the same at every level."""
+        found: Found = {}
+        wanted, public = self.plan.baselines, self.cut.public
+        if OWN in wanted:
+            found["local", OWN] = _mean(self.own)
+        if EXACT in wanted:
+            with self._timed(EXACT):
+                pooled = self._pooled(math.inf, None)
+            found["global", EXACT] = self._measured(pooled)
+        if PUBLIC in wanted and public is not None and public.y is not None:
+            with self._timed(PUBLIC):
+                alone = _public_only(self.plan, self.name, public, self.repeat)
+            found["public", PUBLIC] = self._measured(alone)
+        return found
+
+    def _with_noise(self, level: str, epsilons: list[float], draw: int) -> tuple[Found, dict[str, Guarantee]]:
+        """Return what depends on the level, and what each of it guarantees."""
+        plan, cell, drawn = self.plan, (self.repeat, self.name, level), [f"draw-{draw}"] if draw else []
+        found: Found = {}
+        stated: dict[str, Guarantee] = {}
+        alone: list[dict[str, float]] = []
+        members: list[Any] = []
+        if plan.baselines & {LOCAL, BEST} or not all(map(_trusted, plan.aggregators.values())):
+            with self._timed(LOCAL, len(self.held)):
+                members = [
+                    self._fit(epsilon, rows, plan.noise(*cell, *drawn, site), site)
+                    for site, epsilon, rows in zip(self.held, epsilons, self.sites, strict=True)
+                ]
+        if plan.baselines & {LOCAL, BEST}:
+            alone = self._each(members)
+            best = min(alone, key=lambda one: one[_main(one)])
+            both = {LOCAL: _mean(alone), BEST: best}
+            found |= {("local", method): both[method] for method in (LOCAL, BEST) if method in plan.baselines}
+        if POOLED in plan.baselines:
+            with self._timed(POOLED):  # a record keeps in the pool what its site was promised
+                pooled = self._pooled(min(epsilons), plan.noise(*cell, *drawn, "pool"))
+            found["global", POOLED], stated[POOLED] = self._measured(pooled), pooled.guarantee_
+        for method in plan.aggregators:
+            made = plan.aggregator(method, epsilons, cell, drawn)
+            trusted = _trusted(plan.aggregators[method])
+            handed_over = self.exact if trusted else members
+            votes = trusted and type(made).__name__ in ASK_VOTES
+            with self._timed(method):
+                asked = self._votes(made) if votes else handed_over
+                ensemble = made.combine(asked, public=self.cut.public)
+            found["distributed", method] = self._joined(ensemble, handed_over, alone)
+            if (one := getattr(ensemble, "guarantee", None)) is not None:
+                stated[method] = one
+        if len(self.held) <= SITES_LISTED:
+            for site, one in zip(self.held, alone, strict=False):
+                found["site", f"site-{site + 1:03}"] = {_main(one): one[_main(one)]}
+        return found, stated
+
+    def _joined(self, ensemble: Any, members: Sequence[Any], alone: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Measure an ensemble: also the share of sites that it serves better than what they could do alone."""
+        found = self._measured(ensemble)
+        own = self.own if OWN in self.plan.baselines else ()
+        for metric, others in (("helped", alone), ("helped_exact", own)):
+            if others:
+                found[metric] = float(np.mean([found[_main(one)] < one[_main(one)] for one in others]))
+        found["bytes"] = float(np.mean([sum(part.nbytes for part in one._state().values()) for one in members]))
+        return found
+
+    @cached_property
+    def exact(self) -> list[Any]:
+        """The sites' exact models, trained once for all levels and draws."""
+        made = self.plan.make(self.name, math.inf, who=())
+        with self._timed(OWN, len(self.held)):
+            if len(self.held) >= SITES_TOGETHER and can_fit_many(made):
+                return fit_many(made, self.cut.X, self.plan.y, self.sites, self.n_threads)
+            return [self._fit(math.inf, rows, None, site) for site, rows in zip(self.held, self.sites, strict=True)]
+
+    @cached_property
+    def own(self) -> list[dict[str, float]]:
+        """What each site's exact model is worth."""
+        return self._each(self.exact)
+
+    def _each(self, models: Sequence[Any]) -> list[dict[str, float]]:
+        if len(models) > SITES_LISTED and can_fit_many(models[0]):
+            return measure_many(models, self.cut.X_test, self.cut.y_test, self.n_threads)
+        return [self._measured(model) for model in models]
+
+    def _measured(self, model: Any) -> dict[str, float]:
+        return measures(model, self.cut.X_test, self.cut.y_test)
+
+    def _fit(self, epsilon: float, rows: Array, noise: Noise | None, who: Any, size: int | None = None) -> Any:
+        made = self.plan.make(self.name, epsilon, noise, size=size, who=(self.repeat, who))
+        return made.fit(self.cut.X[rows], self.plan.y[rows])
+
+    def _pooled(self, epsilon: float, noise: Noise | None) -> Any:
+        guess = getattr(self.plan.learners[self.name], "public_size", None)  # of one site: it grows with their number
+        return self._fit(epsilon, self.everyone, noise, "pool", guess and guess * len(self.held))
+
+    def _votes(self, made: Any) -> Any:
+        """Count what exact members say about public records, once for all levels, draws and aggregators that ask."""
+        public, soft, classes = self.cut.public, getattr(made, "soft", "votes"), made.classes
+        if public is None:
+            return self.exact  # the aggregator says what is missing
+        n_asked = min(getattr(made, "n_queries", math.inf), public.X.shape[0])
+        key = (soft, None if classes is None else tuple(classes), n_asked)
+        if key not in self.votes:
+            asked = public if n_asked == public.X.shape[0] else Public(public.X[:n_asked])
+            self.votes[key] = count_votes(self.exact, asked, classes=classes, soft=soft)
+        return self.votes[key]
+
+    @contextmanager
+    def _timed(self, method: str, n_models: int = 1) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self.seconds[method] = (time.perf_counter() - begun) / n_models
 
 
-def _public_only(plan: _Plan, name: str, public: Public) -> Any:
+def _main(found: Mapping[str, float]) -> str:
+    return "error" if "error" in found else "rmse"
+
+
+def _public_only(plan: _Plan, name: str, public: Public, repeat: int) -> Any:
     """Train on the public records alone, with the ridge that cross-validation on them prefers."""
-    made, y = plan.make(name, math.inf, None, size=len(public.y)), np.asarray(public.y)
+    made, y = plan.make(name, math.inf, size=len(public.y), who=(repeat, "public")), np.asarray(public.y)
     fewest = int(np.unique(y, return_counts=True)[1].min()) if is_classifier(made) else len(y)
     if hasattr(made, "regularization") and (folds := min(5, fewest)) > 1:
         size = len(y) * (folds - 1) // folds
@@ -368,218 +582,18 @@ def _derived(seed: int, *names: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr((seed, *names)).encode()).digest(), "little")
 
 
-def _parallel(n_jobs: int | None) -> Any:
-    try:
-        return joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-    except ValueError:  # a backend that hands over all results at once
-        return joblib.Parallel(n_jobs=n_jobs)
+def _code(code: Any) -> tuple[Any, ...]:
+    """Return what a function does, in terms that are the same in every process."""
+    return code.co_code, code.co_names, [_code(one) if inspect.iscode(one) else repr(one) for one in code.co_consts]
 
 
-@contextmanager
-def _bar(progress: Progress | None) -> Iterator[Progress]:
-    if progress is not None or not sys.stderr.isatty():
-        yield progress or (lambda done, total: None)
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task("Simulating", total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
-
-
-# ---------------------------------------------------------------------------------------------------------- the report
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One metric of one method over all repeats: mean, standard deviation, standard error (nan for one repeat)."""
-
-    learner: str
-    epsilon: str
-    kind: str
-    method: str
-    metric: str
-    mean: float
-    sd: float
-    se: float
-    repeats: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """All numbers of a simulation, tidy: one `Row` per repeat, level, learner, method and metric.
-
-    ``guarantees`` holds, by (learner, level, method), what a record of any site has in that one model, each taken
-    alone; ``guarantee`` is the weakest of them, or void with the reason.
-    """
-
-    rows: tuple[Row, ...] = field(repr=False)
-    guarantees: Mapping[tuple[str, str, str], Guarantee] = field(repr=False)
-    settings: Mapping[str, Any]
-    guarantee: Guarantee | None
-    seconds: float = field(compare=False)
-
-    @cached_property
-    def main(self) -> str:
-        """The metric that methods are compared by: "error", or "rmse" for regressors."""
-        return "error" if any(row.metric == "error" for row in self.rows) else "rmse"
-
-    def values(self, learner: str, epsilon: str, method: str, metric: str | None = None) -> Array:
-        """Return one metric of one method, by repeat: two such arrays are paired."""
-        return np.array(self._grouped.get((learner, epsilon, method, metric or self.main), ()))
-
-    @cached_property
-    def _grouped(self) -> dict[tuple[str, str, str, str], list[float]]:
-        groups: dict[tuple[str, str, str, str], list[float]] = {}
-        for row in self.rows:
-            groups.setdefault((row.learner, row.epsilon, row.method, row.metric), []).append(row.value)
-        return groups
-
-    def table(self, metric: str | None = None, *, single_sites: bool = False) -> tuple[Summary, ...]:
-        """Summarise one metric, by default the main one, of every method over the repeats."""
-        kinds = {row.method: row.kind for row in self.rows}
-        lines = []
-        for (learner, epsilon, method, one), found in self._grouped.items():
-            if one != (metric or self.main) or (kinds[method] == "site" and not single_sites):
-                continue
-            sd = float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
-            facts = (learner, epsilon, kinds[method], method, one, float(np.mean(found)))
-            lines.append(Summary(*facts, sd, sd / math.sqrt(len(found)), len(found)))
-        _require("metric", metric, bool(lines), f"one of {sorted({row.metric for row in self.rows})}")
-        return tuple(lines)
-
-    @cached_property
-    def cells(self) -> list[tuple[str, str]]:
-        """The (learner, level) pairs, in order."""
-        return list(dict.fromkeys((row.learner, row.epsilon) for row in self.rows))
-
-    @property
-    def sentence(self) -> str:
-        """Whether joining helps, at each level of each learner, and what the rest of the page has to be read with."""
-        lines = [self._verdict(*cell) for cell in self.cells]
-        if self.guarantee is not None and not self.guarantee.holds:
-            lines.append(f"The models of this simulation have no guarantee: {self.guarantee.void_reason}.")
-        return "\n".join(lines)
-
-    def _verdict(self, learner: str, epsilon: str) -> str:
-        ours = [s for s in self.table() if (s.learner, s.epsilon, s.kind) == (learner, epsilon, "distributed")]
-        best = min(ours, key=lambda one: one.mean)
-        rivals = {LOCAL: "a site alone with the same privacy", PUBLIC: "the public records alone"}
-        words, gaps = [], {}
-        for rival, title in {**rivals, OWN: "a site's own exact model, kept to itself"}.items():
-            other = self.values(learner, epsilon, rival)
-            if other.size:
-                low, high = self._interval(other - self.values(learner, epsilon, best.method))
-                gaps[rival] = "lower than" if low > 0 else "HIGHER than" if high < 0 else "not clearly different from"
-                sure = f"gain {low:+.3f} to {high:+.3f}" if low > -math.inf else "no interval from one repeat"
-                words.append(f"{gaps[rival]} {title} ({self._shown(other)}, {sure})")
-        helps = "helps" if set(gaps.values()) == {"lower than"} else "does not clearly help"
-        helps = "does not help" if "HIGHER than" in gaps.values() else helps
-        chosen = f", the best in hindsight of {len(ours)} aggregators," if len(ours) > 1 else ""
-        helped = float(self.values(learner, epsilon, best.method, "helped").mean()) * self.settings["sites"]
-        public = "" if PUBLIC in gaps else " There were no labelled public records to compare with."
-        return (
-            f"{learner} at epsilon={epsilon}: joining {self.settings['sites']} sites by {best.method}{chosen} "
-            f"{helps}. Its {self.main} is "
-            f"{self._shown(self.values(learner, epsilon, best.method))}: {'; '.join(words)}. Pooling all records "
-            f"gives {self._shown(self.values(learner, epsilon, EXACT))} without privacy and "
-            f"{self._shown(self.values(learner, epsilon, POOLED))} with it. On average {helped:.1f} sites do better "
-            f"than alone with the same privacy.{public}"
-        )
-
-    def _shown(self, values: Array) -> str:
-        return f"{values.mean():.1%}" if self.main == "error" else f"{values.mean():.4g}"
-
-    def _interval(self, gaps: Array, level: float = 0.95) -> tuple[float, float]:
-        """Return where the mean of paired gaps lies; divisions overlap, for which Nadeau and Bengio (2003) correct."""
-        if len(gaps) < 2:
-            return -math.inf, math.inf
-        overlap = self.settings["test"] / max(1, sum(self.settings["sizes"])) if self.settings["resampled"] else 0.0
-        half = stats.t.isf((1 - level) / 2, len(gaps) - 1) * gaps.std(ddof=1) * math.sqrt(1 / len(gaps) + overlap)
-        return float(gaps.mean() - half), float(gaps.mean() + half)
-
-    def __str__(self) -> str:
-        lines = []
-        for learner, epsilon in self.cells:
-            lines += [f"{learner}, epsilon={epsilon}", f"  {self.main:>9}  {'sd':>6}  {'se':>6}"]
-            for one in self.table():
-                if (one.learner, one.epsilon) == (learner, epsilon):
-                    title = TITLES.get(one.method, f"joined: {one.method}")
-                    lines.append(f"  {one.mean:>9.4f}  {one.sd:>6.4f}  {one.se:>6.4f}  {title}")
-        return "\n".join([*lines, "", self.sentence])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON: settings, summaries, guarantee and sentence; single rows go to files."""
-        lines = [s for metric in dict.fromkeys(r.metric for r in self.rows) for s in self.table(metric)]
-        return {
-            "settings": dict(self.settings),
-            "table": [{k: None if v != v else v for k, v in asdict(line).items()} for line in lines],
-            "guarantee": None if self.guarantee is None else self.guarantee.as_dict(),
-            "sentence": self.sentence,
-            "seconds": self.seconds,
-        }
-
-    def to_arrow(self) -> pa.Table:
-        """Return the rows as an Arrow table."""
-        return pa.Table.from_pylist([asdict(row) for row in self.rows])
-
-    def to_csv(self, path: str | Path) -> None:
-        """Write the rows as CSV."""
-        pcsv.write_csv(self.to_arrow(), path)
-
-    def to_parquet(self, path: str | Path) -> None:
-        """Write the rows as Parquet."""
-        pq.write_table(self.to_arrow(), path)
-
-    def plot(self, path: str | Path, metric: str | None = None) -> None:
-        """Draw one metric of every method: mean and standard deviation over the repeats, a panel per learner."""
-        from matplotlib.figure import Figure  # loaded here: a second that only the chart needs
-
-        lines = self.table(metric)
-        learners = list(dict.fromkeys(line.learner for line in lines))
-        figure = Figure(figsize=(1.5 + 6.5 * len(learners), 5.2), dpi=150, layout="constrained")
-        panels = figure.subplots(1, len(learners), sharey=True, squeeze=False)[0]
-        methods = list(dict.fromkeys(line.method for line in lines))
-        n_baselines = sum(method in TITLES for method in methods)
-        connected = all(row.epsilon_low == row.epsilon_high for row in self.rows)  # else levels are no scale
-        for axes, learner in zip(panels, learners, strict=True):
-            levels = list(dict.fromkeys(line.epsilon for line in lines if line.learner == learner))
-            for i, method in enumerate(methods):
-                found = [one for one in lines if (one.learner, one.method) == (learner, method)]
-                places = np.array([levels.index(one.epsilon) for one in found]) + 0.5 * ((i + 0.5) / len(methods) - 0.5)
-                means, spreads = ([getattr(one, what) for one in found] for what in ("mean", "sd"))
-                ours = any(one.kind == "distributed" for one in found)
-                line = ("-" if ours else ":") if connected else ""
-                axes.errorbar(
-                    places,
-                    means,
-                    np.nan_to_num(spreads),
-                    color=COLOURS[(i - n_baselines) % len(COLOURS)] if ours else GREYS[i % len(GREYS)],
-                    marker=MARKERS[i % len(MARKERS)],
-                    linestyle=line,
-                    linewidth=2.0 if ours else 1.2,
-                    elinewidth=1.2,
-                    capsize=3,
-                    label=TITLES.get(method, f"joined: {method}"),
-                )
-            axes.set_xticks(range(len(levels)), levels)
-            axes.set_xlim(-0.5, len(levels) - 0.5)
-            axes.set_xlabel("epsilon")
-            axes.set_title(learner, loc="left")
-            axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        panels[0].set_ylabel(f"{lines[0].metric}: mean and standard deviation of {lines[0].repeats} repeats")
-        handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-        figure.savefig(path)
-
-
-# Okabe and Ito's colours for ensembles, distinct to every eye; baselines are grey and told apart by markers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-GREYS = ("#333333", "#999999")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+@cache  # the code that runs is the one that was loaded, whatever became of its files since
+def _sources() -> str:
+    """Return a digest of the code that a cell runs through: other code, other cell."""
+    here = Path(__file__).parent
+    folders = [path for name in ("privacy", "learners", "aggregators") for path in (here / name).glob("*.py")]
+    files = [here / f"{name}.py" for name in ("data", "evaluate", "many", "simulate")]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted([*folders, *files]))).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -598,6 +612,11 @@ def _plan(
     sizes: Sequence[int] | None,
     label_skew: float | None,
     feature_skew: float | None,
+    *,
+    prepare: Any = None,
+    prepare_on: str = "public",
+    draws: int = 1,
+    baselines: Collection[str] | None = None,
 ) -> _Plan:
     learners, aggregators = _named("learner", learner), _named("aggregator", aggregator)
     kinds = {is_classifier(one) for one in learners.values()}
@@ -641,6 +660,17 @@ def _plan(
     _require("feature_skew", feature_skew, not both, "left out if label_skew is given")
     _require("label_skew", label_skew, label_skew is None or (label_skew > 0 and kinds == {True}), "> 0, for classes")
     _require("feature_skew", feature_skew, feature_skew is None or 0 <= feature_skew <= 1, "in [0, 1]")
+    _require("draws", draws, _whole(draws), "a whole number > 0")
+    fits = prepare is None or callable(prepare) or (hasattr(prepare, "fit") and hasattr(prepare, "transform"))
+    _require("prepare", prepare, fits, "a transformer, or a function that returns a function")
+    _require("prepare_on", prepare_on, prepare_on in ("public", "train"), "'public' or 'train'")
+    fits = prepare is None or prepare_on == "train" or public is not None
+    _require("public", public, fits, "given for prepare to learn from, or prepare_on='train'")
+    if baselines is None:
+        baselines = set(TITLES)
+        baselines -= {LOCAL, BEST} if all(map(_trusted, aggregators.values())) else set()
+        baselines -= {POOLED} if all(_hides_sites(one) for one in aggregators.values()) else set()
+    _require("baselines", baselines, set(baselines) <= set(TITLES), f"of {list(TITLES)}")
     n_sites = int(ids.max() + 1) if ids is not None else len(sizes) if sizes is not None else int(sites)
     drawn = Noise(seed=seed).open(stream=2**32) if seed is None else None
     return _Plan(
@@ -659,6 +689,10 @@ def _plan(
         seed=Noise(seed=seed).seed,
         split_seed=int(drawn.words(1)[0]) if drawn is not None else _derived(int(seed or 0), "split"),
         classes=np.unique(y) if kinds == {True} else None,
+        prepare=prepare,
+        prepare_on=prepare_on,
+        draws=draws,
+        baselines=frozenset(baselines),
     )
 
 

@@ -133,7 +133,8 @@ def aligned(
         return None, coef, np.stack([np.asarray(m.intercept) for m in members]), np.ones((len(members), 1), dtype=bool)
     lists = [np.asarray(member.classes) for member in members]
     every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
-    if not all(np.isin(one, every).all() for one in lists):
+    different = {id(one): one for one in lists}  # thousands of members may share one list
+    if not all(np.isin(one, every).all() for one in different.values()):
         raise SchemaMismatch(
             "A member knows a class that is not declared. Nothing was combined. Declare it in 'classes', or leave out "
             "the member."
@@ -141,7 +142,8 @@ def aligned(
     rows = 1 if len(every) <= 2 else len(every)
     coef = np.zeros((len(members), rows, np.asarray(members[0].coef).shape[1]))
     intercept = np.zeros((len(members), rows))
-    known = np.stack([np.isin(every, one) for one in lists])
+    told_apart = {key: np.isin(every, one) for key, one in different.items()}
+    known = np.stack([told_apart[id(one)] for one in lists])
     for i, member in enumerate(members):
         W, b = np.asarray(member.coef), np.asarray(member.intercept)
         if rows == 1:
