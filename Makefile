@@ -8,7 +8,7 @@ ifndef CONSILIENCE_DATA
   endif
 endif
 
-.PHONY: help setup demo test check bench bench-aggregation bench-trees soak format
+.PHONY: help setup flower demo test check bench bench-aggregation bench-trees reproduce soak format
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
 
@@ -21,6 +21,15 @@ help:
 
 ## setup   create .venv with everything the other targets need
 setup: .venv/.ready
+
+.venv-flower/.ready: pyproject.toml constraints-flower.txt
+	@echo "Setting up .venv-flower (packages are downloaded once; this can take some minutes)"
+	@$(PYTHON) -m venv .venv-flower
+	@.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt --editable '.[flower]'
+	@touch $@
+
+## flower  create .venv-flower: Flower pins other versions of some packages, so its processes have an environment of their own
+flower: .venv-flower/.ready
 
 ## demo    ten sites learn one classifier together; a table and a plot beside the honest baselines
 demo: setup
@@ -56,6 +65,10 @@ bench-trees: setup
 	@$(BIN)/python benchmarks/forests.py
 	@$(BIN)/python benchmarks/forest_sites.py
 	@$(BIN)/python benchmarks/forest_speed.py
+
+## reproduce   the papers' experiments and a report: FULL=1 as in the papers, FIGURE=xie2016/3a for one, OUT=folder
+reproduce: setup
+	@$(BIN)/python -m experiments $(FIGURE) $(if $(FULL),--full) $(if $(OUT),--out $(OUT))
 
 ## soak    the long form of the proofs: kills, concurrency, full audits
 soak: setup

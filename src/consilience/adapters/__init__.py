@@ -1,0 +1,1 @@
+"""Engines that others run, behind the interfaces that this package has."""
