@@ -13,6 +13,7 @@ from consilience.evaluate import evaluate
 from consilience.learners.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.bins import Bins
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.partitions import DaskRows
 from consilience.learners.projection import PrivatePCA, PublicPCA, SecondMoment, combine_moments
 from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.learners.tuning import PrivateTuning, choose_on_public
@@ -28,6 +29,7 @@ __all__ = [
     "Bins",
     "Budget",
     "Categorical",
+    "DaskRows",
     "FeatureMethod",
     "Guarantee",
     "Ledger",

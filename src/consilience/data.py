@@ -11,7 +11,10 @@ import io
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,6 +36,8 @@ __all__ += ["cap_records", "read_table", "split_sites"]
 Value = str | int | float | bool
 T = TypeVar("T")
 CHUNK_RECORDS = 65536
+BLOCK_RECORDS = 4096  # whose numbers are scaled while they stay in the processor's cache
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -95,21 +100,6 @@ class Numeric:
     def _expects(self) -> str:
         return f"a number in [{self.low:g}, {self.high:g}]"
 
-    def _fill(self, column: pa.Array, out: NDArray[np.float64]) -> list[str]:
-        """Write the features of `column` into `out`; return what stands against it."""
-        values = _numbers(column, self.missing_values)
-        missing = np.isnan(values)
-        if self.missing == "error" and missing.any():
-            return [f"column {self.name!r} ({self._expects}) has a missing or unreadable value and missing='error'"]
-        if isinstance(self.missing, float):
-            values[missing] = self.missing
-        middle, half = self._scale(self.low, self.high)
-        scaled = (self._transformed(np.clip(values, self.low, self.high)) - middle) / half
-        out[:, 0] = np.nan_to_num(np.clip(scaled, -1.0, 1.0), nan=0.0)
-        if self.missing == "indicator":
-            out[:, 1] = missing
-        return []
-
 
 @dataclass(frozen=True)
 class Categorical:
@@ -157,9 +147,7 @@ class Categorical:
 
     def _fill(self, column: pa.Array, out: NDArray[np.float64]) -> list[str]:
         """Write the features of `column` into `out`; return what stands against it."""
-        texts = _texts(column, self.missing_values)
-        missing = np.asarray(texts.is_null())
-        codes = _codes(texts, self.categories)
+        codes, missing = _places(column, self.categories, self.missing_values)
         if self.missing == "error" and missing.any():
             return [f"column {self.name!r} ({self._expects}) has a missing value and missing='error'"]
         if self.unseen == "error" and (codes[~missing] < 0).any():
@@ -334,12 +322,18 @@ class Schema:
     def _encode(self, source: Any, needed: tuple[str, ...]) -> Encoded:
         table = read_table(source, self)
         self._check(table.schema, needed)
-        X = np.zeros((table.num_rows, self.n_features))
+        return self._encode_batches(table.select(needed).to_batches(max_chunksize=CHUNK_RECORDS), needed)
+
+    def _encode_batches(
+        self, batches: Sequence[pa.RecordBatch], needed: tuple[str, ...], where: str = "The table"
+    ) -> Encoded:
+        one_hot = any(isinstance(column, Categorical) for column in self.columns)  # writes its ones only
+        X = (np.zeros if one_hot else np.empty)((sum(batch.num_rows for batch in batches), self.n_features))
         labels: list[NDArray[Any]] = [np.empty(0, np.float64 if self.classes is None else np.int64)]
         persons: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
         problems: list[str] = []
         stop = 0
-        for batch in table.select(needed).to_batches(max_chunksize=CHUNK_RECORDS):
+        for batch in batches:
             start, stop = stop, stop + batch.num_rows
             problems += self._features(batch, X[start:stop])
             if self.label in needed:
@@ -353,20 +347,55 @@ class Schema:
         if problems:
             fix = "declare what such values become: missing=, unseen=, missing_values=, unknown_label="
             fix = f"Mend the table by a rule that looks at one record at a time, or {fix}."
-            raise _mismatch(list(dict.fromkeys(problems)), fix)
+            raise _mismatch(list(dict.fromkeys(problems)), fix, where=where)
         return Encoded(X, np.concatenate(labels), np.concatenate(persons) if self.person in needed else None)
 
     def _features(self, batch: pa.RecordBatch, out: NDArray[np.float64]) -> list[str]:
         problems: list[str] = []
         stop = 0
+        numbers: list[NDArray[Any]] = []
         for column in self.columns:
             start, stop = stop, stop + len(column.feature_names)
-            found = _quietly(partial(column._fill, batch.column(column.name), out[:, start:stop]))
+            values, found = batch.column(column.name), None
+            if isinstance(column, Categorical):
+                found = _quietly(partial(column._fill, values, out[:, start:stop]))
+            else:
+                read = _quietly(partial(_numbers, values, column.missing_values))
+                numbers.append(np.zeros(len(out)) if read is None else read)
+                found = None if read is None else []
             problems += [f"column {column.name!r} cannot be read as {column._expects}"] if found is None else found
-        if self.scale == "columns":
-            out /= math.sqrt(len(self.columns))
-        out[:] = clip_rows(out, self.norm)
-        return problems
+        return problems + self._scaled(numbers, out)
+
+    def _scaled(self, numbers: Sequence[NDArray[Any]], out: NDArray[np.float64]) -> list[str]:
+        """Write the features of all numeric columns together, then bring all features into the ball, block by block.
+
+        For a table larger than memory this, not reading it, would otherwise be most of the time.
+        """
+        absent: set[str] = set()
+        size = math.sqrt(len(self.columns)) if self.scale == "columns" else 1.0
+        for start in range(0, len(out), BLOCK_RECORDS):
+            part = out[start : start + BLOCK_RECORDS]
+            if numbers:
+                absent |= self._scales.fill([values[start : start + BLOCK_RECORDS] for values in numbers], part)
+            part /= size
+            clipped = clip_rows(part, self.norm)
+            if clipped is not part:
+                part[:] = clipped
+        return [
+            f"column {column.name!r} ({column._expects}) has a missing or unreadable value and missing='error'"
+            for column in self.columns
+            if column.name in absent
+        ]
+
+    @cached_property
+    def _spelled(self) -> tuple[str, ...]:
+        return _spellings(self.classes or (), "classes")
+
+    @cached_property
+    def _scales(self) -> "_Scales":
+        places = np.cumsum([0, *(len(column.feature_names) for column in self.columns)])
+        chosen = [(c, place) for c, place in zip(self.columns, places, strict=False) if isinstance(c, Numeric)]
+        return _Scales([column for column, _ in chosen], [int(place) for _, place in chosen])
 
     def _persons(self, column: pa.Array) -> tuple[NDArray[np.str_], list[str]]:
         texts = _texts(column)
@@ -374,7 +403,7 @@ class Schema:
         problems = [f"column {self.person!r} has a missing or unreadable person id"] if ids is None else []
         return np.asarray(ids or [], np.str_), problems
 
-    def _check(self, found: pa.Schema, needed: Sequence[str]) -> None:
+    def _check(self, found: pa.Schema, needed: Sequence[str], where: str = "The table") -> None:
         """Refuse a table that lacks columns or has them of the wrong kind, by names and types alone."""
         expects = {column.name: column._expects for column in self.columns}
         expects[self.label] = "a number" if self.classes is None else "a declared class"
@@ -387,22 +416,65 @@ class Schema:
                 outer = str(kind).partition("<")[0]  # what follows may be field names made from records
                 problems.append(f"column {name!r} holds {outer} where {expected} is expected")
         if problems:
-            raise _mismatch(problems, "Mend the table, or the schema for all sites.")
+            raise _mismatch(problems, "Mend the table, or the schema for all sites.", where=where)
 
     def _labels(self, column: pa.Array) -> tuple[NDArray[Any], list[str]]:
         y: NDArray[Any]
         rule: Any = self.unknown_label
         if self.classes is not None:
-            known = _spellings(self.classes, "classes")
-            y = _codes(_texts(column), known)
+            known = self._spelled
+            y, _ = _places(column, known)
             unknown, rule = y < 0, None if rule is None else known.index(_spelling(rule))
         else:
-            y = np.clip(_numbers(column), -_number(self.label_bound), self.label_bound)
+            y = np.clip(_numbers(column).astype(np.float64, copy=False), -_number(self.label_bound), self.label_bound)
             unknown = np.isnan(y)
         if rule is None and unknown.any():
             return y, [f"column {self.label!r} has a label that is missing or not declared"]
         y[unknown] = 0 if rule is None else rule
         return y, []
+
+
+class _Scales:
+    """How the numeric columns of a schema become features: their constants side by side."""
+
+    def __init__(self, columns: Sequence[Numeric], places: Sequence[int]) -> None:
+        self.columns, self.places = columns, np.array(places)
+        facts = [(c.low, c.high, *c._scale(c.low, c.high)) for c in columns]
+        self.low, self.high, self.middle, self.half = np.array(facts).T[:, :, None]
+        self.off_centre = bool(self.middle.any())
+        self.marked = np.array([c.missing == "indicator" for c in columns])
+        self.side_by_side = bool(np.array_equal(self.places, np.arange(len(columns))))
+
+    def fill(self, numbers: Sequence[NDArray[Any]], out: NDArray[np.float64]) -> set[str]:
+        """Write the features of one block of records; return the columns that miss a value and must not."""
+        values = np.empty((len(self.columns), len(out)))
+        for row, number in zip(values, numbers, strict=True):
+            row[:] = number
+        missing = np.isnan(values)
+        refused = set()
+        for j in np.flatnonzero(missing.any(axis=1)).tolist():
+            column = self.columns[j]
+            if column.missing == "error":
+                refused.add(column.name)
+            elif isinstance(column.missing, float):
+                values[j, missing[j]] = column.missing
+        np.clip(values, self.low, self.high, out=values)
+        for j, column in enumerate(self.columns):
+            if column.transform:
+                values[j] = column._transformed(values[j])
+        if self.off_centre:
+            values -= self.middle
+        values /= self.half
+        np.clip(values, -1.0, 1.0, out=values)
+        if missing.any():
+            np.nan_to_num(values, copy=False, nan=0.0)
+        if self.side_by_side:
+            out[:, : len(self.columns)] = values.T
+        else:
+            out[:, self.places] = values.T
+        if self.marked.any():
+            out[:, self.places[self.marked] + 1] = missing[self.marked].T
+        return refused
 
 
 _KINDS: dict[str, type[Numeric] | type[Categorical]] = {"numeric": Numeric, "categorical": Categorical}
@@ -453,7 +525,7 @@ def _read_file(path: Path, schema: Schema | None) -> pa.Table:
     if path.is_file() and ".csv" in path.suffixes:
         table = _quietly(partial(_read_csv, path, schema))
     else:
-        files = _parquet(path)
+        files = [_open_parquet(file) for file in _parquet_files(path)]
         parts = (file.read(columns=_chosen(file.schema_arrow.names, schema)) for file in files)
         table = _quietly(lambda: pa.concat_tables(parts, promote_options="permissive"))
     if table is None:
@@ -472,22 +544,29 @@ def _read_csv(path: Path, schema: Schema | None) -> pa.Table:
     return pcsv.read_csv(path, parse_options=pcsv.ParseOptions(newlines_in_values=True), convert_options=options)
 
 
-def _parquet(path: Path) -> list[pq.ParquetFile]:
-    paths = sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * path.is_file()
-    if not paths or not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
+def _parquet_files(path: Path) -> list[Path]:
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * path.is_file()
+    if not files or not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
         raise SettingsError(
             f"Cannot read records from {str(path)!r}: it is no CSV file, Parquet file or folder with Parquet files. "
             "No record was read. Check the path; names end in .csv, .csv.gz, .parquet or .pq."
         )
-    # Small buffers: with Arrow's defaults, or its dataset scanner, a file written as one row group is all in memory.
-    files = _quietly(lambda: [pq.ParquetFile(file, pre_buffer=False, buffer_size=65536) for file in paths])
-    if files is None:
-        raise _mismatch([f"{path.name!r} is damaged or no Parquet"], "Write it again as Parquet.", "read")
     return files
+
+
+def _open_parquet(file: Path) -> pq.ParquetFile:
+    # Small buffers: with Arrow's defaults, or its dataset scanner, a file written as one row group is all in memory.
+    opened = _quietly(lambda: pq.ParquetFile(file, pre_buffer=False, buffer_size=65536))
+    if opened is None:
+        raise _mismatch([f"{file.name!r} is damaged or no Parquet"], "Write it again as Parquet.", "read")
+    return opened
 
 
 class ParquetRows:
     """Iterate over encoded Parquet records in chunks, as often as needed, without holding them all.
+
+    What a learner's `fit` takes instead of a table that does not fit in memory; it brings its own labels. Files are
+    decoded in one thread and encoded in another while the caller computes.
 
     Parameters
     ----------
@@ -498,17 +577,38 @@ class ParquetRows:
     keep
         Which records to use, one boolean each in file order: `cap_records` of `persons`. Needed by a schema that
         limits the records of a person.
+    named
+        Whether a learner is to know the labels by the schema's classes, as studies do, and not by their places.
+    progress
+        Called with the records read in this pass and the number of all. Without it a bar is shown where standard
+        error is a terminal.
+
+    Attributes
+    ----------
+    passes
+        How often reading has begun.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], schema: Schema, chunk_records: int = CHUNK_RECORDS, keep: Any = None
+        self,
+        path: str | os.PathLike[str],
+        schema: Schema,
+        chunk_records: int = 32768,
+        keep: Any = None,
+        *,
+        named: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         _require(isinstance(chunk_records, int) and chunk_records > 0, "chunk_records", chunk_records, "positive")
-        self.path, self.schema, self.chunk_records = Path(path), schema, chunk_records
-        self.n_features, self.n_records = schema.n_features, 0
-        for file in _parquet(self.path):
-            schema._check(file.schema_arrow, schema.table_columns)
-            self.n_records += file.metadata.num_rows
+        self.path, self.schema, self.chunk_records, self.progress = Path(path), schema, chunk_records, progress
+        self.n_features, self.n_records, self.passes = schema.n_features, 0, 0
+        self.names = schema.classes if named else None  # of which the labels of chunks are the places
+        self._files: dict[Path, tuple[int, int]] = {}
+        for file in _parquet_files(self.path):
+            with _open_parquet(file) as opened:
+                schema._check(opened.schema_arrow, schema.table_columns, f"File {file.name!r}")
+                self.n_records += opened.metadata.num_rows
+            self._files[file] = _version(file)
         self.keep = None if keep is None else np.asarray(keep, np.bool_)
         if self.keep is not None:
             _require(self.keep.shape == (self.n_records,), "keep", "this array", "one boolean for each record")
@@ -523,10 +623,10 @@ class ParquetRows:
                 "Declare person='<id column>' and max_records_per_person."
             )
         parts = [np.empty(0, np.str_)]
-        for batch in self._batches([name]):
+        for where, batch in self._batches([name]):
             ids, problems = self.schema._persons(batch.column(name))
             if problems:
-                raise _mismatch(problems, "Give every record an id.", "read")
+                raise _mismatch(problems, "Give every record an id.", "read", where=where)
             parts.append(ids)
         return np.concatenate(parts)
 
@@ -537,22 +637,66 @@ class ParquetRows:
                 f"Chunks were asked for under max_records_per_person={self.schema.max_records_per_person}, but no "
                 "record has been capped. No record was read. Pass keep=cap_records(rows.persons(), ...)."
             )
+        self.passes += 1
+        done = 0
+        with showing(f"Reading {self.path.name}, pass {self.passes}", self.progress) as progress:
+            for X, y in _ahead(self._encoded()):
+                if len(y):
+                    yield X, y
+                done += len(y)
+                progress(done, self.n_records)
+
+    def _encoded(self) -> Iterator[tuple[NDArray[np.float64], NDArray[Any]]]:
         stop = 0
-        for batch in self._batches(self.schema.table_columns):
+        needed = (*(column.name for column in self.schema.columns), self.schema.label)
+        for where, batch in _ahead(self._batches(needed)):
             start, stop = stop, stop + batch.num_rows
-            X, y, _ = self.schema.encode(batch)
+            X, y, _ = self.schema._encode_batches([batch], needed, where)
             if self.keep is not None:
                 X, y = X[self.keep[start:stop]], y[self.keep[start:stop]]
-            if len(y):
-                yield X, y
+            yield X, y
 
-    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for file in _parquet(self.path):
-            batches = file.iter_batches(self.chunk_records, columns=list(names), use_threads=False)
-            while (batch := _quietly(lambda batches=batches: next(batches, False))) is not False:  # type: ignore[misc]
-                if batch is None:
-                    raise _mismatch(["a Parquet file is damaged"], "Write it again as Parquet.")
-                yield batch
+    def _batches(self, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield which file, and some of its records."""
+        for file, version in self._files.items():
+            where = f"File {file.name!r}"
+            if _version(file) != version:
+                fix = "Leave the files alone while they are read, and begin again; a charge already made stands."
+                raise _mismatch(["it was changed while it was in use"], fix, "learned", where=where)
+            with _open_parquet(file) as opened:
+                batches = opened.iter_batches(self.chunk_records, columns=list(names), use_threads=False)
+                while (batch := _quietly(partial(next, batches, False))) is not False:
+                    if batch is None:
+                        raise _mismatch(["it is damaged"], "Write it again as Parquet.", where=where)
+                    yield where, batch
+
+
+def _version(file: Path) -> tuple[int, int]:
+    facts = _quietly(file.stat)
+    return (-1, -1) if facts is None else (facts.st_size, facts.st_mtime_ns)
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield `items`, the next of which is made in a thread of its own meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(next, items, None)
+        while (item := made.result()) is not None:
+            made = pool.submit(next, items, None)
+            yield item
+
+
+@contextmanager
+def showing(what: str, progress: Progress | None) -> Iterator[Progress]:
+    """Yield `progress`, or without one a bar where standard error is a terminal and nothing elsewhere."""
+    if progress is not None or not sys.stderr.isatty():
+        yield progress or (lambda done, total: None)
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[np.bool_]:
@@ -667,11 +811,14 @@ def _texts(column: pa.Array, absent: Sequence[Value] = ()) -> pa.Array:
     return pc.if_else(gone, None, texts)
 
 
-def _numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[np.float64]:
-    """Return values as floats, NaN where there is none to be read; a fresh array."""
+def _numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[Any]:
+    """Return values as numbers, NaN where there is none to be read; not for writing, and of the column's own width."""
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
+    number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if number and not column.null_count and not absent:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    if not (number or pa.types.is_decimal(column.type)):
         column = pc.ascii_trim_whitespace(pc.cast(column, pa.large_string()))
         # Arrow's cast fails as a whole on one bad text: what is no number goes first, judged record by record.
         readable = pc.match_substring_regex(column, r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?inf$")
@@ -680,6 +827,21 @@ def _numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[np.float
     if absent:
         values[np.isin(values, _numbers(pa.array(absent, pa.large_string())))] = np.nan
     return values
+
+
+def _places(
+    column: pa.Array, known: Sequence[Value], absent: Sequence[Value] = ()
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return each value's place among the `known` spellings, -1 for none, and whether it is missing.
+
+    Distinct values are spelled once each, however many records hold them.
+    """
+    coded = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
+    texts = _texts(coded.dictionary, absent)
+    place, gone = np.append(_codes(texts, known), -1), np.append(np.asarray(texts.is_null()), True)
+    index = coded.indices
+    index = np.asarray(pc.fill_null(index.cast(pa.int64()), -1) if index.null_count else index)
+    return place[index], gone[index]
 
 
 def _codes(texts: pa.Array, known: Sequence[Value]) -> NDArray[np.int64]:
@@ -735,9 +897,9 @@ def _require(holds: bool, setting: str, given: Any, wish: str) -> None:
         raise SettingsError(f"{setting} cannot be {given!r}: it must be {wish}. No record was read. Change it.")
 
 
-def _mismatch(problems: Sequence[str], fix: str, done: str = "encoded") -> SchemaMismatch:
+def _mismatch(problems: Sequence[str], fix: str, done: str = "encoded", *, where: str = "The table") -> SchemaMismatch:
     """Word an error. Problems name columns and settings; never a value, count or position of a record."""
-    return SchemaMismatch(f"The table does not fit the schema: {'; '.join(problems)}. Nothing was {done}. {fix}")
+    return SchemaMismatch(f"{where} does not fit the schema: {'; '.join(problems)}. Nothing was {done}. {fix}")
 
 
 def _quietly(call: Callable[[], T]) -> T | None:

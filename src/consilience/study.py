@@ -30,7 +30,7 @@ from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.pooling import PooledCounts
 from consilience.aggregators.weighted import WeightedVote
 from consilience.contribution import LEARNERS, Contribution, to_plain
-from consilience.data import Public, Schema
+from consilience.data import ParquetRows, Public, Schema
 from consilience.errors import ConsilienceError, ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.bins import Bins
 from consilience.learners.trees import check_tree_settings
@@ -97,6 +97,9 @@ class PublicFile:
             return Public(schema.encode_features(path))
         found = schema.encode(path)
         return Public(found.X, _named(schema, found.y))
+
+
+IN_MEMORY = 1 << 27  # encoded values of a site's table, a gibibyte; beyond, Parquet is trained on in chunks
 
 
 def _named(schema: Schema, y: NDArray[Any]) -> NDArray[Any]:
@@ -352,14 +355,18 @@ class Study:
                 "Nothing was trained or charged."
             )
         learner = self.build(epsilon)
-        rows = self.schema.encode(table)
-        persons = {} if rows.persons is None else {"persons": rows.persons}
         charged: dict[str, Any] = {}
         if not self.trusted:
             if ledger is None:
                 raise SettingsError("A contribution needs a ledger to charge. Nothing was trained. Pass ledger=...")
             charged = {"ledger": ledger.within(self.digest), "dataset": dataset, "key": key}
-        learner.fit(rows.X, _named(self.schema, rows.y), **persons, **charged)
+        large = self._too_large(table)
+        if large is not None:
+            learner.fit(large, **charged)
+        else:
+            rows = self.schema.encode(table)
+            persons = {} if rows.persons is None else {"persons": rows.persons}
+            learner.fit(rows.X, _named(self.schema, rows.y), **persons, **charged)
         return Contribution.make(
             learner,
             study=self.reference,
@@ -369,6 +376,14 @@ class Study:
             software=software(),
             trusted=self.trusted,
         )
+
+    def _too_large(self, table: Any) -> ParquetRows | None:
+        """Return the table in chunks if it is Parquet and better not held in memory, where alone persons are capped."""
+        path = Path(table) if isinstance(table, str | os.PathLike) else None
+        if path is None or self.schema.person is not None or not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
+            return None
+        rows = ParquetRows(path, self.schema, named=True)
+        return rows if rows.n_records * rows.n_features > IN_MEMORY else None
 
     def accept(self, contribution: Contribution) -> Contribution:
         """Return a contribution that fits the study, or say why it does not."""

@@ -23,13 +23,12 @@ from consilience.learners.bins import Bins
 from consilience.learners.trees import (
     PrivateForestClassifier,
     Shape,
+    Task,
     TreePlan,
-    TreeTask,
     capped,
     leaf_counts,
     noisy,
     owners,
-    part_of,
     probabilities,
     random_shape,
     some_features,
@@ -164,21 +163,15 @@ class PrivateLeafCounts(PrivateForestClassifier):
         self.n_trees, self.max_depth = len(self.structure.shape.feature), self.structure.shape.depth
         super()._check()
 
-    def _train(self, task: TreeTask, plan: TreePlan, source: Source) -> None:
+    def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
         task, shape = capped(task, self, source), self.structure.shape
         owner = owners(task, plan.n_trees, source) if self._disjoint else None
-        counts = []
-        for tree in range(plan.n_trees):
-            part = task if owner is None else part_of(task, owner == tree)
-            row = slice(tree, tree + 1)
-            one = Shape(shape.feature[row], shape.last[row], shape.single[row])
-            counts.append(leaf_counts(part, one, np.ones(1, np.int64)))
         self.shape_ = shape
-        self.counts_ = noisy(np.stack(counts), plan, source)
+        self.counts_ = noisy(leaf_counts(task, shape, np.ones(1, np.int64), owner), plan, source)
         # Replace-one makes the number of units public; that of persons' records never is.
         public = not plan.events or (self.neighbours == "replace-one" and task.persons is None)
         whole = float(self.counts_.sum() / (1 if self._disjoint else plan.n_trees))
-        self.public_size_ = max(1, len(task.y) if public else round(whole))
+        self.public_size_ = max(1, task.n_records if public else round(whole))
         self.leaf_variance_ = plan.leaf_variance
 
 

@@ -23,11 +23,12 @@ from consilience.privacy.mechanisms import Noise, Source
 
 from .base import is_positive
 from .bins import Bins
+from .coded import FiledTask, TreeTask
 from .trees import (
     Shape,
+    Task,
     TreeLearner,
     TreePlan,
-    TreeTask,
     capped,
     grow,
     is_whole,
@@ -125,25 +126,26 @@ class PrivateAdaBoostClassifier(TreeLearner):
         rate = self.learning_rate
         self._require("learning_rate", is_positive(rate) and rate <= 1, "a number in (0, 1]")
 
-    def _plan(self, task: TreeTask) -> TreePlan:
-        if len(task.y) > MOST_RECORDS:
+    def _plan(self, task: Task) -> TreePlan:
+        if task.n_records > MOST_RECORDS:
             raise SettingsError(
                 f"{type(self).__name__} takes at most {MOST_RECORDS:,} records, so that sums of weights stay exact. "
                 "Nothing was trained. Use PrivateForestClassifier, which takes two thousand million."
             )
         return plan_trees(self, depth=int(self.max_depth), runs=int(self.n_rounds), grain=GRAIN)
 
-    def _train(self, task: TreeTask, plan: TreePlan, source: Source) -> None:
-        task = capped(task, self, source)
+    def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
+        task = capped(task.loaded() if isinstance(task, FiledTask) else task, self, source)
+        assert isinstance(task, TreeTask)
         generator = check_random_state(self.random_state)
         scores = np.zeros((len(task.y), task.n_classes))
         shapes, values, counts = [], [], []
         for _ in range(self.n_rounds):
             weight = _weights(scores, task.y)
             features = some_features(self.max_features, self.bins_.splittable, generator)
-            shape, exact = grow(task, plan, self.bins_, features, source, weight)
+            shape, exact = grow(task, plan, self.bins_, [features], source, weight)
             shapes.append(shape)
-            counts.append(noisy(exact[None], plan, source))
+            counts.append(noisy(exact, plan, source))
             values.append(self._say(counts[-1] / GRAIN, plan.leaf_variance))
             shapes[-1].add_up(task.codes, values[-1], scores)
         self.shape_, self.counts_, self.values_ = stacked(shapes), np.concatenate(counts), np.concatenate(values)

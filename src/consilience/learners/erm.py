@@ -18,9 +18,9 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -32,6 +32,8 @@ from consilience.errors import GuaranteeVoid, SettingsError
 Array = NDArray[np.floating[Any]]
 Labels = NDArray[Any]
 Inverse = Callable[[Array], Array]
+Chunks = Iterator[tuple[Any, Labels]]
+T = TypeVar("T")
 
 
 class Loss(Protocol):
@@ -265,8 +267,16 @@ class ChunkedRecords(Protocol):
     def n_features(self) -> int:
         """Return the number of columns of every chunk."""
 
-    def chunks(self) -> Iterator[tuple[Any, Labels]]:
+    def chunks(self) -> Chunks:
         """Yield (X, y), X a dense or CSR array; every call starts anew and yields the same."""
+
+
+@runtime_checkable
+class PartitionedRecords(ChunkedRecords, Protocol):
+    """Records that stay where they are: what is computed from them travels, not they."""
+
+    def gather(self, function: Callable[[Chunks], T]) -> list[T]:
+        """Return what `function` makes of the chunks of each partition."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +292,7 @@ class _InMemory:
     def n_features(self) -> int:
         return int(self.X.shape[1])
 
-    def chunks(self) -> Iterator[tuple[Any, Labels]]:
+    def chunks(self) -> Chunks:
         yield self.X, self.y
 
 
@@ -344,45 +354,25 @@ class _Objective:
         entries = math.prod(self.shape) ** 2
         return entries <= max(self.records.n_records * self.records.n_features // 4, 1 << 20)
 
-    def _blocks(self) -> Iterator[tuple[Any, Labels]]:
+    def _gather(self, function: Callable[[Chunks], T]) -> list[T]:
         self.passes += 1
-        label_dtype = np.float64 if self.loss.n_outputs == 1 else np.int64
-        for X, y in self.records.chunks():
-            entries = _BLOCK_ENTRIES // max(self.records.n_features, 1)
-            length = _BLOCK_RECORDS if sparse.issparse(X) else min(max(entries, 64), _BLOCK_RECORDS)
-            for begin in range(0, X.shape[0], length):
-                part = slice(begin, begin + length)
-                yield X[part].astype(self.dtype, copy=False), y[part].astype(label_dtype, copy=False)
+        if isinstance(self.records, PartitionedRecords):
+            return self.records.gather(function)
+        return [function(self.records.chunks())]
 
     def gradient(self, coef: Array) -> Array:
         """Return the gradient at `coef`; :func:`gradient_error` bounds its error."""
-        # Sums of blocks are added in pairs, so that the error grows with the logarithm of their number.
-        sums: list[Array] = []
-        for index, (X, y) in enumerate(self._blocks(), start=1):
-            sums.append(self.loss.slope(coef @ X.T, y) @ X)
-            while index % 2 == 0:
-                last = sums.pop()
-                sums[-1] += last
-                index //= 2
+        unit = float(np.finfo(self.dtype).eps)
+        sums = self._gather(functools.partial(_slopes, self.loss, coef, self.dtype, unit))
         total = self.regularization * coef
         if self.linear is not None:
             total += self.linear
         if self.matrix is not None:
             total += self.matrix.astype(self.dtype, copy=False) @ coef
-        if sums:
-            total += self.weight * functools.reduce(np.add, reversed(sums))
+        whole = _paired(one for one in sums if one is not None)
+        if whole is not None:
+            total += self.weight * whole
         return total
-
-    def _bends(self, coef: Array) -> Iterator[tuple[Any, Array]]:
-        k = self.loss.n_outputs
-        for X, y in self._blocks():
-            if k == 1 and not coef.any():
-                # Nothing is known yet: the largest curvature is the safe one (the Huber-hinge has none at 0).
-                bend = np.full(y.shape, self.loss.curvature)
-            else:
-                bend = self.loss.bend(coef @ X.T, y)
-                bend[np.abs(bend) < 1e-20] = 0  # products with subnormal numbers are ten times slower
-            yield X, bend.reshape(k, k, -1)
 
     def inverse_hessian(self, coef: Array) -> Inverse:
         """Return the map g -> H⁻¹g at `coef`, from the diagonal of H alone where all of it is too large to keep."""
@@ -396,12 +386,9 @@ class _Objective:
         d, k = self.records.n_features, self.loss.n_outputs
         # H only gives a direction, so single precision will do, unless λ would drown in its rounding.
         single = self.regularization > 1e-5 * self.steepness
-        hessian = np.zeros((k, d, k, d), np.float32 if single else np.float64)
-        for X, bend in self._bends(coef):
-            X, bend = X.astype(hessian.dtype, copy=False), bend.astype(hessian.dtype, copy=False)
-            for a in range(k):
-                hessian[a, :, a:] += _gram(X, bend[a, a:])
-        hessian = self.weight * hessian.reshape(k * d, k * d).astype(np.float64)
+        bends = functools.partial(_bends, self.loss, coef, np.float32 if single else np.float64)
+        hessian = functools.reduce(np.add, self._gather(bends), np.zeros((k, d, k, d)))
+        hessian = self.weight * hessian.reshape(k * d, k * d)
         if self.matrix is not None:
             hessian += self.matrix
         diagonal = np.einsum("ii->i", hessian)
@@ -428,18 +415,91 @@ class _Objective:
         diagonal = np.full(self.shape, self.regularization)
         if self.matrix is not None:
             diagonal += np.diag(self.matrix)
-        for X, bend in self._bends(coef):
-            square = X.multiply(X) if sparse.issparse(X) else np.square(X)
-            diagonal += self.weight * (np.einsum("kkj->kj", bend) @ square).reshape(self.shape)
+        for part in self._gather(functools.partial(_squares, self.loss, coef)):
+            diagonal += self.weight * np.reshape(part, self.shape)
         return lambda gradient: gradient / diagonal
 
     def thinned(self, stride: int) -> _Objective:
         """Return the estimate of F from every `stride`-th record."""
-        self.passes += 1
-        parts = [(X[::stride], y[::stride]) for X, y in self.records.chunks()]
+        parts = [part for found in self._gather(functools.partial(_thin, stride)) for part in found]
         stack = sparse.vstack if sparse.issparse(parts[0][0]) else np.concatenate
         records = _InMemory(stack([X for X, _ in parts]), np.concatenate([y for _, y in parts]))
         return replace(self, records=records, weight=self.weight * self.records.n_records / records.n_records)
+
+
+def _blocks(chunks: Chunks, loss: Loss, dtype: DTypeLike) -> Chunks:
+    label_dtype = np.float64 if loss.n_outputs == 1 else np.int64
+    for X, y in chunks:
+        entries = _BLOCK_ENTRIES // max(X.shape[1], 1)
+        length = _BLOCK_RECORDS if sparse.issparse(X) else min(max(entries, 64), _BLOCK_RECORDS)
+        for begin in range(0, X.shape[0], length):
+            part = slice(begin, begin + length)
+            yield X[part].astype(dtype, copy=False), y[part].astype(label_dtype, copy=False)
+
+
+def _paired(items: Iterable[Array]) -> Array | None:
+    """Return the sum in pairs, through at most log2 of their number + 1 additions each; None of nothing."""
+    sums: list[Array] = []
+    for index, item in enumerate(items, start=1):
+        sums.append(item)
+        while index % 2 == 0:
+            last = sums.pop()
+            sums[-1] = sums[-1] + last
+            index //= 2
+    return functools.reduce(np.add, reversed(sums)) if sums else None
+
+
+def _slopes(loss: Loss, coef: Array, dtype: DTypeLike, unit: float, chunks: Chunks) -> Array | None:
+    """Return Σ slope·x; `unit` is what the error bound takes `dtype` to resolve, on this machine too."""
+    if float(np.finfo(dtype).eps) != unit:
+        raise GuaranteeVoid(
+            "A worker's extended precision is not the client's, and the error bound would not hold. Nothing was "
+            "learned. Use workers of the client's architecture."
+        )
+    return _paired(loss.slope(coef @ X.T, y) @ X for X, y in _blocks(chunks, loss, dtype))
+
+
+def _curved(loss: Loss, coef: Array, chunks: Chunks) -> Iterator[tuple[Any, Array]]:
+    k = loss.n_outputs
+    for X, y in _blocks(chunks, loss, np.float64):
+        if k == 1 and not coef.any():
+            # Nothing is known yet: the largest curvature is the safe one (the Huber-hinge has none at 0).
+            bend = np.full(y.shape, loss.curvature)
+        else:
+            bend = loss.bend(coef @ X.T, y)
+            bend[np.abs(bend) < 1e-20] = 0  # products with subnormal numbers are ten times slower
+        yield X, bend.reshape(k, k, -1)
+
+
+def _bends(loss: Loss, coef: Array, dtype: DTypeLike, chunks: Chunks) -> Array:
+    """Return Σ bend·xxᵀ of all records; blocks of outputs below the diagonal stay zero."""
+    k, d = loss.n_outputs, coef.shape[-1]
+    hessian = np.zeros((k, d, k, d), dtype)
+    for X, bend in _curved(loss, coef, chunks):
+        X, bend = X.astype(dtype, copy=False), bend.astype(dtype, copy=False)
+        for a in range(k):
+            hessian[a, :, a:] += _gram(X, bend[a, a:])
+    return hessian
+
+
+def _squares(loss: Loss, coef: Array, chunks: Chunks) -> Array:
+    """Return the diagonal of Σ bend·xxᵀ."""
+    total = np.zeros((loss.n_outputs, coef.shape[-1]))
+    for X, bend in _curved(loss, coef, chunks):
+        square = X.multiply(X) if sparse.issparse(X) else np.square(X)
+        total += np.einsum("kkj->kj", bend) @ square
+    return total
+
+
+def _thin(stride: int, chunks: Chunks) -> list[tuple[Any, Labels]]:
+    """Return every `stride`-th record; copies, as a view would keep the whole chunk in memory."""
+    parts, at = [], 0
+    for X, y in chunks:
+        first = -at % stride
+        at += X.shape[0]
+        if first < X.shape[0]:
+            parts.append((X[first::stride].copy(), y[first::stride].copy()))
+    return parts
 
 
 def _gram(X: Any, weights: Array) -> Array:
@@ -479,7 +539,8 @@ def gradient_error(
        Evaluating one costs (8+K)u(s+c): exp within 4u, K additions, a quotient, and for the Huber-hinge the rounding
        of 1+h-yz, at most 4(1+h)u, times c.
     4. Summing s·x runs through at most `_BLOCK_RECORDS` additions in a block and 2·log2(n)+2 between blocks, each
-       relative to Σ|s|‖x‖ <= ns. Regulariser, M and b add one product and at most three sums.
+       relative to Σ|s|‖x‖ <= ns: log2+1 between those of one partition, log2+1 between partitions (`_paired`), and
+       neither has more parts than records. Regulariser, M and b add one product and at most three sums.
     """
     u = float(np.finfo(dtype).eps) / 2
     n, k, lam = n_records, loss.n_outputs, regularization
@@ -556,12 +617,17 @@ def solve(
             f"The 'tolerance' parameter of solve must be at least {floors[1]:.3g}, four times the rounding error of "
             f"this problem's gradient. Got {tolerance!r} instead. No record was read. Raise it or the regularization."
         )
-    with _blas().limit(limits=1, user_api="blas"):
+    with one_blas_thread():
         coef, norm, inverse = _climb(objective, max(tolerance, floors[0]), start)
         if tolerance < floors[0]:
             objective = replace(objective, dtype=np.longdouble)
             coef, norm, _ = _descend(objective, coef.astype(np.longdouble), tolerance, inverse)
     return Solution(coef, norm, objective.passes)
+
+
+def one_blas_thread() -> Any:
+    """Return a context in which BLAS keeps to one thread, in the whole process."""
+    return _blas().limit(limits=1, user_api="blas")
 
 
 @functools.cache

@@ -7,10 +7,10 @@ This file checks what users hand over and brings it into the unit ball; the nois
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,40 +25,140 @@ from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows
 
 from .base import PrivateLearner, is_positive
-from .erm import ChunkedRecords, Huber, HuberHinge, Logistic, Loss, Softmax
+from .erm import Chunks, Huber, HuberHinge, Logistic, Loss, Softmax
+from .partitions import DaskRows, is_dask
 from .perturbation import LinearPlan, LinearTask, plan_linear, public_size, train_linear
 
 Array = NDArray[Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Ball:
+    """How records come into the unit ball: all that `into_ball` asks of a learner, and that a worker may be sent."""
+
+    data_norm: float
+    fit_intercept: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Coding:
+    """Turn labels into places among the classes, or with `positive` into signs: +1 for that place."""
+
+    owner: str
+    classes: Array
+    positive: int | None
+
+    def __call__(self, labels: Array) -> Array:
+        codes = _codes(self.owner, self.classes, np.asarray(labels))
+        return codes if self.positive is None else np.where(codes == self.positive, 1.0, -1.0)
+
+
+@dataclass(frozen=True)
+class _Scaling:
+    """Turn numbers into labels within ±1."""
+
+    owner: str
+    label_bound: float
+
+    def __call__(self, labels: Array) -> Array:
+        values = np.asarray(labels, dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise SchemaMismatch(
+                f"{self.owner} found a label that is no finite number. Nothing was trained. Remove such records first."
+            )
+        return np.clip(values / self.label_bound, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class _Mapped:
     """Chunked records seen through the learner's scaling."""
 
-    source: ChunkedRecords
-    learner: Any
-    encode: Any
+    source: Any
+    ball: _Ball
+    encode: _Coding | _Scaling
     n_features: int
+    n_records: int
 
-    @property
-    def n_records(self) -> int:
-        return self.source.n_records
-
-    def chunks(self) -> Iterator[tuple[Any, Array]]:
-        for X, y in self.source.chunks():
-            yield into_ball(X, self.learner), self.encode(y)
+    def chunks(self) -> Chunks:
+        return _mapped(self.ball, self.encode, self.source.chunks())
 
 
-def _signs(codes: Array, positive: int) -> Array:
-    return np.where(codes == positive, 1.0, -1.0)
+class _MappedPartitions(_Mapped):
+    """The same where the records lie: only scaling and function travel."""
+
+    def gather(self, function: Callable[[Chunks], T]) -> list[T]:
+        found: list[T] = self.source.gather(partial(_apply_mapped, self.ball, self.encode, function))
+        return found
+
+
+def _mapped(ball: _Ball, encode: _Coding | _Scaling, chunks: Chunks) -> Chunks:
+    for X, y in chunks:
+        yield into_ball(X.astype(np.float64, copy=False), ball), encode(y)
+
+
+def _apply_mapped(ball: _Ball, encode: Any, function: Callable[[Chunks], T], chunks: Chunks) -> T:
+    return function(_mapped(ball, encode, chunks))
+
+
+def in_chunks(X: Any, y: Any) -> Any:
+    """Return the source of chunks that `X` is or, being Dask's, holds; None for a table in memory."""
+    if is_dask(X):
+        return DaskRows(X, y)
+    return X if callable(getattr(X, "chunks", None)) else None
+
+
+def surveyed(learner: Any, source: Any, encode: Callable[[Array], Array]) -> int:
+    """Read all chunks once and count their records, so that bad ones are refused before anything is charged."""
+    survey = partial(_survey, type(learner).__name__, source.n_features, encode)
+    counts = source.gather(survey) if hasattr(source, "gather") else [survey(source.chunks())]
+    check_count(learner, source, sum(counts))
+    return sum(counts)
+
+
+def check_count(learner: Any, source: Any, n_records: int) -> None:
+    """Refuse a source that holds other than it says."""
+    if source.n_records is not None and source.n_records != n_records:
+        raise SchemaMismatch(
+            f"{type(learner).__name__} was given chunks that hold other than the declared number of records. Nothing "
+            "was trained or charged. Mend the source's n_records."
+        )
+    if n_records == 0 and learner.neighbours == "replace-one":
+        raise SchemaMismatch(
+            f"{type(learner).__name__} was given chunks without a record. Nothing was trained or charged. Check them."
+        )
+
+
+def _survey(owner: str, n_features: int, encode: Callable[[Array], Array], chunks: Chunks) -> int:
+    n_records = 0
+    for X, y in chunks:
+        check_chunk(owner, n_features, X, y)
+        encode(y)
+        n_records += len(y)
+    return n_records
+
+
+def check_chunk(owner: str, n_features: int, X: Any, y: Any, *, finite: bool = True) -> None:
+    """Refuse a chunk that cannot be trained on; without `finite` values may be missing, but not infinite."""
+    values = X.data if sparse.issparse(X) else X
+    if X.shape != (len(y), n_features) or values.dtype.kind not in "fiub":
+        problem = "is no table of numbers with one label for each record"
+    elif not (np.isfinite(values) if finite else ~np.isinf(values)).all():
+        problem = "has a value that is missing or infinite"
+    else:
+        return
+    raise SchemaMismatch(
+        f"{owner} was given a chunk that {problem}. Nothing was trained or charged. Mend the source; a Schema says "
+        "what missing values become."
+    )
 
 
 def _against_rest(task: LinearTask, code: int) -> LinearTask:
     """Return the two-class problem of one class against all others."""
     if task.records is None:
-        return replace(task, y=_signs(task.y, code))
+        return replace(task, y=np.where(task.y == code, 1.0, -1.0))
     records = cast(_Mapped, task.records)
-    return replace(task, records=replace(records, encode=lambda y: _signs(records.encode(y), code)))
+    return replace(task, records=replace(records, encode=replace(cast(_Coding, records.encode), positive=code)))
 
 
 def into_ball(X: Any, learner: Any) -> Any:
@@ -201,11 +301,15 @@ def declared_classes(learner: Any) -> Array | None:
 
 def label_codes(learner: Any, classes: Array, values: Array) -> Array:
     """Return each label's place among the classes."""
+    return _codes(type(learner).__name__, classes, values)
+
+
+def _codes(owner: str, classes: Array, values: Array) -> Array:
     order = np.argsort(classes, kind="stable")
     codes = order[np.minimum(np.searchsorted(classes, values, sorter=order), len(classes) - 1)]
     if not np.array_equal(classes[codes], values):
         raise SchemaMismatch(
-            f"{type(learner).__name__} found a label that is not among its declared classes. Nothing was trained. "
+            f"{owner} found a label that is not among its declared classes. Nothing was trained. "
             "Add it to 'classes', or remove such records before training."
         )
     return np.asarray(codes)
@@ -216,51 +320,75 @@ def classification_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Lin
     check_settings(learner)
     classes = declared_classes(learner)
     assumptions: list[str] = []
-    if hasattr(X, "chunks"):
-        _check_chunked(learner)
-        learner.n_features_in_ = X.n_features
-        labels, ids, n_records = np.zeros(0), None, int(X.n_records)
+    source = in_chunks(X, y)
+    if source is not None:
+        classes, held = check_chunked(learner, source)
     else:
         X, labels = checked(learner, X, y)
         if labels.size:
             check_classification_targets(labels)
-        n_records, ids = X.shape[0], person_ids(learner, persons, X.shape[0])
+        ids = person_ids(learner, persons, X.shape[0])
         if classes is None:
             classes = np.unique(labels)
             assumptions.append(READ_LABELS)
-    assert classes is not None  # a table in chunks comes with declared ones
-    encode = partial(label_codes, learner, classes)
+        held = classes
     loss: Loss = learner._loss(len(classes))
     two = len(classes) <= 2
-    task = _task(learner, X, labels, ids, n_records, loss, (lambda y: _signs(encode(y), 1)) if two else encode)
+    encode = _Coding(type(learner).__name__, held, 1 if two else None)
+    if source is not None:
+        task = _chunked_task(learner, source, loss, encode)
+    else:
+        task = _task(learner, X, labels, ids, loss, encode)
     if not two and loss.n_outputs == 1:
         task = replace(task, n_problems=len(classes))
     return task, assumptions, classes
 
 
-def _check_chunked(learner: Any) -> None:
-    if getattr(learner, "classes", ()) is None or learner.unit == "person":
+def check_chunked(learner: Any, source: Any) -> tuple[Array, Array]:
+    """Refuse what a table in chunks cannot tell or cannot do; return the classes, and what chunks hold for each."""
+    names, classes = getattr(source, "names", None), getattr(learner, "classes", ())
+    learner.n_features_in_ = source.n_features
+    if names is not None and learner.unit == "record" and (classes is None or list(classes) == list(names)):
+        return np.asarray(names), np.arange(len(names))
+    if classes is None or names is not None or learner.unit == "person":
         raise SettingsError(
             f"{type(learner).__name__} was given a table in chunks, which needs declared classes and unit='record'. "
-            "Nothing was trained. Pass classes=...; persons can be capped only in a table that fits in memory."
+            "Nothing was trained. Pass the classes of the table; persons can be capped only in one that fits in memory."
         )
+    return np.asarray(classes), np.asarray(classes)
 
 
-def _task(
-    learner: Any, X: Any, labels: Array, persons: Array | None, n_records: int, loss: Loss, encode: Any
-) -> LinearTask:
-    chunked = hasattr(X, "chunks")
-    dimension = learner.n_features_in_ + bool(learner.fit_intercept)
+def _task(learner: Any, X: Any, labels: Array, persons: Array | None, loss: Loss, encode: Any) -> LinearTask:
     return LinearTask(
-        records=_Mapped(X, learner, encode, dimension) if chunked else None,
-        X=None if chunked else into_ball(X, learner),
+        records=None,
+        X=into_ball(X, learner),
         y=encode(labels),
         persons=persons,
         loss=loss,
+        dimension=_dimension(learner),
+        n_records=X.shape[0],
+        n_units=X.shape[0] if persons is None else len(np.unique(persons)),
+    )
+
+
+def _chunked_task(learner: Any, source: Any, loss: Loss, encode: Any) -> LinearTask:
+    n_records, dimension = surveyed(learner, source, encode), _dimension(learner)
+    kind = _MappedPartitions if hasattr(source, "gather") else _Mapped
+    ball = _Ball(float(learner.data_norm), bool(learner.fit_intercept))
+    return LinearTask(
+        records=kind(source, ball, encode, dimension, n_records),
+        X=None,
+        y=np.zeros(0),
+        persons=None,
+        loss=loss,
         dimension=dimension,
         n_records=n_records,
-        n_units=n_records if persons is None else len(np.unique(persons)),
+        n_units=n_records,
     )
+
+
+def _dimension(learner: Any) -> int:
+    return int(learner.n_features_in_) + bool(learner.fit_intercept)
 
 
 class _Linear:
@@ -303,7 +431,8 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
     ) -> Self:
         """Train; with a ledger, charge `dataset` first. A retry with the same `key` returns the first result.
 
-        `X` may be dense, sparse, a data frame, or a table in chunks that brings its own labels.
+        `X` may be dense, sparse, a data frame, Dask's with `y` Dask's too, or a table in chunks that brings its own
+        labels (`ParquetRows`, `DaskRows`): then every record is read once, and refused if need be, before the charge.
         """
         task, assumptions, self.classes_ = classification_task(self, X, y, persons)
         self.public_size_ = public_size(self, task)
@@ -541,14 +670,13 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
         for name in ("label_bound", "huber"):
             value = getattr(self, name)
             self._require(name, is_positive(value), "a finite number > 0")
-        if hasattr(X, "chunks"):
-            _check_chunked(self)
-            self.n_features_in_ = X.n_features
-            labels, ids, n_records = np.zeros(0), None, int(X.n_records)
+        encode, source = _Scaling(type(self).__name__, float(self.label_bound)), in_chunks(X, y)
+        if source is not None:
+            check_chunked(self, source)
+            task = _chunked_task(self, source, self._loss(1), encode)
         else:
             X, labels = checked(self, X, y, y_numeric=True)
-            n_records, ids = X.shape[0], person_ids(self, persons, X.shape[0])
-        task = _task(self, X, labels, ids, n_records, self._loss(1), self._scaled)
+            task = _task(self, X, labels, person_ids(self, persons, X.shape[0]), self._loss(1), encode)
         self.public_size_ = public_size(self, task)
         return self._fit(task, [], ledger, dataset, key)
 
@@ -558,9 +686,6 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
 
     def _loss(self, n_classes: int) -> Loss:
         return Huber(self.huber, 1.0)
-
-    def _scaled(self, labels: Array) -> Array:
-        return np.clip(np.asarray(labels, dtype=np.float64) / self.label_bound, -1.0, 1.0)
 
     def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
         task = _capped(task, self, source)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -268,6 +269,7 @@ def _expm1(x: float) -> float:
     return math.expm1(min(x, 700.0))  # an epsilon in the thousands is no reason to overflow
 
 
+@lru_cache  # thousands of sites of one size ask for the same
 def logistic_gap(longest: float) -> float:
     """Return the largest gap between two records' logistic gradients at a point of norm <= `longest`.
 

@@ -10,13 +10,14 @@ Proofs: docs/guarantees/trees.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -31,29 +32,29 @@ from consilience.privacy.mechanisms import Noise, Source, gaussian_counts, lapla
 
 from .base import PrivateLearner, is_positive
 from .bins import Bins
-from .linear import READ_LABELS, checked, declared_classes, label_codes, person_ids, validated
+from .coded import FiledTask, Part, TreeTask
+from .linear import (
+    READ_LABELS,
+    check_chunk,
+    check_chunked,
+    check_count,
+    checked,
+    declared_classes,
+    in_chunks,
+    label_codes,
+    person_ids,
+    validated,
+)
 
 Array = NDArray[Any]
+Task = TreeTask | FiledTask
 
 MOST_LEVELS = 16
 GROWTH = 2 ** (1 / 3)  # of a level's epsilon over that of the level above, which has nodes twice as full
+DEALT = 1 << 20  # records whose trees are drawn at once
 SPREAD = 0.15  # how far a leaf's probabilities are taken to lie from its parent's, for the shrinking of noisy ones
+MOST_COUNTS = 1 << 25  # held at once; a level that needs more is counted in several passes, some trees in each
 MARGIN = 1 - 1e-12  # of the budget that is planned with, so that rounding cannot exceed it
-
-
-@dataclass(frozen=True)
-class TreeTask:
-    """Records as bins and class numbers, and whose they are."""
-
-    codes: NDArray[np.uint8]
-    y: NDArray[np.int64]
-    n_classes: int
-    persons: NDArray[np.intp] | None = None
-
-    @property
-    def n_units(self) -> int:
-        """Number of records, or of persons where they are known."""
-        return len(self.y) if self.persons is None else int(self.persons.max(initial=-1)) + 1
 
 
 @dataclass(frozen=True)
@@ -157,47 +158,74 @@ def random_shape(bins: Bins, features: Array, depth: int, generator: Any) -> Sha
 
 
 def grow(
-    task: TreeTask, plan: TreePlan, bins: Bins, features: Array, source: Source, weight: Array
+    task: Task,
+    plan: TreePlan,
+    bins: Bins,
+    features: Sequence[Array],
+    source: Source,
+    weight: Array,
+    owner: Array | None = None,
 ) -> tuple[Shape, NDArray[np.int64]]:
-    """Draw a tree's splits, level by level; return its shape and its exact leaf counts, which need noise."""
-    from .histograms import STEPS, count, count_leaves, descend, impurities
+    """Draw the splits of one tree for each of `features`, level by level; return them and exact leaf counts.
 
-    feature, place, last, single = candidates_of(bins, features)
+    All trees go through the records together, once for each level and once for the leaves. Without `owner` every tree
+    sees all records, else those it owns.
+    """
+    from .histograms import STEPS, count, impurities
+
+    options = [candidates_of(bins, some) for some in features]
     n_inner = 2**plan.depth - 1
-    shape = Shape(np.zeros((1, n_inner), np.int64), np.zeros((1, n_inner), np.int64), np.zeros((1, n_inner), np.bool_))
-    node = np.zeros(len(task.y), np.int64)
-    n_bins = int(bins.sizes[features].max())
+    shape = Shape(*(np.zeros((len(features), n_inner), kind) for kind in (np.int64, np.int64, np.bool_)))
+    sizes = [(len(some), int(bins.sizes[some].max()), task.n_classes) for some in features]
+    passes = task.passes(owner, len(features))
     for level in range(plan.depth):
-        counts = np.zeros((2**level, len(features), n_bins, task.n_classes), np.int64)
-        count(task.codes, task.y, weight, node, features, counts)
-        steps = np.empty((2**level, len(feature)), np.int64)
-        impurities(counts, place, last, single, steps)
-        if plan.selections:
-            chosen = select_many(steps, STEPS * plan.grain, event=plan.selections[level], source=source)
-        else:
-            chosen = steps.argmin(axis=1)
         here = slice(2**level - 1, 2 ** (level + 1) - 1)
-        shape.feature[0, here], shape.last[0, here], shape.single[0, here] = (
-            feature[chosen],
-            last[chosen],
-            single[chosen],
-        )
-        descend(task.codes, shape.feature[0], shape.last[0], shape.single[0], level, node)
-    leaves = np.zeros((n_inner + 1, task.n_classes), np.int64)
-    count_leaves(task.y, weight, node, leaves)
-    return shape, leaves
+        together = max(1, MOST_COUNTS // (2**level * max(math.prod(size) for size in sizes)))
+        for first in range(0, len(features), together):
+            group = range(first, min(first + together, len(features)))
+            counts = {tree: np.zeros((2**level, *sizes[tree]), np.int64) for tree in group}
+            for part in passes():
+                if part.tree in counts:
+                    send_down(part, shape, level)
+                    count(part.codes, part.y, weight, part.node, features[part.tree], counts[part.tree])
+            for tree in group:
+                feature, place, last, single = options[tree]
+                steps = np.empty((2**level, len(feature)), np.int64)
+                impurities(counts[tree], place, last, single, steps)
+                if plan.selections:
+                    chosen = select_many(steps, STEPS * plan.grain, event=plan.selections[level], source=source)
+                else:
+                    chosen = steps.argmin(axis=1)
+                shape.feature[tree, here], shape.last[tree, here] = feature[chosen], last[chosen]
+                shape.single[tree, here] = single[chosen]
+    return shape, _count_leaves(passes, shape, task.n_classes, weight)
 
 
-def leaf_counts(task: TreeTask, shape: Shape, weight: Array) -> NDArray[np.int64]:
-    """Count the records of each class in each leaf of one tree."""
-    from .histograms import count_leaves, descend
+def leaf_counts(task: Task, shape: Shape, weight: Array, owner: Array | None = None) -> NDArray[np.int64]:
+    """Count the records of each class in each leaf of each tree."""
+    return _count_leaves(task.passes(owner, len(shape.feature)), shape, task.n_classes, weight)
 
-    node = np.zeros(len(task.y), np.int64)
-    for level in range(shape.depth):
-        descend(task.codes, shape.feature[0], shape.last[0], shape.single[0], level, node)
-    counts = np.zeros((2**shape.depth, task.n_classes), np.int64)
-    count_leaves(task.y, weight, node, counts)
+
+def _count_leaves(
+    passes: Callable[[], Iterator[Part]], shape: Shape, n_classes: int, weight: Array
+) -> NDArray[np.int64]:
+    from .histograms import count_leaves
+
+    counts = np.zeros((len(shape.feature), 2**shape.depth, n_classes), np.int64)
+    for part in passes():
+        send_down(part, shape, shape.depth)
+        count_leaves(part.y, weight, part.node, counts[part.tree])
     return counts
+
+
+def send_down(part: Part, shape: Shape, level: int) -> None:
+    """Send records of a tree down to their nodes at `level`."""
+    from .histograms import descend
+
+    tree = part.tree
+    for above in range(part.level, level):
+        descend(part.codes, shape.feature[tree], shape.last[tree], shape.single[tree], above, part.node)
+    part.level = level
 
 
 def noisy(counts: NDArray[np.int64], plan: TreePlan, source: Source) -> NDArray[np.int64]:
@@ -299,41 +327,51 @@ def declared_bins(learner: Any, n_features: int) -> Bins:
     return Bins.even(low, high, n_features=n_features, n_bins=learner.bins)
 
 
-def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[TreeTask, list[str], Array, Bins]:
+def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Task, list[str], Array, Bins]:
     """Check a tree learner's data; return its task, assumptions, class list and bins."""
-    classes, assumptions = declared_classes(learner), []
-    finite: Any = "allow-nan" if isinstance(learner.bins, Bins) and learner.bins.missing != "error" else True
-    X, labels = checked(learner, X, y, accept_sparse=False, ensure_all_finite=finite)
-    if labels.size:
-        check_classification_targets(labels)
-    if classes is None:
-        classes = np.unique(labels)
-        assumptions.append(READ_LABELS)
-    bins = declared_bins(learner, X.shape[1])
+    classes, assumptions, source = declared_classes(learner), [], in_chunks(X, y)
+    missing = isinstance(learner.bins, Bins) and learner.bins.missing != "error"
+    if source is not None:
+        classes, held = check_chunked(learner, source)
+    else:
+        finite: Any = "allow-nan" if missing else True
+        X, labels = checked(learner, X, y, accept_sparse=False, ensure_all_finite=finite)
+        if labels.size:
+            check_classification_targets(labels)
+        if classes is None:
+            classes = np.unique(labels)
+            assumptions.append(READ_LABELS)
+    bins = declared_bins(learner, learner.n_features_in_)
     if not len(bins.splittable):
         raise no_cuts()
+    if source is not None:
+        return _filed(learner, source, bins, held, finite=not missing), assumptions, classes, bins
     ids = person_ids(learner, persons, len(labels))
     whose = None if ids is None else np.unique(ids, return_inverse=True)[1]
     task = TreeTask(bins.codes(X), label_codes(learner, classes, labels).astype(np.int64), len(classes), whose)
     return task, assumptions, classes, bins
 
 
-def capped(task: TreeTask, learner: Any, source: Source) -> TreeTask:
+def _filed(learner: Any, source: Any, bins: Bins, held: Array, *, finite: bool) -> FiledTask:
+    """Read chunks once, checking every record, and keep their bins."""
+    task = FiledTask(source.n_features, len(held), getattr(source, "progress", None))
+    for X, y in source.chunks():
+        check_chunk(type(learner).__name__, source.n_features, X, y, finite=finite)
+        X = X.toarray() if sparse.issparse(X) else X
+        task.append(bins.codes(X.astype(np.float64, copy=False)), label_codes(learner, held, np.asarray(y)))
+    check_count(learner, source, task.n_records)
+    return task
+
+
+def capped(task: Task, learner: Any, source: Source) -> Task:
     """Drop, at random, what a person holds beyond the declared cap."""
-    if task.persons is None:
+    if isinstance(task, FiledTask) or task.persons is None:
         return task
     keep = cap_records(task.persons, int(learner.records_per_person), source.uniform(len(task.y)))
-    return part_of(task, keep)
+    return replace(task, codes=task.codes[keep], y=task.y[keep], persons=task.persons[keep])
 
 
-def part_of(task: TreeTask, mine: Array) -> TreeTask:
-    """Return the task on some of its records."""
-    return replace(
-        task, codes=task.codes[mine], y=task.y[mine], persons=None if task.persons is None else task.persons[mine]
-    )
-
-
-class TreeLearner(ClassifierMixin, PrivateLearner[TreeTask, TreePlan]):  # type: ignore[misc]
+class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ignore[misc]
     """What tree learners share: how they fit, predict and keep what was released."""
 
     max_depth: int | str
@@ -346,14 +384,18 @@ class TreeLearner(ClassifierMixin, PrivateLearner[TreeTask, TreePlan]):  # type:
     def fit(
         self,
         X: Any,
-        y: ArrayLike,
+        y: ArrayLike | None = None,
         *,
         persons: ArrayLike | None = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
         key: str | None = None,
     ) -> Self:
-        """Train; with a ledger, charge `dataset` first. A retry with the same `key` returns the first result."""
+        """Train; with a ledger, charge `dataset` first. A retry with the same `key` returns the first result.
+
+        `X` may be a table in chunks that brings its own labels (`ParquetRows`). It is read, and refused if need be,
+        once and before the charge; its bins are kept in a temporary file that ends with the training.
+        """
         self._check()
         task, assumptions, self.classes_, self.bins_ = tree_task(self, X, y, persons)
         self._fit(task, assumptions, ledger, dataset, key)
@@ -502,7 +544,7 @@ class PrivateForestClassifier(TreeLearner):
         tags.non_deterministic |= self._disjoint and self.noise is None  # records are dealt out afresh
         return tags
 
-    def _plan(self, task: TreeTask) -> TreePlan:
+    def _plan(self, task: Task) -> TreePlan:
         size = self.public_size if self.neighbours == "add-remove" else task.n_units
         greedy = self.splitter == "greedy"
         n_trees, depth = _fitting(self, size, disjoint=self._disjoint, greedy=greedy)
@@ -511,28 +553,28 @@ class PrivateForestClassifier(TreeLearner):
         plan = plan_trees(self, depth=depth, runs=1 if self._disjoint else n_trees, greedy=greedy)
         return replace(plan, n_trees=n_trees)
 
-    def _train(self, task: TreeTask, plan: TreePlan, source: Source) -> None:
+    def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
         task = capped(task, self, source)
         generator = check_random_state(self.random_state)
         owner = owners(task, plan.n_trees, source) if self._disjoint else None
         wish = (None if self._disjoint else 0.5) if self.max_features == "auto" else self.max_features
-        one, shapes, counts = np.ones(1, np.int64), [], []
-        for tree in range(plan.n_trees):
-            part = task if owner is None else part_of(task, owner == tree)
-            features = some_features(wish, self.bins_.splittable, generator)
-            if self.splitter == "greedy":
-                shape, exact = grow(part, plan, self.bins_, features, source, one)
-            else:
-                shape = random_shape(self.bins_, features, plan.depth, generator)
-                exact = leaf_counts(part, shape, one)
-            shapes.append(shape)
-            counts.append(exact)
-        self.shape_ = stacked(shapes)
-        self.counts_ = noisy(np.stack(counts), plan, source)
+        one, splittable = np.ones(1, np.int64), self.bins_.splittable
+        if self.splitter == "greedy":
+            features = [some_features(wish, splittable, generator) for _ in range(plan.n_trees)]
+            self.shape_, counts = grow(task, plan, self.bins_, features, source, one, owner)
+        else:
+            self.shape_ = stacked(
+                [
+                    random_shape(self.bins_, some_features(wish, splittable, generator), plan.depth, generator)
+                    for _ in range(plan.n_trees)
+                ]
+            )
+            counts = leaf_counts(task, self.shape_, one, owner)
+        self.counts_ = noisy(counts, plan, source)
         # Under replace-one the number of units is public; how many records a person has never is.
         hidden = bool(plan.events) and (self.neighbours == "add-remove" or task.persons is not None)
         whole = self.counts_.sum() / (1 if self._disjoint else plan.n_trees)
-        self.public_size_ = max(1, round(float(whole)) if hidden else len(task.y))
+        self.public_size_ = max(1, round(float(whole)) if hidden else task.n_records)
         self.leaf_variance_ = plan.leaf_variance
 
     def _state(self) -> dict[str, Array]:
@@ -635,9 +677,12 @@ def _fitting(learner: Any, size: int | None, *, disjoint: bool, greedy: bool) ->
     return between(3, strength / 1000, 20), between(2, math.log2(strength / 700), 6)
 
 
-def owners(task: TreeTask, n_trees: int, source: Source) -> Array:
+def owners(task: Task, n_trees: int, source: Source) -> Array:
     """Draw the tree that each record, or person, belongs to: independently of all others, of number and of place."""
-    owner = (source.words(task.n_units) % np.uint64(n_trees)).astype(np.int64)
+    owner = np.empty(task.n_units, np.min_scalar_type(n_trees))
+    for start in range(0, task.n_units, DEALT):
+        part = owner[start : start + DEALT]
+        part[:] = source.words(len(part)) % np.uint64(n_trees)
     return owner if task.persons is None else owner[task.persons]
 
 

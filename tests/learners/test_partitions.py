@@ -1,0 +1,187 @@
+"""Training on Dask: sums travel, records and noise do not, and the result is that of memory."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+dask = pytest.importorskip("dask")
+pd = pytest.importorskip("pandas")
+pytest.importorskip("distributed")
+
+import dask.array as da  # noqa: E402
+import dask.dataframe as dd  # noqa: E402
+
+from consilience import (  # noqa: E402
+    Categorical,
+    DaskRows,
+    Numeric,
+    PrivateForestClassifier,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateRidge,
+    Schema,
+)
+from consilience.errors import SchemaMismatch, SettingsError  # noqa: E402
+from consilience.learners.linear import in_chunks  # noqa: E402
+from consilience.privacy.mechanisms import Noise  # noqa: E402
+
+MARK = "Zyzzyva7351"
+SCHEMA = Schema([Numeric("a", -1, 1, missing="middle"), Categorical("b", ("x", "y"))], "ill", classes=("no", "yes"))
+
+
+@pytest.fixture(autouse=True)
+def in_threads():
+    with dask.config.set(scheduler="threads", num_workers=2):
+        yield
+
+
+def arrays(n_records=3000):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-0.4, 0.4, (n_records, 4))
+    return X, (X @ [3, -2, 1, 0] + 0.1 * rng.normal(size=n_records) > 0).astype(int)
+
+
+def frame(n_records=3000):
+    X, y = arrays(n_records)
+    columns = {"ill": np.where(y, "yes", "no"), "a": X[:, 0], "b": np.where(X[:, 1] > 0, "x", "y"), "other": MARK}
+    made = pd.DataFrame(columns)
+    made.loc[::50, "a"] = np.nan
+    return made
+
+
+LEARNERS = [
+    PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], noise=Noise(seed=1)),
+    PrivateLogisticRegression(epsilon=1.0, classes=[0, 1, 2], mechanism="output", noise=Noise(seed=1)),
+    PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1], neighbours="add-remove", public_size=10),
+    PrivateLinearSVC(epsilon=1.0, classes=[0, 1, 2], delta=1e-6, noise=Noise(seed=1)),
+    PrivateRidge(epsilon=1.0, mechanism="generalized", noise=Noise(seed=1)),
+]
+
+
+@pytest.mark.parametrize("learner", LEARNERS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_training_on_dask_is_training_in_memory(learner, kind):
+    X, y = arrays()
+    whole = type(learner)(**learner.get_params()).fit(X, y)
+    if kind == "array":
+        there = learner.fit(da.from_array(X, chunks=(700, 3)), da.from_array(y, chunks=700))
+    else:
+        table = dd.from_pandas(pd.DataFrame(X).assign(y=y), npartitions=7)
+        there = learner.fit(table[[0, 1, 2, 3]], table["y"])
+    np.testing.assert_allclose(there.coef_, whole.coef_, rtol=1e-7, atol=1e-7)
+    assert there.events_ == whole.events_
+    assert there.guarantee_ == whole.guarantee_
+    assert there.n_features_in_ == 4
+
+
+def test_two_worker_processes_give_what_memory_gives_and_the_guarantee_is_the_same(ledger):
+    from distributed import Client, LocalCluster
+
+    X, y, _ = SCHEMA.encode(frame())
+    settings = {"epsilon": 0.5, "classes": ["no", "yes"]}
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster),
+        dask.config.set(scheduler="distributed"),
+    ):
+        rows = DaskRows(dd.from_pandas(frame(), npartitions=5), schema=SCHEMA, named=True)
+        there = PrivateLogisticRegression(**settings).fit(rows, ledger=ledger, dataset="ward")
+        exact = PrivateLogisticRegression(**{**settings, "epsilon": math.inf}).fit(rows)
+    names = np.array(["no", "yes"])[y]
+    assert there.guarantee_ == PrivateLogisticRegression(**settings).fit(X, names).guarantee_
+    assert ledger.balance("ward").spent.epsilon == pytest.approx(0.5)
+    here = PrivateLogisticRegression(**{**settings, "epsilon": math.inf}).fit(X, names)
+    np.testing.assert_allclose(exact.coef_, here.coef_, atol=2.5e-8)
+    assert exact.classes_.tolist() == ["no", "yes"]
+
+
+def test_what_travels_holds_no_noise_no_learner_and_no_record(monkeypatch):
+    sent = []
+    gather = DaskRows.gather
+
+    def listening(self, function):
+        sent.append(pickle.dumps(function))
+        return gather(self, function)
+
+    monkeypatch.setattr(DaskRows, "gather", listening)
+    X, y = arrays()
+    seed = 0x5EED5EED5EED
+    for learner in LEARNERS:
+        learner = type(learner)(**{**learner.get_params(), "noise": Noise(seed=seed), "epsilon": 1.0})
+        learner.fit(da.from_array(X, chunks=(700, 4)), da.from_array(y, chunks=700))
+    assert len(sent) > 10
+    for content in sent:
+        for word in (b"Noise", b"Source", b"ChaCha", b"Private", b"mechanisms", seed.to_bytes(6, "little")):
+            assert word not in content.replace(b"PrivateLogisticRegression", b"").replace(
+                b"PrivateLinearSVC", b""
+            ).replace(b"PrivateRidge", b"")  # the learner's name, for errors
+        assert len(content) < 2000
+
+
+def test_forests_read_partitions_one_at_a_time():
+    from consilience import Bins
+
+    X, y, _ = SCHEMA.encode(frame())
+    rows = DaskRows(dd.from_pandas(frame(), npartitions=4), schema=SCHEMA)
+    settings = {"epsilon": 1.0, "classes": [0, 1], "bins": Bins.of(SCHEMA), "max_depth": 2, "noise": Noise(seed=1)}
+    here, there = (PrivateForestClassifier(**settings).fit(*table) for table in ((X, y), (rows,)))
+    assert np.array_equal(here.counts_, there.counts_)
+
+
+def bad_frames():
+    good = frame(100)
+    yield "'a'", good.assign(a=[MARK] + ["0.1"] * 99), Schema([Numeric("a", -1, 1)], "ill", classes=("no", "yes"))
+    yield "'b'", good.assign(b=[*good["b"][:-1], MARK]), SCHEMA
+    yield "'ill'", good.assign(ill=[*good["ill"][:-1], MARK]), SCHEMA
+
+
+@pytest.mark.parametrize(("column", "table", "schema"), [*bad_frames()], ids=["number", "category", "label"])
+def test_a_bad_partition_is_refused_before_the_charge_and_never_quoted(column, table, schema, ledger, capfd, caplog):
+    rows = DaskRows(dd.from_pandas(table, npartitions=3), schema=schema)
+    with pytest.raises(SchemaMismatch) as caught:
+        PrivateLogisticRegression(epsilon=0.5, classes=[0, 1]).fit(rows, ledger=ledger, dataset="ward")
+    assert ledger.charges() == []
+    assert column in str(caught.value)
+    for said in (str(caught.value), *capfd.readouterr(), caplog.text):
+        assert MARK not in said
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_other_libraries_errors_are_named_and_not_quoted(ledger):
+    def broken(part):
+        raise RuntimeError(MARK)
+
+    X, y = arrays(100)
+    table = da.from_array(X, chunks=(50, 4))
+    learner = PrivateLogisticRegression(epsilon=0.5, classes=[0, 1])
+    for given in (table.map_blocks(broken, dtype=float), da.from_array(X.astype(str).astype(object), chunks=(50, 4))):
+        with pytest.raises(SchemaMismatch) as caught:
+            learner.fit(given, da.from_array(y, chunks=50), ledger=ledger, dataset="ward")
+        assert MARK not in str(caught.value)
+        assert caught.value.__context__ is None
+    assert ledger.charges() == []
+
+
+def test_what_is_no_table_is_refused():
+    X, y = arrays(100)
+    here, there = da.from_array(X, chunks=(50, 4)), da.from_array(y, chunks=50)
+    for arguments, settings in (
+        ((X, y), {}),
+        ((here,), {}),
+        ((here, y), {}),
+        ((here, there), {"schema": SCHEMA}),
+    ):
+        with pytest.raises(SettingsError, match="No record was read"):
+            DaskRows(*arguments, **settings)
+    with pytest.raises(SchemaMismatch, match="lacks the columns"):
+        DaskRows(dd.from_pandas(frame(10)[["a", "ill"]], npartitions=1), schema=SCHEMA)
+    with pytest.raises(SchemaMismatch, match="partitions"):
+        DaskRows(here, da.from_array(y, chunks=25))
+    with pytest.raises(SchemaMismatch, match="shape"):
+        PrivateRidge(epsilon=1.0).fit(here, da.from_array(y, chunks=(60, 40)))
+    person = Schema([Numeric("a", -1, 1)], "ill", classes=("no", "yes"), person="b", max_records_per_person=1)
+    with pytest.raises(SettingsError, match="person"):
+        DaskRows(dd.from_pandas(frame(10), npartitions=1), schema=person)
+    assert in_chunks(X, y) is None
