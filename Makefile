@@ -66,9 +66,9 @@ bench-trees: setup
 	@$(BIN)/python benchmarks/forest_sites.py
 	@$(BIN)/python benchmarks/forest_speed.py
 
-## reproduce   the papers' experiments and a report: FULL=1 as in the papers, FIGURE=xie2016/3a for one, OUT=folder
+## reproduce   the papers' experiments and a report: FULL=1 as in the papers, FIGURE=xie2016/3a for one, OUT=folder, BACKEND=dask
 reproduce: setup
-	@$(BIN)/python -m experiments $(FIGURE) $(if $(FULL),--full) $(if $(OUT),--out $(OUT))
+	@$(BIN)/python -m experiments $(FIGURE) $(if $(FULL),--full) $(if $(OUT),--out $(OUT)) $(if $(BACKEND),--backend $(BACKEND))
 
 ## soak    the long form of the proofs: kills, concurrency, full audits
 soak: setup

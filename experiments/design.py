@@ -1,0 +1,134 @@
+"""The words an experiment is written in: Paper, Figure, Panel, Method. `experiments/<paper>/figures.py` is one `PAPER`.
+
+A panel says which data, what is on the x axis, and how the arguments of `consilience.simulate` follow from x; nothing
+here trains anything. `run.py` runs panels, `verdicts.py` judges them, `draw.py` and `report.py` show them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+HERE = Path(__file__).resolve().parent
+Arguments = Callable[[Any, Any], dict[str, Any]]  # (x, data) -> what simulate() gets beside X, y, test, repeats, seed
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line (or bar, or histogram) of a panel.
+
+    ``name`` is the aggregator's name in the simulate call, one of simulate's baselines ("public-only",
+    "pooled-exact", …), or a single site ("site-001"). ``learner`` is the learner's name there; of several, each x
+    shows the one with the best mean, which is tuning in hindsight and must be labelled so. ``level`` picks one of
+    several epsilon levels where epsilon is not on the x axis.
+    """
+
+    label: str
+    name: str
+    role: Literal["paper", "corrected", "baseline"]
+    learner: str | tuple[str, ...] = "paper"
+    run: str = MAIN
+    level: str | None = None
+    metric: str | None = None  # unless the panel's
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One coordinate system: data, x values, the simulate() calls, what is drawn.
+
+    ``arguments`` is one function of (x, data), or several by the name of a run; a method says which run it is from.
+    Points that differ in `epsilon` only are computed in one simulate() call, so put epsilon there as a number.
+    ``quick_x`` are the x values of the quick run where all would take too long.
+    """
+
+    id: str
+    title: str
+    data: str  # a name in datasets.LOADERS
+    x: Sequence[Any]
+    xlabel: str
+    arguments: Arguments | Mapping[str, Arguments]
+    methods: Sequence[Method]
+    quick: int = 3  # repeats
+    full: int = 10
+    quick_x: Sequence[Any] | None = None
+    metric: str = "error"
+    better: Literal["low", "high"] = "low"  # which way the metric is good, for methods tuned in hindsight
+    ylabel: str = "error rate"
+    xscale: str = "linear"
+    yscale: str = "linear"
+    ylim: tuple[float, float] | None = None
+    kind: Literal["lines", "bars", "histogram", "drawing"] = "lines"
+    drawing: Callable[[Any], None] | None = None  # kind="drawing": draws on Matplotlib axes, without any run
+    # (x values, data, repeats, seed) -> rows of x, label, repeat, value: what simulate() does not measure
+    computed: Callable[[Sequence[Any], Any, int, int], list[dict[str, Any]]] | None = None
+    note: str = ""  # where this panel departs from the paper's
+
+    def runs(self) -> Mapping[str, Arguments]:
+        """Return the functions that give the simulate() arguments, by run."""
+        return self.arguments if isinstance(self.arguments, Mapping) else {MAIN: self.arguments}
+
+    def values(self, full: bool) -> list[Any]:
+        """Return the x values of a quick or full run."""
+        return list(self.x if full or self.quick_x is None else self.quick_x)
+
+    def repeats(self, full: bool) -> int:
+        """Return how often a quick or full run repeats each point."""
+        return self.full if full else self.quick
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table of a paper; its picture has `columns` panels in a row. A table has no panels."""
+
+    id: str
+    caption: str
+    panels: Sequence[Panel] = ()
+    columns: int = 1
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One folder under experiments/."""
+
+    name: str
+    title: str
+    citation: str
+    figures: Sequence[Figure]
+
+    def panel(self, panel: str) -> Panel:
+        """Return the panel of that id."""
+        return next(one for figure in self.figures for one in figure.panels if one.id == panel)
+
+    @property
+    def folder(self) -> Path:
+        """Where README.md, figures.py and expected.toml lie."""
+        return HERE / self.name
+
+
+def papers() -> list[Paper]:
+    """Return every paper under experiments/, in the order of their names."""
+    names = sorted(path.parent.name for path in HERE.glob("*/figures.py"))
+    return [importlib.import_module(f"experiments.{name}.figures").PAPER for name in names]
+
+
+def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
+    """Return the panels that are asked for: "xie2016", "xie2016/3" or "xie2016/3a"; none asked for means all."""
+    known = [(paper, figure, panel) for paper in papers() for figure in paper.figures for panel in figure.panels]
+    wanted = list(chosen)
+    found = [one for one in known if not wanted or set(wanted) & set(_names(*one))]
+    for name in wanted:
+        if not any(name in _names(*one) for one in known):
+            raise SystemExit(f"There is no {name!r}. Nothing was run. Known: {', '.join(sorted(_all(known)))}")
+    return found
+
+
+def _names(paper: Paper, figure: Figure, panel: Panel) -> tuple[str, str, str]:
+    return paper.name, f"{paper.name}/{figure.id}", f"{paper.name}/{panel.id}"
+
+
+def _all(known: Iterable[tuple[Paper, Figure, Panel]]) -> set[str]:
+    return {f"{paper.name}/{figure.id}" for paper, figure, _ in known}

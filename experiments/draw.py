@@ -1,0 +1,151 @@
+"""Pictures: each figure as the paper drew it, and once more with corrected methods and baselines.
+
+The paper's methods are solid and black or blue-ish, ours dashed in warm colours, baselines grey; error bars are
+standard deviations over the repeats, as in the papers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import PercentFormatter
+
+from .design import Figure, Method, Panel
+from .verdicts import Lines
+
+STYLES = {
+    "paper": {"colours": ("#0072B2", "#111111", "#7B3FA0", "#56B4E9", "#5B6B00"), "line": "-", "width": 1.9},
+    "corrected": {
+        "line": (0, (4, 2)),
+        "width": 1.6,
+        "colours": ("#D55E00", "#CC79A7", "#E69F00", "#009E73", "#B22222"),
+    },
+    "baseline": {"colours": ("#6E6E6E", "#A8A8A8", "#8A8A8A", "#BDBDBD"), "line": ":", "width": 1.6},
+}
+MARKERS = {"paper": "os^Dv", "corrected": "PX*hd", "baseline": ".1234"}
+WORDS = {"paper": "", "corrected": "ours: ", "baseline": "baseline: "}
+
+
+def draw(figure: Figure, lines: Mapping[str, Lines | None], stem: Path) -> list[Path]:
+    """Write SVG and PNG of a figure in the paper's form (`stem`-paper) and with everything (`stem`)."""
+    written = []
+    for suffix, everything in (("-paper", False), ("", True)):
+        canvas = _canvas(figure, lines, everything)
+        for ending in ("svg", "png"):
+            path = stem.with_name(f"{stem.name}{suffix}.{ending}")
+            # No date and a fixed salt: the same numbers give the same file.
+            with mpl.rc_context({"svg.hashsalt": "consilience", "svg.fonttype": "none"}):
+                canvas.savefig(path, dpi=130, **({"metadata": {"Date": None}} if ending == "svg" else {}))
+            written.append(path)
+    return written
+
+
+def _canvas(figure: Figure, lines: Mapping[str, Lines | None], everything: bool) -> Canvas:
+    shown = [panel for panel in figure.panels if panel.kind == "drawing" or lines.get(panel.id) is not None]
+    shown = shown or list(figure.panels)
+    columns = min(figure.columns, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    legend = [method for panel in shown if panel.kind in ("lines", "histogram") for method in _drawn(panel, everything)]
+    labels = {WORDS[method.role] + method.label for method in legend}
+    width = max(4.6, 3.9 * columns)
+    inches = 0.075 * max(map(len, labels), default=1) + 0.55  # of one entry of the legend
+    per_row = max(1, min(len(labels), int(width / inches)))
+    size = (width, 3.2 * rows + 0.19 * math.ceil(len(labels) / per_row) + 0.2)
+    canvas = Canvas(figsize=size, layout="constrained", facecolor="white")
+    axes = canvas.subplots(rows, columns, squeeze=False)
+    for place in axes.flat[len(shown) :]:
+        place.set_axis_off()
+    for place, panel in zip(axes.flat, shown, strict=False):
+        _panel(place, panel, lines.get(panel.id), everything)
+    handles = {label: h for place in axes.flat for h, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    if handles:
+        style = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        canvas.legend(list(handles.values()), list(handles), ncols=per_row, **style)
+    return canvas
+
+
+def _drawn(panel: Panel, everything: bool) -> list[Method]:
+    return [method for method in panel.methods if everything or method.role == "paper"]
+
+
+def _panel(axes: Axes, panel: Panel, lines: Lines | None, everything: bool) -> None:
+    axes.set_title(f"{panel.id}  {panel.title}", loc="left", fontsize=9)
+    axes.tick_params(labelsize=8)
+    if panel.kind == "drawing":
+        assert panel.drawing is not None
+        panel.drawing(axes)
+        return
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(panel.xlabel, fontsize=8.5)
+    axes.set_ylabel(panel.ylabel, fontsize=8.5)
+    if lines is None:
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#888888")
+        return
+    kinds = {"lines": _lines, "bars": _bars, "histogram": _histogram}
+    kinds[panel.kind](axes, panel, lines, _drawn(panel, everything))
+    if panel.metric == "error" and panel.kind != "histogram" and panel.yscale == "linear":
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    if panel.ylim is not None:
+        axes.set_ylim(*panel.ylim)
+
+
+def style(panel: Panel, method: Method) -> dict[str, Any]:
+    """Return colour, line and marker of a method: by its role and its place in that role."""
+    place = [one.label for one in panel.methods if one.role == method.role].index(method.label)
+    look = STYLES[method.role]
+    markers = MARKERS[method.role]
+    return {
+        "color": look["colours"][place % len(look["colours"])],
+        "linestyle": look["line"],
+        "linewidth": look["width"],
+        "marker": markers[place % len(markers)],
+    }
+
+
+def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None:
+    axes.set_xscale("symlog" if panel.xscale == "symlog" else panel.xscale, **_symlog(panel))
+    axes.set_yscale(panel.yscale)
+    for method in methods:
+        xs, values = lines.values[method.label]
+        spread = lines.spreads[method.label]
+        label, look = WORDS[method.role] + method.label, style(panel, method)
+        bars = {"elinewidth": 0.9, "capsize": 2.2, "markersize": 4.2}
+        axes.errorbar(xs, values.mean(axis=1), spread, label=label, **look, **bars)
+
+
+def _symlog(panel: Panel) -> dict[str, Any]:
+    """Return settings of an axis that is logarithmic down to its smallest positive value, and then has a zero."""
+    return {"linthresh": min(x for x in panel.x if x > 0)} if panel.xscale == "symlog" else {}
+
+
+def _bars(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None:
+    """One bar per method, side by side for each x."""
+    width = 0.8 / max(1, len(next(iter(lines.values.values()))[0]))
+    for i, method in enumerate(methods):
+        xs, values = lines.values[method.label]
+        spread = lines.spreads[method.label]
+        places = i + width * (np.arange(len(xs)) - (len(xs) - 1) / 2)
+        look = style(panel, method)
+        axes.bar(places, values.mean(axis=1), width * 0.95, yerr=spread, color=look["color"], capsize=2, linewidth=0)
+    turn = 60 if len(methods) > 5 else 0
+    axes.set_xticks(range(len(methods)), [m.label for m in methods], rotation=turn, ha="right" if turn else "center")
+
+
+def _histogram(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None:
+    found = {method.label: lines.values[method.label][1].ravel() for method in methods}
+    everything = np.concatenate(list(found.values()))
+    edges = np.linspace(everything.min(), everything.max() + 1e-9, 25)
+    for method in methods:
+        look = style(panel, method)
+        axes.hist(found[method.label], edges, histtype="stepfilled", alpha=0.25, color=look["color"])
+        axes.hist(found[method.label], edges, histtype="step", color=look["color"], linestyle=look["linestyle"],
+                  linewidth=1.6, label=WORDS[method.role] + method.label)  # fmt: skip

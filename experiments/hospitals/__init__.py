@@ -1,0 +1,1 @@
+"""A study of ours: real hospitals, and what their differences do to every way of joining."""

@@ -1,0 +1,105 @@
+"""One HTML page that holds everything: claims, pictures, verdicts, explanations, cost, machine."""
+
+from __future__ import annotations
+
+import base64
+import os
+import platform
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from . import run
+from .design import HERE, Figure, Paper
+from .draw import draw
+from .verdicts import FAILS, HOLDS, OPEN, PARTLY, Lines, Verdict, judge, statements
+
+PACKAGES = ("consilience", "numpy", "scipy", "scikit-learn", "numba", "opendp", "dp-accounting", "joblib", "matplotlib")
+ORDER = (HOLDS, PARTLY, FAILS, OPEN)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One figure as the page shows it."""
+
+    figure: Figure
+    verdicts: tuple[Verdict, ...]
+    pictures: Mapping[str, str]  # "paper" and "all", as data addresses
+    facts: tuple[tuple[str, dict[str, Any]], ...]  # by panel
+    command: str
+
+    @property
+    def seconds(self) -> float:
+        """What all its panels took."""
+        return sum(facts["seconds"] for _, facts in self.facts)
+
+    @property
+    def peak_gib(self) -> float:
+        """The largest memory of any of its panels, workers included."""
+        return max((facts["peak_bytes"] for _, facts in self.facts), default=0) / 2**30
+
+
+def write(papers: list[Paper], settings: run.Settings) -> Path:
+    """Judge and draw whatever is stored in the output folder, and write report.html over all of it."""
+    shown = {paper.name: [one for one in _figures(paper, settings)] for paper in papers}
+    shown = {name: figures for name, figures in shown.items() if any(f.facts or f.pictures for f in figures)}
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("report.html.jinja").render(
+        papers=[paper for paper in papers if paper.name in shown],
+        shown=shown,
+        counts={name: Counter(v.verdict for f in figures for v in f.verdicts) for name, figures in shown.items()},
+        order=ORDER,
+        machine=machine(),
+        settings=settings,
+        stale=any(facts["stale"] for figures in shown.values() for f in figures for _, facts in f.facts),
+        made_up=settings.miniature,
+    )
+    path = settings.out / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _figures(paper: Paper, settings: run.Settings) -> list[Shown]:
+    tables = {
+        panel.id: run.stored(paper, panel, settings)
+        for figure in paper.figures
+        for panel in figure.panels
+        if panel.kind != "drawing"
+    }
+    expected, found = statements(paper), []
+    for figure in paper.figures:
+        finished = [panel for panel in figure.panels if tables.get(panel.id) is not None]
+        verdicts = tuple(judge(s, tables.get(s.panel)) for s in expected if s.figure == figure.id)
+        pictures = {}
+        if finished or any(panel.kind == "drawing" for panel in figure.panels):
+            stem = settings.out / paper.name / f"figure-{figure.id}"
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            lines = {id_: None if rows is None else Lines.of(rows) for id_, rows in tables.items()}
+            draw(figure, lines, stem)
+            pictures = {"paper": _address(stem, "-paper"), "all": _address(stem, "")}
+        facts = tuple((panel.id, run.facts_of(paper, panel, settings)) for panel in finished)
+        command = f"make reproduce FIGURE={paper.name}/{figure.id}" + (" FULL=1" if settings.full else "")
+        found.append(Shown(figure, verdicts, pictures, facts, command))
+    return found
+
+
+def _address(stem: Path, suffix: str) -> str:
+    picture = stem.with_name(f"{stem.name}{suffix}.svg").read_bytes()
+    return "data:image/svg+xml;base64," + base64.b64encode(picture).decode()
+
+
+def machine() -> dict[str, str]:
+    """Return what a reader needs to judge the times; neither names nor paths."""
+    facts = {
+        "processor": f"{platform.machine()}, {os.cpu_count()} cores",
+        "system": platform.system(),
+        "Python": platform.python_version(),
+    }
+    return facts | {name: version(name) for name in PACKAGES}

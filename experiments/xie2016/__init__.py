@@ -1,0 +1,1 @@
+"""Xie, Plis & Sarwate, ICASSP 2017: the feature method."""

@@ -1,0 +1,230 @@
+"""The papers' experiments in miniature, on made-up data; and that verdicts are computed, and can fail."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from experiments import datasets, design, report, verdicts
+from experiments.run import miniature, plan, run
+
+PAPERS = {paper.name: paper for paper in design.papers()}
+
+
+def rows_of(lines, xs=(1.0, 2.0, 3.0)):
+    """A tidy table from the repeats of each label at each x."""
+    return [
+        {"label": label, "x": x, "repeat": repeat, "value": value}
+        for label, by_x in lines.items()
+        for x, values in zip(xs, by_x, strict=True)
+        for repeat, value in enumerate(values)
+    ]
+
+
+def verdict(kind, lines, xs=(1.0, 2.0, 3.0), **settings):
+    asked = {"figure": "1", "panel": "1", "claim": "", "source": "", "explanation": ""}
+    return verdicts.judge(verdicts.Statement(kind=kind, **asked, **settings), rows_of(lines, xs)).verdict
+
+
+def around(*means, repeats=5, spread=0.01):
+    """Repeats with exactly these means, and a spread."""
+    wave = spread * np.cos(np.arange(repeats) * 2.0)
+    wave -= wave.mean()
+    return [list(mean + np.roll(wave, place)) for place, mean in enumerate(means)]
+
+
+# ------------------------------------------------------------------------------------------------ papers in miniature
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_runs_in_miniature_and_its_report_and_pictures_are_written(name, tmp_path):
+    """Six panels at most, spread over the paper: the others differ from these in their numbers."""
+    paper, settings = PAPERS[name], miniature(tmp_path)
+    everything = design.select([name])
+    chosen = everything[:: -(-len(everything) // 6)]
+    run(chosen, settings)
+    page = report.write([paper], settings).read_text(encoding="utf-8")
+    for _, figure, panel in chosen:
+        assert f'id="{name}-{figure.id}"' in page
+        assert panel.kind == "drawing" or (tmp_path / name / f"{panel.id}.csv").stat().st_size > 0
+        for ending in ("svg", "png"):
+            assert (tmp_path / name / f"figure-{figure.id}.{ending}").stat().st_size > 1000
+            assert (tmp_path / name / f"figure-{figure.id}-paper.{ending}").stat().st_size > 1000
+    assert "MADE-UP" in page
+    assert "voids every guarantee" in page
+    assert 'src="http' not in page  # self-contained
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_panel_of_a_paper_can_be_planned(name, tmp_path):
+    for _, _, panel in design.select([name]):
+        assert panel.kind == "drawing" or plan(panel, miniature(tmp_path))
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_figure_and_panel_has_a_statement_about_lines_that_are_drawn(name):
+    paper = PAPERS[name]
+    found = verdicts.statements(paper)
+    panels = {panel.id: panel for figure in paper.figures for panel in figure.panels}
+    assert {statement.figure for statement in found} == {figure.id for figure in paper.figures}
+    assert {id_ for id_, panel in panels.items() if panel.kind != "drawing"} <= {one.panel for one in found}
+    for statement in found:
+        labels = {method.label for method in panels[statement.panel].methods}
+        assert statement.kind in verdicts.KINDS
+        assert {statement.a, statement.b} - {""} <= labels, statement.claim
+        assert statement.claim.strip()
+        assert len(statement.explanation) > 10
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_figure_list_draws_what_the_paper_drew_and_more_under_names_of_their_own(name):
+    for figure in PAPERS[name].figures:
+        for panel in figure.panels:
+            if panel.kind == "drawing":
+                continue
+            labels = [method.label for method in panel.methods]
+            assert len(set(labels)) == len(labels)
+            assert "paper" in {method.role for method in panel.methods}
+            assert {method.run for method in panel.methods} == set(panel.runs())
+            assert panel.data in datasets.LOADERS
+
+
+def test_what_is_finished_is_taken_and_a_changed_argument_is_another_point(tmp_path):
+    chosen, settings = design.select(["xie2016/3a"]), miniature(tmp_path)
+    first = run(chosen, settings)
+    stored = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("points/*/*.parquet")}
+    assert run(chosen, settings) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("points/*/*.parquet")} == stored
+    next(iter(stored)).unlink()
+    assert run(chosen, settings) == first  # seeded: the lost point comes back as it was
+    same = {point.key for point in plan(chosen[0][2], settings)}
+    assert same == {path.stem for path in stored}
+    other = {point.key for point in plan(chosen[0][2], miniature(tmp_path).__class__(tmp_path, seed=1, miniature=True))}
+    assert not same & other
+
+
+def test_the_tidy_table_has_every_drawn_line_at_every_x_and_repeat(tmp_path):
+    settings = miniature(tmp_path)
+    (paper, _, panel), *_ = design.select(["xie2016/3a"])
+    run([(paper, paper.figures[0], panel)], settings)
+    table = pq.read_table(tmp_path / paper.name / f"{panel.id}.parquet")
+    rows = table.to_pylist()
+    assert {row["label"] for row in rows} == {method.label for method in panel.methods}
+    assert len(rows) == len(panel.methods) * len(settings.values(panel)) * settings.repeats(panel)
+    facts = json.loads(table.schema.metadata[b"facts"])
+    assert facts["seed"] == settings.seed
+    assert facts["seconds"] > 0
+    assert not facts["stale"]
+
+
+def test_points_that_differ_in_epsilon_only_share_one_simulation():
+    (_, _, panel), *_ = design.select(["xie2016/3a"])
+    settings = miniature(Path())
+    whole = type(settings)(Path(), full=True, n_jobs=1)
+    data = datasets.made_up(panel.data)
+
+    class Made(type(settings)):
+        def data(self, name):
+            return data
+
+    points = plan(panel, Made(**vars(whole)))
+    by_run = {point.run: point for point in points}
+    assert len(points) == len(by_run) == 4
+    assert list(by_run["paper"].levels) == list(panel.x)
+    assert len(by_run["paper"].arguments["epsilon"]) == len(panel.x)
+
+
+def test_an_unknown_figure_is_refused_with_what_there_is():
+    with pytest.raises(SystemExit, match=r"no 'xie2016/99'.*xie2016/3"):
+        design.select(["xie2016/99"])
+
+
+# ---------------------------------------------------------------------------------------------------------- verdicts
+
+LOW, HIGH = around(0.1, 0.1, 0.1), around(0.2, 0.2, 0.2)
+FALLING, RISING = around(0.3, 0.2, 0.1), around(0.1, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "true", "false", "settings"),
+    [
+        ("below", {"a": LOW, "b": HIGH}, {"a": HIGH, "b": LOW}, {"b": "b", "margin": 0.05}),
+        ("falls", {"a": FALLING}, {"a": RISING}, {}),
+        ("rises", {"a": RISING}, {"a": FALLING}, {}),
+        ("flat", {"a": LOW}, {"a": RISING}, {"tolerance": 0.05}),
+        ("close", {"a": LOW, "b": LOW}, {"a": LOW, "b": HIGH}, {"b": "b", "tolerance": 0.03}),
+        ("near", {"a": LOW}, {"a": HIGH}, {"value": 0.1, "tolerance": 0.03}),
+        ("crosses", {"a": RISING, "b": HIGH}, {"a": FALLING, "b": HIGH}, {"b": "b"}),
+        ("spike", {"a": around(0.1, 0.4, 0.1)}, {"a": around(0.3, 0.1, 0.3)}, {"at": 2.0, "margin": 0.1}),
+        ("dip", {"a": around(0.3, 0.1, 0.3)}, {"a": FALLING}, {}),
+        ("less affected", {"a": LOW, "b": FALLING}, {"a": FALLING, "b": LOW}, {"b": "b"}),
+        (
+            "steadier",
+            {"a": around(0.1, 0.1, 0.1, repeats=12), "b": around(0.1, 0.1, 0.1, repeats=12, spread=0.3)},
+            {"a": around(0.1, 0.1, 0.1, repeats=12, spread=0.3), "b": around(0.1, 0.1, 0.1, repeats=12)},
+            {"b": "b"},
+        ),
+    ],
+)
+def test_each_kind_of_statement_can_hold_and_can_fail(kind, true, false, settings):
+    assert verdict(kind, true, a="a", **settings) == verdicts.HOLDS
+    assert verdict(kind, false, a="a", **settings) == verdicts.FAILS
+
+
+def test_all_kinds_are_tried_above():
+    tried = test_each_kind_of_statement_can_hold_and_can_fail.pytestmark[0].args[1]
+    assert {case[0] for case in tried} == set(verdicts.KINDS)
+
+
+def test_one_clear_counterexample_makes_it_part_only():
+    mixed = {"a": around(0.1, 0.1, 0.3), "b": around(0.4, 0.4, 0.2)}
+    assert verdict("below", mixed, a="a", b="b") == verdicts.PARTLY
+    assert verdict("falls", {"a": around(0.5, 0.3, 0.4, 0.1)}, (1.0, 2.0, 3.0, 4.0), a="a") == verdicts.PARTLY
+
+
+def test_a_smaller_effect_than_stated_holds_in_part():
+    assert verdict("below", {"a": LOW, "b": HIGH}, a="a", b="b", margin=0.5) == verdicts.PARTLY
+
+
+def test_noise_alone_is_no_support():
+    noisy = {"a": around(0.1, 0.1, 0.1, spread=0.5), "b": around(0.11, 0.11, 0.11, spread=-0.5)}
+    assert verdict("below", noisy, a="a", b="b") == verdicts.FAILS
+
+
+def test_paired_differences_see_what_spreads_hide():
+    """Two lines that both jump from repeat to repeat, one always a little below the other."""
+    jumps = [0.1, 0.9, 0.2, 0.8, 0.5]
+    lines = {"a": [jumps] * 3, "b": [[value + 0.01 + 0.001 * i for i, value in enumerate(jumps)]] * 3}
+    assert verdict("below", lines, a="a", b="b") == verdicts.HOLDS
+
+
+def test_what_was_not_run_or_has_one_repeat_gets_no_verdict():
+    assert verdict("below", {"a": LOW, "b": HIGH}, a="a", b="b", x=(7, 9)) == verdicts.OPEN
+    assert verdict("below", {"a": [[0.1]] * 3, "b": [[0.2]] * 3}, a="a", b="b") == verdicts.OPEN
+    with pytest.raises(LookupError, match="no line 'c'"):
+        verdict("below", {"a": LOW, "b": HIGH}, a="a", b="c")
+
+
+# ------------------------------------------------------------------------------------------------------------- data
+
+
+# The large ones are left to `make reproduce`, which checks row counts as well.
+@pytest.mark.parametrize("name", ["mnist37", "har", "credit_default", "heart_disease", "eicu_demo", "adult"])
+def test_made_up_records_are_of_the_real_ones_kind(name, data_folder, monkeypatch):
+    monkeypatch.setenv("CONSILIENCE_DATA", str(data_folder))
+    real, made = datasets.LOADERS[name](), datasets.made_up(name)
+    assert set(np.unique(made.y)) == set(np.unique(real.y))
+    for part in ("sites", "persons", "test"):
+        assert (getattr(real, part) is None) == (getattr(made, part) is None), part
+    assert real.X.shape[0] == len(real.y)
+    assert not real.columns or len(real.columns) == real.X.shape[1]
+
+
+def test_another_edition_of_a_data_set_is_noticed(tmp_path, monkeypatch):
+    import pandas as pd
+
+    monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path))
+    pd.DataFrame({"ID": [1], "X1": [2.0], "default_next_month": [1]}).to_parquet(tmp_path / "credit_default.parquet")
+    with pytest.raises(SystemExit, match="another edition"):
+        datasets.credit_default()
