@@ -120,6 +120,9 @@ def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> Non
         label, look = WORDS[method.role] + method.label, style(panel, method)
         bars = {"elinewidth": 0.9, "capsize": 2.2, "markersize": 4.2}
         axes.errorbar(xs, values.mean(axis=1), spread, label=label, **look, **bars)
+    places = {x for xs, _ in lines.values.values() for x in xs}
+    if len(places) == 1 and panel.xscale == "log":  # matplotlib finds no limits around a single point
+        axes.set_xlim(min(places) / 2, min(places) * 2)
 
 
 def _symlog(panel: Panel) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_a_paper_runs_in_miniature_and_its_report_and_pictures_are_written(name,
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_panel_of_a_paper_can_be_planned(name, tmp_path):
     for _, _, panel in design.select([name]):
-        assert panel.kind == "drawing" or plan(panel, miniature(tmp_path))
+        assert panel.kind == "drawing" or panel.computed or plan(panel, miniature(tmp_path))
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -86,7 +86,7 @@ def test_a_figure_list_draws_what_the_paper_drew_and_more_under_names_of_their_o
             labels = [method.label for method in panel.methods]
             assert len(set(labels)) == len(labels)
             assert "paper" in {method.role for method in panel.methods}
-            assert {method.run for method in panel.methods} == set(panel.runs())
+            assert panel.computed or {method.run for method in panel.methods} == set(panel.runs())
             assert panel.data in datasets.LOADERS
 
 

@@ -222,6 +222,7 @@ class Site:
         A training whose result is sealed but not yet written, because the machine stopped, is completed without a
         second charge. Returns None if approval was refused.
         """
+        self._complete_rotation()
         study, facts = self.study(name), self._facts(name)
         if facts["fetch_only"]:
             raise SettingsError(
@@ -270,6 +271,7 @@ class Site:
 
     def submit(self, name: str) -> dict[str, Any]:
         """Send the newest contribution; sending it again changes nothing."""
+        self._complete_rotation()
         facts, path = self._facts(name), self.contribution(name)
         found = Contribution.load(path, trusted=self.study(name).trusted)
         shared = _shared(facts)
@@ -286,6 +288,7 @@ class Site:
 
     def fetch(self, name: str) -> Release | None:
         """Fetch the newest release and check that the hub signed it; None while there is none."""
+        self._complete_rotation()
         facts, study = self._facts(name), self.study(name)
         shared = _shared(facts)
         if shared is not None:
@@ -325,6 +328,7 @@ class Site:
 
     def withdraw(self, name: str) -> dict[str, Any]:
         """Take the contribution out of future releases; what was published, and what was spent, stays so."""
+        self._complete_rotation()
         facts = self._facts(name)
         shared = _shared(facts)
         if shared is not None:
@@ -335,6 +339,7 @@ class Site:
 
     def open_view(self, name: str) -> str:
         """Return a link, good once and for minutes, that shows the site its own page on the hub's dashboard."""
+        self._complete_rotation()
         facts = self._facts(name)
         if _shared(facts) is not None:
             raise SettingsError("A shared folder has no dashboard. Nothing was opened. Look into the folder.")
@@ -362,6 +367,11 @@ class Site:
             os.link(self.folder / "key.pem", kept)
         new_path.replace(self.folder / "key.pem")  # at every moment there is a key
         return new.public
+
+    def _complete_rotation(self) -> None:
+        """Finish a rotation that was stopped: a hub may know the new key only, and refuse what the old one signs."""
+        if (self.folder / "key.new.pem").exists():
+            self.rotate_key()
 
     def _rotate_at(self, name: str, old: SigningKey, new: SigningKey) -> None:
         facts = self._facts(name)
