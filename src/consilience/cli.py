@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +19,7 @@ import typer
 
 from consilience import __version__
 from consilience.commands import APPS
+from consilience.data import showing
 from consilience.errors import ConsilienceError, SettingsError
 
 app = typer.Typer(
@@ -122,7 +122,7 @@ def demo(
     """
     from consilience.demo import demo as run
 
-    with _progress("Six sites and a hub") as progress:
+    with showing("Six sites and a hub", None) as progress:
         report = run(folder, progress=progress)
     if as_json:
         _print_json(report.as_dict())
@@ -235,7 +235,7 @@ def simulate(
     made = _learner_class(learner)(
         epsilon=epsilon[0], delta=delta, mechanism=str(mechanism), regularization=regularization
     )
-    with _progress("Simulating") as progress:
+    with showing("Simulating", None) as progress:
         report = run(
             made,
             {str(name): _aggregator(name) for name in aggregator},
@@ -297,7 +297,7 @@ def audit(
         neighbours=str(neighbours),
         public_size=records if neighbours is Neighbours.ADD_REMOVE else None,
     )
-    with _progress("Attacking"):
+    with showing("Attacking", None):
         report = attack_learner(made, kind=attack.value, n_records=records)
     if as_json:
         _print_json(report.as_dict())
@@ -380,20 +380,6 @@ def _aggregator(name: Aggregator) -> Any:
 
 def _print_json(values: dict[str, Any]) -> None:
     print(json.dumps(values, indent=2, allow_nan=False))
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar on standard error while the work runs, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 def help_page() -> str:

@@ -35,7 +35,7 @@ from sklearn.base import clone, is_classifier
 from sklearn.utils.validation import check_X_y
 
 from consilience.aggregators.votes import Tally, count_votes
-from consilience.data import Public, split_sites
+from consilience.data import Progress, Public, split_sites
 from consilience.errors import SettingsError
 from consilience.evaluate import measures
 from consilience.learners.tuning import choose_on_public
@@ -43,7 +43,7 @@ from consilience.many import can_fit_many, fit_many, measure_many
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.report import BEST, EXACT, LOCAL, OWN, POOLED, PUBLIC, TITLES, Report, Row, Summary
-from consilience.sweep import Progress, Store, check_backend, sweep
+from consilience.sweep import Store, check_backend, sweep
 
 __all__ = ["BEST", "EXACT", "LOCAL", "OWN", "POOLED", "PUBLIC", "TITLES", "Report", "Row", "Summary", "simulate"]
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,9 +24,8 @@ from typing import Any, Protocol
 import joblib
 from threadpoolctl import threadpool_limits
 
+from consilience.data import Progress, showing
 from consilience.errors import SettingsError
-
-Progress = Callable[[int, int], None]
 
 BACKENDS = ("loky", "threading", "ray", "dask")
 RETRIES = 3  # of cells whose worker was lost; more would only fill the memory again
@@ -103,7 +102,10 @@ def sweep(
     found: dict[Any, Any] = {}
     if store is not None:
         found = {cell: done for cell in cells if (done := store.read(task.key(cell))) is not None}
-    with threadpool_limits(1), _bar(progress) as shown:  # cells run side by side; BLAS in each keeps to one core
+    with (
+        threadpool_limits(1),
+        showing("Simulating", progress) as shown,
+    ):  # cells run side by side; BLAS in each keeps to one core
         if found:
             shown(len(found), len(cells))
         losses = 0
@@ -218,16 +220,3 @@ def _given_up(n_done: int, n_cells: int, losses: int, store: Store | None) -> Se
         f"Workers were lost {losses} times, most likely for want of memory. {n_done} of {n_cells} cells are done and "
         f"{kept}. Use a smaller n_jobs or fewer sites, records or levels at a time."
     )
-
-
-@contextmanager
-def _bar(progress: Progress | None) -> Iterator[Progress]:
-    if progress is not None or not sys.stderr.isatty():
-        yield progress or (lambda done, total: None)
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task("Simulating", total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
