@@ -17,10 +17,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from . import run
 from .design import HERE, Figure, Paper
 from .draw import draw
-from .verdicts import FAILS, HOLDS, OPEN, PARTLY, Lines, Verdict, judge, statements
+from .verdicts import FAILS, HOLDS, OPEN, PARTLY, UNDECIDED, Lines, Verdict, judge, statements
 
 PACKAGES = ("consilience", "numpy", "scipy", "scikit-learn", "numba", "opendp", "dp-accounting", "joblib", "matplotlib")
-ORDER = (HOLDS, PARTLY, FAILS, OPEN)
+ORDER = (HOLDS, PARTLY, FAILS, UNDECIDED, OPEN)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from scipy import stats
 from .design import Paper
 
 Array = NDArray[Any]
-HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not run"
+HOLDS, PARTLY, FAILS = "holds", "holds in part", "does not hold"
+UNDECIDED, OPEN = "undecided", "not run"
 LEVEL = 0.95
 Where = Literal["for", "against", "open"]
 
@@ -141,7 +142,7 @@ def judge(statement: Statement, table: Iterable[Mapping[str, Any]] | None) -> Ve
     elif whole == "for" or (whole == "open" and "for" in said):
         verdict = PARTLY
     else:
-        verdict = FAILS
+        verdict = FAILS if whole == "against" or "against" in said else UNDECIDED
     return Verdict(statement, verdict, _in_words(evidence, whole), _counted(spoken))
 
 
