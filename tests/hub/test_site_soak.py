@@ -135,15 +135,15 @@ def _survive(
     mother.end()
     assert not [note for ward in wards for note in ward.notes() if note.startswith("FAILED")]
     _settle(folder, url, tools)
-    server.kill()
-    server.end()
     hub = Hub(tools.quick(folder / "hub", url, sweep_after_seconds=-1.0))
     rows = hub.store.contributions("demo")
     wasted = 0
     for i, ward in enumerate(wards):
         answered = {row["digest"]: row["sequence"] for row in rows if row["site"] == f"ward {i}"}
         wasted += ward.check(answered, training[i], per_site)
-        ward.spend_the_rest()
+        ward.spend_the_rest()  # while the hub is there: a rotation that was stopped is completed first
+    server.kill()
+    server.end()
     assert len(rows) == N_SITES * per_site
     states = Counter((row["site"], row["state"]) for row in rows)
     assert max(states[f"ward {i}", "accepted"] for i in range(N_SITES)) == 1

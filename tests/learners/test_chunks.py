@@ -362,7 +362,12 @@ def test_a_bar_is_shown_on_a_terminal(folder):
     """
     main, side = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=side, check=True, text=True
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=side,
+        check=True,
+        text=True,
+        env={**os.environ, "TERM": "xterm"},  # a dumb one is shown no bar
     )
     os.close(side)
     shown = os.read(main, 1 << 16).decode()
