@@ -66,7 +66,7 @@ class HubProcess:
         self.pid = self.mother.start(**self.job)
 
     def wait(self) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         with httpx.Client(base_url=self.address, timeout=5) as client:
             while time.monotonic() < until:
                 try:

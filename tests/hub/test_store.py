@@ -291,7 +291,7 @@ def _survive(
         server.wait()
     for thread in threads:
         thread.join()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         hub = Hub(tools.quick(folder / "hub", url))
         due = hub.store.due()
