@@ -6,6 +6,7 @@ Two hundred starts then take a minute, not half an hour. Run as a program it is 
 import ctypes
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -51,13 +52,23 @@ def kill(pid: int) -> None:
         time.sleep(0.005)
 
 
+def _lasting_port() -> int:
+    """Return a free port that no outgoing connection is given while the hub is down: below the ephemeral ones."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+
+
 class HubProcess:
     """A hub in its own process, on a port that stays the same from start to start."""
 
     def __init__(self, folder: Path, url: str | None = None, log: Path | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = _lasting_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.job = {"folder": str(folder), "port": self.port, "url": url}
         self.mother, self.pid = Mother("hub", log), 0
