@@ -94,6 +94,30 @@ class HubProcess:
         self.mother.end()
 
 
+def restart(database: Any) -> None:
+    """Start a server whose postmaster was killed, as soon as its children are gone."""
+    for _ in range(100):
+        try:
+            database.start()
+            return
+        except subprocess.CalledProcessError:
+            time.sleep(0.1)
+    raise AssertionError("PostgreSQL did not start again")
+
+
+def settle(folder: Path, url: str | None) -> None:
+    """Wait until a hub has combined all that is due."""
+    from consilience.hub.commands import opened
+
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        with opened(folder, url) as hub:
+            if not hub.store.due():
+                return
+        time.sleep(0.1)
+    raise AssertionError("the hub did not combine what is due")
+
+
 def _hub(folder: str, port: int, url: str | None) -> None:
     from consilience.hub.auth import Rate
     from consilience.hub.commands import serve

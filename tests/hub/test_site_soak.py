@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,7 @@ from consilience.privacy.guarantee import Budget
 from consilience.release import Release
 from consilience.sealed import SigningKey
 from consilience.site import Site
-from forks import HubProcess, Mother, is_alive, kill
+from forks import HubProcess, Mother, is_alive, kill, restart, settle
 
 N_SITES = 5
 # What a site does while it waits for its next training: most look again, one leaves, one changes its key.
@@ -110,7 +109,7 @@ def _survive(
         if database is not None and k % 25 == 24:
             os.kill(database.pid(), signal.SIGKILL)
             killed["database"] += 1
-            _restart(database)
+            restart(database)
         if k % 10 == 9:
             server.kill()
             killed["hub"] += 1
@@ -134,7 +133,7 @@ def _survive(
             time.sleep(0.02)
     mother.end()
     assert not [note for ward in wards for note in ward.notes() if note.startswith("FAILED")]
-    _settle(folder, url, tools)
+    settle(folder / "hub", url)
     hub = Hub(tools.quick(folder / "hub", url, sweep_after_seconds=-1.0))
     rows = hub.store.contributions("demo")
     wasted = 0
@@ -153,29 +152,6 @@ def _survive(
     assert n_files == len(rows) + len(hub.store.releases("demo"))
     hub.close()
     return {"kills": dict(killed), "submissions": len(rows), "wasted charges": wasted}
-
-
-def _settle(folder: Path, url: str | None, tools: Any) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        hub = Hub(tools.quick(folder / "hub", url))
-        due = hub.store.due()
-        hub.close()
-        if not due:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the hub did not combine what is due")
-
-
-def _restart(database: Any) -> None:
-    """Start a server whose postmaster was killed, as soon as its children are gone."""
-    for _ in range(100):
-        try:
-            database.start()
-            return
-        except subprocess.CalledProcessError:
-            time.sleep(0.1)
-    raise AssertionError("PostgreSQL did not start again")
 
 
 def test_a_killed_site_resumes_and_pays_once(tmp_path: Path, url: str | None, tools: Any) -> None:

@@ -24,7 +24,7 @@ from consilience.hub.store import Files, Store, hashed, now
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, Refusal, digest, sign_request
 from consilience.sealed import SigningKey
-from forks import HubProcess
+from forks import HubProcess, restart, settle
 
 
 @pytest.fixture
@@ -285,20 +285,13 @@ def _survive(
         time.sleep(float(generator.random()) * 0.1)
         if database is not None and kills % 5 == 4:
             os.kill(database.pid(), signal.SIGKILL)
-            _restart(database)
+            restart(database)
         server.kill()
         server.start()
         server.wait()
     for thread in threads:
         thread.join()
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        hub = Hub(tools.quick(folder / "hub", url))
-        due = hub.store.due()
-        hub.close()
-        if not due:
-            break
-        time.sleep(0.1)
+    settle(folder / "hub", url)
     server.kill()
     server.end()
     hub = Hub(tools.quick(folder / "hub", url, sweep_after_seconds=-1.0))
@@ -318,17 +311,6 @@ def _survive(
     n_files = len(list((folder / "hub" / "files").glob("*/*")))
     assert n_files == len(rows) + len(changes)
     hub.close()
-
-
-def _restart(database: Any) -> None:
-    """Start a server whose postmaster was killed, as soon as its children are gone."""
-    for _ in range(100):
-        try:
-            database.start()
-            return
-        except subprocess.CalledProcessError:
-            time.sleep(0.1)
-    raise AssertionError("PostgreSQL did not start again")
 
 
 def test_a_killed_hub_loses_and_doubles_nothing(tmp_path: Path, url: str | None, tools: Any) -> None:

@@ -81,9 +81,8 @@ def test_a_backup_of_any_database_is_restored_on_any_other(
 # ----------------------------------------------------------------------------------------------- what workers agree on
 
 
-def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str | None, tools: Any) -> None:
-    if url is None:
-        pytest.skip("with SQLite, database and key are in one folder")
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)  # SQLite has the key in the database's folder
+def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str, tools: Any) -> None:
     with pytest.raises(SettingsError, match=r"Copy hub\.key"):
         Hub(tools.quick(world.folder / "stranger", url))
     assert not (world.folder / "stranger" / "hub.key").exists()
@@ -97,9 +96,8 @@ def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str | Non
     hub.close()
 
 
-def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str | None, tools: Any) -> None:
-    if url is None:
-        pytest.skip("with SQLite, database and ledger are in one folder")
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)  # SQLite has the ledger in the database's folder
+def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str, tools: Any) -> None:
     noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
     world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
     commands.allow(world.folder / "hub", "demo", Budget(epsilon=3.0), url=url)
