@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consilience.errors import ContributionRejected, SettingsError
-from consilience.sealed import Sealed, SigningKey, canonical, check_tensors, read_facts, write_durably
+from consilience.sealed import Sealed, SealedFile, SigningKey, canonical, write_durably
 
 KEY = SigningKey.generate()
 FACTS = {"site": "north", "numbers": [1, 2.5, "é"], "nested": {"a": None}}
@@ -116,13 +116,13 @@ def test_tensors_are_checked_in_blocks(file, monkeypatch):
     big = {"coef": np.arange(100_000.0).reshape(1000, 100), "flat": np.arange(7)}
     path = file(Sealed.seal("contribution", FACTS, big, KEY).to_bytes())
     monkeypatch.setattr("consilience.sealed._BLOCK", 1000)
-    facts, _ = read_facts(path, "contribution")
-    check_tensors(path, facts)
+    found = SealedFile(path, "contribution")
+    found.check_tensors()
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(ContributionRejected, match="differs from its digest"):
-        check_tensors(path, facts)
+        found.check_tensors()
 
 
 def test_a_file_of_one_kind_is_no_file_of_another(file):

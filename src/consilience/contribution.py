@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,7 +24,7 @@ from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegress
 from consilience.learners.trees import MOST_LEVELS, PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
-from consilience.sealed import MOST_BYTES, Parts, Sealed, SigningKey, check_tensors, refused
+from consilience.sealed import MOST_BYTES, Sealed, SealedFile, SigningKey, refused
 
 if TYPE_CHECKING:
     import os
@@ -109,14 +109,19 @@ def released(learner: Any) -> tuple[dict[str, Any], dict[str, Array]]:
     return facts, {name: np.asarray(tensor) for name, tensor in learner._state().items()}
 
 
+@cache
+def _names(learner: str) -> frozenset[str]:
+    """Return which settings the file of a learner has."""
+    return frozenset(LEARNERS[learner][0]._get_param_names()) - {"noise"}
+
+
 def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
     """Return the fitted learner that `released` took apart, or refuse what no learner could have released."""
     try:
         kind, fits = LEARNERS[facts["learner"]]
         settings = {name: from_plain(value) for name, value in facts["settings"].items()}
-        known = set(kind._get_param_names()) - {"noise"}
         numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
-        if set(settings) != known or not numbers:
+        if settings.keys() != _names(facts["learner"]) or not numbers:
             raise ContributionRejected("settings")
         learner: Any = kind(**settings)
         n_features, classes = facts["n_features"], facts["classes"]
@@ -253,25 +258,23 @@ class Contribution:
         return cls(Sealed.seal(KIND, facts, tensors, key))._checked(trusted)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, trusted: bool = False, most_bytes: int = MOST_BYTES) -> Self:
+    def load(
+        cls, source: str | os.PathLike[str] | bytes, *, trusted: bool = False, most_bytes: int = MOST_BYTES
+    ) -> Self:
         """Read a file of unknown origin: form, signature, tensors, and guarantee against events."""
-        return cls(Sealed.load(path, KIND, most_bytes=most_bytes))._checked(trusted)
+        return cls(Sealed.load(source, KIND, most_bytes=most_bytes))._checked(trusted)
 
     @classmethod
-    def inspect(
-        cls, path: str | os.PathLike[str], read: tuple[dict[str, Any], bytes], *, trusted: bool = False
-    ) -> Self:
-        """Check a file of unknown origin as `load` does, holding a block of it at a time; `read` is by `read_facts`.
+    def inspect(cls, file: SealedFile, *, trusted: bool = False) -> Self:
+        """Check a file of unknown origin as `load` does, holding a block of it at a time.
 
         The result has every fact, and numbers enough to tell its learner by; they are not to be used.
         """
-        facts, signature = read
-        check_tensors(path, facts)
-        forms = {name: tuple(form["shape"]) for name, form in facts["tensors"].items()}
-        parts = Parts(path)
+        file.check_tensors()
+        forms = {name: tuple(form["shape"]) for name, form in file.facts["tensors"].items()}
         if not forms.keys() >= {"feature", "last", "counts"}:  # linear: nothing but shapes is left to check
-            hollow = {name: np.broadcast_to(np.zeros((), parts.dtype(name)), form) for name, form in forms.items()}
-            return cls(Sealed(KIND, facts, hollow, signature))._checked(trusted)
+            hollow = {name: np.broadcast_to(np.zeros((), file.dtype(name)), form) for name, form in forms.items()}
+            return cls(file.filled(hollow))._checked(trusted)
         n_trees = {form[0] for form in forms.values() if form}
         if len(n_trees) != 1 or not 1 <= max(n_trees) <= MOST_TREES:
             raise refused("its tensors are not those of a learner this version knows")
@@ -279,10 +282,10 @@ class Contribution:
         found: Self | None = None
         for begin in range(0, max(n_trees), step):
             some = (begin, min(begin + step, max(n_trees)))
-            state = {name: parts.rows(name, *some) if form else parts.whole(name) for name, form in forms.items()}
+            state = {name: file.rows(name, *some) if form else file.tensor(name) for name, form in forms.items()}
             if found is None:
-                found = cls(Sealed(KIND, facts, state, signature))._checked(trusted)
-            elif not LEARNERS[facts["learner"]][1](found.learner, state):
+                found = cls(file.filled(state))._checked(trusted)
+            elif not LEARNERS[file.facts["learner"]][1](found.learner, state):
                 raise refused("its tensors are not those of a learner this version knows")
         assert found is not None
         return found
@@ -322,7 +325,7 @@ class Contribution:
         """The fitted learner."""
         return rebuilt(self.sealed.facts, self.sealed.tensors)
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What the file promises, and to whom."""
         return Guarantee.from_dict(dict(self.sealed.facts["guarantee"]))
@@ -347,7 +350,7 @@ class Contribution:
         """Number of this contribution among the site's; a higher one supersedes."""
         return int(self.sealed.facts["sequence"])
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of what is signed."""
         return self.sealed.digest

@@ -9,6 +9,7 @@ limit before anything of that size is allocated.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +28,6 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_tensors
 
 from consilience.errors import ContributionRejected, SettingsError
@@ -41,6 +41,7 @@ MOST_TENSORS = 1 << 14  # a release of many members holds a few of each
 MOST_DIMENSIONS = 4
 _DTYPES = {"F64": "float64", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 _NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
+_KEY, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
 _BLOCK = 1 << 17  # numbers looked at a time
 
 
@@ -151,7 +152,7 @@ class Sealed:
         whole = {**facts, "key": key.public, "tensors": listed}
         return cls(kind, whole, stored, key.sign(message_of(kind, canonical(whole))))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of what is signed: the file's address."""
         return hashlib.sha256(message_of(self.kind, canonical(self.facts))).hexdigest()
@@ -178,99 +179,102 @@ class Sealed:
         write_durably(path, self.to_bytes())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], kind: str, *, most_bytes: int = MOST_BYTES) -> Self:
+    def load(cls, source: str | os.PathLike[str] | bytes, kind: str, *, most_bytes: int = MOST_BYTES) -> Self:
         """Read a file of unknown origin; anything but a well-formed, correctly signed one is refused."""
-        facts, signature = read_facts(path, kind, most_bytes=most_bytes)
-        tensors = {}
-        with _opened(path) as file:
-            for name, form in facts["tensors"].items():
-                tensors[name] = _checked(file.get_tensor(name), name, form)
-        return cls(kind, facts, tensors, signature)
+        file = SealedFile(source, kind, most_bytes=most_bytes)
+        tensors = {name: _checked(file.tensor(name), name, form) for name, form in file.facts["tensors"].items()}
+        return cls(kind, file.facts, tensors, file.signature)
 
 
-def read_facts(
-    path: str | os.PathLike[str], kind: str, *, most_bytes: int = MOST_BYTES
-) -> tuple[dict[str, Any], bytes]:
-    """Return facts and signature of a file after checking its form, its signature and that it lists its tensors.
+class SealedFile:
+    """A file of unknown origin, by name or as bytes, whose form, facts and signature hold.
 
-    Allocates no tensor; `check_tensors` then reads them block by block.
+    Opening allocates no tensor. They are read piece by piece, by plain reading: pages of a mapped file would count as
+    memory in use.
     """
-    header = _header(Path(path), most_bytes)
-    metadata = header.pop("__metadata__", None)
-    if not isinstance(metadata, dict) or set(metadata) != {"consilience", "kind", "signature"}:
-        raise refused("it is no consilience file")
-    if metadata["kind"] != kind:
-        raise refused(f"a {kind} was expected")
-    text = metadata["consilience"]
-    facts = _parsed(text, MOST_FACTS)
-    if not isinstance(facts, dict) or canonical(facts) != text:
-        raise refused("its facts are not in canonical form")
-    key, signature = facts.get("key"), metadata["signature"]
-    if not (
-        isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key) and re.fullmatch("[0-9a-f]{128}", str(signature))
-    ):
-        raise refused("it carries no key or no signature")
-    if not is_signed(message_of(kind, text), bytes.fromhex(signature), key):
-        raise refused("its signature does not fit its contents")
-    listed = facts.get("tensors")
-    if not isinstance(listed, dict) or set(listed) != set(header):
-        raise refused("it lists other tensors than it holds")
-    for name, entry in header.items():
-        form = listed[name]
-        if not isinstance(form, dict) or set(form) != {"dtype", "shape", "sha256"}:
-            raise refused("it lists a tensor without its form")
-        if (_DTYPES[entry["dtype"]], entry["shape"]) != (form["dtype"], form["shape"]):
-            raise refused("a tensor has another form than it lists")
-    return facts, bytes.fromhex(signature)
 
+    def __init__(self, source: str | os.PathLike[str] | bytes, kind: str, *, most_bytes: int = MOST_BYTES) -> None:
+        self._source = source if isinstance(source, bytes) else Path(source)
+        self.kind = kind
+        with self._opened() as file:
+            self._forms, self._start = _header(file, most_bytes)
+        metadata = self._forms.pop("__metadata__", None)
+        if not isinstance(metadata, dict) or set(metadata) != {"consilience", "kind", "signature"}:
+            raise refused("it is no consilience file")
+        if metadata["kind"] != kind:
+            raise refused(f"a {kind} was expected")
+        text = metadata["consilience"]
+        self.facts: dict[str, Any] = _parsed(text, MOST_FACTS)
+        if not isinstance(self.facts, dict) or canonical(self.facts) != text:
+            raise refused("its facts are not in canonical form")
+        key, signature = self.facts.get("key"), metadata["signature"]
+        if not (isinstance(key, str) and _KEY.fullmatch(key) and _SIGNATURE.fullmatch(str(signature))):
+            raise refused("it carries no key or no signature")
+        self.signature, message = bytes.fromhex(signature), message_of(kind, text)
+        if not is_signed(message, self.signature, key):
+            raise refused("its signature does not fit its contents")
+        self.digest = hashlib.sha256(message).hexdigest()
+        listed = self.facts.get("tensors")
+        if not isinstance(listed, dict) or set(listed) != set(self._forms):
+            raise refused("it lists other tensors than it holds")
+        for name, entry in self._forms.items():
+            form = listed[name]
+            if not isinstance(form, dict) or set(form) != {"dtype", "shape", "sha256"}:
+                raise refused("it lists a tensor without its form")
+            if (_DTYPES[entry["dtype"]], entry["shape"]) != (form["dtype"], form["shape"]):
+                raise refused("a tensor has another form than it lists")
 
-def check_tensors(path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
-    """Check digest and finiteness of every tensor, holding one block of it at a time."""
-    parts = Parts(path)
-    for name, form in facts["tensors"].items():
-        if _digest(parts.blocks(name)) != form["sha256"]:
-            raise refused("a tensor differs from its digest")
+    @property
+    def hollow(self) -> Sealed:
+        """The file without its tensors."""
+        return self.filled({})
 
+    def filled(self, tensors: Mapping[str, Array]) -> Sealed:
+        """Return the file with these tensors, which may be a part of its own."""
+        return Sealed(self.kind, self.facts, tensors, self.signature)
 
-class Parts:
-    """A file's tensors piece by piece, by plain reading: pages of a mapped file would count as memory in use."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        size = self.path.stat().st_size
-        header = _header(self.path, size)
-        self.forms = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        self._start = size - max((_offsets(entry)[1] for entry in self.forms.values()), default=0)
-
-    def blocks(self, name: str) -> Iterator[Array]:
-        """Return all numbers of a tensor, flat, a block at a time."""
-        n_numbers = int(np.prod(self.forms[name]["shape"], dtype=object))
-        for begin in range(0, n_numbers, _BLOCK):
-            yield self._read(name, begin, min(begin + _BLOCK, n_numbers))
+    def check_tensors(self) -> None:
+        """Check digest and finiteness of every tensor, holding one block of it at a time."""
+        for name, form in self.facts["tensors"].items():
+            if _digest(self._blocks(name)) != form["sha256"]:
+                raise refused("a tensor differs from its digest")
 
     def rows(self, name: str, begin: int, stop: int) -> Array:
         """Return a slice of a tensor along its first axis."""
-        shape = self.forms[name]["shape"]
-        row = int(np.prod(shape[1:], dtype=object))
+        shape = self._forms[name]["shape"]
+        row = math.prod(shape[1:])
         return self._read(name, begin * row, stop * row).reshape(stop - begin, *shape[1:])
 
-    def whole(self, name: str) -> Array:
-        """Return a tensor of one number."""
-        return self._read(name, 0, 1).reshape(())
+    def tensor(self, name: str) -> Array:
+        """Return a whole tensor."""
+        shape = self._forms[name]["shape"]
+        return self._read(name, 0, math.prod(shape)).reshape(shape)
 
     def dtype(self, name: str) -> str:
         """Return the type of a tensor's numbers."""
-        return _DTYPES[self.forms[name]["dtype"]]
+        return _DTYPES[self._forms[name]["dtype"]]
+
+    def _blocks(self, name: str) -> Iterator[Array]:
+        n_numbers = math.prod(self._forms[name]["shape"])
+        for begin in range(0, n_numbers, _BLOCK):
+            yield self._read(name, begin, min(begin + _BLOCK, n_numbers))
 
     def _read(self, name: str, begin: int, stop: int) -> Array:
-        form = self.forms[name]
-        dtype = np.dtype(_DTYPES[form["dtype"]])
-        with self.path.open("rb") as file:
-            file.seek(self._start + _offsets(form)[0] + begin * dtype.itemsize)
-            content = file.read((stop - begin) * dtype.itemsize)
-        if len(content) != (stop - begin) * dtype.itemsize:
-            raise refused("it ends too early")
-        return np.frombuffer(content, dtype)
+        form = self._forms[name]
+        found = np.empty(stop - begin, _DTYPES[form["dtype"]])
+        with self._opened() as file:
+            file.seek(self._start + form["data_offsets"][0] + begin * found.itemsize)
+            if file.readinto(found.data) != found.nbytes:
+                raise refused("it ends too early")
+        return found
+
+    def _opened(self) -> io.BufferedReader | io.BytesIO:
+        if isinstance(self._source, bytes):
+            return io.BytesIO(self._source)
+        try:
+            return self._source.open("rb")
+        except OSError:
+            raise SettingsError(f"The file {self._source.name!r} cannot be read. Check that it exists.") from None
 
 
 def write_durably(path: str | os.PathLike[str], content: bytes) -> None:
@@ -324,20 +328,17 @@ def _checked(tensor: Array, name: str, form: Mapping[str, Any]) -> Array:
     return tensor
 
 
-def _header(path: Path, most_bytes: int) -> dict[str, Any]:
-    """Return the safetensors header after checking it against the file's length; nothing else is read."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            (length,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)
-            if size > most_bytes:
-                raise refused(f"it is larger than {most_bytes >> 20} MiB")
-            if not 2 <= length <= min(2 * MOST_FACTS, size - 8):
-                raise refused("it is no safetensors file")
-            header = _parsed(file.read(length), 2 * MOST_FACTS)
-    except OSError:
-        raise SettingsError(f"The file {path.name!r} cannot be read. Check that it exists.") from None
+def _header(file: io.BufferedReader | io.BytesIO, most_bytes: int) -> tuple[dict[str, Any], int]:
+    """Return the safetensors header and where it ends, checked against the file's length; nothing else is read."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(8)
+    (length,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)
+    if size > most_bytes:
+        raise refused(f"it is larger than {most_bytes >> 20} MiB")
+    if not 2 <= length <= min(2 * MOST_FACTS, size - 8):
+        raise refused("it is no safetensors file")
+    header = _parsed(file.read(length), 2 * MOST_FACTS)
     if not isinstance(header, dict) or len(header) > MOST_TENSORS + 1:
         raise refused("its header is malformed")
     end = 0
@@ -349,13 +350,13 @@ def _header(path: Path, most_bytes: int) -> dict[str, Any]:
         known = isinstance(dtype, str) and dtype in _DTYPES
         if not (_NAME.fullmatch(name) and known and whole and len(shape) <= MOST_DIMENSIONS):
             raise refused("a tensor has a name, type or shape that is not allowed")
-        n_bytes = int(np.prod([np.dtype(_DTYPES[dtype]).itemsize, *shape], dtype=object))
+        n_bytes = math.prod([np.dtype(_DTYPES[dtype]).itemsize, *shape])
         if begin != end or stop - begin != n_bytes:
             raise refused("its tensors do not fill it exactly")
         end = stop
     if 8 + length + end != size:
         raise refused("its tensors do not fill it exactly")
-    return header
+    return header, 8 + length
 
 
 def _offsets(entry: Any) -> tuple[int, int]:
@@ -408,13 +409,6 @@ def _depth(value: Any) -> int:
     if isinstance(value, dict):
         return 1 + max(map(_depth, value.values()), default=0)
     return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
-
-
-def _opened(path: str | os.PathLike[str]) -> Any:
-    try:
-        return safe_open(os.fspath(path), framework="np")
-    except (SafetensorError, OSError):
-        raise refused("it is no safetensors file") from None
 
 
 def refused(problem: str) -> ContributionRejected:

@@ -323,6 +323,12 @@ class Study:
             check_tree_settings(learner)
         return learner
 
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """What the sites' files say of their learners; only epsilon is each site's own."""
+        expected = self.build(self.epsilon_range[0])
+        return {name: to_plain(value) for name, value in expected.get_params(deep=False).items() if name != "noise"}
+
     def build_aggregator(self) -> Any:
         """Return the aggregator."""
         settings = dict(self.aggregator_settings)
@@ -398,8 +404,7 @@ class Study:
                 )
 
         need(contribution.study == self.reference, "it was made for another study, or another version of this one")
-        expected = self.build(learner.epsilon if math.isfinite(learner.epsilon) else low)
-        settings = {k: to_plain(v) for k, v in expected.get_params(deep=False).items() if k != "noise"}
+        settings = self._settings if self.trusted else {**self._settings, "epsilon": learner.epsilon}
         need(type(learner).__name__ == self.learner and settings == facts["settings"], "its learner has other settings")
         need(learner.n_features_in_ == self.schema.n_features, "it has another number of features")
         if self.schema.classes is not None:
@@ -412,7 +417,7 @@ class Study:
         need(guarantee.epsilon <= high * (1 + 1e-9) and guarantee.delta <= self.delta, "it promises less than agreed")
         need(facts.get("receipt") is not None, "no ledger was charged for it")
         if self.neighbours == "add-remove" and self.learner in LINEAR:
-            need(facts["size"] == expected.public_size, "it carries a number of records, which is not public")
+            need(facts["size"] == settings["public_size"], "it carries a number of records, which is not public")
         return contribution
 
     def combine(

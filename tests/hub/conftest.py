@@ -296,14 +296,15 @@ def quick(folder: Path, url: str | None = None, **more: Any) -> Settings:
 
 
 @pytest.fixture
-def world(tmp_path: Path, url: str | None) -> Iterator[World]:
-    with Client(create_app(quick(tmp_path / "hub", url))) as client:
+def world(tmp_path: Path, url: str | None, request: Any) -> Iterator[World]:
+    """A hub on each database; a parameter holds further settings."""
+    with Client(create_app(quick(tmp_path / "hub", url, **getattr(request, "param", {})))) as client:
         yield World(client, tmp_path)
 
 
 @pytest.fixture
-def sqlite_world(tmp_path: Path) -> Iterator[World]:
-    with Client(create_app(quick(tmp_path / "hub"))) as client:
+def sqlite_world(tmp_path: Path, request: Any) -> Iterator[World]:
+    with Client(create_app(quick(tmp_path / "hub", **getattr(request, "param", {})))) as client:
         yield World(client, tmp_path)
 
 

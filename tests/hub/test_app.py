@@ -69,7 +69,7 @@ def test_what_is_withdrawn_stays_out(world: Any, tools: Any) -> None:
     world.combiner.run(at_once=True)
     assert tools.code(world.call(wards[1], "GET", "/api/studies/demo/release")) == "no-release"
     again = [row for row in world.hub.store.contributions("demo") if row["site"] == wards[0].name]
-    body = world.hub.store.files.path(again[0]["sha256"]).read_bytes()
+    body = world.hub.store.content(again[0]["sha256"])
     assert tools.code(world.submit(wards[0], body)) == "stale"
 
 
@@ -291,7 +291,7 @@ def test_a_closed_study_takes_nothing_more_and_keeps_its_release(world: Any, too
     assert tools.code(answer) == "study-closed"
     assert world.call(wards[0], "GET", "/api/studies/demo/release").status_code == 200
     same = world.hub.store.contributions("demo", site=wards[0].name)[0]
-    repeated = world.submit(wards[0], world.hub.store.files.path(same["sha256"]).read_bytes())
+    repeated = world.submit(wards[0], world.hub.store.content(same["sha256"]))
     assert repeated.status_code == 200  # an answer that was lost can still be had
 
 

@@ -30,7 +30,7 @@ from consilience.hub.app import ROUTES, create_app
 from consilience.hub.auth import hash_password
 from consilience.protocol import ERRORS, HEADER, digest, sign_request
 from consilience.release import Release
-from consilience.sealed import Sealed, SigningKey, canonical, is_signed, message_of, read_facts
+from consilience.sealed import Sealed, SealedFile, SigningKey, canonical, is_signed, message_of
 
 SHORT, LONG = 100, 100_000
 MOST_GROWTH = 128 << 20  # bytes of resident memory over all examples
@@ -669,7 +669,7 @@ def test_inspecting_refuses_what_loading_refuses(target: Target, tmp_path: Path)
         which = rng.randrange(2)
         path.write_bytes(_forged(rng, target.honest[which].sealed, target.ward.key, target.others[which]))
         whole = taken(lambda: Contribution.load(path))
-        blocks = taken(lambda: Contribution.inspect(path, read_facts(path, "contribution")))
+        blocks = taken(lambda: Contribution.inspect(SealedFile(path, "contribution")))
         assert whole == blocks, number
 
 

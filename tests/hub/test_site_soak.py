@@ -148,8 +148,9 @@ def _survive(
     assert max(states[f"ward {i}", "accepted"] for i in range(N_SITES)) == 1
     assert all(states[f"ward {i}", "accepted"] == 1 for i in (0, 1, 3, 4))
     hub.verify()
-    n_files = len(list((folder / "hub" / "files").glob("*/*")))
-    assert n_files == len(rows) + len(hub.store.releases("demo"))
+    contents = [hub.store.content(row["sha256"]) for row in rows]
+    n_kept = sum(isinstance(one, bytes) for one in contents) + len(list((folder / "hub" / "files").glob("*/*")))
+    assert n_kept == len(rows) + len(hub.store.releases("demo"))
     hub.close()
     return {"kills": dict(killed), "submissions": len(rows), "wasted charges": wasted}
 

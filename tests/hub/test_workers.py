@@ -123,7 +123,10 @@ def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str, to
 
 # -------------------------------------------------------------------------------------------------------------- bucket
 
+IN_FILES = pytest.param({"small_bytes": -1}, id="in files")  # what is in the database needs no bucket
 
+
+@pytest.mark.parametrize("world", [IN_FILES], indirect=True)
 def test_files_in_a_bucket_serve_workers_on_several_machines(
     world: Any, url: str | None, bucket: Any, tools: Any
 ) -> None:
@@ -133,7 +136,9 @@ def test_files_in_a_bucket_serve_workers_on_several_machines(
     kept = {one.key.removeprefix("hubs/one/") for one in bucket.objects.all()}
     assert kept == {row["sha256"] for row in world.hub.store.contributions("demo")}
     folder = second_folder(world) if url is not None else world.folder / "hub"
-    with tools.Client(create_app(tools.quick(folder, url))) as client:  # a worker that has seen none of it
+    with tools.Client(
+        create_app(tools.quick(folder, url, small_bytes=-1))
+    ) as client:  # a worker that has seen none of it
         second = tools.World(client, world.folder)
         second.wards = world.wards
         assert isinstance(second.hub.store.files, Bucket)
@@ -152,6 +157,7 @@ def test_files_in_a_bucket_serve_workers_on_several_machines(
         assert list(second.hub.store.files.incoming.iterdir()) == []
 
 
+@pytest.mark.parametrize("sqlite_world", [IN_FILES], indirect=True)
 def test_what_no_row_names_is_swept_from_the_bucket_and_nothing_of_others(sqlite_world: Any, bucket: Any) -> None:
     world = sqlite_world
     world.fill(world.add_study(), 1)
@@ -167,6 +173,7 @@ def test_what_no_row_names_is_swept_from_the_bucket_and_nothing_of_others(sqlite
         files.check(set())
 
 
+@pytest.mark.parametrize("sqlite_world", [IN_FILES], indirect=True)
 def test_a_bucket_that_cannot_be_used_changes_nothing(sqlite_world: Any, bucket: Any, tools: Any) -> None:
     world = sqlite_world
     study = world.add_study()
@@ -176,7 +183,7 @@ def test_a_bucket_that_cannot_be_used_changes_nothing(sqlite_world: Any, bucket:
             commands.use_bucket(world.folder / "hub", wrong)
     assert world.hub.store.remembered("bucket") is None
     commands.use_bucket(world.folder / "hub", "s3://shared")
-    with tools.Client(create_app(tools.quick(world.folder / "hub"))) as client:
+    with tools.Client(create_app(tools.quick(world.folder / "hub", small_bytes=-1))) as client:
         again = tools.World(client, world.folder)
         bucket.objects.all().delete()
         bucket.delete()
@@ -187,6 +194,7 @@ def test_a_bucket_that_cannot_be_used_changes_nothing(sqlite_world: Any, bucket:
         assert again.submit(ward, ward.train(study, sequence=2)).status_code == 201
 
 
+@pytest.mark.parametrize("sqlite_world", [IN_FILES], indirect=True)
 def test_a_backup_of_a_hub_with_a_bucket_is_whole_by_itself(sqlite_world: Any, bucket: Any, tools: Any) -> None:
     world = sqlite_world
     world.fill(world.add_study(), 2)

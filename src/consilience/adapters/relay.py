@@ -27,7 +27,7 @@ from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.release import KIND as RELEASE
 from consilience.release import Release, Source
-from consilience.sealed import Sealed, SigningKey, read_facts, refused, write_durably
+from consilience.sealed import SealedFile, SigningKey, refused, write_durably
 from consilience.study import Study
 
 MOST_AT_ONCE = 64 << 20  # bytes in one answer, unless a single file has more
@@ -103,11 +103,11 @@ class Outbox:
         found: dict[str, tuple[Path, dict[str, Any]]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
             try:
-                facts, signature = read_facts(path, kind)
+                file = SealedFile(path, kind)
             except ConsilienceError:
                 continue
-            if facts.get("study") == self.study.reference and type(facts.get("sequence")) is int:
-                found[Sealed(kind, facts, {}, signature).digest] = (path, facts)
+            if file.facts.get("study") == self.study.reference and type(file.facts.get("sequence")) is int:
+                found[file.digest] = (path, file.facts)
         return found
 
 
@@ -131,8 +131,7 @@ class _Held:
 
     @classmethod
     def read(cls, path: Path) -> _Held:
-        facts, signature = read_facts(path, KIND)
-        return cls(Contribution(Sealed(KIND, facts, {}, signature)), path)
+        return cls(Contribution(SealedFile(path, KIND).hollow), path)
 
 
 class Collection:
@@ -223,11 +222,11 @@ class Collection:
         part = own / ".arriving"
         try:
             write_durably(part, content)
-            read = read_facts(part, KIND)
-            known = self.sites.get(str(read[0].get("site")))
-            if known is None or known != read[0]["key"]:
+            file = SealedFile(part, KIND)
+            known = self.sites.get(str(file.facts.get("site")))
+            if known is None or known != file.facts["key"]:
                 raise refused("its site, or the key that signed it, is not in sites.json")
-            found = self.study.accept(Contribution.inspect(part, read, trusted=self.study.trusted))
+            found = self.study.accept(Contribution.inspect(file, trusted=self.study.trusted))
             if found.digest in self._held:
                 return found
             number = (found.site, found.sequence)

@@ -70,13 +70,13 @@ class Combiner:
             self._thread.join()
 
     def _run(self) -> None:
-        delay = POLL_SECONDS
+        delay, pause = POLL_SECONDS, min(POLL_SECONDS, self.hub.settings.quiet_seconds / 2)
         while not self._stopped.is_set():
-            self.hub.changed.wait(delay)
+            if self.hub.changed.wait(delay):
+                self._stopped.wait(pause)  # nothing is quiet yet: a crowd of changes is looked at once
             self.hub.changed.clear()
             try:
-                waiting = self.run()
-                delay = min(POLL_SECONDS, self.hub.settings.quiet_seconds / 2) if waiting else POLL_SECONDS
+                delay = pause if self.run() else POLL_SECONDS
             except Exception:  # whatever it was, the study stays due
                 logger.exception("combining was interrupted")
                 delay = POLL_SECONDS
@@ -84,7 +84,7 @@ class Combiner:
 
     def run(self, *, at_once: bool = False) -> int:
         """Combine what is due and has been quiet; return how many studies wait for quiet."""
-        due = [row for row in self.hub.store.due() if not self.hub.study(row["name"])[1].draws_noise]
+        due = [row for row in self.hub.store.due() if not self.hub.agreed(row["name"]).draws_noise]
         names = {row["name"] for row in due}
         self._waiting = {name: since for name, since in self._waiting.items() if name in names}
         waiting = 0
@@ -156,9 +156,9 @@ class Combiner:
         return row
 
     def _release(self, study: Study, accepted: Sequence[Row], every: Sequence[Row], request: str | None) -> Release:
-        files, store = self.hub.store.files, self.hub.store
+        store = self.hub.store
         public, test = (self._records(study, part) for part in (study.public, study.test))
-        contributions = [Contribution.load(files.path(row["sha256"]), trusted=study.trusted) for row in accepted]
+        contributions = [Contribution.load(store.content(row["sha256"]), trusted=study.trusted) for row in accepted]
         used = {row["digest"] for row in accepted}
         earlier: dict[str, list[Guarantee]] = {}
         for row in every:

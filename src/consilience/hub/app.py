@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -45,6 +45,8 @@ SHOWN = {
     "contribution": ("digest", "site", "sequence", "state", "guarantee", "size", "received"),
     "release": ("digest", "sequence", "state", "n_sites", "guarantee", "size", "created"),
 }
+
+Sender = tuple[Signed, Row, list[Row]]
 
 logger = logging.getLogger("consilience.hub")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -205,23 +207,27 @@ async def small_body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-async def _receive(request: Request, arrived: Path, most: int) -> str:
-    """Stream a body to disk and return its SHA-256."""
+async def _receive(request: Request, arrived: Path, most: int, *, small: int = -1) -> tuple[str, Path | bytes]:
+    """Stream a body to disk, or to memory if it has at most `small` bytes; return its SHA-256 and where it is."""
     settings: Settings = request.app.state.hub.settings
-    read, size = hashlib.sha256(), 0
-    try:
-        async with asyncio.timeout(settings.upload_seconds):
-            with arrived.open("wb") as file:
+    read, size, parts, file = hashlib.sha256(), 0, [], None
+    with ExitStack() as opened:
+        try:
+            async with asyncio.timeout(settings.upload_seconds):
                 async for part in request.stream():
                     size += len(part)
                     if size > most:
                         raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
                     read.update(part)
-                    file.write(part)
-    except TimeoutError:
-        raise Refusal("malformed", "The upload took too long.") from None
+                    parts.append(part)
+                    if size > small:
+                        file = file or opened.enter_context(arrived.open("wb"))
+                        file.writelines(parts)
+                        parts.clear()
+        except TimeoutError:
+            raise Refusal("malformed", "The upload took too long.") from None
     request.app.state.metrics.received += size
-    return read.hexdigest()
+    return read.hexdigest(), arrived if file else b"".join(parts)
 
 
 def _target(request: Request) -> str:
@@ -235,13 +241,17 @@ def _signed(request: Request) -> Signed:
     return read_request(request.headers.get(HEADER), request.method, _target(request))
 
 
-def _site(request: Request, study: str) -> Caller:
-    """Return the enrolled site that signed a request; its nonce is the caller's to spend, its body to compare."""
-    hub: Hub = request.app.state.hub
+def _signed_by(request: Request) -> Signed:
+    """Return who signed a request, unless too many came from there; the nonce is still to be spent."""
     signed = _signed(request)
     request.app.state.by_key.take(signed.key)
-    hub_knows = hub.store.signer(_named(study), signed.key)
-    return Caller(f"site:{hub_knows['name']}", hub_knows, signed)
+    return signed
+
+
+def _sender(request: Request, study: str) -> Sender:
+    """Return who signed a contribution that is about to come, its site, and what that submitted before."""
+    signed = _signed_by(request)
+    return signed, *request.app.state.hub.store.sender(_named(study), signed.key)
 
 
 def _named(study: str) -> str:
@@ -263,10 +273,10 @@ Coordinator = Annotated[str, Depends(coordinator)]
 
 def site_changing(request: Request, study: str, body: Body) -> Caller:
     """Return the site that signed a request whose own transaction spends the nonce."""
-    caller = _site(request, study)
-    assert caller.signed is not None
-    caller.signed.check_body(digest(body))
-    return caller
+    signed = _signed_by(request)
+    signed.check_body(digest(body))
+    site = request.app.state.hub.store.signer(_named(study), signed.key)
+    return Caller(f"site:{site['name']}", site, signed)
 
 
 def anyone(request: Request, study: str, body: Body) -> Caller:
@@ -365,7 +375,7 @@ async def put_file(request: Request, study: str, file: str) -> Row:
     arrived = hub.store.files.new()
     try:
         async with request.app.state.uploads:
-            sha256 = await _receive(request, arrived, hub.settings.most_public_bytes)
+            sha256, _ = await _receive(request, arrived, hub.settings.most_public_bytes)
             found = await run_in_threadpool(hub.keep_public_file, study, file, arrived, sha256, actor)
     finally:
         arrived.unlink(missing_ok=True)
@@ -474,23 +484,30 @@ async def submit(request: Request, study: str) -> Response:
     """Take a contribution (the file itself); the same file again changes nothing."""
     hub: Hub = request.app.state.hub
     most = hub.settings.most_bytes
-    declared = request.headers.get("content-length", "0")
+    declared = request.headers.get("content-length", str(most))
     if not (declared.isascii() and declared.isdigit()):
         raise Refusal("malformed", "The length of the file is no number.")
     if len(declared) > 18 or int(declared) > most:
         raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
-    caller = await run_in_threadpool(_site, request, study)  # a stranger's file is not even received
-    assert caller.site is not None
-    assert caller.signed is not None
+    small, sender = hub.settings.small_bytes, None
+    if int(declared) > small:  # a stranger's file is not even received
+        sender = await run_in_threadpool(_sender, request, study)
     arrived = hub.store.files.new()
     try:
         async with request.app.state.uploads:
-            sha256 = await _receive(request, arrived, most)
-            caller.signed.check_body(sha256)
-            row, new = await run_in_threadpool(hub.take, study, caller.site, arrived, sha256, caller.signed.nonce)
+            sha256, content = await _receive(request, arrived, most, small=small)
+            row, new = await run_in_threadpool(_take, request, study, sender, content, sha256)
     finally:
-        arrived.unlink(missing_ok=True)
+        if sender is not None:
+            arrived.unlink(missing_ok=True)
     return JSONResponse(_shown("contribution", row), 201 if new else 200)
+
+
+def _take(request: Request, study: str, sender: Sender | None, content: Path | bytes, sha256: str) -> tuple[Row, bool]:
+    signed, site, before = sender or _sender(request, study)
+    signed.check_body(sha256)
+    hub: Hub = request.app.state.hub
+    return hub.take(study, site, before, content, sha256, signed.nonce)
 
 
 def list_contributions(request: Request, study: str, caller: Anyone) -> Row:

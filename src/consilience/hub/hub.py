@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +18,12 @@ from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Refusal
-from consilience.sealed import MOST_BYTES, SigningKey, is_signed, read_facts
+from consilience.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
 from consilience.study import MOST_TEXT, PublicFile, Study
 
 from . import auth
 from .auth import Rate
-from .store import Row, Store, hashed, now
+from .store import Row, Store, hashed, now, standing
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
@@ -38,6 +38,7 @@ class Settings:
     folder: Path
     url: str | None = None
     most_bytes: int = MOST_BYTES  # of a contribution
+    small_bytes: int = 256 << 10  # of a contribution that is kept in the database, not in a file
     most_public_bytes: int = 1 << 30  # of a file of public records
     most_uploads: int = 16  # at the same time
     upload_seconds: float = 600.0
@@ -220,29 +221,27 @@ class Hub:
             raise Refusal("not-authenticated", "The new key did not sign the proof.")
         return self.store.rotate(study, key, new, nonce)
 
-    def take(self, study: str, site: Row, arrived: Path, sha256: str, nonce: str) -> tuple[Row, bool]:
-        """Check a file that arrived from an enrolled site, keep it durably; return its row and whether it is new."""
-        contribution = self._checked(self.agreed(study), site, arrived)
-        facts: Row = {"digest": contribution.digest, "study": study, "site": site["name"], "sha256": sha256}
-        facts |= {"sequence": contribution.sequence, "size": arrived.stat().st_size}
-        facts["guarantee"] = json.dumps(contribution.guarantee.as_dict())
-        if self.store.standing(facts, site) is None:  # what will not be taken leaves no file behind
-            self.store.files.keep(arrived, sha256)
-        found = self.store.submit(facts, site["key"], nonce)
-        self.changed.set()
-        return found
-
-    def _checked(self, agreed: Study, site: Row, arrived: Path) -> Contribution:
-        """Return what a file of unknown origin holds, after everything that can be checked was."""
-        most = self.settings.most_bytes
+    def take(
+        self, study: str, site: Row, before: Sequence[Row], arrived: Path | bytes, sha256: str, nonce: str
+    ) -> tuple[Row, bool]:
+        """Check what arrived from an enrolled site, keep it durably; return its row and whether it is new."""
+        agreed, content = self.agreed(study), arrived if isinstance(arrived, bytes) else None
+        size = len(arrived) if isinstance(arrived, bytes) else arrived.stat().st_size
         try:
-            found = read_facts(arrived, KIND, most_bytes=most)
-            _check_sender(found[0], agreed, site)
+            file = SealedFile(arrived, KIND, most_bytes=self.settings.most_bytes)
+            _check_sender(file.facts, agreed, site)
             # Large files one after the other: what checking one of them may need is then needed once.
-            with self._large if arrived.stat().st_size > LARGE else nullcontext():
-                return agreed.accept(Contribution.inspect(arrived, found, trusted=agreed.trusted))
+            with self._large if size > LARGE else nullcontext():
+                contribution = agreed.accept(Contribution.inspect(file, trusted=agreed.trusted))
         except ConsilienceError as problem:
             raise Refusal("rejected", str(problem)) from None
+        row: Row = {"digest": file.digest, "study": study, "site": site["name"], "sequence": contribution.sequence}
+        row |= {"sha256": sha256, "size": size, "guarantee": json.dumps(contribution.guarantee.as_dict())}
+        if standing(row, site, before) is None and not isinstance(arrived, bytes):
+            self.store.files.keep(arrived, sha256)  # what will not be taken leaves no file behind
+        found = self.store.submit(row, site["key"], nonce, content)
+        self.changed.set()
+        return found
 
     def withdraw(self, study: str, key: str, nonce: str) -> Row:
         """Take what a site contributed out of all that follows."""

@@ -34,7 +34,7 @@ from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit, c
 from consilience.protocol import ERRORS, Refusal
 from consilience.release import KIND as RELEASE
 from consilience.release import Release
-from consilience.sealed import Sealed, read_facts
+from consilience.sealed import SealedFile
 from consilience.study import DISTILLATIONS, PublicFile, Study, check
 
 from . import auth, overview, showing
@@ -129,7 +129,7 @@ class Visit:
 
 
 Page = Callable[[Visit], Response]
-Receive = Callable[[Request, Path, int], Awaitable[str]]
+Receive = Callable[[Request, Path, int], Awaitable[Any]]
 
 
 # ------------------------------------------------------------------------------------------- adding them to the hub
@@ -645,12 +645,11 @@ def _contribution(visit: Visit) -> tuple[Row, Study, Row, certificate.Page]:
     own = overview.contribution(visit.hub.store, row["name"], digest) if DIGEST.fullmatch(digest) else None
     if own is None or not (who.is_coordinator or who.name == own["site"]):
         raise Refusal("not-found", "There is no such contribution in this study.")
-    path = visit.hub.store.files.path(own["sha256"])
+    content = visit.hub.store.content(own["sha256"])
     if own["size"] <= MOST_CHECKED:
-        loaded = Contribution.load(path, trusted=found.trusted)
+        loaded = Contribution.load(content, trusted=found.trusted)
     else:  # its tensors were checked when it came
-        facts, signature = read_facts(path, CONTRIBUTION)
-        loaded = Contribution(Sealed(CONTRIBUTION, facts, {}, signature))
+        loaded = Contribution(SealedFile(content, CONTRIBUTION).hollow)
     return row, found, own, certificate.of_contribution(loaded)
 
 
@@ -691,8 +690,7 @@ def _release(visit: Visit) -> tuple[Row, Study, Row]:
 @lru_cache(maxsize=32)
 def _read(path: str) -> Release:
     """Return a release of this hub without its tensors; a file's name is its digest, so it never changes."""
-    facts, signature = read_facts(path, RELEASE)
-    return Release(Sealed(RELEASE, facts, {}, signature))
+    return Release(SealedFile(path, RELEASE).hollow)
 
 
 def _release_facts(visit: Visit, found: Study, one: Row | None, *, page: int, size: int) -> dict[str, Any]:

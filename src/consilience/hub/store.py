@@ -1,9 +1,10 @@
 """Everything the hub remembers: every SQL statement, and the folder of files.
 
-Rows live in one database (SQLite by default, PostgreSQL by URL), bytes in a content-addressed folder. Three rules make
-a killed hub recover by itself: a file is durable before the row that names it is committed; an answer is given after
-the commit; every change, its audit entry and its nonce are one transaction. All writing transactions are serial (the
-audit log is one chain), and those that wait together are committed together, so that a crowd pays for one disk flush.
+Rows live in one database (SQLite by default, PostgreSQL by URL), bytes in a content-addressed folder, small ones in the
+database too. Three rules make a killed hub recover by itself: bytes are durable before, or with, the row that names
+them; an answer is given after the commit; every change, its audit entry and its nonce are one transaction. All writing
+transactions are serial (the audit log is one chain), and those that wait together are committed together, so that a
+crowd pays for one disk flush.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -31,6 +33,7 @@ from .files import Bucket, Files
 from .tables import (
     MIGRATIONS,
     audit,
+    bodies,
     claims,
     contributions,
     coordinators,
@@ -50,6 +53,9 @@ from .tables import (
 
 T = TypeVar("T")
 Row = dict[str, Any]
+Waiting = tuple[Callable[[sa.Connection], Any], Future[Any]]
+Done = tuple[Any, Exception | None]
+_DATABASE = (sa.exc.OperationalError, sa.exc.InterfaceError)  # the database itself does not answer
 
 GENESIS = "0" * 64
 MOST_WAITING = 256  # writes that one transaction takes
@@ -59,10 +65,10 @@ _LOCK = 0x434E534C  # "CNSL": the advisory lock under which PostgreSQL's writers
 # Statements that every submission needs, built once.
 _SIGNER = sa.select(sites, studies.c.status.label("study_status")).join(studies, studies.c.name == sites.c.study)
 _SIGNER = _SIGNER.where(sites.c.study == sa.bindparam("study"), sites.c.key == sa.bindparam("key"))
-_OWN = sa.select(contributions).where(
-    contributions.c.study == sa.bindparam("study"), contributions.c.site == sa.bindparam("site")
-)
-_OWN = _OWN.order_by(contributions.c.sequence.desc())
+_SENDER = _SIGNER.add_columns(*(column.label(f"its_{column.name}") for column in contributions.c))
+_SENDER = _SENDER.outerjoin(
+    contributions, (contributions.c.study == sites.c.study) & (contributions.c.site == sites.c.name)
+).order_by(contributions.c.sequence.desc())
 _SUPERSEDE = contributions.update().where(
     contributions.c.state == "accepted",
     contributions.c.study == sa.bindparam("of_study"),
@@ -73,6 +79,9 @@ _MOVE = studies.update().where(studies.c.name == sa.bindparam("of_study"))
 _MOVE = _MOVE.values(changes=studies.c.changes + 1, changed=sa.bindparam("at"))
 _FORGET_NONCES = nonces.delete().where(nonces.c.expires < sa.bindparam("now"))
 _ADD_NONCE, _ADD_ENTRY, _ADD_CONTRIBUTION = nonces.insert(), audit.insert(), contributions.insert()
+_BODY, _ADD_BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of")), bodies.insert()
+_SETTING = sa.select(settings.c.value).where(settings.c.name == sa.bindparam("of_name"))
+_SET = settings.update().where(settings.c.name == sa.bindparam("of_name")).values(value=sa.bindparam("to"))
 
 
 def now(*, seconds: float = 0.0) -> str:
@@ -102,7 +111,8 @@ class Store:
                 "sqlite:///... or postgresql+psycopg://..."
             )
         self._engines = self._open()
-        self._writer, self._waiting = threading.Lock(), deque[tuple[Callable[[sa.Connection], Any], Future[Any]]]()
+        self._writer, self._waiting = threading.Lock(), deque[Waiting]()
+        self._forget_at = 0.0  # when nonces that have expired are next removed, by the monotonic clock
         try:
             self._migrate()
             bucket, place = self.remembered("bucket"), self.folder / "files"
@@ -146,7 +156,7 @@ class Store:
         """Do `work` in a serial transaction, perhaps one that others' work shares; return after the commit.
 
         Whoever comes while a transaction is being committed waits; the next one takes all who wait. Work that raises
-        is undone alone.
+        is undone alone; it may then be done twice, so it must do nothing but look at the database and change it.
         """
         mine: Future[T] = Future()
         self._waiting.append((work, mine))
@@ -158,35 +168,35 @@ class Store:
 
     def _write_waiting(self) -> None:
         batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_WAITING))]
-        done: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
-            with self._engines[1].begin() as db:
-                if not self.is_sqlite:
-                    db.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-                db.info["head"] = None
-                for work, future in batch:
-                    head, part = db.info["head"], db.begin_nested()
-                    try:
-                        result = work(db)
-                        part.commit()
-                        done.append((future, result, None))
-                    except (sa.exc.OperationalError, sa.exc.InterfaceError):
-                        raise  # the database itself: nobody's work was done
-                    except Exception as problem:
-                        part.rollback()
-                        db.info["head"] = head
-                        done.append((future, None, problem))
-                if db.info["head"] is not None:
-                    _set(db, "audit", db.info["head"])
+            try:
+                done = self._transaction(batch, _do)
+            except _DATABASE:
+                raise  # nobody's work was done, and nobody's would be
+            except Exception:  # somebody's work was refused: all of it again, each undone by itself where it must be
+                done = self._transaction(batch, _try)
         except BaseException as problem:
             for _, future in batch:
                 future.set_exception(problem)
             return
-        for future, result, failed in done:
+        for (_, future), (result, failed) in zip(batch, done, strict=True):
             if failed is None:
                 future.set_result(result)
             else:
                 future.set_exception(failed)
+
+    def _transaction(self, batch: Sequence[Waiting], do: Callable[..., Done]) -> list[Done]:
+        with self._engines[1].begin() as db:
+            if not self.is_sqlite:
+                db.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            db.info["head"] = None
+            done = [do(db, work) for work, _ in batch]
+            if (at := time.monotonic()) >= self._forget_at:
+                self._forget_at = at + CLOCK_SECONDS / 5
+                db.execute(_FORGET_NONCES, {"now": now()})
+            if db.info["head"] is not None:
+                _set(db, "audit", db.info["head"])
+        return done
 
     def _rows(self, query: Any) -> list[Row]:
         with self.reading() as db:
@@ -215,6 +225,11 @@ class Store:
             return {
                 row[0] for table in (files, contributions, releases) for row in db.execute(sa.select(table.c.sha256))
             }
+
+    def _filed(self) -> set[str]:
+        """Return the digests of what is kept in files."""
+        with self.reading() as db:
+            return self._named() - {row[0] for row in db.execute(sa.select(bodies.c.sha256))}
 
     # ------------------------------------------------------------------------------------------- settings, the log
 
@@ -264,8 +279,9 @@ class Store:
                     "Compare with a backup."
                 )
         for sha256 in sorted(self._named()):
-            path = self.files.path(sha256)
-            if not path.exists() or _file_digest(path) != sha256:
+            found = self.content(sha256)
+            there = isinstance(found, bytes) or found.exists()
+            if not there or _content_digest(found) != sha256:
                 raise SettingsError(
                     f"The hub's files were to be verified: {sha256[:16]}… is missing or damaged. Nothing was "
                     "repaired. Take it from a backup, or ask its site to submit again."
@@ -488,13 +504,19 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------ contributions
 
-    def standing(self, row: Row, enrolled: Row) -> Row | None:
-        """Return the row of a contribution that is there already, refuse what will not be taken, or return None."""
+    def sender(self, study: str, key: str) -> tuple[Row, list[Row]]:
+        """Return the site whose current key this is and what it submitted before, newest first, or refuse."""
         with self.reading() as db:
-            return _standing(row, enrolled, _rows(db, _OWN, study=row["study"], site=row["site"]))
+            return _sender(db, study, key)
 
-    def submit(self, row: Row, key: str, nonce: str) -> tuple[Row, bool]:
-        """Take a contribution whose file is durable; return its row, and whether it is new.
+    def content(self, sha256: str) -> Path | bytes:
+        """Return the bytes of this digest if they are kept in the database, else the file that has them, or would."""
+        with self.reading() as db:
+            found = db.execute(_BODY, {"of": sha256}).scalar()
+        return self.files.path(sha256) if found is None else bytes(found)
+
+    def submit(self, row: Row, key: str, nonce: str, content: bytes | None = None) -> tuple[Row, bool]:
+        """Take a contribution whose file is durable, or its content; return its row, and whether it is new.
 
         The same digest again changes nothing. A newer sequence number supersedes, an older one is refused.
         """
@@ -502,11 +524,10 @@ class Store:
 
         def work(db: sa.Connection) -> tuple[Row, bool]:
             _spend(db, key, nonce)
-            enrolled = _signer(db, study, key)  # again: it may have been revoked while the file was checked
+            enrolled, before = _sender(db, study, key)  # again: it may have been revoked while the file was checked
             if enrolled["name"] != site:
                 raise Refusal("wrong-site", "The contribution names another site than the one that sent it.")
-            before = _rows(db, _OWN, study=study, site=site)
-            same = _standing(row, enrolled, before)
+            same = standing(row, enrolled, before)
             if same is not None:
                 return same, False
             at, n_superseded = now(), 0
@@ -514,6 +535,8 @@ class Store:
                 n_superseded = db.execute(_SUPERSEDE, {"of_study": study, "of_site": site, "at": at}).rowcount
             full = {**row, "state": "accepted", "received": at, "changed": at}
             db.execute(_ADD_CONTRIBUTION, full)
+            if content is not None:
+                db.execute(_ADD_BODY, {"sha256": row["sha256"], "content": content})
             db.execute(_MOVE, {"of_study": study, "at": at})
             facts = {"digest": row["digest"], "sequence": row["sequence"], "supersedes": n_superseded}
             _log(db, f"site:{site}", "contribution accepted", study, **facts)
@@ -667,7 +690,7 @@ class Store:
 
     def use_bucket(self, address: str, actor: str) -> int:
         """Copy all files to a bucket and keep them there from the next start on; return how many."""
-        bucket, named = Bucket(self.folder / "files", address), self._named()
+        bucket, named = Bucket(self.folder / "files", address), self._filed()
         bucket.check(named)
         for sha256 in sorted(named):
             arrived = bucket.new()
@@ -710,13 +733,13 @@ class Store:
                 other.execute(table.delete())
             for table in tables.sorted_tables:
                 found = one.execution_options(stream_results=True).execute(sa.select(table)).mappings()
-                for part in found.partitions(1000):
+                for part in found.partitions(50):  # of bodies, which are the largest rows, a few megabytes
                     other.execute(table.insert(), [dict(row) for row in part])
             other.execute(settings.delete().where(settings.c.name == "bucket"))
 
     def copy_files(self, target: Path) -> None:
         """Copy all files, after the rows: a file is there before its row, so that no row of the copy lacks one."""
-        for sha256 in self._named():
+        for sha256 in self._filed():
             self.files.copy(sha256, target / "files" / sha256[:2] / sha256[2:])
 
     def after_restore(self, datasets: Sequence[str], actor: str) -> None:
@@ -745,6 +768,25 @@ class Store:
 # ------------------------------------------------------------------------------------------------ parts of transactions
 
 
+def _do(db: sa.Connection, work: Callable[[sa.Connection], Any]) -> Done:
+    return work(db), None
+
+
+def _try(db: sa.Connection, work: Callable[[sa.Connection], Any]) -> Done:
+    """Do work that may be refused; then nothing of it stays."""
+    head, part = db.info["head"], db.begin_nested()
+    try:
+        result = work(db)
+        part.commit()
+    except _DATABASE:
+        raise
+    except Exception as problem:
+        part.rollback()
+        db.info["head"] = head
+        return None, problem
+    return result, None
+
+
 def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself
     for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
@@ -768,11 +810,11 @@ def _read(row: Row) -> Row:
 
 
 def _setting(db: sa.Connection, name: str) -> str | None:
-    return db.execute(sa.select(settings.c.value).where(settings.c.name == name)).scalar()
+    return db.execute(_SETTING, {"of_name": name}).scalar()
 
 
 def _set(db: sa.Connection, name: str, value: str) -> None:
-    if not db.execute(settings.update().where(settings.c.name == name).values(value=value)).rowcount:
+    if not db.execute(_SET, {"of_name": name, "to": value}).rowcount:
         db.execute(settings.insert().values(name=name, value=value))
 
 
@@ -790,8 +832,10 @@ def _digest(entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical({k: v for k, v in entry.items() if k != "hash"}).encode()).hexdigest()
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+def _content_digest(content: Path | bytes) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -822,6 +866,14 @@ def _signer(db: sa.Connection, study: str, key: str) -> Row:
     raise Refusal("not-authenticated", "The key is not enrolled in this study.")
 
 
+def _sender(db: sa.Connection, study: str, key: str) -> tuple[Row, list[Row]]:
+    found = _rows(db, _SENDER, study=study, key=key)
+    if not found or found[0]["status"] != "enrolled":
+        return _signer(db, study, key), []  # says why not
+    names = [column.name for column in contributions.c]
+    return found[0], [{name: row[f"its_{name}"] for name in names} for row in found if row["its_digest"] is not None]
+
+
 def _new_key(db: sa.Connection, study: str, site: str, key: str) -> None:
     if _rows(db, sa.select(keys).where(keys.c.study == study, keys.c.key == key)):
         raise Refusal("name-taken", "The key was enrolled in this study before.")
@@ -836,15 +888,17 @@ def _end_key(db: sa.Connection, study: str, key: str, reason: str) -> None:
 
 def _spend(db: sa.Connection, key: str, nonce: str) -> None:
     """Remember a nonce for as long as its request could be sent again."""
-    db.execute(_FORGET_NONCES, {"now": now()})
     try:
         db.execute(_ADD_NONCE, {"key": key, "nonce": nonce, "expires": now(seconds=2 * CLOCK_SECONDS + 1)})
     except sa.exc.IntegrityError:
         raise Refusal("replayed", "The request came before.") from None
 
 
-def _standing(row: Row, enrolled: Row, before: Sequence[Row]) -> Row | None:
-    """Compare a contribution with what its site submitted before, newest first."""
+def standing(row: Row, enrolled: Row, before: Sequence[Row]) -> Row | None:
+    """Compare a contribution with what its site submitted before, newest first.
+
+    Return the row of one that is there already, refuse what will not be taken, or return None.
+    """
     same = next((one for one in before if one["digest"] == row["digest"]), None)
     if same is not None:
         if same["state"] == "withdrawn":

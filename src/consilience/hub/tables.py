@@ -57,6 +57,7 @@ sites = _table(
     _text("status"),
     sa.Column("fetch_only", sa.Boolean, nullable=False),
     _text("enrolled"),
+    sa.Index("sites_by_key", "study", "key"),  # how every request of a site finds it
 )
 keys = _table(
     "keys",
@@ -96,6 +97,8 @@ contributions = _table(
     sa.Index("one_accepted", "study", "site", unique=True, sqlite_where=sa.text("state = 'accepted'"),
              postgresql_where=sa.text("state = 'accepted'")),
 )  # fmt: skip
+# A small contribution is kept with its row: one transaction, one disk flush, no file that a crash could leave behind.
+bodies = _table("bodies", _text("sha256", primary_key=True), sa.Column("content", sa.LargeBinary, nullable=False))
 releases = _table(
     "releases",
     _text("digest", primary_key=True),
@@ -138,5 +141,12 @@ audit = _table(
     _text("hash"),
 )
 
+
+def _keep_small_files(db: sa.Connection) -> None:
+    bodies.create(db, checkfirst=True)
+    for index in sites.indexes:
+        index.create(db, checkfirst=True)
+
+
 # Each entry leads from one version of the schema to the next. Nothing before 1 was ever released.
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (tables.create_all,)
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (tables.create_all, _keep_small_files)
