@@ -248,7 +248,7 @@ def test_the_search_finds_a_learner_that_remembers_a_record(tmp_path, monkeypatc
             monkeypatch.setattr(PrivateLogisticRegression, "_train", remembering)
         site.train("heart-risk", marked(), epsilon=1.0)
         site.submit("heart-risk")
-        sent = (shared / f"{name}-0001.safetensors").read_bytes()
+        sent = (shared / f"contribution-{name}-0001.safetensors").read_bytes()
         assert bool(Marks().found(sent)) == leaks
 
 

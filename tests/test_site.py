@@ -28,9 +28,7 @@ def site_in(folder, shared, name="north", epsilon=3.0):
 
 def publish(shared, sequence=1, key=None):
     found = study()
-    parts = [
-        Contribution.load(file) for file in sorted(shared.glob("*-0001.safetensors")) if "release" not in file.name
-    ]
+    parts = [Contribution.load(file) for file in sorted(shared.glob("contribution-*-0001.safetensors"))]
     release = found.combine(parts, signing=key or SigningKey.generate(), sequence=sequence)
     release.save(shared / f"release-{sequence:04d}.safetensors")
     return release
@@ -50,7 +48,23 @@ def test_a_folder_is_enough_to_take_part(shared, tmp_path):
     assert found.digest == made.digest == sites[0].release("heart-risk").digest
     assert sites[0].status("heart-risk")["release"] == 1
     sites[1].withdraw("heart-risk")
-    assert not list(shared.glob("south-*"))
+    assert [file.name for file in shared.glob("contribution-*")] == ["contribution-north-0001.safetensors"]
+
+
+def test_files_of_sites_with_like_names_are_told_apart(shared, tmp_path):
+    names = ("release", "north", "north-1", "north 1", "north.1")
+    sites = {name: site_in(tmp_path / name, shared, name) for name in names}
+    for i, site in enumerate(sites.values()):
+        site.train("heart-risk", table(300, seed=i), epsilon=1.0)
+        site.submit("heart-risk")
+    assert sites["north"].fetch("heart-risk") is None  # the site of that name is no release
+
+    def there():
+        return {Contribution.load(file).site for file in shared.glob("contribution-*.safetensors")}
+
+    assert there() == set(names)
+    sites["north"].withdraw("heart-risk")
+    assert there() == set(names) - {"north"}
 
 
 def test_nothing_is_charged_or_trained_without_approval(shared, tmp_path):

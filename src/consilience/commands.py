@@ -464,10 +464,7 @@ def release_make(
     from consilience.sealed import SigningKey
     from consilience.study import Study
 
-    files = sorted(folder.glob("*.toml"))
-    if len(files) != 1:
-        raise SettingsError(f"The folder must hold exactly one study (a .toml file); there are {len(files)}.")
-    study = Study.load(files[0])
+    study = Study.in_folder(folder)
     if study.draws_noise:
         raise SettingsError(
             "This study's aggregator draws noise, which must be charged: use a hub. Nothing was combined."

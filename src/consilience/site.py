@@ -7,6 +7,7 @@ writes what it did durably before it says so, so that a machine that stops at an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from consilience.certificate import Page, of_training
+from consilience.contribution import KIND as CONTRIBUTION
 from consilience.contribution import Contribution
 from consilience.data import Public
 from consilience.errors import (
@@ -34,7 +36,7 @@ from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import HEADER, digest, sign_request
 from consilience.release import Release
-from consilience.sealed import SigningKey, software, write_durably
+from consilience.sealed import SealedFile, SigningKey, software, write_durably
 from consilience.study import Study, file_digest
 
 TIMEOUT_SECONDS = 60.0
@@ -154,13 +156,7 @@ class Site:
     def join_folder(self, folder: str | os.PathLike[str]) -> Study:
         """Take part through files in a shared folder: a study file, its public files, and a place for contributions."""
         shared = Path(folder)
-        files = sorted(shared.glob("*.toml"))
-        if len(files) != 1:
-            raise SettingsError(
-                f"The folder {shared.name!r} must hold exactly one study (a .toml file); there are {len(files)}. "
-                "Nothing was joined."
-            )
-        study = Study.load(files[0])
+        study = Study.in_folder(shared)
         place = self.folder / "studies" / study.name
         place.mkdir(parents=True, exist_ok=True)
         for named in (study.public, study.test):
@@ -276,7 +272,8 @@ class Site:
         found = Contribution.load(path, trusted=self.study(name).trusted)
         shared = _shared(facts)
         if shared is not None:
-            write_durably(shared / f"{_file_name(self.name)}-{found.sequence:04d}.safetensors", path.read_bytes())
+            place = shared / f"contribution-{_file_name(self.name)}-{found.sequence:04d}.safetensors"
+            write_durably(place, path.read_bytes())
             answer: dict[str, Any] = {"digest": found.digest, "state": "accepted"}
         else:
             hub = self._hub(facts)
@@ -332,10 +329,17 @@ class Site:
         facts = self._facts(name)
         shared = _shared(facts)
         if shared is not None:
-            for file in shared.glob(f"{_file_name(self.name)}-*.safetensors"):
-                file.unlink()
+            for file in shared.glob("contribution-*.safetensors"):
+                if self._is_own(file):
+                    file.unlink()
             return {"state": "withdrawn"}
         return self._hub(facts).json("POST", f"/api/studies/{quote(name)}/withdrawals", b"{}")
+
+    def _is_own(self, file: Path) -> bool:
+        try:
+            return SealedFile(file, CONTRIBUTION).facts.get("site") == self.name
+        except ConsilienceError:
+            return False
 
     def open_view(self, name: str) -> str:
         """Return a link, good once and for minutes, that shows the site its own page on the hub's dashboard."""
@@ -555,7 +559,9 @@ def _shared(facts: Mapping[str, Any]) -> Path | None:
 
 
 def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]", "-", name)
+    """Return a site's name as part of a file's; two names never become one."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _amount(left: float | None, limit: float | None) -> str:

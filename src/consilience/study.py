@@ -178,6 +178,17 @@ class Study:
         return cls.from_text(_text(path))
 
     @classmethod
+    def in_folder(cls, folder: Path) -> Self:
+        """Read the study of a shared folder."""
+        files = sorted(folder.glob("*.toml"))
+        if len(files) != 1:
+            raise SettingsError(
+                f"The folder {folder.name!r} must hold exactly one study (a .toml file); there are {len(files)}. "
+                "Nothing was done. Put the study's file there."
+            )
+        return cls.load(files[0])
+
+    @classmethod
     def from_text(cls, text: str) -> Self:
         """Read a study from TOML; an unknown key is an error, never ignored."""
         facts, problems = _parsed(text)

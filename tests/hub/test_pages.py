@@ -143,11 +143,15 @@ def tools_app(tools: Any, folder: Any, **more: Any) -> Any:
     return create_app(tools.quick(folder / "hub", **more))
 
 
-def test_logging_out_ends_the_session_at_the_hub(ann: Browser) -> None:
-    before = dict(ann.cookies)
-    assert ann.post("/logout").headers["location"].startswith("/login")
-    ann.cookies = before
-    assert ann.get("/studies").status_code == 303
+def test_logging_out_ends_the_session_at_the_hub(hub: Any, ann: Browser) -> None:
+    hub.add_study()
+    ward = hub.ward("north")
+    for visitor, page in ((ann, "/studies"), (Browser(hub).open_as(ward), "/studies/demo")):
+        before = dict(visitor.cookies)
+        assert visitor.post("/logout").headers["location"].startswith("/login")
+        visitor.cookies = before
+        assert visitor.get(page).status_code == 303
+    Browser(hub).open_as(ward)  # another view is another's
 
 
 # --------------------------------------------------------------------------------------------------------- every page

@@ -61,7 +61,7 @@ class Outbox:
         places = [parent, *sorted(path for path in parent.glob("*") if path.is_dir())]
         for place in places:
             try:
-                found = _study(place)
+                found = Study.in_folder(place)
             except SettingsError:  # no study, or another one that somebody is still writing
                 continue
             if found.digest == study:
@@ -150,7 +150,7 @@ class Collection:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.study = _study(self.folder)
+        self.study = Study.in_folder(self.folder)
         for name in ("contributions", "withdrawn", "releases", "draws"):
             (self.folder / name).mkdir(exist_ok=True, mode=0o700)
 
@@ -338,16 +338,6 @@ class Collection:
 
     def _path(self, sequence: int) -> Path:
         return self.folder / "releases" / f"release-{sequence:04d}.safetensors"
-
-
-def _study(folder: Path) -> Study:
-    files = sorted(folder.glob("*.toml"))
-    if len(files) != 1:
-        raise SettingsError(
-            f"The folder {folder.name!r} must hold exactly one study (a .toml file); there are {len(files)}. Nothing "
-            "was done. Put the study's file there."
-        )
-    return Study.load(files[0])
 
 
 def _checked_name(name: str) -> str:

@@ -47,6 +47,7 @@ from .visitors import (
     SITE_COOKIE,
     VIEW_SECONDS,
     Visitor,
+    end_view,
     form_token,
     is_own_form,
     new_link,
@@ -291,6 +292,8 @@ def log_out(visit: Visit) -> Response:
     """End the session."""
     if visit.someone.is_coordinator:
         visit.hub.store.end_session(hashed(visit.someone.secret))
+    else:
+        end_view(visit.hub, visit.someone)
     answer = visit.elsewhere("/login?done=out")
     answer.delete_cookie(auth.COOKIE)
     answer.delete_cookie(SITE_COOKIE)

@@ -58,6 +58,7 @@ Done = tuple[Any, Exception | None]
 _DATABASE = (sa.exc.OperationalError, sa.exc.InterfaceError)  # the database itself does not answer
 
 GENESIS = "0" * 64
+NONCE_SECONDS = 2 * CLOCK_SECONDS + 1.0
 MOST_WAITING = 256  # writes that one transaction takes
 _LOCK = 0x434E534C  # "CNSL": the advisory lock under which PostgreSQL's writers are serial
 
@@ -465,9 +466,13 @@ class Store:
         with self.reading() as db:
             return _signer(db, study, key)
 
-    def spend_nonce(self, key: str, nonce: str) -> None:
+    def spend_nonce(self, key: str, nonce: str, *, seconds: float = NONCE_SECONDS) -> None:
         """Remember a request that changes nothing else, or refuse one that came before."""
-        self.write(lambda db: _spend(db, key, nonce))
+        self.write(lambda db: _spend(db, key, nonce, seconds))
+
+    def is_spent(self, key: str, nonce: str) -> bool:
+        """Tell whether a nonce was spent."""
+        return self._one(sa.select(nonces).where(nonces.c.key == key, nonces.c.nonce == nonce)) is not None
 
     def rotate(self, study: str, key: str, new: str, nonce: str) -> Row:
         """Replace a site's key by another that it has proven to hold."""
@@ -886,10 +891,10 @@ def _end_key(db: sa.Connection, study: str, key: str, reason: str) -> None:
     db.execute(ended.values(ended=now(), reason=reason))
 
 
-def _spend(db: sa.Connection, key: str, nonce: str) -> None:
+def _spend(db: sa.Connection, key: str, nonce: str, seconds: float = NONCE_SECONDS) -> None:
     """Remember a nonce for as long as its request could be sent again."""
     try:
-        db.execute(_ADD_NONCE, {"key": key, "nonce": nonce, "expires": now(seconds=2 * CLOCK_SECONDS + 1)})
+        db.execute(_ADD_NONCE, {"key": key, "nonce": nonce, "expires": now(seconds=seconds)})
     except sa.exc.IntegrityError:
         raise Refusal("replayed", "The request came before.") from None
 

@@ -62,7 +62,7 @@ def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
             pass
     stated = cookies.get(SITE_COOKIE)
     facts = _opened(hub, "view", stated)
-    if facts is None or stated is None:
+    if facts is None or stated is None or hub.store.is_spent(facts["key"], facts["nonce"]):
         return None
     try:
         site = hub.store.signer(facts["study"], facts["key"])
@@ -96,7 +96,14 @@ def use_link(hub: Hub, token: str) -> tuple[str, dict[str, Any]]:
         raise Refusal("not-authenticated", "The link was used before; each works once.") from None
     hub.store.log(f"site:{site['name']}", "dashboard opened", facts["study"])
     view = {"study": facts["study"], "key": facts["key"], "until": time.time() + VIEW_SECONDS}
-    return _stated(hub, "view", view), facts
+    return _stated(hub, "view", {**view, "nonce": secrets.token_hex(16)}), facts
+
+
+def end_view(hub: Hub, visitor: Visitor) -> None:
+    """End a site's view, wherever its cookie may still be."""
+    facts = _opened(hub, "view", visitor.secret)
+    if facts is not None:
+        hub.store.spend_nonce(facts["key"], facts["nonce"], seconds=VIEW_SECONDS)
 
 
 def form_token(secret: str) -> str:
