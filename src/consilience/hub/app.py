@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,6 +38,7 @@ from .pages import add_pages, turned_away
 from .store import Row, hashed
 
 MOST_JSON = 1 << 20
+TAKERS = 4  # small contributions that are checked at a time: more threads would only fight over one interpreter
 FILE = "application/octet-stream"
 SHOWN = {
     "study": ("name", "digest", "status", "created", "problem"),
@@ -129,7 +130,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.hub, app.state.combiner, app.state.metrics = hub, combiner, Metrics()
     app.state.by_key, app.state.by_guess = Buckets(settings.by_key), Buckets(settings.by_guess)
-    app.state.uploads = asyncio.Semaphore(settings.most_uploads)
+    app.state.uploads, app.state.takers = asyncio.Semaphore(settings.most_uploads), asyncio.Semaphore(TAKERS)
     for kind, answer in _HANDLERS.items():
         app.add_exception_handler(kind, answer)
     for method, path, endpoint, more in ROUTES:
@@ -496,7 +497,8 @@ async def submit(request: Request, study: str) -> Response:
     try:
         async with request.app.state.uploads:
             sha256, content = await _receive(request, arrived, most, small=small)
-            row, new = await run_in_threadpool(_take, request, study, sender, content, sha256)
+            async with request.app.state.takers if isinstance(content, bytes) else nullcontext():
+                row, new = await run_in_threadpool(_take, request, study, sender, content, sha256)
     finally:
         if sender is not None:
             arrived.unlink(missing_ok=True)
