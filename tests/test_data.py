@@ -24,12 +24,12 @@ from consilience.data import (
     Numeric,
     ParquetRows,
     Schema,
-    _numbers,
     cap_records,
     read_table,
     split_sites,
 )
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.schema import _numbers
 
 MARK = "MARKED7351"
 MARKED_NUMBER = 73519.5
@@ -269,6 +269,47 @@ schemas = st.builds(
     st.lists(texts | st.integers(-5, 5), min_size=2, max_size=4, unique_by=str),
     st.floats(0.1, 10),
 )
+
+
+# bounds at which rounding does its worst, a transform, a value beyond
+AWKWARD = [(0, 98, None, 99), (0.1, 0.3, None, 0.0), (0.1, 0.3, "log1p", 1.0), (1e16, 1e16 + 2, None, 1e17)]
+AWKWARD += [(-1e308, 1e308, None, math.inf), (-1, 1, None, -1.5), (0, 2, None, 3), (-7.3, 1e6, "log1p", -8.0)]
+
+
+@pytest.mark.parametrize(("low", "high", "transform", "beyond"), AWKWARD)
+def test_a_value_that_is_missing_or_beyond_its_bound_changes_no_other_record(low, high, transform, beyond):
+    schema = Schema([Numeric("v", low, high, missing="middle", transform=transform)], "y", classes=(0, 1))
+    share = np.linspace(0, 1, 5000)
+    values = np.clip(low * (1 - share) + high * share, low, high)
+    alone = schema.encode_features({"v": values})
+    for odd in (beyond, math.nan):
+        assert np.array_equal(schema.encode_features({"v": np.append(values, odd)})[:-1], alone)
+    assert np.array_equal(schema.encode_features({"v": [-math.inf, math.inf]}), alone[[0, -1]])
+
+
+def test_blocks_hold_the_same_bits_and_take_the_place_of_each_other():
+    n_records = 10_000
+    table = {name: np.resize(np.array(RECORDS[name], dtype=object), n_records) for name in RECORDS}
+    schema = Schema(SCHEMA.columns, SCHEMA.label, classes=SCHEMA.classes)
+    whole = schema.encode(table)
+    blocks, labels, stop = [], [], 0
+    for X, y, persons in schema.encode_blocks(table):
+        start, stop = stop, stop + len(y)
+        assert np.array_equal(X, whole.X[start:stop])
+        blocks.append(X)
+        labels.append(y)
+        assert persons is None
+    assert np.array_equal(np.concatenate(labels), whole.y)
+    assert len(blocks) > 2
+    assert all(np.shares_memory(blocks[0], X) for X in blocks)
+
+
+def test_numbers_of_a_frame_are_read_where_they_lie():
+    frame = pd.DataFrame({"a": np.arange(5.0), "b": np.arange(5)}, index=list("vwxyz"))
+    read = read_table(frame)
+    assert read.column_names == ["a", "b"]
+    for name in frame:
+        assert np.shares_memory(read[name].chunk(0).to_numpy(), frame[name].to_numpy())
 
 
 @settings(deadline=None)

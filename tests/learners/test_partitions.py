@@ -101,9 +101,9 @@ def test_what_travels_holds_no_noise_no_learner_and_no_record(monkeypatch):
     sent = []
     gather = DaskRows.gather
 
-    def listening(self, function):
+    def listening(self, function, every=1):
         sent.append(pickle.dumps(function))
-        return gather(self, function)
+        return gather(self, function, every)
 
     monkeypatch.setattr(DaskRows, "gather", listening)
     X, y = arrays()
@@ -128,6 +128,28 @@ def test_forests_read_partitions_one_at_a_time():
     settings = {"epsilon": 1.0, "classes": [0, 1], "bins": Bins.of(SCHEMA), "max_depth": 2, "noise": Noise(seed=1)}
     here, there = (PrivateForestClassifier(**settings).fit(*table) for table in ((X, y), (rows,)))
     assert np.array_equal(here.counts_, there.counts_)
+
+
+def test_a_share_of_each_partition_is_taken_before_anything_is_made_of_it():
+    table = frame(9000)
+    rows = DaskRows(dd.from_pandas(table, npartitions=2), schema=SCHEMA)
+    found = rows.gather(lambda chunks: [(X.copy(), y.copy()) for X, y in chunks], every=7)
+    expected = SCHEMA.encode(pd.concat([table[:4500][::7], table[4500:][::7]]))
+    assert np.array_equal(np.concatenate([X for parts in found for X, _ in parts]), expected.X)
+    assert np.array_equal(np.concatenate([y for parts in found for _, y in parts]), expected.y)
+    X, y = arrays(100)
+    ((given,),) = DaskRows(da.from_array(X, chunks=100), da.from_array(y, chunks=100)).gather(list, every=9)
+    assert np.array_equal(given[0], X[::9])
+    assert np.array_equal(given[1], y[::9])
+
+
+def test_chunks_of_partitions_can_be_kept():
+    table = frame(9000)
+    rows = DaskRows(dd.from_pandas(table, npartitions=2), schema=SCHEMA)
+    X, y = (np.concatenate(parts) for parts in zip(*rows.chunks(), strict=True))
+    whole = SCHEMA.encode(table)
+    assert np.array_equal(X, whole.X)
+    assert np.array_equal(y, whole.y)
 
 
 def bad_frames():

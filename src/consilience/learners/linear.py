@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows
 
 from .base import PrivateLearner, is_positive
-from .erm import Chunks, Huber, HuberHinge, Logistic, Loss, Softmax
+from .erm import Chunks, Huber, HuberHinge, Logistic, Loss, Softmax, block_records
 from .partitions import DaskRows, is_dask
 from .perturbation import LinearPlan, LinearTask, plan_linear, public_size, train_linear
 
@@ -50,8 +50,15 @@ class _Coding:
     positive: int | None
 
     def __call__(self, labels: Array) -> Array:
-        codes = _codes(self.owner, self.classes, np.asarray(labels))
+        codes = np.asarray(labels)
+        if not (self._places and codes.dtype == np.int64 and codes.view(np.uint64).max(initial=0) < len(self.classes)):
+            codes = _codes(self.owner, self.classes, codes)
         return codes if self.positive is None else np.where(codes == self.positive, 1.0, -1.0)
+
+    @cached_property
+    def _places(self) -> bool:
+        """Whether labels are places already, as those of chunks are."""
+        return bool(np.array_equal(self.classes, np.arange(len(self.classes))))
 
 
 @dataclass(frozen=True)
@@ -87,14 +94,22 @@ class _Mapped:
 class _MappedPartitions(_Mapped):
     """The same where the records lie: only scaling and function travel."""
 
-    def gather(self, function: Callable[[Chunks], T]) -> list[T]:
-        found: list[T] = self.source.gather(partial(_apply_mapped, self.ball, self.encode, function))
+    def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
+        found: list[T] = self.source.gather(partial(_apply_mapped, self.ball, self.encode, function), every)
         return found
 
 
 def _mapped(ball: _Ball, encode: _Coding | _Scaling, chunks: Chunks) -> Chunks:
+    """Yield records as the solver takes them, block by block; a block may be overwritten by the next one."""
+    room = np.empty((0, 0))
     for X, y in chunks:
-        yield into_ball(X.astype(np.float64, copy=False), ball), encode(y)
+        width = X.shape[1] + ball.fit_intercept
+        length = max(len(y), 1) if sparse.issparse(X) else block_records(width)
+        if room.shape[1] != width and not sparse.issparse(X):
+            room = np.empty((length, width))
+        for start in range(0, len(y), length):
+            part = slice(start, start + length)
+            yield into_ball(X[part].astype(np.float64, copy=False), ball, room), encode(y[part])
 
 
 def _apply_mapped(ball: _Ball, encode: Any, function: Callable[[Chunks], T], chunks: Chunks) -> T:
@@ -161,11 +176,11 @@ def _against_rest(task: LinearTask, code: int) -> LinearTask:
     return replace(task, records=replace(records, encode=replace(cast(_Coding, records.encode), positive=code)))
 
 
-def into_ball(X: Any, learner: Any) -> Any:
+def into_ball(X: Any, learner: Any, room: Array | None = None) -> Any:
     """Scale by the declared norm, clip, append the constant column: rows of norm <= 1, always.
 
     The intercept is a feature like any other, jointly normalised and regularised: without strong convexity in
-    every coordinate there is no privacy.
+    every coordinate there is no privacy. The result may lie in `room`, which has as many columns as it.
     """
     X = clip_rows(X, learner.data_norm)
     if learner.data_norm != 1.0:
@@ -175,7 +190,7 @@ def into_ball(X: Any, learner: Any) -> Any:
     half = math.sqrt(0.5) * (1 - 2**-50)
     if sparse.issparse(X):
         return sparse.hstack([X * half, sparse.csr_array(np.full((X.shape[0], 1), half))], format="csr")
-    out = np.empty((X.shape[0], X.shape[1] + 1))
+    out = np.empty((X.shape[0], X.shape[1] + 1)) if room is None else room[: X.shape[0]]
     np.multiply(X, half, out=out[:, :-1])
     out[:, -1] = half
     return out

@@ -20,7 +20,7 @@ from consilience.errors import ConsilienceError, SchemaMismatch, SettingsError
 from .erm import Chunks, one_blas_thread
 
 T = TypeVar("T")
-SLICE_RECORDS = 16384  # encoded at a time, whatever the size of a partition
+SLICE_RECORDS = 16384  # handed on at a time, whatever the size of a partition
 
 
 def is_dask(X: Any) -> bool:
@@ -87,12 +87,12 @@ class DaskRows:
             )
         self._parts = list(zip(features, labels or [None] * len(features), strict=True))
 
-    def gather(self, function: Callable[[Chunks], T]) -> list[T]:
-        """Return what `function` makes of the records of each partition, computed where they lie."""
+    def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
+        """Return what `function` makes of each partition, or of every `every`-th record of it, where records lie."""
         import dask
 
         self.passes += 1
-        task = dask.delayed(partial(_apply, function, self.n_features, self.schema), pure=False)
+        task = dask.delayed(partial(_apply, function, self.n_features, self.schema, every), pure=False)
         failure, total = "", len(self._parts)
         with showing(f"Adding up partitions, pass {self.passes}", self.progress) as progress:
             progress(0, total)
@@ -119,7 +119,8 @@ class DaskRows:
         with showing(f"Reading partitions, pass {self.passes}", self.progress) as progress:
             for done, part in enumerate(self._parts, start=1):
                 X, y = dask.compute(*part)
-                yield from _slices(X, y, self.n_features, self.schema)
+                for some, labels in _slices(X, y, self.n_features, self.schema):
+                    yield some if self.schema is None else some.copy(), labels
                 progress(done, len(self._parts))
 
 
@@ -129,9 +130,11 @@ def _delayed(collection: Any) -> list[Any]:
     return list(np.ravel(collection.to_delayed()))
 
 
-def _apply(function: Callable[[Chunks], T], n_features: int, schema: Schema | None, X: Any, y: Any) -> Any:
+def _apply(function: Callable[[Chunks], T], n_features: int, schema: Schema | None, every: int, X: Any, y: Any) -> Any:
     """Return what `function` makes of a partition, or the error: raised, a worker's log would print it with records."""
     try:
+        if every > 1:
+            X, y = (given if given is None else getattr(given, "iloc", given)[::every] for given in (X, y))
         with one_blas_thread():
             return function(_slices(X, y, n_features, schema))
     except ConsilienceError as error:
@@ -145,8 +148,7 @@ def _apply(function: Callable[[Chunks], T], n_features: int, schema: Schema | No
 
 def _slices(X: Any, y: Any, n_features: int, schema: Schema | None) -> Iterator[tuple[Any, NDArray[Any]]]:
     if schema is not None:
-        for start in range(0, len(X), SLICE_RECORDS):
-            yield schema.encode(X.iloc[start : start + SLICE_RECORDS])[:2]
+        yield from (encoded[:2] for encoded in schema.encode_blocks(X))
         return
     table, labels = X if sparse.issparse(X) else np.asarray(X), np.asarray(y)
     if table.ndim != 2 or table.shape != (len(labels), n_features):
