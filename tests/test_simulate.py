@@ -366,6 +366,13 @@ def test_private_baselines_are_there_where_they_answer_the_same_question():
     assert "nothing to compare" in run(repeats=1, baselines=[]).sentence
 
 
+def test_without_an_aggregator_only_baselines_are_computed_and_they_are_the_same(report):
+    alone = run(aggregator={}, epsilon=[0.5, 4.0], baselines=[PUBLIC, EXACT])
+    assert set(alone.rows) < set(report.rows)
+    assert {row.method for row in alone.rows} == {PUBLIC, EXACT}
+    assert {row.method for row in alone.timings} == {PUBLIC, EXACT}  # no site was trained
+
+
 def test_draws_repeat_the_noise_on_one_division_and_repeats_stay_the_unit(report):
     both = {**BOTH, "central": Average("equal", epsilon=1.0)}
     found = run(epsilon=[0.5, 4.0], draws=3, aggregator=both)
@@ -381,6 +388,18 @@ def test_draws_repeat_the_noise_on_one_division_and_repeats_stay_the_unit(report
         (line,) = [one for one in found.table("auc") if (one.epsilon, one.method) == ("0.5", method)]
         assert (line.mean, line.sd, line.repeats) == pytest.approx((np.mean(means), np.std(means, ddof=1), 2))
     assert found.settings["draws"] == 3
+
+
+def test_what_draws_no_noise_is_there_once():
+    ways = {"average": Average(), "noisy": Average("equal", epsilon=1.0)}
+    asked = {"aggregator": ways, "baselines": [], "draws": 3, "repeats": 1}
+    found = run(epsilon=[0.5, math.inf], **asked)
+    draws = {level: {row.draw for row in found.rows if row.epsilon == level} for level in ("0.5", "inf")}
+    assert draws == {"0.5": {0, 1, 2}, "inf": {0}}
+    # Exact sites, and noise of the aggregator's own, to which no level applies.
+    alone = run(learner=PrivateLogisticRegression(epsilon=math.inf), **asked)
+    noisy = [row.value for row in alone.rows if (row.method, row.metric) == ("noisy", "log_loss")]
+    assert len(set(noisy)) == 3
 
 
 def test_a_checkpoint_is_used_again_only_for_what_is_the_same(tmp_path):
@@ -457,7 +476,7 @@ def test_preparing_learns_from_public_records_or_as_papers_did_from_all_but_the_
         return lambda features: features / length
 
     found = run(prepare=scale, public=Public(X[:60], y[:60]), test=(X[60:200], y[60:200]), X=X[200:], y=y[200:])
-    assert seen == [60] * 3
+    assert seen == [60] * 2  # once for each division
     assert found.settings["prepared"] == "public"
     assert run(prepare=PCA(2)).settings["features"] == 2
     loose = make_pipeline(PCA(2, svd_solver="randomized", iterated_power=0), Normalizer())
@@ -541,7 +560,8 @@ def test_seconds_and_bytes_are_told_and_seconds_change_no_report(report):
         ({"learner": PrivateLogisticRegression(epsilon=1.0, unit="person", records_per_person=2)}, "unit='record'"),
         ({"learner": [LEARNER, PrivateRidge(epsilon=1.0)]}, "'learner'"),
         ({"learner": [LEARNER, LEARNER]}, "dictionary by name"),
-        ({"aggregator": []}, "'aggregator'"),
+        ({"aggregator": []}, "'aggregator'.*unless baselines are asked for"),
+        ({"learner": []}, "'learner'.*at least one"),
         ({"aggregator": {PUBLIC: Average()}}, "'aggregator'"),
         ({"aggregator": Average(noise=Noise(seed=1))}, "'aggregator'"),
         ({"aggregator": "average"}, "'aggregator'"),

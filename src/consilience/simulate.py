@@ -34,6 +34,7 @@ from scipy import special, stats
 from sklearn.base import clone, is_classifier
 from sklearn.utils.validation import check_X_y
 
+from consilience.aggregators.members import as_members
 from consilience.aggregators.votes import Tally, count_votes
 from consilience.data import Progress, Public, split_sites
 from consilience.errors import SettingsError
@@ -87,7 +88,8 @@ def simulate(
     Parameters
     ----------
     learner, aggregator
-        One, a list, or a dictionary by name; all are tried with all.
+        One, a list, or a dictionary by name; all are tried with all. No aggregator at all: only the `baselines` asked
+        for are computed.
     X, y
         Public records, encoded as a site would encode its own. A data frame if `sites` names one of its columns.
     sites, sizes
@@ -100,7 +102,8 @@ def simulate(
         The share of `X` to test on, or separate (X, y).
     repeats, draws
         How often records are divided anew, and how often noise is drawn on each division, for which exact models are
-        trained once. Summaries average the draws of a repeat and spread over repeats.
+        trained once; what draws no noise is there once. Summaries average the draws of a repeat and spread over
+        repeats.
     seed
         Makes the report repeatable, and voids its guarantees.
     epsilon
@@ -223,6 +226,10 @@ class _Plan:
     draws: int
     baselines: frozenset[str]
     digests: Mapping[str, str] = field(default_factory=dict)  # by learner, for a checkpoint
+    held: dict[int, Cut] = field(default_factory=dict)  # the last division, which the next learner needs again
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"held": {}}  # a worker divides for itself
 
     def run(self, cell: tuple[int, str], n_threads: int) -> dict[str, list[Any]]:
         """Run one cell; the answer is plain values, the same whether it comes from a worker or from a file."""
@@ -241,7 +248,7 @@ class _Plan:
         if inspect.isfunction(prepare):
             known = inspect.getclosurevars(prepare).nonlocals
             prepare = (prepare.__module__, prepare.__qualname__, prepare.__defaults__, known, _code(prepare.__code__))
-        versions = (np.__version__, scipy.__version__, sklearn.__version__, _sources())
+        versions = (np.__version__, scipy.__version__, sklearn.__version__, code_digest())
         try:
             common = joblib.hash([shared, ordered, prepare, versions], hash_name="sha1")
             return {name: joblib.hash([common, name, one], hash_name="sha1") for name, one in self.learners.items()}
@@ -252,7 +259,16 @@ class _Plan:
             ) from None
 
     def cut(self, repeat: int) -> Cut:
-        """Divide the records by slot, never by content unless skew is asked for: the same for all methods."""
+        """Return the division of one repeat: the same for all methods."""
+        found = self.held.get(repeat)
+        if found is None:
+            found = self._cut(repeat)
+            self.held.clear()
+            self.held[repeat] = found
+        return found
+
+    def _cut(self, repeat: int) -> Cut:
+        """Divide the records by slot, never by content unless skew is asked for."""
         source = Noise(seed=self.split_seed).open(stream=repeat)
         order = source.permutation(len(self.y))
         n_test = 0 if isinstance(self.test, tuple) else round(self.test * len(order))
@@ -370,7 +386,7 @@ class _Plan:
         }
 
 
-_APART = ("learners", "baselines", "prepare", "digests")  # of a plan: what is no part of its digest as it is
+_APART = ("learners", "baselines", "prepare", "digests", "held")  # of a plan: what is no part of its digest as it is
 
 
 def _spends(aggregator: Any) -> bool:
@@ -432,7 +448,7 @@ class _Cell:
         answer: dict[str, list[Any]] = {"rows": [], "timings": [], "guarantees": []}
         exact = self._without_noise()
         for level, epsilons in self.plan.levels(self.name).items():
-            for draw in range(self.plan.draws):
+            for draw in range(self.plan.draws if self._draws_noise(epsilons) else 1):
                 found, stated = self._with_noise(level, [epsilons[site] for site in self.held], draw)
                 # Baselines first, in one order everywhere; what draws no noise is there once.
                 every = found if draw else {**exact, **found}
@@ -443,6 +459,11 @@ class _Cell:
                         answer["timings"].append([*facts, "seconds", self.seconds[method], draw])
             answer["guarantees"] += [[level, method, one.as_dict()] for method, one in stated.items()]
         return answer
+
+    def _draws_noise(self, epsilons: Sequence[float]) -> bool:
+        """Tell whether anything at this level comes out differently when it is drawn again."""
+        made = [self.plan.aggregator(method, epsilons, (), ()) for method in self.plan.aggregators]
+        return bool(np.isfinite(epsilons).any()) or any(map(_spends, made))
 
     def _without_noise(self) -> Found:
         """Return the baselines that are the same at every level."""
@@ -482,15 +503,17 @@ class _Cell:
             with self._timed(POOLED):  # a record keeps in the pool what its site was promised
                 pooled = self._pooled(min(epsilons), plan.noise(*cell, *drawn, "pool"))
             found["global", POOLED], stated[POOLED] = self._measured(pooled), pooled.guarantee_
+        sent = _bytes(members)
         for method in plan.aggregators:
             made = plan.aggregator(method, epsilons, cell, drawn)
             trusted = _trusted(plan.aggregators[method])
-            handed_over = self.exact if trusted else members
+            handed_over = self.read if trusted else members
             votes = trusted and type(made).__name__ in ASK_VOTES
             with self._timed(method):
                 asked = self._votes(made) if votes else handed_over
                 ensemble = made.combine(asked, public=self.cut.public)
-            found["distributed", method] = self._joined(ensemble, handed_over, alone)
+            found["distributed", method] = self._joined(ensemble, alone)
+            found["distributed", method]["bytes"] = self.exact_bytes if trusted else sent
             if (one := getattr(ensemble, "guarantee", None)) is not None:
                 stated[method] = one
         if len(self.held) <= SITES_LISTED:
@@ -498,14 +521,13 @@ class _Cell:
                 found["site", f"site-{site + 1:03}"] = {_main(one): one[_main(one)]}
         return found, stated
 
-    def _joined(self, ensemble: Any, members: Sequence[Any], alone: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def _joined(self, ensemble: Any, alone: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Measure an ensemble: also the share of sites that it serves better than what they could do alone."""
         found = self._measured(ensemble)
         own = self.own if OWN in self.plan.baselines else ()
         for metric, others in (("helped", alone), ("helped_exact", own)):
             if others:
                 found[metric] = float(np.mean([found[_main(one)] < one[_main(one)] for one in others]))
-        found["bytes"] = float(np.mean([sum(part.nbytes for part in one._state().values()) for one in members]))
         return found
 
     @cached_property
@@ -516,6 +538,16 @@ class _Cell:
             if len(self.held) >= SITES_TOGETHER and can_fit_many(made):
                 return fit_many(made, self.cut.X, self.plan.y, self.sites, self.n_threads)
             return [self._fit(math.inf, rows, None, site) for site, rows in zip(self.held, self.sites, strict=True)]
+
+    @cached_property
+    def read(self) -> list[Any]:
+        """The exact models as aggregators read them: of thousands, reading takes longer than combining."""
+        return list(as_members(self.exact))
+
+    @cached_property
+    def exact_bytes(self) -> float:
+        """How much a site with an exact model hands over."""
+        return _bytes(self.exact)
 
     @cached_property
     def own(self) -> list[dict[str, float]]:
@@ -547,7 +579,7 @@ class _Cell:
         key = (soft, None if classes is None else tuple(classes), n_asked)
         if key not in self.votes:
             asked = public if n_asked == public.X.shape[0] else Public(public.X[:n_asked])
-            self.votes[key] = count_votes(self.exact, asked, classes=classes, soft=soft)
+            self.votes[key] = count_votes(self.read, asked, classes=classes, soft=soft)
         return self.votes[key]
 
     @contextmanager
@@ -555,6 +587,12 @@ class _Cell:
         begun = time.perf_counter()
         yield
         self.seconds[method] = (time.perf_counter() - begun) / n_models
+
+
+def _bytes(members: Sequence[Any]) -> float:
+    """Return the size of the arrays that a site hands over, on average."""
+    sizes = [sum(part.nbytes for part in one._state().values()) for one in members]
+    return float(np.mean(sizes)) if sizes else 0.0
 
 
 def _main(found: Mapping[str, float]) -> str:
@@ -587,13 +625,16 @@ def _code(code: Any) -> tuple[Any, ...]:
     return code.co_code, code.co_names, [_code(one) if inspect.iscode(one) else repr(one) for one in code.co_consts]
 
 
+# Whatever can change a number; sweep.py and report.py only carry it.
+CODE = ("aggregators", "data", "evaluate", "learners", "many", "privacy", "schema", "simulate")
+
+
 @cache  # the code that runs is the one that was loaded, whatever became of its files since
-def _sources() -> str:
+def code_digest() -> str:
     """Return a digest of the code that a cell runs through: other code, other cell."""
     here = Path(__file__).parent
-    folders = [path for name in ("privacy", "learners", "aggregators") for path in (here / name).glob("*.py")]
-    files = [here / f"{name}.py" for name in ("data", "evaluate", "many", "simulate")]
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted([*folders, *files]))).hexdigest()
+    files = [file for name in CODE for file in (*here.glob(f"{name}.py"), *here.glob(f"{name}/*.py"))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(files))).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -619,6 +660,8 @@ def _plan(
     baselines: Collection[str] | None = None,
 ) -> _Plan:
     learners, aggregators = _named("learner", learner), _named("aggregator", aggregator)
+    _require("learner", learner, len(learners) > 0, "at least one")
+    _require("aggregator", aggregator, bool(aggregators or baselines), "at least one, unless baselines are asked for")
     kinds = {is_classifier(one) for one in learners.values()}
     for name, one in learners.items():
         facts = one.get_params(deep=False) if hasattr(one, "get_params") else {}
@@ -706,7 +749,6 @@ def _named(what: str, given: Any) -> dict[str, Any]:
         listed = list(given) if isinstance(given, list | tuple) else [given]
         found = {type(one).__name__: one for one in listed}
         _require(what, given, len(found) == len(listed), "a dictionary by name where two are of one kind")
-    _require(what, given, len(found) > 0, "at least one")
     return found
 
 

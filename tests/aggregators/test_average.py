@@ -163,6 +163,13 @@ def test_central_noise_keeps_each_sites_own_epsilon(delta):
     assert ensemble.guarantee.epsilon == pytest.approx(max(g.epsilon for g in ensemble.guarantees))
 
 
+def test_central_noise_tells_sites_of_one_size_apart_by_their_settings():
+    strong, weak = (sites([200], [math.inf], regularization=one)[0] for one in (1.0, 1e-3))
+    own = Average("equal", epsilon=1.0).combine([strong, weak, strong]).guarantees
+    assert own[0] == own[2]
+    assert own[0].epsilon < 0.1 < own[1].epsilon  # the longer minimum moves farther, and the noise is for it
+
+
 def test_central_noise_is_as_large_as_stated():
     members = sites([150, 150], [math.inf] * 2, learner=PrivateLinearSVC, regularization=0.1, fit_intercept=False)
     exact = Average("equal").combine(members).coef[0]

@@ -79,6 +79,25 @@ class Says:
 # Counting
 
 
+def test_a_tally_that_is_asked_many_times_answers_as_if_it_were_new():
+    """What has no noise is computed once; settings that change it must not be mixed up."""
+    X, y = made_up()
+    tally = count_votes(sites(X, y, 20), Public(X), classes=[0, 1, 2])
+    noise = {"noise": Noise(seed=1)}
+    asked = [
+        SoftLabelDistillation(epsilon=5.0, mechanism="output", **noise),
+        VoteDistillation(epsilon=5.0, **noise),
+        SoftLabelDistillation(epsilon=50.0, mechanism="output", **noise),
+        SoftLabelDistillation(epsilon=5.0, mechanism="output", regularization=1e-3, **noise),
+        SoftLabelDistillation(epsilon=5.0, mechanism="output", fit_intercept=False, **noise),
+        SoftLabelDistillation(epsilon=5.0, mechanism="output", data_norm=0.5, **noise),
+        SoftLabelDistillation(epsilon=5.0, mechanism="output", calibration="hamm2016", **noise),
+    ]
+    for settings_ in asked * 2:
+        new = Tally(tally.counts, tally.unit, tally.n_members, tally.classes, tally.public, tally.own)
+        np.testing.assert_array_equal(settings_.combine(tally).coef, settings_.combine(new).coef)
+
+
 def test_counts_are_those_of_asking_every_member():
     X, y = made_up()
     names = np.array(["a", "b", "c"])[y]

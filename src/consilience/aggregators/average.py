@@ -151,6 +151,11 @@ def typical_curvature(members: Sequence[Member], public: Public) -> float:
     return float(0.25 * values[: max(1, len(values) // 2)].mean())
 
 
+def _settings(learner: Any) -> list[Any]:
+    """Return what a linear learner was asked for, as far as noise and ridge may depend on it."""
+    return [value for name, value in vars(learner).items() if name not in ("classes", "noise") and name[-1] != "_"]
+
+
 class _Central:
     """Noise once, at a trusted aggregator: enough for the site that needs most (algorithms.md, E.1)."""
 
@@ -177,12 +182,16 @@ class _Central:
         self.outputs, self.features = np.asarray(members[0].coef).shape
         self.intercept = bool(members[0].learner.fit_intercept)
         plans, reach = [], []
+        known: dict[Any, tuple[Any, float]] = {}  # thousands of sites may share their settings and size
         for member, share in zip(members, weights, strict=True):
-            loss = member.learner._loss(self.outputs if self.outputs > 1 else 2)
             size = int(member.size or 1)
-            task = LinearTask(None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size)
-            plans.append(plan_linear(member.learner, task))
-            reach.append(share * output_sensitivity(member.learner, task))
+            same = (type(member.learner), size, *_settings(member.learner))
+            if same not in known:
+                loss = member.learner._loss(self.outputs if self.outputs > 1 else 2)
+                task = LinearTask(None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size)
+                known[same] = plan_linear(member.learner, task), output_sensitivity(member.learner, task)
+            plans.append(known[same][0])
+            reach.append(share * known[same][1])
         # One-against-rest members move once per class; softmax members move in one class less.
         self.joint = loss.n_outputs == self.outputs
         self.reach = np.asarray(reach) * (1 if self.joint else math.sqrt(self.outputs))
@@ -221,16 +230,16 @@ class _Central:
 
     def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...]]:
         """Return the joint guarantee and each site's: its own reach against the common noise."""
-        each = []
-        for reach in self.reach:
-            facts: Any = {"unit": self.event.unit, "neighbours": self.event.neighbours, "sensitivity": float(reach)}
+        each: dict[float, Guarantee] = {}
+        for reach in set(self.reach.tolist()):
+            facts: Any = {"unit": self.event.unit, "neighbours": self.event.neighbours, "sensitivity": reach}
             own: Event = (
                 Gaussian(sigma=self.event.sigma, at_delta=self.delta, **facts)
                 if isinstance(self.event, Gaussian)
                 else L2Laplace(scale=self.event.scale, **facts)
             )
-            each.append(self._stated([own, self.closing]))
-        return self._stated(self.events), tuple(each)
+            each[reach] = self._stated([own, self.closing])
+        return self._stated(self.events), tuple(each[reach] for reach in self.reach.tolist())
 
     def _stated(self, events: list[Event]) -> Guarantee:
         if self.noise.seed is not None:

@@ -290,6 +290,23 @@ class OutputPlan(Plan):
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
         """Return the noisy minimum."""
+        rows, settings = self.rows, self.settings
+        # The minimum has no noise: one tally that is asked at many budgets and draws has it computed once.
+        asked = (settings.majority, settings.data_norm, settings.fit_intercept, self.ridge, self.tolerance)
+        if asked not in tally.known:
+            tally.known[asked] = self._minimum(tally)
+        coef = tally.known[asked]
+        drawn = self._drawn(self.classes_drawn * rows.X.shape[1], source)
+        if not rows.logistic:
+            coef = coef - coef.mean(axis=0)  # where the exact minimum is: nearer to it
+            drawn = drawn.reshape(self.classes_drawn, -1)
+            drawn = drawn if self.paper else rows.contrasts.T @ drawn
+        return {
+            "coef": self._closed(coef + drawn, source),
+            "regularization": np.array(float(settings.regularization)),
+        }
+
+    def _minimum(self, tally: Tally) -> Array:
         rows, counts, whole = self.rows, tally.counts, tally.n_members * tally.unit
         if self.settings.majority:
             # A tie of two classes goes to the second, as in the paper; of more, to the first.
@@ -298,16 +315,7 @@ class OutputPlan(Plan):
             counts = np.zeros_like(counts)
             counts[np.arange(len(code)), code] = whole
         S = statistic(counts, whole, rows.X) + rows.X.mean(axis=0) / rows.n_classes
-        coef = minimum(rows, S[1] if rows.logistic else S, self.ridge, self.tolerance)
-        drawn = self._drawn(self.classes_drawn * rows.X.shape[1], source)
-        if not rows.logistic:
-            coef = coef - coef.mean(axis=0)  # where the exact minimum is: nearer to it
-            drawn = drawn.reshape(self.classes_drawn, -1)
-            drawn = drawn if self.paper else rows.contrasts.T @ drawn
-        return {
-            "coef": self._closed(coef + drawn, source),
-            "regularization": np.array(float(self.settings.regularization)),
-        }
+        return minimum(rows, S[1] if rows.logistic else S, self.ridge, self.tolerance)
 
 
 class ObjectivePlan(Plan):

@@ -38,7 +38,7 @@ _LINEAR = (
     PrivateLinearSVC,
     LinearEnsemble,
 )
-_ENTRIES = 1 << 21  # scores held at a time
+_ENTRIES = 1 << 19  # scores held at a time: they fit a processor's cache
 _SLOTS = 512  # members at a time
 _ROWS = 1 << 14  # records at a time for a member of another kind
 
@@ -61,6 +61,7 @@ class Tally:
     public: Public
     own: tuple[Guarantee | None, ...] = field(repr=False)
     declared: bool = True
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what was computed from it before
 
 
 def count_votes(
@@ -157,8 +158,9 @@ def _stacked(slots: Sequence[Member], fast: Array, every: Array, n_features: int
 def _linear_votes(X: Any, W: Array, b: Array, fast: Array, unit: int, n_classes: int) -> NDArray[np.int64]:
     """Return the counts (record, class) of the fast slots; `unit` is 0 for votes."""
     with np.errstate(invalid="ignore", over="ignore"):
-        scores = np.asarray(X @ W.reshape(-1, W.shape[2]).T).reshape(X.shape[0], *b.shape) + b
-        scores = scores[:, fast]
+        scores = np.asarray(X @ W.reshape(-1, W.shape[2]).T).reshape(X.shape[0], *b.shape)
+        scores += b  # in place: of thousands of members, copies would be most of the time
+        scores = scores if fast.all() else scores[:, fast]
         if n_classes == 2:
             margin = scores[:, :, 0]
             second = (
