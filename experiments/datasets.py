@@ -20,7 +20,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import datasets as sk
+from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
 
 from consilience.privacy.mechanisms import Noise
 
@@ -90,6 +93,23 @@ def mnist37() -> Dataset:
     _expect("MNIST", "threes and sevens in the training file", len(kept), 12_396)
     y = np.where(digits[kept] == 7, 1, -1)
     return Dataset("mnist37", pixels[kept] / 255.0, y, "MNIST digits 3 and 7 of the training file: 12,396 records.")
+
+
+AXES = 50
+_LEARNED: dict[Any, Any] = {}
+
+
+def axes(seen: Any) -> Callable[[Any], Any]:
+    """Learn 50 principal axes, to which rows of length one are then brought; once for each division of the records.
+
+    Panels share divisions, and learning the axes would be most of the time.
+    """
+    key = (seen.shape, seen.sum(axis=0).tobytes())
+    if key not in _LEARNED:
+        if len(_LEARNED) > 400:
+            _LEARNED.clear()
+        _LEARNED[key] = make_pipeline(PCA(AXES), Normalizer()).fit(seen)
+    return _LEARNED[key].transform
 
 
 # The publisher's table of ranges, columns 1 to 10; the other 44 are 0 or 1.

@@ -7,6 +7,7 @@ standard deviations over the repeats, as in the papers.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from .design import Figure, Method, Panel
@@ -27,9 +29,14 @@ STYLES = {
         "width": 1.6,
         "colours": ("#D55E00", "#CC79A7", "#E69F00", "#009E73", "#B22222"),
     },
-    "baseline": {"colours": ("#6E6E6E", "#A8A8A8", "#8A8A8A", "#BDBDBD"), "line": ":", "width": 1.6},
+    "baseline": {
+        "colours": ("#5A5A5A", "#A0A0A0", "#7D7D7D", "#B8B8B8", "#3A3A3A", "#909090"),
+        "line": ":",
+        "width": 1.6,
+    },
 }
-MARKERS = {"paper": "os^Dv", "corrected": "PX*hd", "baseline": ".1234"}
+MARKERS = {"paper": "os^Dv", "corrected": "PX*hd", "baseline": ".+x1|_"}
+SHADES = ("#B9D4EA", "#5B9BC8", "#0B3C6F")  # of bars that stand for the x values of one method, first to last
 WORDS = {"paper": "", "corrected": "ours: ", "baseline": "baseline: "}
 
 
@@ -43,8 +50,22 @@ def draw(figure: Figure, lines: Mapping[str, Lines | None], stem: Path) -> list[
             # No date and a fixed salt: the same numbers give the same file.
             with mpl.rc_context({"svg.hashsalt": "consilience", "svg.fonttype": "none"}):
                 canvas.savefig(path, dpi=130, **({"metadata": {"Date": None}} if ending == "svg" else {}))
+            if ending == "svg":
+                path.write_text(_slim(path.read_text(encoding="utf-8")), encoding="utf-8")
             written.append(path)
     return written
+
+
+def _slim(svg: str) -> str:
+    """Return the same picture in a third of the letters: the report holds more than a hundred of them."""
+    svg = re.sub(r"<!(--.*?--|DOCTYPE.*?)>|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r" font-family: [^;\"]*;?", "", svg)
+    svg = svg.replace("<svg ", '<svg font-family="DejaVu Sans, Verdana, sans-serif" ', 1)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
+    # Hundredths of a point, in tags only: what stands between them are labels.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{3,}", lambda one: f"{float(one[0]):.2f}", tag[0]), svg)
+    svg = re.sub(r' (?:id="(?!m[0-9a-f]{10}|p[0-9a-f]{10}|h[0-9a-f]{10})[^"]*")', "", svg)
+    return re.sub(r"\s*\n\s*", "\n", svg)
 
 
 def _canvas(figure: Figure, lines: Mapping[str, Lines | None], everything: bool) -> Canvas:
@@ -118,7 +139,7 @@ def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> Non
         xs, values = lines.values[method.label]
         spread = lines.spreads[method.label]
         label, look = WORDS[method.role] + method.label, style(panel, method)
-        bars = {"elinewidth": 0.9, "capsize": 2.2, "markersize": 4.2}
+        bars = {"elinewidth": 0.9, "markersize": 4.2}
         axes.errorbar(xs, values.mean(axis=1), spread, label=label, **look, **bars)
     places = {x for xs, _ in lines.values.values() for x in xs}
     if len(places) == 1 and panel.xscale == "log":  # matplotlib finds no limits around a single point
@@ -132,13 +153,20 @@ def _symlog(panel: Panel) -> dict[str, Any]:
 
 def _bars(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None:
     """One bar per method, side by side for each x."""
-    width = 0.8 / max(1, len(next(iter(lines.values.values()))[0]))
+    common = next(iter(lines.values.values()))[0]
+    width = 0.8 / max(1, len(common))
     for i, method in enumerate(methods):
         xs, values = lines.values[method.label]
         spread = lines.spreads[method.label]
         places = i + width * (np.arange(len(xs)) - (len(xs) - 1) / 2)
-        look = style(panel, method)
-        axes.bar(places, values.mean(axis=1), width * 0.95, yerr=spread, color=look["color"], capsize=2, linewidth=0)
+        colours = SHADES[-len(xs) :] if len(xs) > 1 else [STYLES[method.role]["colours"][0]]
+        error: dict[str, Any] = {"elinewidth": 0.8, "ecolor": "#444444"}
+        axes.bar(places, values.mean(axis=1), width * 0.95, yerr=spread, color=colours, error_kw=error)
+    if len(common) > 1:
+        keys = [Patch(color=colour) for colour in SHADES[-len(common) :]]
+        name = panel.xlabel or "ε"
+        axes.legend(keys, [f"{name} = {x:g}" for x in common], fontsize=7.5, frameon=False)
+        axes.set_xlabel("")
     turn = 60 if len(methods) > 5 else 0
     axes.set_xticks(range(len(methods)), [m.label for m in methods], rotation=turn, ha="right" if turn else "center")
 

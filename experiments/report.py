@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import math
 import os
 import platform
 from collections import Counter
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from . import run
 from .design import HERE, Figure, Paper
@@ -34,9 +35,9 @@ class Shown:
     command: str
 
     @property
-    def seconds(self) -> float:
-        """What all its panels took."""
-        return sum(facts["seconds"] for _, facts in self.facts)
+    def points(self) -> dict[str, float]:
+        """The processor seconds of each of its points, some of which other figures may share."""
+        return {key: seconds for _, facts in self.facts for key, seconds in facts["points"].items()}
 
     @property
     def peak_gib(self) -> float:
@@ -58,6 +59,7 @@ def write(papers: list[Paper], settings: run.Settings) -> Path:
         order=ORDER,
         machine=machine(),
         settings=settings,
+        seconds=math.fsum({k: v for figures in shown.values() for f in figures for k, v in f.points.items()}.values()),
         stale=any(facts["stale"] for figures in shown.values() for f in figures for _, facts in f.facts),
         made_up=settings.miniature,
     )
@@ -90,9 +92,12 @@ def _figures(paper: Paper, settings: run.Settings) -> list[Shown]:
     return found
 
 
-def _address(stem: Path, suffix: str) -> str:
-    picture = stem.with_name(f"{stem.name}{suffix}.svg").read_bytes()
-    return "data:image/svg+xml;base64," + base64.b64encode(picture).decode()
+def _address(stem: Path, suffix: str) -> Markup:
+    """Return a picture as an address that holds it, for an attribute between double quotes; base64 would be longer."""
+    picture = stem.with_name(f"{stem.name}{suffix}.svg").read_text(encoding="utf-8")
+    for letter, instead in (("%", "%25"), ("#", "%23"), ('"', "'"), ("\n", " "), ("&", "&amp;")):
+        picture = picture.replace(letter, instead)
+    return Markup("data:image/svg+xml;charset=utf-8," + picture)  # noqa: S704 - our own pictures
 
 
 def machine() -> dict[str, str]:

@@ -16,10 +16,11 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 import consilience as cs
 from consilience.data import Public
+from consilience.simulate import code_digest
 
 from . import datasets
-from .design import Figure, Method, Panel, Paper
+from .design import Figure, Method, Panel, Paper, papers
 
 SEED = 2016
 MINIATURE = 400  # records of a miniature at most
@@ -63,6 +65,10 @@ class Settings:
         """Return this panel's x values."""
         found = panel.values(self.full)
         return found[-1:] if self.miniature else found
+
+    def path(self, paper: Paper, point: Point) -> Path:
+        """Return the file of a point, which panels that ask for the same share."""
+        return self.out / paper.name / "points" / f"{point.key}.parquet"
 
     def data(self, name: str) -> datasets.Dataset:
         """Return a data set, or made-up records of its kind."""
@@ -92,25 +98,72 @@ class Point:
 def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> dict[tuple[str, str], Table]:
     """Compute what is missing of the chosen panels; return each panel's tidy table by (paper, panel)."""
     tables: dict[tuple[str, str], Table] = {}
-    jobs = [one for one in chosen if one[2].kind != "drawing"]
-    # Data set by data set, so that one at a time is in memory.
-    jobs.sort(key=lambda one: one[2].data)
-    with _bar(sum(_guess(panel, settings) for _, _, panel in jobs)) as (console, advance):
-        for paper, _, panel in jobs:
-            if panel.computed is not None:
-                tables[paper.name, panel.id] = compute(paper, panel, settings)
-                advance(_guess(panel, settings), None)
-                continue
-            points = plan(panel, settings)
-            shares = np.array([point.work for point in points])
-            shares *= _guess(panel, settings) / shares.sum()
-            for point, share in zip(points, shares, strict=True):
-                folder = settings.out / paper.name / "points" / panel.id
-                advance(0.0, f"{paper.name}/{panel.id} {point.run}")
-                _finish(point, folder, settings, lambda part, share=share: advance(part * share, None))
-            tables[paper.name, panel.id] = collect(paper, panel, points, settings)
-            console.log(f"{paper.name}/{panel.id} done")
+    jobs = [(paper, panel, _guess(panel, settings)) for paper, _, panel in chosen if panel.kind != "drawing"]
+    whole: dict[str, float] = {}
+    for _, panel, cost in jobs:
+        whole[panel.data] = whole.get(panel.data, 0.0) + cost
+    jobs.sort(key=lambda one: one[2])  # what is cheap first, so that much is known soon
+    with _bar(math.fsum(whole.values())) as (console, advance):
+        for name in sorted(whole, key=whole.__getitem__):  # one data set at a time is in memory
+            waiting: list[_Waiting] = []
+            for paper, panel, cost in (one for one in jobs if one[1].data == name):
+                if panel.computed is None:
+                    waiting.append(_Waiting.of(paper, panel, cost, settings))
+                else:
+                    tables[paper.name, panel.id] = compute(paper, panel, settings)
+                    advance(cost, f"{paper.name}/{panel.id}")
+            for paths in _finished(waiting, settings):
+                for one in waiting:
+                    if done := math.fsum(one.missing.pop(path, 0.0) for path in paths):
+                        advance(done, one.name)
+                for one in [one for one in waiting if not one.missing]:
+                    tables[one.paper.name, one.panel.id] = collect(one.paper, one.panel, one.points, settings)
+                    console.log(f"{one.name} done")
+                    waiting.remove(one)
     return tables
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A panel, and the share of the work of each file that it still waits for."""
+
+    paper: Paper
+    panel: Panel
+    points: Sequence[Point]
+    missing: dict[Path, float]
+
+    @classmethod
+    def of(cls, paper: Paper, panel: Panel, cost: float, settings: Settings) -> _Waiting:
+        points = plan(panel, settings)
+        work = math.fsum(point.work for point in points)
+        shares = {settings.path(paper, point): cost * point.work / work for point in points}
+        return cls(paper, panel, [replace(point, arguments={}) for point in points], shares)
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper.name}/{self.panel.id}"
+
+
+def _finished(waiting: Sequence[_Waiting], settings: Settings) -> Iterator[set[Path]]:
+    """Yield the files of points as they are there: those found, then those computed, several at a time."""
+    asked = {
+        settings.path(one.paper, point): (one.paper.name, one.panel.id, point.key)
+        for one in waiting
+        for point in one.points
+    }
+    found = set() if settings.fresh else {path for path in asked if path.exists()}
+    yield found
+    # A worker has the data set in its memory and runs one point after the other; with a backend it is the cells of a
+    # point that run side by side.
+    parallel = joblib.Parallel(
+        n_jobs=1 if settings.backend else settings.n_jobs, return_as="generator_unordered", batch_size=1
+    )
+    missing = [path for path in asked if path not in found]
+    if not settings.full:  # large ones first, so that no worker is left with one at the end
+        work = {path: share for one in waiting for path, share in one.missing.items()}
+        missing.sort(key=work.__getitem__, reverse=True)
+    for path in parallel(joblib.delayed(_finish)(*asked[path], settings, os.getpid()) for path in missing):
+        yield {path}
 
 
 def stored(paper: Paper, panel: Panel, settings: Settings) -> Table | None:
@@ -151,41 +204,38 @@ def plan(panel: Panel, settings: Settings) -> list[Point]:
     return points
 
 
-def _finish(point: Point, folder: Path, settings: Settings, advance: Callable[[float], None]) -> None:
-    path = folder / f"{point.key}.parquet"
-    if path.exists() and not settings.fresh:
-        advance(1.0)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    done = 0.0
-
-    def progress(cells: int, of: int) -> None:
-        nonlocal done
-        advance(cells / of - done)
-        done = cells / of
-
-    cells = folder / f"{point.key}.cells"
+def _finish(name: str, panel: str, key: str, settings: Settings, whole: int) -> Path:
+    """Compute one point, wherever this runs, and return its file; `whole` is the process that started all."""
+    paper, points = _planned(name, panel, settings)
+    point = {one.key: one for one in points}[key]
+    path = settings.path(paper, point)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = path.with_suffix(".cells")
     if settings.fresh:
         shutil.rmtree(cells, ignore_errors=True)
-    started = time.perf_counter()
-    with watched() as memory:
-        parallel = {"n_jobs": settings.n_jobs, "backend": settings.backend}
-        report = cs.simulate(**point.arguments, **parallel, checkpoint=cells, progress=progress)
+    parallel = {"n_jobs": settings.n_jobs if settings.backend else 1, "backend": settings.backend}
+    with watched(whole) as used:
+        report = cs.simulate(**point.arguments, **parallel, checkpoint=cells, progress=lambda done, of: None)
     facts = {
-        "seconds": time.perf_counter() - started,
-        "peak_bytes": memory(),
-        "code": code(),
+        **used(),
+        "code": code_digest(),
         "sizes": sorted(set(report.settings["sizes"])),
         "sites": report.settings["sites"],
         "public": report.settings["public"],
         "test": report.settings["test"],
     }
-    drawn = {(m.name, m.metric or point.panel.metric) for m in point.panel.methods if m.run == point.run}
-    rows = [row for row in (*report.rows, *report.timings) if (row.method, row.metric) in drawn]
-    fields = ("repeat", "draw", "learner", "epsilon", "kind", "method", "metric", "value")
-    table = pa.Table.from_pylist([{name: getattr(row, name) for name in fields} for row in rows])
+    rows = (*report.rows, *report.timings)
+    columns = ("repeat", "draw", "learner", "epsilon", "kind", "method", "metric", "value")
+    table = pa.Table.from_pylist([{name: getattr(row, name) for name in columns} for row in rows])
     _write(table.replace_schema_metadata({"facts": json.dumps(facts)}), path)
     shutil.rmtree(cells, ignore_errors=True)
+    return path
+
+
+@lru_cache(maxsize=1)  # the next point is mostly of the same panel
+def _planned(name: str, panel: str, settings: Settings) -> tuple[Paper, list[Point]]:
+    paper = next(one for one in papers() if one.name == name)
+    return paper, plan(paper.panel(panel), settings)
 
 
 def _write(table: pa.Table, path: Path) -> None:
@@ -230,39 +280,26 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return repr(value.item())
     if isinstance(value, np.ndarray) or hasattr(value, "tocsr"):
-        return _fingerprint(_Whole(value))
+        return _fingerprint(value)
     if hasattr(value, "get_params"):
         return [type(value).__name__, _plain(value.get_params(deep=False))]
     if isinstance(value, Public):
         return ["Public", _plain(value.X), _plain(value.y)]
     if callable(value) and hasattr(value, "__qualname__"):
         return value.__qualname__
-    return [type(value).__name__, _plain(vars(value))]
+    # Not all attributes of a dataclass: what it computed when it was first used is no part of what was asked for.
+    given = {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else vars(value)
+    return [type(value).__name__, _plain(given)]
 
 
-class _Whole:
-    """An array by identity, so that it is read once only."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def __hash__(self) -> int:
-        return id(self.array)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Whole) and self.array is other.array
+_FINGERPRINTS: dict[int, tuple[Any, str]] = {}  # each array is read once, and kept alive by nobody here
 
 
-@cache
-def _fingerprint(whole: _Whole) -> str:
-    return str(joblib.hash(whole.array))
-
-
-@cache
-def code() -> str:
-    """Return a name for the library's present source text."""
-    files = sorted(Path(cs.__file__).parent.rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+def _fingerprint(array: Any) -> str:
+    known = _FINGERPRINTS.get(id(array))
+    if known is None or known[0]() is not array:
+        known = _FINGERPRINTS[id(array)] = (weakref.ref(array), str(joblib.hash(array)))
+    return known[1]
 
 
 # ------------------------------------------------------------------------------------------------------- tidy tables
@@ -274,7 +311,7 @@ def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Setti
     facts = []
     read = {}
     for point in points:
-        table = pq.read_table(settings.out / paper.name / "points" / panel.id / f"{point.key}.parquet")
+        table = pq.read_table(settings.path(paper, point))
         facts.append(json.loads(table.schema.metadata[b"facts"]))
         read[point.key] = table
     for method in panel.methods:
@@ -292,9 +329,9 @@ def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Setti
                     same = {"paper": paper.name, "panel": panel.id, **shown, "label": method.label}
                     rows += [same | {"role": method.role, "metric": metric, **one} for one in found]
     used = {
-        "seconds": math.fsum(one["seconds"] for one in facts),
+        "points": {point.key: one["seconds"] for point, one in zip(points, facts, strict=True)},
         "peak_bytes": max(one["peak_bytes"] for one in facts),
-        "stale": any(one["code"] != code() for one in facts),
+        "stale": any(one["code"] != code_digest() for one in facts),
         "seed": settings.seed,
         "repeats": settings.repeats(panel),
         "full": settings.full,
@@ -310,14 +347,14 @@ def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Setti
 def compute(paper: Paper, panel: Panel, settings: Settings) -> Table:
     """Return and write the tidy table of a panel that computes its own numbers; always anew."""
     assert panel.computed is not None
-    data, started, repeats = settings.data(panel.data), time.perf_counter(), settings.repeats(panel)
-    with watched() as memory:
+    data, repeats = settings.data(panel.data), settings.repeats(panel)
+    with watched() as spent:
         found = panel.computed(settings.values(panel), data, repeats, settings.seed)
     roles = {method.label: method.role for method in panel.methods}
     same = {"paper": paper.name, "panel": panel.id, "metric": panel.metric, "learner": "", "draw": 0}
     rows = [same | {"role": roles[one["label"]], **one, "x": float(one["x"])} for one in found]
-    used = {"seconds": time.perf_counter() - started, "peak_bytes": memory(), "stale": False, "seed": settings.seed}
-    used |= {"repeats": repeats, "full": settings.full, "data": data.notes}
+    used = {"points": {f"{paper.name}/{panel.id}": spent()["seconds"]}, "peak_bytes": spent()["peak_bytes"]}
+    used |= {"stale": False, "seed": settings.seed, "repeats": repeats, "full": settings.full, "data": data.notes}
     used |= {name: [] for name in ("sites", "sizes", "public", "test")}
     return _kept(paper, panel, rows, used, settings)
 
@@ -376,34 +413,52 @@ def _bar(total: float) -> Iterator[tuple[Console, Callable[[float, str | None], 
 
 
 @contextmanager
-def watched() -> Iterator[Callable[[], int]]:
-    """Watch the memory of this process and its workers, each shared page counted once; 0 where /proc is missing."""
-    peak, stop = 0, threading.Event()
+def watched(whole: int | None = None) -> Iterator[Callable[[], dict[str, float]]]:
+    """Watch what is used: processor seconds of this process and its workers, and the most memory, shared pages once.
+
+    Memory is that of process `whole` and all that it started. Without /proc the seconds are those of this process
+    alone, and memory is 0.
+    """
+    mine = os.getpid()
+    peak, stop, begun = 0, threading.Event(), _seconds(mine)
 
     def look() -> None:
         nonlocal peak
         while True:
-            peak = max(peak, _memory())
+            peak = max(peak, _memory(whole or mine))
             if stop.wait(0.5):
                 return
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield lambda: peak
+        yield lambda: {"seconds": _seconds(mine) - begun, "peak_bytes": peak}
     finally:
         stop.set()
         thread.join()
 
 
-def _memory() -> int:
-    total, family, parents = 0, {str(os.getpid())}, {}
+def _family(first: int) -> dict[str, list[str]]:
+    """Return the fields of /proc/…/stat, from the state on, of a process and all that it started."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # a process that has just ended
-            parents[path.parent.name] = path.read_text().rpartition(")")[2].split()[1]
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+            found[path.parent.name] = path.read_text().rpartition(")")[2].split()
+    family = {str(first)} & set(found)
+    while more := {pid for pid, fields in found.items() if fields[1] in family} - family:
         family |= more
-    for pid in family:
+    return {pid: found[pid] for pid in family}
+
+
+def _seconds(first: int) -> float:
+    """Return processor seconds so far, those of ended children included."""
+    ticks = sum(int(tick) for fields in _family(first).values() for tick in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else time.process_time()
+
+
+def _memory(first: int) -> int:
+    total = 0
+    for pid in _family(first):
         with suppress(OSError):
             lines = (Path("/proc") / pid / "smaps_rollup").read_text().splitlines()
             total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))

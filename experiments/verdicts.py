@@ -280,6 +280,20 @@ def _dip(s: Statement, lines: Lines) -> Evidence:
     return Evidence(worse, (), f"{measured}{a[-1].mean():.4g} at {xs[-1]:g}")
 
 
+def _varies(s: Statement, lines: Lines) -> Evidence:
+    """Line `a` depends on x: between its highest and its lowest x it differs by `margin` or more, either way round."""
+    xs, a = lines.get(s.a, s.x)
+    if len(xs) < 2 or a.shape[1] < 2:
+        raise NotRun("a difference needs two x values, and two repeats to find them")
+    # Which x these are is asked of the other repeats: chosen by the numbers they are judged by, noise would differ too.
+    others = (a.sum(axis=1, keepdims=True) - a) / (a.shape[1] - 1)
+    every = np.arange(a.shape[1])
+    gaps = a[others.argmax(axis=0), every] - a[others.argmin(axis=0), every]
+    low, high = (int(found) for found in (a.mean(axis=1).argmin(), a.mean(axis=1).argmax()))
+    measured = f"{s.a} has means from {a[low].mean():.4g} at {xs[low]:g} to {a[high].mean():.4g} at {xs[high]:g}"
+    return Evidence(gaps - s.margin, (), f"{measured}, the difference less {s.margin:g} counts")
+
+
 def _less_affected(s: Statement, lines: Lines) -> Evidence:
     """Line `a` changes less over the range than line `b` does."""
     _, a = lines.get(s.a, s.x)
@@ -311,6 +325,7 @@ KINDS: dict[str, Callable[[Statement, Lines], Evidence]] = {
     "crosses": _crosses,
     "spike": _spike,
     "dip": _dip,
+    "varies": _varies,
     "less affected": _less_affected,
     "steadier": _steadier,
 }

@@ -23,7 +23,7 @@ STRENGTH = 1e-4  # the paper's λ, of local and global classifiers
 DELTA = 1e-5
 TEST_SHARE = 0.145  # of the URLs, whose publisher set none apart
 INVERSE = (0, 0.1, 1, 10, 100)  # 1/ε; 0 is no noise
-DRAWS = {"har": 5, "kdd99": 1, "malicious_url": 2}  # of noise on each division; × repeats of a full run = 100
+DRAWS = {"har": 5, "kdd99": 2, "malicious_url": 5}  # of noise on each division; × divisions of a full run = 100
 FULL = {name: 100 // draws for name, draws in DRAWS.items()}
 HAR, KDD, URL = "har", "kdd99", "malicious_url"
 

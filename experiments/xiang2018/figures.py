@@ -111,32 +111,30 @@ def by_height(kind: str) -> Mapping[str, Arguments]:
         return divided(learner=learners, aggregator={"vote": cs.WeightedVote()}, epsilon=levels)
 
     def reference(x: Any, data: Dataset) -> dict[str, Any]:
-        asked = {"learner": {"exact": ours(DELTA, x)}, "aggregator": {"vote": cs.WeightedVote()}}
+        asked = {"learner": {"exact": ours(DELTA, x)}, "aggregator": {}}
         return divided(**asked, epsilon=math.inf, baselines=("public-only", "pooled-exact"))
 
     return {"paper": paper, "own": own, "reference": reference}
 
 
 FIGURE_4 = (
-    Method("AUC, budget 10", "vote", "paper", "paper", "paper", "10"),
-    Method("AUC, budget 50", "vote", "paper", "paper", "paper", "50"),
-    Method("AUC, budget 100", "vote", "paper", "paper", "paper", "100"),
-    Method("F1, budget 10", "vote", "paper", "paper", "paper", "10", "f1_micro"),
-    Method("F1, budget 100", "vote", "paper", "paper", "paper", "100", "f1_micro"),
-    Method("AUC, ε = 0.1, δ", "vote", "corrected", "delta", "own", "0.1"),
-    Method("AUC, ε = 0.5, δ", "vote", "corrected", "delta", "own", "0.5"),
-    Method("AUC, ε = 2, δ", "vote", "corrected", "delta", "own", "2"),
-    Method("AUC, ε = 2, pure", "vote", "corrected", "pure", "own", "2"),
-    Method("F1, ε = 2, δ", "vote", "corrected", "delta", "own", "2", "f1_micro"),
-    Method("AUC, as in the paper, no noise", "vote", "baseline", "paper", "paper", "inf"),
-    Method("AUC, one party alone, budget 10", "local-mean", "baseline", "paper", "paper", "10"),
-    Method("F1, one party alone, budget 100", "local-mean", "baseline", "paper", "paper", "100", "f1_micro"),
-    Method("F1, budget 10, probabilities added up", "shares", "baseline", "paper", "paper", "10", "f1_micro"),
-    Method("AUC, public records alone", "public-only", "baseline", "exact", "reference"),
-    Method("AUC, all pooled, no privacy", "pooled-exact", "baseline", "exact", "reference"),
+    Method("budget 10", "vote", "paper", "paper", "paper", "10"),
+    Method("budget 50", "vote", "paper", "paper", "paper", "50"),
+    Method("budget 100", "vote", "paper", "paper", "paper", "100"),
+    Method("ε = 0.1, δ", "vote", "corrected", "delta", "own", "0.1"),
+    Method("ε = 0.5, δ", "vote", "corrected", "delta", "own", "0.5"),
+    Method("ε = 2, δ", "vote", "corrected", "delta", "own", "2"),
+    Method("ε = 2, pure", "vote", "corrected", "pure", "own", "2"),
+    Method("as in the paper, no noise", "vote", "baseline", "paper", "paper", "inf"),
+    Method("one party alone, budget 10", "local-mean", "baseline", "paper", "paper", "10"),
+    Method("one party alone, budget 100", "local-mean", "baseline", "paper", "paper", "100"),
+    Method("budget 10, probabilities added up", "shares", "baseline", "paper", "paper", "10"),
+    Method("public records alone", "public-only", "baseline", "exact", "reference"),
+    Method("all pooled, no privacy", "pooled-exact", "baseline", "exact", "reference"),
 )
 NOT_THEIRS = "The paper's trees are not private and not drawn; these have its shape, budgets, weights and votes."
 AUC: dict[str, Any] = {"metric": "auc", "better": "high"}
+F1: dict[str, Any] = {"metric": "f1_micro", "ylabel": "micro-averaged F1"}
 PANEL_4A = Panel(
     id="4a",
     title="CRFsDP: forests",
@@ -144,13 +142,14 @@ PANEL_4A = Panel(
     x=HEIGHTS,
     quick_x=(3, 7),
     xlabel="maximum height",
-    ylabel="AUC, micro-averaged F1",
+    ylabel="AUC",
     arguments=by_height("forest"),
     methods=FIGURE_4,
     note=NOT_THEIRS,
     **AUC,
 )
 PANEL_4B = replace(PANEL_4A, id="4b", title="CAdaBoostDP: boosting", arguments=by_height("boosting"))
+PANEL_4C, PANEL_4D = replace(PANEL_4A, id="4c", **F1), replace(PANEL_4B, id="4d", **F1)
 
 # ----------------------------------------------------------------------------------------------------------- figure 5
 
@@ -175,7 +174,7 @@ def by_group(kind: str) -> Mapping[str, Arguments]:
 
 def _exact(ours: Any) -> Arguments:
     def reference(x: Any, data: Dataset) -> dict[str, Any]:
-        asked = {"learner": {"exact": ours(DELTA)}, "aggregator": {"vote": cs.WeightedVote()}}
+        asked = {"learner": {"exact": ours(DELTA)}, "aggregator": {}}
         return divided(**asked, epsilon=math.inf, baselines=("public-only", "pooled-exact"))
 
     return reference
@@ -184,16 +183,14 @@ def _exact(ours: Any) -> Arguments:
 def figure_5(name: str) -> tuple[Method, ...]:
     """Return the methods of figure 5; `name` is the paper's name of its learner."""
     return (
-        Method(f"AUC, {name}", "vote", "paper", "paper", "paper"),
-        Method(f"F1, {name}", "vote", "paper", "paper", "paper", metric="f1_micro"),
-        Method("AUC, ε = budget/100, δ, weights n·ε", "vote", "corrected", "delta", "own"),
-        Method("AUC, ε = budget/100, δ, the paper's weights", "accuracy", "corrected", "delta", "own"),
-        Method("AUC, ε = budget/100, pure, weights n·ε", "vote", "corrected", "pure", "own"),
-        Method("F1, ε = budget/100, δ, weights n·ε", "vote", "corrected", "delta", "own", metric="f1_micro"),
-        Method("AUC, one party alone, its budget", "local-mean", "baseline", "paper", "paper"),
-        Method("AUC, pooled at the least ε = budget/100, δ", "pooled-private", "baseline", "delta", "own"),
-        Method("AUC, public records alone", "public-only", "baseline", "exact", "reference"),
-        Method("AUC, all pooled, no privacy", "pooled-exact", "baseline", "exact", "reference"),
+        Method(name, "vote", "paper", "paper", "paper"),
+        Method("ε = budget/100, δ, weights n·ε", "vote", "corrected", "delta", "own"),
+        Method("ε = budget/100, δ, the paper's weights", "accuracy", "corrected", "delta", "own"),
+        Method("ε = budget/100, pure, weights n·ε", "vote", "corrected", "pure", "own"),
+        Method("one party alone, its budget", "local-mean", "baseline", "paper", "paper"),
+        Method("pooled at the least ε = budget/100, δ", "pooled-private", "baseline", "delta", "own"),
+        Method("public records alone", "public-only", "baseline", "exact", "reference"),
+        Method("all pooled, no privacy", "pooled-exact", "baseline", "exact", "reference"),
     )
 
 
@@ -213,6 +210,7 @@ PANEL_5B = replace(
     arguments=by_group("boosting"),
     methods=figure_5("CAdaBoostDP"),
 )
+PANEL_5C, PANEL_5D = replace(PANEL_5A, id="5c", **F1), replace(PANEL_5B, id="5d", **F1)
 
 # ---------------------------------------------------------------------------------------------- figure 6 and table 2
 
@@ -489,13 +487,13 @@ PAPER = Paper(
         Figure(
             "4",
             "AUC and F1 against the maximum height, five parties with the same budget",
-            (PANEL_4A, PANEL_4B),
+            (PANEL_4A, PANEL_4B, PANEL_4C, PANEL_4D),
             columns=2,
         ),
         Figure(
             "5",
             "AUC and F1 against the median of personal budgets",
-            (PANEL_5A, PANEL_5B),
+            (PANEL_5A, PANEL_5B, PANEL_5C, PANEL_5D),
             columns=2,
         ),
         Figure("6", "Execution time against the number of parties", (PANEL_6A, PANEL_6B), columns=2),
