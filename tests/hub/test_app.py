@@ -1,6 +1,7 @@
 """The hub over HTTP: what is accepted, what is refused and with which code, and who sees what."""
 
 import json
+import re
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_invitations_work_once_for_one_site_until_they_expire(world: Any, tools:
         return world.call(ward, "POST", "/api/enrolments", body)
 
     invitation = world.invitation(site="north")
+    assert re.fullmatch("[0-9a-f]{48}", invitation)  # a hyphen in front would be an option of `site join`
     assert tools.code(enrol(south, invitation)) == "invitation"
     assert tools.code(enrol(south, "guessed")) == "invitation"
     assert enrol(north, invitation).status_code == 201

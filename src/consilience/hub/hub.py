@@ -170,7 +170,7 @@ class Hub:
             raise Refusal("malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens.")
         if not 0 < days <= 366:
             raise Refusal("malformed", "An invitation is good for at most 366 days.")
-        code, expires = secrets.token_urlsafe(24), now(seconds=days * 86400)
+        code, expires = secrets.token_hex(24), now(seconds=days * 86400)  # no hyphen: it stands on command lines
         self.store.invite(study, hashed(code), expires, actor, site=site, fetch_only=fetch_only)
         return code, expires
 
