@@ -678,12 +678,21 @@ def test_chunks_repeat_and_equal_the_whole(tmp_path):
             rows = ParquetRows(source, SCHEMA, chunk_records=2, keep=[True, False, True, True, True])
             whole = SCHEMA.encode(source)
             for _ in range(2):
-                X, y = (np.concatenate(part) for part in zip(*rows.chunks(), strict=True))
+                X, y = together(rows.chunks())
                 kept = [0, 2, 3, 4]
                 assert np.array_equal(X, whole.X[kept])
                 assert np.array_equal(y, whole.y[kept])
+                for every in (1, 2, 3):
+                    ((X, y),) = rows.gather(lambda blocks: together((X.copy(), y) for X, y in blocks), every)
+                    assert np.array_equal(X, whole.X[kept[::every]])
+                    assert np.array_equal(y, whole.y[kept[::every]])
             assert rows.n_records == 4
+            assert rows.passes == 8
             assert rows.persons().tolist() == whole.persons.tolist()
+
+
+def together(chunks):
+    return tuple(np.concatenate(part) for part in zip(*chunks, strict=True))
 
 
 def test_chunks_refuse_uncapped_persons_and_wrong_masks(tmp_path):

@@ -130,29 +130,46 @@ class ParquetRows:
 
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[Any]]]:
         """Yield (X, y) in file order; the same chunks each time."""
+        encode = self.schema._encode_batches
+        yield from self._pass(lambda batch, where: encode([batch], self._needed, where)[:2])
+
+    def gather(self, function: Callable[[Iterator[tuple[Any, Any]]], T], every: int = 1) -> list[T]:
+        """Return what `function` makes of all (X, y), or of every `every`-th; each X is overwritten by the next.
+
+        For who adds up: what is overwritten stays in the processor's cache.
+        """
+        blocks = self.schema._blocks(self._pass(self.schema._labelled, every))
+        return [function(encoded[:2] for encoded in blocks)]
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        return (*(column.name for column in self.schema.columns), self.schema.label)
+
+    def _pass(self, read: Callable[[pa.RecordBatch, str], T], every: int = 1) -> Iterator[T]:
+        """Yield what `read` makes of the records to be used, or of every `every`-th, batch after batch."""
         if self.schema.person is not None and self.keep is None:
             raise SettingsError(
                 f"Chunks were asked for under max_records_per_person={self.schema.max_records_per_person}, but no "
                 "record has been capped. No record was read. Pass keep=cap_records(rows.persons(), ...)."
             )
         self.passes += 1
-        done = 0
         with showing(f"Reading {self.path.name}, pass {self.passes}", self.progress) as progress:
-            for X, y in _ahead(self._encoded()):
-                if len(y):
-                    yield X, y
-                done += len(y)
+            for made, done in _ahead((read(batch, where), done) for batch, where, done in self._kept(every)):
+                yield made
                 progress(done, self.n_records)
 
-    def _encoded(self) -> Iterator[tuple[NDArray[np.float64], NDArray[Any]]]:
-        stop = 0
-        needed = (*(column.name for column in self.schema.columns), self.schema.label)
-        for where, batch in _ahead(self._batches(needed)):
+    def _kept(self, every: int) -> Iterator[tuple[pa.RecordBatch, str, int]]:
+        """Yield records to be used, of which file they are, and how many have been come by."""
+        stop = done = 0
+        for where, batch in _ahead(self._batches(self._needed)):
             start, stop = stop, stop + batch.num_rows
-            X, y, _ = self.schema._encode_batches([batch], needed, where)
             if self.keep is not None:
-                X, y = X[self.keep[start:stop]], y[self.keep[start:stop]]
-            yield X, y
+                batch = batch.filter(pa.array(self.keep[start:stop]))
+            first, done = -done % every, done + batch.num_rows
+            if every > 1:
+                batch = batch.take(pa.array(np.arange(first, batch.num_rows, every)))
+            if batch.num_rows:
+                yield batch, where, done
 
     def _batches(self, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield which file, and some of its records."""

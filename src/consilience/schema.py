@@ -295,13 +295,21 @@ class Schema:
         """
         table = read_table(source, self)
         self._check(table.schema, self.table_columns)
+        batches = table.select(self.table_columns).to_batches(max_chunksize=CHUNK_RECORDS)
+        yield from self._blocks(map(self._labelled, batches))
+
+    def _labelled(self, batch: pa.RecordBatch, where: str = "The table") -> tuple["_Read", NDArray[Any], str]:
+        """Read what the columns hold, labels too; of which table or file is named beside it."""
+        read, (y, problems) = self._read(batch), self._labels(batch.column(self.label))
+        _refuse(read.problems + problems, where)
+        return read, y, where
+
+    def _blocks(self, batches: Iterable[tuple["_Read", NDArray[Any], str]]) -> Iterator[Encoded]:
         room = _Room(self)
-        for batch in table.select(self.table_columns).to_batches(max_chunksize=CHUNK_RECORDS):
-            read, (y, problems) = self._read(batch), self._labels(batch.column(self.label))
-            _refuse(read.problems + problems)
-            for start in range(0, len(y), len(room.X)):
-                X = room.X[: len(y) - start]
-                _refuse(self._fill(read, start, X, room.numbers))
+        for read, y, where in batches:
+            for start in range(0, len(y), room.records):
+                X, problems = self._fill(read, start, len(y), room)
+                _refuse(problems, where)
                 yield Encoded(X, y[start : start + len(X)], None)
 
     def encode_features(self, source: Any) -> NDArray[np.float64]:
@@ -325,9 +333,11 @@ class Schema:
         for batch in batches:
             read = self._read(batch)
             problems += read.problems
-            for first in range(0, batch.num_rows, len(room.X)):
-                start, stop = stop, stop + min(len(room.X), batch.num_rows - first)
-                problems += self._fill(read, first, X[start:stop], room.numbers)
+            for first in range(0, batch.num_rows, room.records):
+                block, wrong = self._fill(read, first, batch.num_rows, room)
+                start, stop = stop, stop + len(block)
+                X[start:stop] = block
+                problems += wrong
             if self.label in needed:
                 y, wrong = self._labels(batch.column(self.label))
                 labels.append(y)
@@ -359,29 +369,27 @@ class Schema:
                 numbers.append(np.zeros(batch.num_rows) if found is None else found)
             if found is None:
                 problems.append(f"column {column.name!r} cannot be read as {column._expects}")
-        beyond = self._scales.beyond(numbers) if numbers and batch.num_rows else []
-        return _Read(numbers, beyond, places, problems)
+        stacked = np.stack(numbers) if numbers else np.empty((0, batch.num_rows))
+        return _Read(stacked, self._scales.beyond(stacked), places, problems)
 
-    def _fill(self, read: "_Read", start: int, out: NDArray[np.float64], room: NDArray[np.float64]) -> list[str]:
-        """Write the features of a block of records, in the ball; return what stands against it.
+    def _fill(self, read: "_Read", start: int, stop: int, room: "_Room") -> tuple[NDArray[np.float64], list[str]]:
+        """Return the features of a block of records, in the ball and in `room`, and what stands against it.
 
-        For a table larger than memory this, not reading it, would otherwise be most of the time.
+        A block lies feature by feature, so that every step runs along many records. For a table larger than memory
+        this, not reading it, would otherwise be most of the time.
         """
-        part = slice(start, start + len(out))
+        part = slice(start, min(start + room.records, stop))
+        values = room.values[:, : part.stop - start]
         if read.places:
-            out[:] = 0.0
+            values[:] = 0.0
         for first, places in read.places.items():
             (known,) = np.nonzero(places[part] >= 0)
-            out[known, first + places[part][known]] = 1.0
-        absent: set[str] = set()
-        if read.numbers:
-            block = [values[part] for values in read.numbers]
-            absent = self._scales.fill(block, read.beyond, room[:, : len(out)], out)
-        out /= math.sqrt(len(self.columns)) if self.scale == "columns" else 1.0
-        clipped = clip_rows(out, self.norm)
-        if clipped is not out:
-            out[:] = clipped
-        return [
+            values[first + places[part][known], known] = 1.0
+        absent = self._scales.fill(read.numbers[:, part], read.beyond, values)
+        if self.scale == "columns":
+            values *= 1 / math.sqrt(len(self.columns))
+        X = clip_rows(values.T, self.norm)
+        return X, [
             f"column {column.name!r} ({column._expects}) has a missing or unreadable value and missing='error'"
             for column in self.columns
             if column.name in absent
@@ -423,7 +431,8 @@ class Schema:
         rule: Any = self.unknown_label
         if self.classes is not None:
             known = self._spelled
-            y = _places(column, known)[0]
+            index, place, _ = _coded(column, known)
+            y = place.take(index)
             unknown, rule = y < 0, None if rule is None else known.index(_spelling(rule))
         else:
             y = np.clip(_numbers(column).astype(np.float64, copy=False), -_number(self.label_bound), self.label_bound)
@@ -437,8 +446,8 @@ class Schema:
 class _Read(NamedTuple):
     """What the columns of some records hold."""
 
-    numbers: list[NDArray[Any]]  # of each numeric column
-    beyond: list[bool]  # whether one of them is missing or beyond its bounds
+    numbers: NDArray[Any]  # of each numeric column, in a width that holds them all
+    beyond: list[int]  # those of which some are missing or beyond a bound
     places: dict[int, NDArray[np.int64]]  # which feature of a categorical column is one, by that column's first
     problems: list[str]
 
@@ -448,18 +457,22 @@ class _Room:
 
     def __init__(self, schema: Schema) -> None:
         # One feature more than there is: a learner appends its constant, and wants blocks of the same size.
-        size = min(max(BLOCK_ENTRIES // (schema.n_features + 1), BLOCK_RECORDS // 4), BLOCK_RECORDS)
-        self.X = np.empty((size, schema.n_features))
-        self.numbers = np.empty((sum(isinstance(column, Numeric) for column in schema.columns), size))
+        self.records = min(max(BLOCK_ENTRIES // (schema.n_features + 1), BLOCK_RECORDS // 4), BLOCK_RECORDS)
+        self.values = np.empty((schema.n_features, self.records))
 
 
 class _Scales:
     """How the numeric columns of a schema become features."""
 
     def __init__(self, columns: Sequence[Numeric], places: Sequence[int]) -> None:
-        self.columns, self.places = columns, np.array(places)
-        self.facts = [(*column._scale(column.low, column.high), self._may_leave(column)) for column in columns]
-        self.side_by_side = bool(np.array_equal(self.places, np.arange(len(columns))))
+        self.columns = columns
+        self.side_by_side = list(places) == list(range(len(columns)))
+        self.places: Any = slice(len(columns)) if self.side_by_side else list(places)
+        self.indicators = [(j, place + 1) for j, place in enumerate(places) if columns[j].missing == "indicator"]
+        scales = [column._scale(column.low, column.high) for column in columns]
+        self.middle, self.half = np.reshape(scales, (-1, 2)).T[..., None]
+        self.transformed = [j for j, column in enumerate(columns) if column.transform]
+        self.may_leave = any(map(self._may_leave, columns))
 
     @staticmethod
     def _may_leave(column: Numeric) -> bool:
@@ -468,47 +481,41 @@ class _Scales:
         ends = [abs((bound - middle) / half) for bound in (column.low, column.high)]
         return column.transform is not None or max(ends) > 1  # rounding keeps order: the bounds speak for all between
 
-    def beyond(self, numbers: Sequence[NDArray[Any]]) -> list[bool]:
-        """Tell of each column whether a value is missing or beyond a bound; no other needs to be clipped."""
-        ends = [(float(values.min()), float(values.max())) for values in numbers]
-        return [not (c.low <= least and most <= c.high) for c, (least, most) in zip(self.columns, ends, strict=True)]
+    def beyond(self, numbers: NDArray[Any]) -> list[int]:
+        """Return the columns that have a value missing or beyond a bound; no other needs to be clipped."""
+        if not numbers.size:
+            return []
+        ends = zip(self.columns, numbers.min(axis=1).tolist(), numbers.max(axis=1).tolist(), strict=True)
+        return [j for j, (c, least, most) in enumerate(ends) if not (c.low <= least and most <= c.high)]
 
-    def fill(
-        self, numbers: Sequence[NDArray[Any]], beyond: Sequence[bool], values: NDArray[Any], out: NDArray[np.float64]
-    ) -> set[str]:
-        """Write the features of one block of records, by way of `values`; return who misses a value and must not."""
-        refused = set()
-        for j, (column, row) in enumerate(zip(self.columns, values, strict=True)):
-            row[:] = numbers[j]
-            missing = np.isnan(row) if beyond[j] else None
-            if missing is not None:
-                if isinstance(column.missing, float):
-                    row[missing] = column.missing
-                elif column.missing == "error" and missing.any():
-                    refused.add(column.name)
-                np.clip(row, column.low, column.high, out=row)
-            self._scale(j, row)
-            if missing is not None:
-                np.nan_to_num(row, copy=False, nan=0.0)
-            if column.missing == "indicator":
-                out[:, self.places[j] + 1] = 0.0 if missing is None else missing
-        if self.side_by_side:
-            out[:, : len(self.columns)] = values.T
-        else:
-            out[:, self.places] = values.T
+    def fill(self, numbers: NDArray[Any], beyond: Sequence[int], values: NDArray[np.float64]) -> set[str]:
+        """Write their features of a block of records; return who misses a value and must not."""
+        refused, absent = set(), {}
+        scaled = values[self.places]  # themselves if they lie side by side, else a copy
+        scaled[:] = numbers
+        for j in beyond:
+            column, row = self.columns[j], scaled[j]
+            absent[j] = missing = np.isnan(row)
+            if isinstance(column.missing, float):
+                row[missing] = column.missing
+            elif column.missing == "error" and missing.any():
+                refused.add(column.name)
+            np.clip(row, column.low, column.high, out=row)
+        for j in self.transformed:
+            scaled[j] = self.columns[j]._transformed(scaled[j])
+        if self.middle.any():
+            scaled -= self.middle
+        if (self.half != 1.0).any():
+            scaled /= self.half
+        if self.may_leave:
+            np.clip(scaled, -1.0, 1.0, out=scaled)
+        for j in absent:
+            np.nan_to_num(scaled[j], copy=False, nan=0.0)
+        if not self.side_by_side:
+            values[self.places] = scaled
+        for j, place in self.indicators:
+            values[place] = absent.get(j, 0.0)
         return refused
-
-    def _scale(self, j: int, row: NDArray[np.float64]) -> None:
-        """Bring values between their bounds to [-1, 1], in place; a block of one column stays in the closest cache."""
-        middle, half, may_leave = self.facts[j]
-        if self.columns[j].transform:
-            row[:] = self.columns[j]._transformed(row)
-        if middle != 0.0:
-            row -= middle
-        if half != 1.0:
-            row /= half
-        if may_leave:
-            np.clip(row, -1.0, 1.0, out=row)
 
 
 _KINDS: dict[str, type[Numeric] | type[Categorical]] = {"numeric": Numeric, "categorical": Categorical}
@@ -661,16 +668,23 @@ def _numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[Any]:
 def _places(
     column: pa.Array, known: Sequence[Value], absent: Sequence[Value] = ()
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return each value's place among the `known` spellings, -1 for none, and whether it is missing.
+    """Return each value's place among the `known` spellings, -1 for none, and whether it is missing."""
+    index, place, gone = _coded(column, known, absent)
+    return place.take(index), gone.take(index)
+
+
+def _coded(
+    column: pa.Array, known: Sequence[Value], absent: Sequence[Value] = ()
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return which distinct value each record holds, their places among the `known` spellings, and which are missing.
 
     Distinct values are spelled once each, however many records hold them.
     """
     coded = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
     texts = as_texts(coded.dictionary, absent)
-    place, gone = np.append(_codes(texts, known), -1), np.append(np.asarray(texts.is_null()), True)
     index = coded.indices
-    index = np.asarray(pc.fill_null(index.cast(pa.int64()), -1) if index.null_count else index)
-    return place.take(index), gone.take(index)
+    index = pc.fill_null(index.cast(pa.int64()), -1) if index.null_count else index
+    return np.asarray(index), np.append(_codes(texts, known), -1), np.append(np.asarray(texts.is_null()), True)
 
 
 def _codes(texts: pa.Array, known: Sequence[Value]) -> NDArray[np.int64]:

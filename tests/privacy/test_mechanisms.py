@@ -381,7 +381,11 @@ ROWS = st.sampled_from([np.float64, np.float32]).flatmap(
 
 
 @settings(max_examples=150, deadline=None)
-@given(X=ROWS, norm=st.sampled_from([1.0, 0.1, 3.0]), shape=st.sampled_from([np.asarray, sparse.csr_array]))
+@given(
+    X=ROWS,
+    norm=st.sampled_from([1.0, 0.1, 3.0]),
+    shape=st.sampled_from([np.asarray, np.asfortranarray, sparse.csr_array]),
+)
 def test_clipping_bounds_the_norm_over_the_reals_never_lengthens_and_is_idempotent(X, norm, shape):
     given_ = shape(X)
     once = clip_rows(given_, norm)
@@ -398,8 +402,20 @@ def test_clipping_bounds_the_norm_over_the_reals_never_lengthens_and_is_idempote
             assert exact_square(after) >= Fraction(norm * 0.998) ** 2
 
 
+@pytest.mark.parametrize("n_features", [1, 7, 37, 300])
+def test_a_row_is_clipped_alike_wherever_it_stands(n_features):
+    X = np.random.default_rng(6).normal(size=(41, n_features))
+    X /= np.linalg.norm(X, axis=1, keepdims=True) * np.linspace(0.5, 1.5, 41)[:, None]
+    by_feature = np.asfortranarray(X)  # slices of which lie feature by feature too
+    whole = clip_rows(by_feature, 1.0)
+    for n_records in (1, 2, 9):
+        for place in range(41 - n_records):
+            part = slice(place, place + n_records)
+            assert np.array_equal(clip_rows(by_feature[part], 1.0), whole[part])
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("shape", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("shape", [np.asarray, np.asfortranarray, sparse.csr_array])
 def test_rows_a_hair_around_the_norm_end_below_it(shape, dtype):
     rng = np.random.default_rng(5)
     X = rng.normal(size=(400, 37))
@@ -410,7 +426,7 @@ def test_rows_a_hair_around_the_norm_end_below_it(shape, dtype):
     assert np.abs(clipped - X).max() < 200 * np.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("shape", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("shape", [np.asarray, np.asfortranarray, sparse.csr_array])
 def test_rows_whose_squares_overflow_keep_their_direction(shape):
     clipped = as_dense(clip_rows(shape(np.array([[3e200, 4e200], [0.1, 0.1], [0.0, 0.0]])), 1.0))
     assert clipped[0] == pytest.approx([0.6, 0.8], rel=1e-12)
@@ -437,7 +453,7 @@ def test_a_norm_that_bounds_nothing_is_refused(norm):
         clip_rows(np.ones((2, 2)), norm)
 
 
-@pytest.mark.parametrize("shape", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("shape", [np.asarray, np.asfortranarray, sparse.csr_array])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_rows_that_are_not_finite_are_refused(shape, value):
     with pytest.raises(SettingsError, match="not finite"):

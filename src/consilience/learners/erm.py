@@ -272,7 +272,7 @@ class ChunkedRecords(Protocol):
 
 
 class PartitionedRecords(ChunkedRecords, Protocol):
-    """Records that stay where they are: what is computed from them travels, not they."""
+    """Records that are added up where they are, part by part: what is computed from them travels, not they."""
 
     def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
         """Return what `function` makes of the chunks of each partition, or of every `every`-th record of it."""

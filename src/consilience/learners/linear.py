@@ -53,7 +53,7 @@ class _Coding:
         codes = np.asarray(labels)
         if not (self._places and codes.dtype == np.int64 and codes.view(np.uint64).max(initial=0) < len(self.classes)):
             codes = _codes(self.owner, self.classes, codes)
-        return codes if self.positive is None else np.where(codes == self.positive, 1.0, -1.0)
+        return codes if self.positive is None else 2.0 * (codes == self.positive) - 1.0
 
     @cached_property
     def _places(self) -> bool:
@@ -106,7 +106,8 @@ def _mapped(ball: _Ball, encode: _Coding | _Scaling, chunks: Chunks) -> Chunks:
         width = X.shape[1] + ball.fit_intercept
         length = max(len(y), 1) if sparse.issparse(X) else block_records(width)
         if room.shape[1] != width and not sparse.issparse(X):
-            room = np.empty((length, width))
+            by_feature = X.strides[0] < X.strides[1]
+            room = np.empty((width, length)).T if by_feature else np.empty((length, width))
         for start in range(0, len(y), length):
             part = slice(start, start + length)
             yield into_ball(X[part].astype(np.float64, copy=False), ball, room), encode(y[part])

@@ -323,6 +323,8 @@ def clip_rows(X: Any, norm: float) -> Any:
         raise SettingsError(f"The 'norm' of clip_rows must be a number from 1e-150 to 1e150. Got {norm!r} instead.")
     # Lengths are summed in doubles, so only the last roundings are those of the rows' own precision.
     slack = X.shape[1] * 2.0**-52 + 8 * float(np.finfo(X.dtype).eps)
+    if not sparse.issparse(X) and _all_short(X, norm * (1 - 2 * slack)):
+        return X
     lengths = _lengths(X)
     if not np.isfinite(lengths).all():
         if not np.isfinite(X.data if sparse.issparse(X) else X).all():
@@ -338,11 +340,23 @@ def clip_rows(X: Any, norm: float) -> Any:
     return _scaled(X, np.where(long, norm * (1 - 2 * slack) / np.maximum(lengths, np.finfo(np.float64).tiny), 1.0))
 
 
+def _all_short(X: Any, limit: float) -> bool:
+    """Tell whether all dense rows are shorter than `limit`, by a sum whose last bits depend on a row's place."""
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", X, X, dtype=np.float64)
+    return bool(squares.max(initial=0.0) < limit**2)  # false if one is not a number
+
+
 def _lengths(X: Any) -> Floats:
     with np.errstate(over="ignore"):
         if sparse.issparse(X):
             X = X.astype(np.float64, copy=False)
             return np.asarray(np.sqrt(X.multiply(X).sum(axis=1)), dtype=np.float64).ravel()
+        if X.strides[0] < X.strides[1]:  # feature by feature; numpy's own sum is another for a record alone
+            total, square = np.zeros(len(X)), np.empty(len(X))
+            for feature in X.T:
+                total += np.multiply(feature, feature, out=square, dtype=np.float64)
+            return np.sqrt(total)
         return np.asarray(np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64)))
 
 
