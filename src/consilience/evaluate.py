@@ -141,7 +141,7 @@ def measures(model: Any, X: Any, y: ArrayLike, *, task: str | None = None) -> di
         return {name: one.value for name, one in _of_regression(*scored, 0.95).measures.items()}
     found = {"error": float(scored.wrong.mean())}
     found |= {name: float(score(scored.confusion[None])[0]) for name, score in scored.f1_scores.items()}
-    if scored.scores is not None and len(present := np.unique(scored.codes)) > 1:
+    if scored.scores is not None and len(present := np.flatnonzero(np.bincount(scored.codes))) > 1:
         found["auc"] = _auc(scored.scores, scored.codes, present)
     if scored.chances is not None:
         found["log_loss"] = float(scored.log_losses.mean())
@@ -199,7 +199,7 @@ class _Scored:
 
 def _scored(model: Any, X: Any, y: ArrayLike, task: str | None) -> _Scored | tuple[Array, Array]:
     """Return what a classifier answered, or a regressor's (labels, predictions)."""
-    labels, predicted = np.asarray(y), np.asarray(model.predict(X))
+    labels, predicted, given_chances, given_scores = np.asarray(y), *_answers(model, X)
     if labels.ndim != 1 or labels.shape != predicted.shape or not len(labels):
         raise SchemaMismatch(
             "The test records need one label each, and there must be one. Nothing was evaluated. Check their shapes."
@@ -207,7 +207,9 @@ def _scored(model: Any, X: Any, y: ArrayLike, task: str | None) -> _Scored | tup
     if _task(model, labels, task) == "regression":
         return labels.astype(np.float64), predicted.astype(np.float64)
     known = np.asarray(getattr(model, "classes_", predicted))
-    every = np.unique(np.concatenate([np.atleast_1d(known), labels, predicted]))
+    every = np.unique(known)
+    for said in (labels, predicted):
+        every = every if np.isin(said, every).all() else np.union1d(every, said)
 
     def columns(values: Any) -> Array | None:
         values = np.asarray(values, dtype=np.float64)
@@ -217,13 +219,23 @@ def _scored(model: Any, X: Any, y: ArrayLike, task: str | None) -> _Scored | tup
         out[:, np.searchsorted(every, known)] = values
         return out
 
-    chances = columns(model.predict_proba(X)) if hasattr(model, "predict_proba") else None
+    chances = None if given_chances is None else columns(given_chances)
     if chances is not None:
         chances = np.maximum(chances, 0.0)  # a class that the model does not know has no chance
-    scores = columns(model.decision_function(X)) if hasattr(model, "decision_function") else chances
+    scores = chances if given_scores is None else columns(given_scores)
     if scores is not None and scores.ndim == 2 and len(every) == 2:
         scores = scores[:, 1]
     return _Scored(np.searchsorted(every, labels), np.searchsorted(every, predicted), scores, chances, len(every))
+
+
+def _answers(model: Any, X: Any) -> tuple[Array, Any, Any]:
+    """Return predictions, and chances and scores or None; of a linear model all that follows from scores found once."""
+    if hasattr(model, "_answers"):
+        scores = model.decision_function(X)
+        return (*model._answers(scores), scores)
+    asked = (getattr(model, name, None) for name in ("predict_proba", "decision_function"))
+    chances, scores = (None if ask is None else ask(X) for ask in asked)
+    return np.asarray(model.predict(X)), chances, scores
 
 
 def _task(model: Any, labels: Array, task: str | None) -> str:
@@ -307,13 +319,13 @@ def _gap_of(counts: Array, sums: Array) -> Callable[[Array], Array]:
 
 
 def _auc(scores: Array, codes: Array, present: Array) -> float:
-    """Return the AUC from ranks alone: what the parts of `_auc_parts` sum up to, for a third of the sorting."""
+    """Return the AUC alone: what the parts of `_auc_parts` sum up to, by counting pairs in order."""
     tasks = [(1, scores)] if scores.ndim == 1 else [(k, scores[:, k]) for k in present]
     found = []
     for k, column in tasks:
-        inside = codes == k
-        n = int(inside.sum())
-        found.append((stats.rankdata(column)[inside].sum() - n * (n + 1) / 2) / (n * (len(codes) - n)))
+        inside, outside = np.sort(column[codes == k]), np.sort(column[codes != k])
+        below = sum(int(np.searchsorted(outside, inside, side).sum()) for side in ("left", "right"))  # twice, ties half
+        found.append(below / (2 * len(inside) * len(outside)))
     return float(np.mean(found))
 
 

@@ -53,7 +53,7 @@ Array = NDArray[Any]
 _ORDER = {method: place for place, method in enumerate(TITLES)}
 PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
 SITES_LISTED = 100  # with more, a report has no row for each single site, and of single sites what can be counted
-SITES_TOGETHER = 32  # from which on exact linear models are trained together
+SITES_TOGETHER, RECORDS_TOGETHER = 8, 4096  # from which on, and up to which, exact linear models are trained together
 ASK_VOTES = ("VoteDistillation", "SoftLabelDistillation", "PATE")  # of members, about public records
 HIDE_SITES = (*ASK_VOTES, "ClippedAverage")  # whole ones, not records
 EXACT_MEMBERS = ("Average", *HIDE_SITES)  # with an epsilon, these are trusted with exact members and add the noise
@@ -489,11 +489,7 @@ class _Cell:
         alone: list[dict[str, float]] = []
         members: list[Any] = []
         if plan.baselines & {LOCAL, BEST} or not all(map(_trusted, plan.aggregators.values())):
-            with self._timed(LOCAL, len(self.held)):
-                members = [
-                    self._fit(epsilon, rows, plan.noise(*cell, *drawn, site), site)
-                    for site, epsilon, rows in zip(self.held, epsilons, self.sites, strict=True)
-                ]
+            members = self._members(epsilons, [(*cell, *drawn, site) for site in self.held])
         if plan.baselines & {LOCAL, BEST}:
             alone = self._each(members)
             best = min(alone, key=lambda one: one[_main(one)])
@@ -521,6 +517,17 @@ class _Cell:
                 found["site", f"site-{site + 1:03}"] = {_main(one): one[_main(one)]}
         return found, stated
 
+    def _members(self, epsilons: list[float], names: list[Any]) -> list[Any]:
+        """Return the sites' models at one level, the noise of each by its name."""
+        if np.isinf(epsilons).all():
+            exact, self.seconds[LOCAL] = self.exact, self.seconds[OWN]
+            return exact
+        with self._timed(LOCAL, len(self.held)):
+            return [
+                self._fit(epsilon, rows, self.plan.noise(*name), name[-1])
+                for epsilon, rows, name in zip(epsilons, self.sites, names, strict=True)
+            ]
+
     def _joined(self, ensemble: Any, alone: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Measure an ensemble: also the share of sites that it serves better than what they could do alone."""
         found = self._measured(ensemble)
@@ -535,7 +542,8 @@ class _Cell:
         """The sites' exact models, trained once for all levels and draws."""
         made = self.plan.make(self.name, math.inf, who=())
         with self._timed(OWN, len(self.held)):
-            if len(self.held) >= SITES_TOGETHER and can_fit_many(made):
+            small = max(map(len, self.sites)) <= RECORDS_TOGETHER
+            if len(self.held) >= SITES_TOGETHER and small and can_fit_many(made):
                 return fit_many(made, self.cut.X, self.plan.y, self.sites, self.n_threads)
             return [self._fit(math.inf, rows, None, site) for site, rows in zip(self.held, self.sites, strict=True)]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,14 @@ class _Question:
     classes: Array
     declared: bool
     own: tuple[Guarantee | None, ...]
+    known: dict[Any, Any] = field(default_factory=dict)  # a tally's own, which is asked again and again
+
+    def rows(self, settings: Any) -> Rows:
+        """Return the public records as `settings` has them."""
+        key = ("rows", settings.data_norm, settings.fit_intercept)
+        if key not in self.known:
+            self.known[key] = Rows(_ball(settings, self.public.X), len(self.classes), len(self.own))
+        return cast(Rows, self.known[key])
 
 
 def _require(settings: Any, name: str, fits: bool, must: str) -> None:
@@ -113,7 +121,7 @@ def _ball(settings: Any, X: Any) -> Array:
 
 def _ask(settings: Any, members: Any, public: Public | None, soft: str = "votes") -> _Question:
     if isinstance(members, Tally):
-        facts = (members.public, members.classes, members.declared, members.own)
+        facts = (members.public, members.classes, members.declared, members.own, members.known)
         return _Question(lambda: members, *facts)
     if public is None:
         raise SettingsError(
@@ -232,7 +240,7 @@ class _Distillation:
         """
         self._check()
         asked = _ask(self, members, public, self.soft)
-        plan = self._plan(Rows(_ball(self, asked.public.X), len(asked.classes), len(asked.own)))
+        plan = self._plan(asked.rows(self))
         state = _release(self, lambda source: plan.draw(asked.count(), source), plan.events, ledger, dataset, key)
         stated = _stated(self, plan.events, asked.declared, ROW_BY_ROW if self.protect_public else OPEN_RECORDS)
         hidden = _per_record(stated) if self.protect_public else None

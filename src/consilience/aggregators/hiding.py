@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,31 @@ class Rows:
     def contrasts(self) -> Array:
         """Orthonormal rows that span what can differ between classes: shares of votes sum to one."""
         return np.asarray(helmert(self.n_classes))
+
+    @cached_property
+    def largest_mean(self) -> float:
+        """`_largest_mean` of the records."""
+        return _largest_mean(self.X)
+
+    @cached_property
+    def whitened(self) -> Whitened:
+        """The records in directions of equal size."""
+        values, vectors = np.linalg.eigh(self.X.T @ self.X / len(self.X))
+        kept = values > LEAST_EIGENVALUE * values[-1]
+        if not kept.any():
+            raise SettingsError("The public records are all zero. Nothing was combined. Check their encoding.")
+        roots, vectors = np.sqrt(values[kept]), vectors[:, kept]
+        Y = self.X @ (vectors / roots)
+        return Whitened(Y, roots, vectors, _largest_mean(Y))
+
+
+class Whitened(NamedTuple):
+    """Records Y = X V / roots, whose second moment is the identity, and `_largest_mean` of them."""
+
+    Y: Array
+    roots: Array
+    vectors: Array
+    largest_mean: float
 
 
 def _largest_mean(Y: Array) -> float:
@@ -162,16 +188,11 @@ class StatisticPlan(Plan):
 
     def __init__(self, settings: Any, rows: Rows) -> None:
         super().__init__(settings, rows)
-        values, vectors = np.linalg.eigh(rows.X.T @ rows.X / len(rows.X))
-        kept = values > LEAST_EIGENVALUE * values[-1]
-        if not kept.any():
-            raise SettingsError("The public records are all zero. Nothing was combined. Check their encoding.")
-        self.roots, self.vectors = np.sqrt(values[kept]), vectors[:, kept]
-        self.whitened = rows.X @ (self.vectors / self.roots)
+        self.whitened, self.roots, self.vectors, largest_mean = rows.whitened
         self.dimension = len(rows.contrasts) * len(self.roots)
         if self.private:
             moved = shares_moved(rows.n_classes, settings.neighbours)
-            self._calibrate(moved * _largest_mean(self.whitened) / rows.n_members)
+            self._calibrate(moved * largest_mean / rows.n_members)
             drawn = 2 * draw_error(self.dimension) * public_radius(self.noise, self.dimension)
             self._close(self.dimension, _statistic_error(self.whitened, rows.n_classes) + drawn)
 
@@ -277,7 +298,7 @@ class OutputPlan(Plan):
         if settings.protect_public:
             gap = ((n - 1) * moved + 2 * self._steepest) / n
         else:
-            reach = min(1.0, _largest_mean(rows.X))
+            reach = min(1.0, rows.largest_mean)
             gap = moved * reach
         return float(min(gap / settings.regularization, 2 * self._longest(reach)))
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 from sklearn.utils.validation import check_array
 
 from consilience.contribution import Contribution
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.linear import best_class, class_chances
 from consilience.privacy.accounting import Event, Gaussian, L2Laplace, Objective, ObjectiveGaussian, ObjectiveL2Laplace
 from consilience.privacy.guarantee import Guarantee, compose_disjoint
 
@@ -192,16 +192,16 @@ class LinearEnsemble:
     def predict(self, X: Any) -> Array:
         """Return each row's class, or number."""
         scores = self.decision_function(X)
+        return scores if self.classes is None else best_class(self.classes, scores)
+
+    def _answers(self, scores: Array) -> tuple[Array, Array | None]:
+        """Return what follows from scores, for who needs all of it."""
         if self.classes is None:
-            return scores
-        codes = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes[np.minimum(codes, len(self.classes) - 1)])
+            return scores, None
+        return best_class(self.classes, scores), class_chances(self.classes, scores)
 
     def predict_proba(self, X: Any) -> Array:
         """Return class probabilities: the logistic or softmax function of the scores."""
         if self.classes is None:
             raise SettingsError("A regressor has no class probabilities. Use predict.")
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            scores = np.column_stack([np.zeros_like(scores), scores])
-        return np.asarray(special.softmax(scores, axis=1))
+        return class_chances(self.classes, self.decision_function(X))

@@ -299,6 +299,21 @@ def _linear_output(learner: Any, X: Any) -> Array:
     return np.asarray(X @ learner.coef_.T + learner.intercept_)
 
 
+def best_class(classes: Array, scores: Array) -> Array:
+    """Return the class with the highest score, of two the second where its margin is positive."""
+    codes = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+    return np.asarray(classes[np.minimum(codes, len(classes) - 1)])
+
+
+def class_chances(classes: Array, scores: Array) -> Array:
+    """Return class probabilities: the logistic or softmax function of scores."""
+    if len(classes) == 1:
+        return np.ones((len(scores), 1))
+    if scores.ndim == 1:
+        return np.column_stack([special.expit(-scores), special.expit(scores)])
+    return np.asarray(special.softmax(scores, axis=1))
+
+
 READ_LABELS = "the set of labels is public: it was read from the training labels"
 
 
@@ -461,11 +476,12 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Return the class with the highest score for each row."""
-        scores = self.decision_function(X)
-        if len(self.classes_) == 1:
-            return np.repeat(self.classes_, len(scores))
-        codes = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes_[codes])
+        return best_class(self.classes_, self.decision_function(X))
+
+    def _answers(self, scores: Array) -> tuple[Array, Array | None]:
+        """Return what follows from scores, for who needs all of it: classes, and chances where they are known."""
+        chances = class_chances(self.classes_, scores) if hasattr(self, "predict_proba") else None
+        return best_class(self.classes_, scores), chances
 
 
 class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]):
@@ -545,12 +561,7 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
 
     def predict_proba(self, X: Any) -> Array:
         """Return each class' probability under the fitted model."""
-        scores = self.decision_function(X)
-        if len(self.classes_) == 1:
-            return np.ones((len(scores), 1))
-        if scores.ndim == 1:
-            scores = np.column_stack([np.zeros_like(scores), scores])
-        return np.asarray(special.softmax(scores, axis=1))
+        return class_chances(self.classes_, self.decision_function(X))
 
     def _loss(self, n_classes: int) -> Loss:
         return Logistic() if n_classes <= 2 else Softmax(n_classes)
