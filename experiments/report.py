@@ -61,11 +61,18 @@ def write(papers: list[Paper], settings: run.Settings) -> Path:
         settings=settings,
         seconds=math.fsum({k: v for figures in shown.values() for f in figures for k, v in f.points.items()}.values()),
         stale=any(facts["stale"] for figures in shown.values() for f in figures for _, facts in f.facts),
+        panels=_panels(shown),
         made_up=settings.miniature,
     )
     path = settings.out / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _panels(shown: Mapping[str, list[Shown]]) -> dict[bool, list[str]]:
+    """Return the panels of the full run (True) and of the quick one."""
+    every = {f"{name}/{panel}": facts for name, figures in shown.items() for f in figures for panel, facts in f.facts}
+    return {kind: [panel for panel, facts in every.items() if facts["full"] is kind] for kind in (True, False)}
 
 
 def _figures(paper: Paper, settings: run.Settings) -> list[Shown]:
@@ -87,7 +94,8 @@ def _figures(paper: Paper, settings: run.Settings) -> list[Shown]:
             draw(figure, lines, stem)
             pictures = {"paper": _address(stem, "-paper"), "all": _address(stem, "")}
         facts = tuple((panel.id, run.facts_of(paper, panel, settings)) for panel in finished)
-        command = f"make reproduce FIGURE={paper.name}/{figure.id}" + (" FULL=1" if settings.full else "")
+        full = all(one["full"] for _, one in facts) if facts else settings.full
+        command = f"make reproduce FIGURE={paper.name}/{figure.id}" + (" FULL=1" if full else "")
         found.append(Shown(figure, verdicts, pictures, facts, command))
     return found
 

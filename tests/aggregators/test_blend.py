@@ -275,8 +275,8 @@ def test_a_ridge_around_a_centre_is_what_a_general_minimiser_finds():
         return np.mean(np.log1p(np.exp(-y * (Z @ f)))) + 0.05 / 2 * np.sum((f - centre) ** 2)
 
     peer = optimize.minimize(objective, centre, method="BFGS", options={"gtol": 1e-9})
-    np.testing.assert_allclose(ridge.fit(np.arange(40), centre, 0.05), peer.x, atol=1e-5)
-    assert ridge.fit(np.arange(40), centre, math.inf) is centre
+    np.testing.assert_allclose(ridge.fit(centre, 0.05), peer.x, atol=1e-5)
+    assert ridge.fit(centre, math.inf) is centre
 
 
 @pytest.mark.parametrize("settings", [{}, {"mechanism": "output"}, {"delta": 1e-5}, {"fit_intercept": False}])
@@ -310,8 +310,8 @@ def test_a_ridge_in_known_errors_is_what_a_general_minimiser_finds():
         return np.sum(np.log1p(np.exp(-task.y * (Z @ f)))) + 0.3 / 2 * (f - centre) @ precision @ (f - centre)
 
     peer = optimize.minimize(objective, centre, method="BFGS", options={"gtol": 1e-8})
-    np.testing.assert_allclose(known.fit(rows, centre, 0.3, None), peer.x, atol=1e-3 * np.linalg.norm(peer.x))
-    assert known.fit(rows, centre, math.inf, None) is centre
+    np.testing.assert_allclose(known.at(rows).fit(centre, 0.3, None), peer.x, atol=1e-3 * np.linalg.norm(peer.x))
+    assert known.at(rows).fit(centre, math.inf, None) is centre
 
 
 def test_members_of_another_library_leave_the_error_unknown():
@@ -325,15 +325,14 @@ def test_the_scale_of_an_average_is_what_a_search_finds_and_never_negative():
     rng = np.random.default_rng(0)
     Z = rng.normal(size=(60, 2)) / 5
     theta = np.array([1.0, 2.0])
-    every = np.arange(60)
-    assert Ridge(Z, 3 * Z @ theta, Squared(1.0)).scale_of(theta, every) == pytest.approx(3, rel=0.01)
-    assert Ridge(Z, -3 * Z @ theta, Squared(1.0)).scale_of(theta, every) == pytest.approx(0, abs=1e-3)
-    assert Ridge(Z, np.ones(60), Logistic()).scale_of(0 * theta, every) == 0
+    assert Ridge(Z, 3 * Z @ theta, Squared(1.0)).scale_of(theta) == pytest.approx(3, rel=0.01)
+    assert Ridge(Z, -3 * Z @ theta, Squared(1.0)).scale_of(theta) == pytest.approx(0, abs=1e-3)
+    assert Ridge(Z, np.ones(60), Logistic()).scale_of(0 * theta) == 0
     y = np.where(rng.random(60) < 1 / (1 + np.exp(-4 * Z @ theta)), 1.0, -1.0)
     grid = np.linspace(0, 20, 2001)
     size = np.sqrt(np.mean((Z @ theta) ** 2))
     values = [np.mean(np.log1p(np.exp(-y * k * (Z @ theta)))) + 5e-4 * (k * size) ** 2 for k in grid]
-    assert Ridge(Z, y, Logistic()).scale_of(theta, every) == pytest.approx(grid[np.argmin(values)], abs=0.02)
+    assert Ridge(Z, y, Logistic()).scale_of(theta) == pytest.approx(grid[np.argmin(values)], abs=0.02)
 
 
 def test_folds_cover_every_record_once_per_repeat_and_spread_the_classes():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -165,11 +165,15 @@ class Ridge:
     y: Array
     loss: Loss
 
-    def fit(self, rows: Array, centre: Array, strength: float, start: Array | None = None) -> Array:
-        """Return the minimum over the chosen rows; an infinite strength gives the centre itself."""
+    def at(self, rows: Array | None) -> Ridge:
+        """Return the same over the chosen rows, or over all."""
+        return self if rows is None else Ridge(self.Z[rows], self.y[rows], self.loss)
+
+    def fit(self, centre: Array, strength: float, start: Array | None = None) -> Array:
+        """Return the minimum; an infinite strength gives the centre itself."""
         if math.isinf(strength):
             return centre
-        Z, y = self.Z[rows], self.y[rows]
+        Z, y = self.Z, self.y
         ridge = strength * max(len(y), 1)
         linear = -ridge * centre
         rounding = gradient_error(
@@ -191,21 +195,20 @@ class Ridge:
         )
         return np.asarray(found.coef, dtype=np.float64)
 
-    def losses(self, theta: Array, rows: Array) -> Array:
-        """Return the loss of each of the chosen rows."""
-        return np.asarray(self.loss.value(np.asarray(theta @ self.Z[rows].T), self.y[rows]))
+    def losses(self, theta: Array) -> Array:
+        """Return the loss of each row."""
+        return np.asarray(self.loss.value(np.asarray(theta @ self.Z.T), self.y))
 
-    def scale_of(self, theta: Array, rows: Array) -> float:
-        """Return the k >= 0 for which kθ fits the chosen rows best: θ says where to, the records how far."""
-        z = np.asarray(theta @ self.Z[rows].T)
+    def scale_of(self, theta: Array) -> float:
+        """Return the k >= 0 for which kθ fits best: θ says where to, the records how far."""
+        z = np.asarray(theta @ self.Z.T)
         size = math.sqrt(float(np.mean(z * z)))
         if size == 0:
             return 0.0
-        y = self.y[rows]
 
         def objective(k: float) -> float:
             # The slight ridge keeps k finite where the average makes no mistake.
-            return float(np.mean(self.loss.value(k / size * z, y))) + 5e-4 * k * k
+            return float(np.mean(self.loss.value(k / size * z, self.y))) + 5e-4 * k * k
 
         high = 1.0
         while objective(2 * high) < objective(high) and high < 64:
@@ -258,13 +261,17 @@ class Known:
         ridge = Ridge(records * unit, plain.y, plain.loss)
         return cls(ridge, turned * (spread * unit), (turned / (spread * unit)), 1 / unit)
 
-    def fit(self, rows: Array, centre: Array, strength: float, start: Array | None) -> Array:
-        """Return the minimum over the chosen rows of their loss and the ridge around the centre."""
+    def at(self, rows: Array | None) -> Known:
+        """Return the same over the chosen rows, or over all."""
+        return self if rows is None else replace(self, ridge=self.ridge.at(rows))
+
+    def fit(self, centre: Array, strength: float, start: Array | None) -> Array:
+        """Return the minimum of the records' loss and the ridge around the centre."""
         if math.isinf(strength):
             return centre
         begin = None if start is None else start @ self.inverse
-        strength = strength / (max(len(rows), 1) * self.unit**2)
-        return np.asarray(self.ridge.fit(rows, centre @ self.inverse, strength, begin) @ self.axes.T)
+        strength = strength / (max(len(self.ridge.y), 1) * self.unit**2)
+        return np.asarray(self.ridge.fit(centre @ self.inverse, strength, begin) @ self.axes.T)
 
 
 def _noise_along(member: Member, bend: Array) -> Array:
@@ -307,7 +314,8 @@ class Mixture:
         tests = folds(ridge.y, random_state)
         total = np.zeros(len(candidates))
         for test in tests:
-            total += [ridge.losses(theta, test).sum() for theta in mixture._fits(np.flatnonzero(~test))]
+            held_out = ridge.at(test)
+            total += [held_out.losses(theta).sum() for theta in mixture._fits(np.flatnonzero(~test))]
         loss = total / (len(tests) / min(N_FOLDS, len(ridge.y)))  # of all records, each held out once
         worse = loss - loss.min()
         if ridge.loss.n_outputs == 1 and not ridge.loss.monotone:
@@ -324,21 +332,22 @@ class Mixture:
 
     def fit(self, rows: Array | None = None) -> Array:
         """Return the mixture fitted to the chosen rows, or to all."""
-        fits = self._fits(np.arange(len(self.ridge.y)) if rows is None else rows)
+        fits = self._fits(rows)
         return np.asarray(sum(weight * theta for weight, theta in zip(self.weights, fits, strict=True)))
 
-    def _fits(self, rows: Array) -> Iterator[Array]:
-        scale = self.ridge.scale_of(self.centre, rows)
+    def _fits(self, rows: Array | None) -> Iterator[Array]:
+        ridge, known = self.ridge.at(rows), None if self.known is None else self.known.at(rows)
+        scale = ridge.scale_of(self.centre)
         centre = scale * self.centre
         last, theta = None, centre
         for weight, (around, strength) in zip(self.weights, self.candidates, strict=True):
             if weight > 0:
                 start = theta if around == last else None
-                if around and self.known is not None:
+                if around and known is not None:
                     # What is scaled is scaled with its error.
-                    theta = self.known.fit(rows, centre, strength / scale**2 if scale > 0 else math.inf, start)
+                    theta = known.fit(centre, strength / scale**2 if scale > 0 else math.inf, start)
                 else:
-                    theta = self.ridge.fit(rows, centre if around else np.zeros_like(centre), strength, start)
+                    theta = ridge.fit(centre if around else np.zeros_like(centre), strength, start)
                 last = around
             yield theta
 
