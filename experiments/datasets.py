@@ -45,10 +45,20 @@ class Dataset:
     columns: tuple[str, ...] = ()
 
 
+class Unavailable(Exception):
+    """A data set that is neither in the folder nor to be had otherwise; the message says what to do."""
+
+
 @lru_cache(maxsize=1)  # one at a time: some are large
 def load(name: str) -> Dataset:
     """Return a data set by the name in `LOADERS`."""
-    return LOADERS[name]()
+    try:
+        return LOADERS[name]()
+    except OSError as error:
+        raise Unavailable(
+            f"It is not in the folder CONSILIENCE_DATA and could not be downloaded ({error}). Connect to the internet, "
+            "or put it into that folder."
+        ) from error
 
 
 def _local(file: str) -> pd.DataFrame | None:
@@ -200,10 +210,9 @@ def malicious_url() -> Dataset:
     """URLs, benign (-1) or malicious (+1), as hashed counts of three-letter pieces."""
     table = _local("malicious_url")
     if table is None:
-        raise SystemExit(
-            "The URL set cannot be downloaded by a program: its publisher (ISCX-URL2016, University of New Brunswick) "
-            "asks for a form. Nothing was run. Put malicious_url.parquet with the columns url, class, label into the "
-            "folder CONSILIENCE_DATA, or leave this figure out with FIGURE=..."
+        raise Unavailable(
+            "It cannot be downloaded by a program: its publisher (ISCX-URL2016, University of New Brunswick) asks for "
+            "a form. Put malicious_url.parquet with the columns url, class, label into the folder CONSILIENCE_DATA."
         )
     _expect("malicious_url", "rows", len(table), 155_254)
     pieces = HashingVectorizer(analyzer="char", ngram_range=(3, 3), n_features=URL_FEATURES, alternate_sign=False)
@@ -258,10 +267,10 @@ def eicu_demo() -> Dataset:
     """Death in hospital (1) or not (0) from the first day's measurements; sites are hospitals; persons are patients."""
     table = _local("eicu_demo")
     if table is None:
-        raise SystemExit(
-            "The eICU demo is open but has no download a program may assume. Nothing was run. Get eicu-crd-demo 2.0 "
-            "from PhysioNet, join patient, hospital, apacheApsVar (as aps_...) and apachePredVar (as pred_...) on "
-            "patientunitstayid into eicu_demo.parquet in the folder CONSILIENCE_DATA, or leave this figure out."
+        raise Unavailable(
+            "It is open but has no download a program may assume. Get eicu-crd-demo 2.0 from PhysioNet, join patient, "
+            "hospital, apacheApsVar (as aps_...) and apachePredVar (as pred_...) on patientunitstayid into "
+            "eicu_demo.parquet in the folder CONSILIENCE_DATA."
         )
     _expect("eICU demo", "rows", len(table), 2_520)
     known = table["hospitaldischargestatus"].isin(["Alive", "Expired"]).to_numpy()

@@ -96,7 +96,10 @@ class Point:
 
 
 def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> dict[tuple[str, str], Table]:
-    """Compute what is missing of the chosen panels; return each panel's tidy table by (paper, panel)."""
+    """Compute what is missing of the chosen panels; return each panel's tidy table by (paper, panel).
+
+    Panels whose data set is not to be had are left out, and said to be.
+    """
     tables: dict[tuple[str, str], Table] = {}
     jobs = [(paper, panel, _guess(panel, settings)) for paper, _, panel in chosen if panel.kind != "drawing"]
     whole: dict[str, float] = {}
@@ -105,6 +108,13 @@ def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> di
     jobs.sort(key=lambda one: one[2])  # what is cheap first, so that much is known soon
     with _bar(math.fsum(whole.values())) as (console, advance):
         for name in sorted(whole, key=whole.__getitem__):  # one data set at a time is in memory
+            try:
+                settings.data(name)
+            except datasets.Unavailable as reason:
+                left_out = ", ".join(f"{paper.name}/{panel.id}" for paper, panel, _ in jobs if panel.data == name)
+                console.log(f"[bold]{name} is not available.[/] {reason} Left out: {left_out}.", highlight=False)
+                advance(whole[name], None)
+                continue
             waiting: list[_Waiting] = []
             for paper, panel, cost in (one for one in jobs if one[1].data == name):
                 if panel.computed is None:
@@ -120,6 +130,8 @@ def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> di
                     tables[one.paper.name, one.panel.id] = collect(one.paper, one.panel, one.points, settings)
                     console.log(f"{one.name} done")
                     waiting.remove(one)
+    if jobs and not tables:
+        raise SystemExit("No data set of the chosen figures is available. Nothing was run.")
     return tables
 
 

@@ -1,6 +1,8 @@
 """The papers' experiments in miniature, on made-up data; and that verdicts are computed, and can fail."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from experiments import datasets, design, report, verdicts
-from experiments.run import miniature, plan, run
+from experiments.run import Settings, miniature, plan, run
 
 import consilience as cs
 from consilience.simulate import CODE
@@ -257,6 +259,32 @@ def test_made_up_records_are_of_the_real_ones_kind(name, data_folder, monkeypatc
         assert (getattr(real, part) is None) == (getattr(made, part) is None), part
     assert real.X.shape[0] == len(real.y)
     assert not real.columns or len(real.columns) == real.X.shape[1]
+
+
+def test_what_has_no_data_is_left_out_and_the_rest_is_run(tmp_path, monkeypatch, capsys):
+    for variable in ("CONSILIENCE_DATA", "SCIKIT_LEARN_DATA"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setitem(datasets.LOADERS, "heart_disease", lambda: datasets.made_up("heart_disease"))
+    datasets.load.cache_clear()
+    paper, settings = PAPERS["hospitals"], Settings(tmp_path / "out", n_jobs=1)
+    chosen = {panel.id: (paper, figure, panel) for figure in paper.figures for panel in figure.panels}
+    assert set(run([chosen["heart-trees"], chosen["eicu-trees"]], settings)) == {("hospitals", "heart-trees")}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "eicu_demo is not available" in said
+    assert "Left out: hospitals/eicu-trees." in said
+    with pytest.raises(SystemExit, match="Nothing was run"):
+        run([chosen["eicu-trees"]], settings)
+    datasets.load.cache_clear()
+
+
+def test_a_data_set_that_cannot_be_downloaded_is_no_traceback(tmp_path):
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "no_proxy": "", "CONSILIENCE_DATA": str(tmp_path)}
+    command = [sys.executable, "-m", "experiments", "--out", str(tmp_path), "hospitals/heart-trees"]
+    env = os.environ | nowhere | {"SCIKIT_LEARN_DATA": str(tmp_path)}
+    done = subprocess.run(command, env=env, cwd=design.HERE.parent, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "heart_disease is not available" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_another_edition_of_a_data_set_is_noticed(tmp_path, monkeypatch):
