@@ -140,7 +140,9 @@ def measured(title, scenario, **options):
         consortium = consortium_in(Path(place), **options)
         if draws:
             consortium.collection.allow(Budget(epsilon=1.0, unit="site", neighbours="replace-one"))
-        (size,) = {path.stat().st_size for path in Path(consortium.nodes["north"]["outbox"]).glob("heart/north-*")}
+        (size,) = {
+            path.stat().st_size for path in Path(consortium.nodes["north"]["outbox"]).glob("heart/contribution-north-*")
+        }
         began = time.monotonic()
         with Federation(Path(place) / "flower", consortium.nodes) as federation, Watch(federation) as watch:
             up = time.monotonic() - began
