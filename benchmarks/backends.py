@@ -2,10 +2,10 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/backends.py
 
-Runs figure 3a of Hamm et al. 2016 (KDD Cup 1999, 5,000 parties, five levels of epsilon) as `experiments` does, with one
-seed and two workers, each backend in a process of its own that starts from nothing. Twice more a worker is ended by
-SIGKILL when half of the cells are stored and it is at work on another. Every row of every run is compared with loky's;
-the script fails if one differs by more than 1e-9. Writes benchmarks/backends.md.
+Runs figure 3 of Hamm et al. 2016 (KDD Cup 1999, 5,000, 10,000 and 20,000 parties, five levels of epsilon) as
+`experiments` does, with one seed and two workers, each backend in a process of its own that starts from nothing. Twice
+more a worker is ended by SIGKILL when half of a point's cells are stored and it is at work on another. Every row of
+every run is compared with loky's; the script fails if one differs by more than 1e-9. Writes benchmarks/backends.md.
 """
 
 import argparse
@@ -38,16 +38,23 @@ AT_WORK_SECONDS = 3.0  # of processor time since the others' cells were stored: 
 
 
 def sweep(backend, folder, repeats, miniature):
-    """Run all points of the panel; write their rows and what they took."""
-    points = plan(FIGURE_3[0], Settings(folder, miniature=miniature))
+    """Run all points of all panels; write their rows and what they took."""
+    settings = Settings(folder, miniature=miniature)
+    points = [point for panel in FIGURE_3 for point in plan(panel, settings)]
     rows, begun = {}, time.perf_counter()
-    with watched() as memory:
+    with watched() as used:
         for point in points:
             given = {**point.arguments, "repeats": repeats}
             report = cs.simulate(**given, n_jobs=2, backend=backend, checkpoint=folder / "cells")
             for row in report.rows:
-                rows[json.dumps([point.run, row.repeat, row.draw, row.epsilon, row.method, row.metric])] = row.value
-        facts = {"seconds": time.perf_counter() - begun, "peak": memory() / 2**30, "cells": repeats * len(points)}
+                rows[
+                    json.dumps([point.panel.id, point.run, row.repeat, row.draw, row.epsilon, row.method, row.metric])
+                ] = row.value
+        facts = {
+            "seconds": time.perf_counter() - begun,
+            "peak": used()["peak_bytes"] / 2**30,
+            "cells": repeats * len(points),
+        }
     (folder / "found.json").write_text(json.dumps({**facts, "rows": rows}), encoding="utf-8")
 
 
@@ -140,8 +147,8 @@ def report(options, lines, worst):
 
 Made by `CONSILIENCE_DATA=… {command}`; do not edit, run it again.
 
-- Figure 3a of Hamm et al. 2016 as `experiments` runs it: {what}, 5,000 parties of 22 records, five levels of ε, and its
-  reference run; seed {SEED}, {options.repeats} repeats. A cell is one repeat of one run.
+- Figure 3 of Hamm et al. 2016 as `experiments` runs it: {what}, 5,000, 10,000 and 20,000 parties of 22 records, five
+  levels of ε, and reference runs; seed {SEED}, {options.repeats} repeats. A cell is one repeat of one run.
 - Two workers on this machine ({os.cpu_count()} cores, shared with other work: the load average is that at the start of
   each row), each backend in a process of its own; seconds include starting and stopping the backend.
 - Killed: SIGKILL to a worker in the middle of a cell. What is stored stays; the rest is run again or elsewhere.

@@ -34,13 +34,26 @@ def prepare(seen):
     return np.asarray
 
 
+class OnArrival:
+    # The same, but a worker dies as it receives it, before there is a cell to be lost.
+    def __init__(self):
+        self.state = "something to be set"
+
+    def __call__(self, seen):
+        return np.asarray
+
+    def __setstate__(self, state):
+        prepare(None)
+
+
 if __name__ == "__main__":
     rng = np.random.default_rng(0)
     X = rng.uniform(-0.5, 0.5, (300, 3))
     y = (X[:, 0] > 0).astype(int)
     how = {name: settings[name] for name in ("backend", "checkpoint", "n_jobs") if settings.get(name)}
     learner = PrivateLogisticRegression(epsilon=1.0)
-    report = simulate(learner, Average(), X, y, sites=3, public=30, repeats=5, seed=1, prepare=prepare, **how)
+    how["prepare"] = OnArrival() if settings.get("arriving") else prepare
+    report = simulate(learner, Average(), X, y, sites=3, public=30, repeats=5, seed=1, **how)
     print(json.dumps([[row.repeat, row.method, row.metric, row.value] for row in report.rows]))
 """
 
@@ -171,6 +184,14 @@ def test_cells_of_a_killed_worker_are_run_again(driver, whole):
     deadly = str(driver.folder / "deadly")
     assert driver.run(backend="loky", n_jobs=2, deadly=deadly) == whole
     assert os.path.exists(deadly)
+
+
+def test_a_worker_that_dies_as_it_receives_the_records_is_replaced(driver, whole):
+    if find_spec("distributed") is None:
+        pytest.skip("dask is not installed: pip install consilience[engines]")
+    deadly = driver.folder / "deadly"
+    assert driver.run(backend="dask", n_jobs=2, deadly=str(deadly), arriving=True) == whole
+    assert deadly.exists()
 
 
 def test_workers_that_die_every_time_end_in_advice(driver):

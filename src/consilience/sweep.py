@@ -209,6 +209,7 @@ def _lost_worker() -> tuple[type[BaseException], ...]:
     names = {
         "ray.exceptions": ("RayActorError", "WorkerCrashedError", "OutOfMemoryError"),
         "distributed.scheduler": ("KilledWorker",),
+        "distributed.comm.core": ("CommClosedError",),  # while records were on their way to it
     }
     loaded = [(sys.modules[module], kinds) for module, kinds in names.items() if module in sys.modules]
     return (BrokenExecutor, *(getattr(module, kind) for module, kinds in loaded for kind in kinds))
