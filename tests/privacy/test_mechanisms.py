@@ -402,6 +402,17 @@ def test_clipping_bounds_the_norm_over_the_reals_never_lengthens_and_is_idempote
             assert exact_square(after) >= Fraction(norm * 0.998) ** 2
 
 
+@pytest.mark.parametrize("norm", [1e-3, 0.1, 1.0, 3.0, 1e4])
+@pytest.mark.parametrize("shape", [np.asarray, np.asfortranarray, sparse.csr_array])
+def test_one_row_beyond_the_norm_is_noticed_among_any_others(shape, norm):
+    direction = np.array([0.6, 0.0, -0.8])
+    for length in (0.5, 0.999, 1.001, 1.5, 3.0, 30.0, 1e3):
+        X = np.outer([0.1, length, 0.0], direction) * norm
+        clipped = as_dense(clip_rows(shape(X), norm))
+        np.testing.assert_allclose(clipped[1], min(length, 1.0) * norm * direction, rtol=1e-12)
+        assert np.array_equal(clipped[[0, 2]], X[[0, 2]])
+
+
 @pytest.mark.parametrize("n_features", [1, 7, 37, 300])
 def test_a_row_is_clipped_alike_wherever_it_stands(n_features):
     X = np.random.default_rng(6).normal(size=(41, n_features))
