@@ -337,7 +337,7 @@ def clip_rows(X: Any, norm: float) -> Any:
     long = lengths > norm * (1 - slack)
     if not long.any():
         return X
-    return _scaled(X, np.where(long, norm * (1 - 2 * slack) / np.maximum(lengths, np.finfo(np.float64).tiny), 1.0))
+    return _scaled(X, np.divide(norm * (1 - 2 * slack), lengths, out=np.ones_like(lengths), where=long))
 
 
 def _all_short(X: Any, limit: float) -> bool:
