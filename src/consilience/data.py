@@ -64,7 +64,7 @@ class ParquetRows:
     """Iterate over encoded Parquet records in chunks, as often as needed, without holding them all.
 
     What a learner's `fit` takes instead of a table that does not fit in memory; it brings its own labels. Files are
-    decoded in one thread and encoded in another while the caller computes.
+    decoded in one thread and read in another while the caller computes.
 
     Parameters
     ----------
