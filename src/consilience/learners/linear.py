@@ -476,7 +476,8 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Return the class with the highest score for each row."""
-        return best_class(self.classes_, self.decision_function(X))
+        scores = self.decision_function(X)  # first: it says if nothing was fitted
+        return best_class(self.classes_, scores)
 
     def _answers(self, scores: Array) -> tuple[Array, Array | None]:
         """Return what follows from scores, for who needs all of it: classes, and chances where they are known."""
@@ -561,7 +562,8 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
 
     def predict_proba(self, X: Any) -> Array:
         """Return each class' probability under the fitted model."""
-        return class_chances(self.classes_, self.decision_function(X))
+        scores = self.decision_function(X)  # first: it says if nothing was fitted
+        return class_chances(self.classes_, scores)
 
     def _loss(self, n_classes: int) -> Loss:
         return Logistic() if n_classes <= 2 else Softmax(n_classes)
