@@ -66,9 +66,10 @@ bench-trees: setup
 	@$(BIN)/python benchmarks/forest_sites.py
 	@$(BIN)/python benchmarks/forest_speed.py
 
-## reproduce   the papers' experiments and a report: FULL=1 as in the papers, FIGURE=xie2016/3a for one, OUT=folder, BACKEND=dask
+## reproduce   the papers' experiments and a report: FULL=1 as in the papers, FIGURE=xie2016/3a for one, OUT=folder, SEED=1, JOBS=4, BACKEND=dask
 reproduce: setup
-	@$(BIN)/python -m experiments $(FIGURE) $(if $(FULL),--full) $(if $(OUT),--out $(OUT)) $(if $(BACKEND),--backend $(BACKEND))
+	@$(BIN)/python -m experiments $(FIGURE) $(if $(filter-out 0 no,$(FULL)),--full) $(if $(OUT),--out '$(OUT)') \
+	    $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BACKEND),--backend $(BACKEND))
 
 ## soak    the long form of the proofs: kills, concurrency, full audits
 soak: setup

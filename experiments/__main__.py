@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
+from consilience.errors import ConsilienceError
+
 from . import report
-from .design import HERE, papers, select
-from .run import SEED, Settings, run
+from .design import HERE, papers
+from .run import SEED, Settings, run, select
 
 
 def main() -> None:
@@ -25,11 +29,29 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="compute finished points again")
     parser.add_argument("--miniature", action="store_true", help="made-up data, in seconds: for tests")
     given = parser.parse_args()
-    out = given.out or (HERE / "results" if given.full else HERE.parent / "build" / "reproduction")
-    out.mkdir(parents=True, exist_ok=True)
+    if given.full and given.miniature:
+        parser.error("--full and --miniature exclude each other: made-up numbers are no results. Leave one out.")
+    chosen = select(given.figures)
+    built = HERE.parent / "build" / ("miniature" if given.miniature else "reproduction")
+    out = (given.out or (HERE / "results" if given.full else built)).expanduser()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        sys.exit(
+            f"Results cannot be written into {out}: {error.strerror}. Nothing was run. Name another folder: "
+            "OUT=folder with make, --out folder without."
+        )
     settings = Settings(out, given.full, given.seed, given.jobs, given.fresh, given.miniature, given.backend)
-    run(select(given.figures), settings)
-    Console().print(f"Report: {os.path.relpath(report.write(papers(), settings))}", highlight=False)
+    try:
+        run(chosen, settings)
+        path = report.write(papers(), settings, chosen)
+    except ConsilienceError as error:
+        sys.exit(f"{error} Finished points are kept.")
+    except KeyboardInterrupt:
+        print("Stopped. Finished points are kept; the same command goes on.", file=sys.stderr)  # noqa: T201
+        sys.exit(130)  # what shells expect of an interrupted command
+    Console().print(f"Report: {os.path.relpath(path)}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import datasets as sk
@@ -28,6 +30,7 @@ from sklearn.preprocessing import Normalizer
 from consilience.privacy.mechanisms import Noise
 
 Array = NDArray[Any]
+MADE_UP = "MADE-UP records: numbers say nothing about the real set."  # the notes of every made-up set
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,25 @@ class Dataset:
 
 
 class Unavailable(Exception):
-    """A data set that is neither in the folder nor to be had otherwise; the message says what to do."""
+    """A data set that is neither in the folder nor to be had otherwise, or is not as expected; says what to do."""
 
 
 @lru_cache(maxsize=1)  # one at a time: some are large
 def load(name: str) -> Dataset:
     """Return a data set by the name in `LOADERS`."""
+    loader = LOADERS[name]
     try:
-        return LOADERS[name]()
-    except OSError as error:
-        raise Unavailable(
-            f"It is not in the folder CONSILIENCE_DATA and could not be downloaded ({error}). Connect to the internet, "
-            "or put it into that folder."
-        ) from error
+        return loader()
+    except KeyError as error:  # of a table
+        raise Unavailable(f"Its copy lacks columns ({error.args[0]}): it is another edition. {REPLACE}") from error
+    except (OSError, EOFError, pa.ArrowInvalid) as error:
+        raise Unavailable(f"Its copy cannot be read ({error}). {REPLACE}") from error
+
+
+REPLACE = (
+    "Put the expected one into the folder CONSILIENCE_DATA, or remove this one from there (or from scikit-learn's "
+    "cache) so that it is downloaded."
+)
 
 
 def _local(file: str) -> pd.DataFrame | None:
@@ -69,10 +78,20 @@ def _local(file: str) -> pd.DataFrame | None:
 
 def _expect(name: str, what: str, found: object, expected: object) -> None:
     if found != expected:
-        raise SystemExit(
-            f"The copy of {name} has {what} {found}, and {expected} was expected: it is another edition. Nothing was "
-            "run. Remove it from CONSILIENCE_DATA (or from scikit-learn's cache) and let it be downloaded again."
+        raise Unavailable(
+            f"The copy of {name} has {what} {found}, and {expected} was expected: it is another edition. {REPLACE}"
         )
+
+
+def _download(fetch: Callable[..., Any], *given: Any, **settings: Any) -> Any:
+    """Return what a function that downloads returns."""
+    try:
+        return fetch(*given, **settings)
+    except (OSError, HTTPException, ValueError) as error:  # OpenML's refusals and wrong checksums are ValueErrors
+        raise Unavailable(
+            f"It is not in the folder CONSILIENCE_DATA and could not be downloaded ({error}). Connect to the internet, "
+            "or put it into that folder."
+        ) from error
 
 
 def _fetched(url: str, file: str) -> Path:
@@ -81,7 +100,8 @@ def _fetched(url: str, file: str) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        urllib.request.urlretrieve(url, part)  # noqa: S310 - https addresses written below
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - https addresses written below
+            part.write_bytes(answer.read())  # at once: in pieces, a connection that breaks would pass for the end
         part.replace(path)
     return path
 
@@ -96,7 +116,7 @@ def mnist37() -> Dataset:
         pixels = np.frombuffer(b"".join(table["pixels"]), np.uint8).reshape(-1, 784)
         digits = table["label"].to_numpy(dtype=int)
     else:
-        found = sk.fetch_openml("mnist_784", version=1, as_frame=False)
+        found = _download(sk.fetch_openml, "mnist_784", version=1, as_frame=False)
         pixels, digits = np.asarray(found.data), np.asarray(found.target).astype(int)
     _expect("MNIST", "rows", len(digits), 70_000)
     kept = np.flatnonzero(np.isin(digits[:60_000], (3, 7)))
@@ -133,7 +153,7 @@ def covertype12() -> Dataset:
     if table is not None:
         types, X = table["Cover_Type"].to_numpy(), table.drop(columns="Cover_Type").to_numpy(dtype=float)
     else:
-        found = sk.fetch_covtype()
+        found = _download(sk.fetch_covtype)
         types, X = found.target, np.asarray(found.data, dtype=float)
     _expect("Covertype", "rows", len(types), 581_012)
     kept = types <= 2
@@ -157,7 +177,7 @@ def har() -> Dataset:
     """Human activities from smartphones, six classes, the publisher's split by person."""
     table = _local("har")
     if table is None:
-        found = sk.fetch_openml(data_id=1478, as_frame=False)
+        found = _download(sk.fetch_openml, data_id=1478, as_frame=False)
         X, y = np.asarray(found.data, dtype=float), np.asarray(found.target).astype(int)
         train, persons = np.arange(len(y)) < 7352, None
         columns = tuple(found.feature_names)
@@ -178,7 +198,7 @@ def har() -> Dataset:
     )  # fmt: skip
 
 
-KDD_TEXT = {"protocol_type": 1, "service": 2, "flag": 3}
+KDD_TEXT = ("protocol_type", "service", "flag")
 KDD_URL = "https://kdd.ics.uci.edu/databases/kddcup99/corrected.gz"
 
 
@@ -186,11 +206,12 @@ def kdd99() -> Dataset:
     """KDD Cup 1999, normal (-1) against attacks (+1): 10 percent file to train, corrected file to test."""
     table = _local("kdd99")
     if table is None:
-        found = sk.fetch_kddcup99(percent10=True, as_frame=True)
+        found = _download(sk.fetch_kddcup99, percent10=True, as_frame=True)
         table = found.frame.rename(columns={"labels": "label"})
         for name in table.select_dtypes("object").columns:
             table[name] = table[name].map(lambda cell: cell.decode() if isinstance(cell, bytes) else cell)
-        test = pd.read_csv(_fetched(KDD_URL, "kdd_corrected.gz"), names=list(table.columns), compression="gzip")
+        file = _download(_fetched, KDD_URL, "kdd_corrected.gz")
+        test = pd.read_csv(file, names=list(table.columns), compression="gzip")
         table = pd.concat([table.assign(split="train_10pct"), test.assign(split="test_corrected")])
         table["label"] = table["label"].str.rstrip(".")
     train = (table["split"] == "train_10pct").to_numpy()
@@ -233,7 +254,7 @@ def credit_default() -> Dataset:
     if table is not None:
         y, X = table["default_next_month"].to_numpy(dtype=int), table.drop(columns=["ID", "default_next_month"])
     else:
-        found = sk.fetch_openml(data_id=42477, as_frame=True)
+        found = _download(sk.fetch_openml, data_id=42477, as_frame=True)
         y, X = found.target.astype(int).to_numpy(), found.data
     _expect("credit default", "rows and defaults", (len(y), int(y.sum())), (30_000, 6_636))
     notes = "UCI default of credit-card clients: 30,000 records, 23 attributes."
@@ -249,7 +270,7 @@ def heart_disease() -> Dataset:
     """Heart disease (1) or none (0) at four hospitals; missing values are NaN."""
     table = _local("heart_disease")
     if table is None:
-        files = {site: _fetched(HEART_URL.format(file), f"heart_{file}.csv") for file, site in HEART.items()}
+        files = {site: _download(_fetched, HEART_URL.format(file), f"heart_{file}.csv") for file, site in HEART.items()}
         parts = [pd.read_csv(f, names=HEART_COLUMNS, na_values="?").assign(site=site) for site, f in files.items()]
         table = pd.concat(parts)
     sites = table["site"].astype(str).to_numpy()
@@ -261,6 +282,16 @@ def heart_disease() -> Dataset:
     X[X[:, 4] == 0, 4] = np.nan
     y = (table["num"].to_numpy() > 0).astype(int)
     return Dataset("heart_disease", X, y, notes, sites=sites, columns=tuple(HEART_COLUMNS[:-1]))
+
+
+# In this order: hospitals/figures.py knows their bounds by place.
+EICU_MEASURED = tuple(
+    f"aps_{name}"
+    for name in (
+        "intubated vent dialysis eyes motor verbal meds urine wbc temperature respiratoryrate sodium heartrate meanbp "
+        "ph hematocrit creatinine albumin pao2 pco2 bun glucose bilirubin fio2"
+    ).split()
+)
 
 
 def eicu_demo() -> Dataset:
@@ -276,39 +307,24 @@ def eicu_demo() -> Dataset:
     known = table["hospitaldischargestatus"].isin(["Alive", "Expired"]).to_numpy()
     table = table[known]
     age = table["age"].astype(str).str.replace("> 89", "90").pipe(pd.to_numeric, errors="coerce")
-    measured = [name for name in table.columns if name.startswith("aps_")]
-    numbers = table[measured].apply(pd.to_numeric, errors="coerce").replace(-1, np.nan)
+    numbers = table[list(EICU_MEASURED)].apply(pd.to_numeric, errors="coerce").replace(-1, np.nan)
     X = np.column_stack([age, (table["gender"] == "Female").to_numpy(dtype=float), numbers.to_numpy(dtype=float)])
     y = (table["hospitaldischargestatus"] == "Expired").to_numpy().astype(int)
     return Dataset(
         "eicu_demo", X, y, "eICU demo 2.0: stays with a known outcome; unmeasured is NaN.",
         sites=table["hospitalid"].to_numpy(), regions=table["region"].to_numpy(dtype=object),
         persons=table["uniquepid"].astype(str).to_numpy(),
-        columns=("age", "female", *measured),
+        columns=("age", "female", *EICU_MEASURED),
     )  # fmt: skip
-
-
-def adult() -> Dataset:
-    """Income above 50K (1) or not (0), categories one-hot, the publisher's split."""
-    table = _local("adult")
-    if table is None:
-        found = sk.fetch_openml("adult", version=2, as_frame=True)
-        table = found.frame.rename(columns={"class": "income"}).assign(split=None)
-        table.columns = [name.replace("-", "_") for name in table.columns]
-    y = table["income"].astype(str).str.startswith(">").to_numpy().astype(int)
-    _expect("Adult", "rows and positives", (len(y), int(y.sum())), (48_842, 11_687))
-    coded = pd.get_dummies(table.drop(columns=["income", "split"]), dtype=float, dummy_na=False)
-    notes = "UCI Adult: 48,842 records, one-hot."
-    return Dataset("adult", coded.to_numpy(dtype=float), y, notes, columns=tuple(coded.columns))
 
 
 LOADERS: dict[str, Callable[[], Dataset]] = {
     one.__name__: one
-    for one in (mnist37, covertype12, har, kdd99, malicious_url, credit_default, heart_disease, eicu_demo, adult)
+    for one in (mnist37, covertype12, har, kdd99, malicious_url, credit_default, heart_disease, eicu_demo)
 }
 # Roughly how many records a full panel trains on: for the time left only.
 SIZES = {"mnist37": 12_396, "covertype12": 495_141, "har": 10_299, "kdd99": 494_021, "malicious_url": 155_254,
-         "credit_default": 30_000, "heart_disease": 920, "eicu_demo": 2_492, "adult": 48_842}  # fmt: skip
+         "credit_default": 30_000, "heart_disease": 920, "eicu_demo": 2_492}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------- made up
@@ -323,7 +339,6 @@ _KINDS: dict[str, tuple[int, tuple[int, ...], str]] = {
     "credit_default": (23, (0, 1), ""),
     "heart_disease": (13, (0, 1), "sites missing"),
     "eicu_demo": (30, (0, 1), "sites persons missing"),
-    "adult": (60, (0, 1), ""),
 }
 
 
@@ -345,7 +360,7 @@ def made_up(name: str, n_records: int = 900) -> Dataset:
         name,
         kept[:n_records],
         y[:n_records],
-        "MADE-UP records: numbers say nothing about the real set.",
+        MADE_UP,
         sites=whose[:n_records] if "sites" in has else None,
         persons=np.arange(n_records) // 2 if "persons" in has else None,
         test=(kept[n_records:], y[n_records:]) if "test" in has else None,

@@ -7,7 +7,7 @@ here trains anything. `run.py` runs panels, `verdicts.py` judges them, `draw.py`
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +60,6 @@ class Panel:
     ylabel: str = "error rate"
     xscale: str = "linear"
     yscale: str = "linear"
-    ylim: tuple[float, float] | None = None
     kind: Literal["lines", "bars", "histogram", "drawing"] = "lines"
     drawing: Callable[[Any], None] | None = None  # kind="drawing": draws on Matplotlib axes, without any run
     # (x values, data, repeats, seed) -> rows of x, label, repeat, value: what simulate() does not measure
@@ -113,22 +112,3 @@ def papers() -> list[Paper]:
     """Return every paper under experiments/, in the order of their names."""
     names = sorted(path.parent.name for path in HERE.glob("*/figures.py"))
     return [importlib.import_module(f"experiments.{name}.figures").PAPER for name in names]
-
-
-def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
-    """Return the panels that are asked for: "xie2016", "xie2016/3" or "xie2016/3a"; none asked for means all."""
-    known = [(paper, figure, panel) for paper in papers() for figure in paper.figures for panel in figure.panels]
-    wanted = list(chosen)
-    found = [one for one in known if not wanted or set(wanted) & set(_names(*one))]
-    for name in wanted:
-        if not any(name in _names(*one) for one in known):
-            raise SystemExit(f"There is no {name!r}. Nothing was run. Known: {', '.join(sorted(_all(known)))}")
-    return found
-
-
-def _names(paper: Paper, figure: Figure, panel: Panel) -> tuple[str, str, str]:
-    return paper.name, f"{paper.name}/{figure.id}", f"{paper.name}/{panel.id}"
-
-
-def _all(known: Iterable[tuple[Paper, Figure, Panel]]) -> set[str]:
-    return {f"{paper.name}/{figure.id}" for paper, figure, _ in known}

@@ -1,7 +1,7 @@
 """Pictures: each figure as the paper drew it, and once more with corrected methods and baselines.
 
 The paper's methods are solid and black or blue-ish, ours dashed in warm colours, baselines grey; error bars are
-standard deviations over the repeats, as in the papers.
+standard deviations over all trials (repeats × draws of noise), as in the papers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ SHADES = ("#B9D4EA", "#5B9BC8", "#0B3C6F")  # of bars that stand for the x value
 WORDS = {"paper": "", "corrected": "ours: ", "baseline": "baseline: "}
 
 
-def draw(figure: Figure, lines: Mapping[str, Lines | None], stem: Path) -> list[Path]:
+def draw(figure: Figure, lines: Mapping[str, Lines], stem: Path) -> None:
     """Write SVG and PNG of a figure in the paper's form (`stem`-paper) and with everything (`stem`)."""
-    written = []
     for suffix, everything in (("-paper", False), ("", True)):
         canvas = _canvas(figure, lines, everything)
         for ending in ("svg", "png"):
@@ -52,8 +51,6 @@ def draw(figure: Figure, lines: Mapping[str, Lines | None], stem: Path) -> list[
                 canvas.savefig(path, dpi=130, **({"metadata": {"Date": None}} if ending == "svg" else {}))
             if ending == "svg":
                 path.write_text(_slim(path.read_text(encoding="utf-8")), encoding="utf-8")
-            written.append(path)
-    return written
 
 
 def _slim(svg: str) -> str:
@@ -68,9 +65,8 @@ def _slim(svg: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
-def _canvas(figure: Figure, lines: Mapping[str, Lines | None], everything: bool) -> Canvas:
-    shown = [panel for panel in figure.panels if panel.kind == "drawing" or lines.get(panel.id) is not None]
-    shown = shown or list(figure.panels)
+def _canvas(figure: Figure, lines: Mapping[str, Lines], everything: bool) -> Canvas:
+    shown = [panel for panel in figure.panels if panel.kind == "drawing" or panel.id in lines]
     columns = min(figure.columns, len(shown))
     rows = math.ceil(len(shown) / columns)
     legend = [method for panel in shown if panel.kind in ("lines", "histogram") for method in _drawn(panel, everything)]
@@ -108,15 +104,11 @@ def _panel(axes: Axes, panel: Panel, lines: Lines | None, everything: bool) -> N
     axes.set_axisbelow(True)
     axes.set_xlabel(panel.xlabel, fontsize=8.5)
     axes.set_ylabel(panel.ylabel, fontsize=8.5)
-    if lines is None:
-        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#888888")
-        return
+    assert lines is not None
     kinds = {"lines": _lines, "bars": _bars, "histogram": _histogram}
     kinds[panel.kind](axes, panel, lines, _drawn(panel, everything))
     if panel.metric == "error" and panel.kind != "histogram" and panel.yscale == "linear":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    if panel.ylim is not None:
-        axes.set_ylim(*panel.ylim)
 
 
 def style(panel: Panel, method: Method) -> dict[str, Any]:
@@ -133,7 +125,7 @@ def style(panel: Panel, method: Method) -> dict[str, Any]:
 
 
 def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None:
-    axes.set_xscale("symlog" if panel.xscale == "symlog" else panel.xscale, **_symlog(panel))
+    axes.set_xscale(panel.xscale, **_symlog(panel))
     axes.set_yscale(panel.yscale)
     for method in methods:
         xs, values = lines.values[method.label]

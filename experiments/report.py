@@ -6,17 +6,20 @@ import math
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from rich.console import Console
 
 from . import run
-from .design import HERE, Figure, Paper
+from .datasets import MADE_UP
+from .design import HERE, Figure, Panel, Paper
 from .draw import draw
 from .verdicts import FAILS, HOLDS, OPEN, PARTLY, UNDECIDED, Lines, Verdict, judge, statements
 
@@ -45,59 +48,95 @@ class Shown:
         return max((facts["peak_bytes"] for _, facts in self.facts), default=0) / 2**30
 
 
-def write(papers: list[Paper], settings: run.Settings) -> Path:
-    """Judge and draw whatever is stored in the output folder, and write report.html over all of it."""
-    shown = {paper.name: [one for one in _figures(paper, settings)] for paper in papers}
-    shown = {name: figures for name, figures in shown.items() if any(f.facts or f.pictures for f in figures)}
+def write(papers: list[Paper], settings: run.Settings, chosen: Collection[tuple[Paper, Figure, Panel]] = ()) -> Path:
+    """Judge and draw whatever is stored in the output folder, and write report.html over all of it.
+
+    Figures of which nothing is stored are left out; one that is a mere drawing is there if it was `chosen`.
+    """
+    stored = {paper.name: _stored(paper, settings) for paper in papers}
+    changed = [f"{name}/{id_}" for name, found in stored.items() for id_, one in found.items() if not one.fits]
+    if changed:
+        Console(stderr=True).print(
+            f"Stored tables of {', '.join(changed)} have other lines or x values than figures.py has now, and count as "
+            "not run. Nothing was lost. Run these panels again.",
+            highlight=False,
+        )
+    drawn = {(paper.name, figure.id) for paper, figure, panel in chosen if panel.kind == "drawing"}
+    figures = {
+        paper.name: _figures(paper, stored[paper.name], {id_ for name, id_ in drawn if name == paper.name}, settings)
+        for paper in papers
+    }
+    shown = {name: found for name, found in figures.items() if found}
+    facts = {f"{name}/{id_}": one for name, found in shown.items() for f in found for id_, one in f.facts}
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     page = environment.get_template("report.html.jinja").render(
         papers=[paper for paper in papers if paper.name in shown],
         shown=shown,
-        counts={name: Counter(v.verdict for f in figures for v in f.verdicts) for name, figures in shown.items()},
+        n_left_out=sum(len(paper.figures) - len(figures[paper.name]) for paper in papers),
+        counts={name: Counter(v.verdict for f in found for v in f.verdicts) for name, found in shown.items()},
         order=ORDER,
         machine=machine(),
-        settings=settings,
-        seconds=math.fsum({k: v for figures in shown.values() for f in figures for k, v in f.points.items()}.values()),
-        stale=any(facts["stale"] for figures in shown.values() for f in figures for _, facts in f.facts),
-        panels=_panels(shown),
-        made_up=settings.miniature,
+        seeds=sorted({one["seed"] for one in facts.values()}) or [settings.seed],
+        seconds=math.fsum({k: v for found in shown.values() for f in found for k, v in f.points.items()}.values()),
+        stale=any(one["stale"] for one in facts.values()),
+        changed=changed,
+        panels={kind: [id_ for id_, one in facts.items() if one["full"] is kind] for kind in (True, False)},
+        made_up=[id_ for id_, one in facts.items() if one["data"] == MADE_UP],
     )
     path = settings.out / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
 
 
-def _panels(shown: Mapping[str, list[Shown]]) -> dict[bool, list[str]]:
-    """Return the panels of the full run (True) and of the quick one."""
-    every = {f"{name}/{panel}": facts for name, figures in shown.items() for f in figures for panel, facts in f.facts}
-    return {kind: [panel for panel, facts in every.items() if facts["full"] is kind] for kind in (True, False)}
+def _stored(paper: Paper, settings: run.Settings) -> dict[str, run.Stored]:
+    found = {panel.id: run.stored(paper, panel, settings) for figure in paper.figures for panel in figure.panels}
+    return {id_: one for id_, one in found.items() if one is not None}
 
 
-def _figures(paper: Paper, settings: run.Settings) -> list[Shown]:
-    tables = {
-        panel.id: run.stored(paper, panel, settings)
-        for figure in paper.figures
-        for panel in figure.panels
-        if panel.kind != "drawing"
-    }
+def _figures(
+    paper: Paper, stored: Mapping[str, run.Stored], drawn: Collection[str], settings: run.Settings
+) -> list[Shown]:
+    """Return the figures of which something is stored, or that are chosen drawings (`drawn`)."""
+    tables = {id_: one.rows for id_, one in stored.items() if one.fits}
+    lines = {id_: Lines.of(rows) for id_, rows in tables.items()}
     expected, found = statements(paper), []
     for figure in paper.figures:
-        finished = [panel for panel in figure.panels if tables.get(panel.id) is not None]
-        verdicts = tuple(judge(s, tables.get(s.panel)) for s in expected if s.figure == figure.id)
-        pictures = {}
-        if finished or any(panel.kind == "drawing" for panel in figure.panels):
-            stem = settings.out / paper.name / f"figure-{figure.id}"
-            stem.parent.mkdir(parents=True, exist_ok=True)
-            lines = {id_: None if rows is None else Lines.of(rows) for id_, rows in tables.items()}
-            draw(figure, lines, stem)
-            pictures = {"paper": _address(stem, "-paper"), "all": _address(stem, "")}
-        facts = tuple((panel.id, run.facts_of(paper, panel, settings)) for panel in finished)
-        full = all(one["full"] for _, one in facts) if facts else settings.full
-        command = f"make reproduce FIGURE={paper.name}/{figure.id}" + (" FULL=1" if full else "")
-        found.append(Shown(figure, verdicts, pictures, facts, command))
+        finished = [panel for panel in figure.panels if panel.id in tables]
+        asked = [one for one in expected if one.figure == figure.id]
+        if not finished and figure.id not in drawn and not any(one.panel in tables for one in asked):
+            continue
+        pictures = _pictures(paper, figure, lines, settings) if finished or figure.id in drawn else {}
+        verdicts = tuple(judge(one, tables.get(one.panel)) for one in asked)
+        facts = tuple((panel.id, stored[panel.id].facts) for panel in finished)
+        found.append(Shown(figure, verdicts, pictures, facts, _command(paper, figure, facts)))
     return found
+
+
+def _pictures(paper: Paper, figure: Figure, lines: Mapping[str, Lines], settings: run.Settings) -> dict[str, str]:
+    """Draw a figure, and return its two pictures as data addresses."""
+    folder = settings.out / paper.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as elsewhere:
+        # Numbers that cannot be read now (another definition, a table not copied) may be in the picture that lies
+        # there: no picture with fewer panels replaces it.
+        more = [one.id for one in figure.panels if one.id not in lines and (folder / f"{one.id}.csv").exists()]
+        stem = (Path(elsewhere) if more else folder) / f"figure-{figure.id}"
+        draw(figure, lines, stem)
+        return {"paper": _address(stem, "-paper"), "all": _address(stem, "")}
+
+
+def _command(paper: Paper, figure: Figure, facts: Collection[tuple[str, dict[str, Any]]]) -> str:
+    """Return what computes these panels again: one command, or several where they are of several runs."""
+    runs: dict[str, list[str]] = {}
+    for panel, one in facts:
+        seed = "" if one["seed"] == run.SEED else f" SEED={one['seed']}"
+        runs.setdefault((" FULL=1" if one["full"] else "") + seed, []).append(f"{paper.name}/{panel}")
+    whole = len(runs) == 1 and len(facts) == sum(panel.kind != "drawing" for panel in figure.panels)
+    named = {how: f"{paper.name}/{figure.id}" if whole else " ".join(panels) for how, panels in runs.items()}
+    quoted = {how: f"'{name}'" if " " in name else name for how, name in named.items()}
+    return "; ".join(f"make reproduce FIGURE={name}{how}" for how, name in quoted.items())
 
 
 def _address(stem: Path, suffix: str) -> Markup:

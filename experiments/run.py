@@ -2,13 +2,15 @@
 
 A point is one simulate() call: one run of one panel at one x, or at all x that differ in epsilon only. It is stored
 under a name made of everything that went into it, so that a second run takes what it finds and a change of any
-argument is a new point. A change of the code is not: each point remembers the code it came from, and the report
-says when a point is older than the code; `--fresh` computes all of them again.
+argument is a new point. A change of the code is not: points and tables remember the code they came from, and the
+report says which panels are older than the code; `--fresh` computes all of their points again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
 import math
 import os
@@ -17,7 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
@@ -31,6 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import consilience as cs
@@ -39,6 +42,7 @@ from consilience.simulate import code_digest
 
 from . import datasets
 from .design import Figure, Method, Panel, Paper, papers
+from .verdicts import statements
 
 SEED = 2016
 MINIATURE = 400  # records of a miniature at most
@@ -95,6 +99,31 @@ class Point:
         return given["repeats"] * per_learner * (len(learners) if isinstance(learners, Mapping | list) else 1)
 
 
+def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
+    """Return the panels that are asked for: "xie2016", "xie2016/3" or "xie2016/3a"; none asked for means all.
+
+    A table without panels of its own stands for those that its statements read.
+    """
+    known = [(paper, figure, panel) for paper in papers() for figure in paper.figures for panel in figure.panels]
+    meant: dict[str, set[str]] = {}  # the panels of each name
+    for paper, figure, panel in known:
+        own = f"{paper.name}/{panel.id}"
+        for name in (paper.name, f"{paper.name}/{figure.id}", own):
+            meant.setdefault(name, set()).add(own)
+    for paper in papers():
+        for table in (figure.id for figure in paper.figures if not figure.panels):
+            read = {f"{paper.name}/{one.panel}" for one in statements(paper) if one.figure == table}
+            meant[f"{paper.name}/{table}"] = read
+    wanted = list(chosen) or [paper.name for paper in papers()]
+    for name in wanted:
+        if name not in meant:
+            figures = sorted(f"{paper.name}/{figure.id}" for paper in papers() for figure in paper.figures)
+            raise SystemExit(f"There is no {name!r}. Nothing was run. Known: {', '.join(figures)}")
+    asked = set().union(*(meant[name] for name in wanted))
+    by_name = {f"{one[0].name}/{one[2].id}": one for one in reversed(known)}  # once, in however many figures it is
+    return [one for name, one in reversed(by_name.items()) if name in asked]
+
+
 def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> dict[tuple[str, str], Table]:
     """Compute what is missing of the chosen panels; return each panel's tidy table by (paper, panel).
 
@@ -112,7 +141,8 @@ def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> di
                 settings.data(name)
             except datasets.Unavailable as reason:
                 left_out = ", ".join(f"{paper.name}/{panel.id}" for paper, panel, _ in jobs if panel.data == name)
-                console.log(f"[bold]{name} is not available.[/] {reason} Left out: {left_out}.", highlight=False)
+                said = f"[bold]{name} is not available.[/] {escape(str(reason))} Left out: {left_out}."
+                console.log(said, highlight=False)
                 advance(whole[name], None)
                 continue
             waiting: list[_Waiting] = []
@@ -178,10 +208,38 @@ def _finished(waiting: Sequence[_Waiting], settings: Settings) -> Iterator[set[P
         yield {path}
 
 
-def stored(paper: Paper, panel: Panel, settings: Settings) -> Table | None:
-    """Return a panel's tidy table as an earlier run wrote it, if there is one."""
+@dataclass(frozen=True)
+class Stored:
+    """A panel's tidy table as an earlier run wrote it, what it cost and was computed from, and whether it still fits.
+
+    One that has other lines, metrics or x values than the panel has now fits no more: it answers another question.
+    """
+
+    rows: Table
+    facts: dict[str, Any]
+    fits: bool
+
+
+def stored(paper: Paper, panel: Panel, settings: Settings) -> Stored | None:
+    """Return what an earlier run wrote of a panel, if anything; the facts "stale" and "draws" are of now."""
     path = settings.out / paper.name / f"{panel.id}.parquet"
-    return pq.read_table(path).to_pylist() if path.exists() else None
+    if not path.exists():
+        return None
+    table = pq.read_table(path)
+    rows, facts = table.to_pylist(), json.loads(table.schema.metadata[b"facts"])
+    facts |= {"stale": _stale(facts), "draws": len({row["draw"] for row in rows})}
+    # One folder may hold panels of the quick run beside those of the full one, so not `settings` but the facts say
+    # which x values are to be there.
+    then = replace(settings, full=facts["full"], miniature=facts["data"] == datasets.MADE_UP)
+    drawn = {(one.label, one.metric or panel.metric, _x(x)) for one in panel.methods for x in then.values(panel)}
+    return Stored(rows, facts, {(row["label"], row["metric"], row["x"]) for row in rows} == drawn)
+
+
+def _stale(facts: Mapping[str, Any]) -> bool:
+    """Return whether code that a panel came from has changed since."""
+    if "code" not in facts:  # an older table: it knows only whether that was so when it was written
+        return bool(facts["stale"])
+    return facts["code"] != [code_digest()] or any(digest != _now(name) for name, digest in facts["functions"])
 
 
 # ------------------------------------------------------------------------------------------------------------- points
@@ -231,6 +289,7 @@ def _finish(name: str, panel: str, key: str, settings: Settings, whole: int) -> 
     facts = {
         **used(),
         "code": code_digest(),
+        "functions": _written(point.arguments.get("prepare")),
         "sizes": sorted(set(report.settings["sizes"])),
         "sites": report.settings["sites"],
         "public": report.settings["public"],
@@ -304,6 +363,36 @@ def _plain(value: Any) -> Any:
     return [type(value).__name__, _plain(given)]
 
 
+def _written(*functions: Any) -> list[tuple[str, str]]:
+    """Return name and digest of functions of experiments/, whose text is no part of a point's name."""
+    return [(f"{one.__module__}:{one.__qualname__}", _text(one)) for one in functions if inspect.isfunction(one)]
+
+
+def _now(name: str) -> str | None:
+    """Return the digest of the function of that name as it is today, None if it is gone."""
+    module, _, function = name.partition(":")
+    with suppress(ImportError, AttributeError):
+        return _text(getattr(importlib.import_module(module), function))
+    return None
+
+
+def _text(function: Any) -> str:
+    """Return a digest of the text of a function and of the functions and plain values of experiments/ that it uses."""
+    found: dict[str, Any] = {}
+    functions = [function]
+    for one in functions:  # which grows by those that are called
+        found[one.__qualname__] = inspect.getsource(one)
+        codes = [one.__code__]
+        for code in codes:  # which grows by those within
+            codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
+            for name, used in ((name, one.__globals__.get(name)) for name in code.co_names):
+                if isinstance(used, str | int | float | tuple):
+                    found[name] = used
+                elif inspect.isfunction(used) and used.__module__.startswith(__package__) and used not in functions:
+                    functions.append(used)
+    return _digest(found)
+
+
 _FINGERPRINTS: dict[int, tuple[Any, str]] = {}  # each array is read once, and kept alive by nobody here
 
 
@@ -337,13 +426,17 @@ def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Setti
                         raise LookupError(
                             f"{paper.name}/{panel.id}: simulate() has no {wanted}. Points are kept. Mend figures.py."
                         )
-                    shown = {"x": float(x) if isinstance(x, int | float) else x}
-                    same = {"paper": paper.name, "panel": panel.id, **shown, "label": method.label}
+                    same = {"paper": paper.name, "panel": panel.id, "x": _x(x), "label": method.label}
                     rows += [same | {"role": method.role, "metric": metric, **one} for one in found]
     used = {
         "points": {point.key: one["seconds"] for point, one in zip(points, facts, strict=True)},
         "peak_bytes": max(one["peak_bytes"] for one in facts),
-        "stale": any(one["code"] != code_digest() for one in facts),
+        "code": sorted({one["code"] for one in facts}),
+        "functions": sorted(
+            {(name, digest) for one in facts for name, digest in one.get("functions", ())}
+            # Records are part of a point's name, so that here they are what this loader gives.
+            | set(_written(datasets.LOADERS[panel.data]))
+        ),
         "seed": settings.seed,
         "repeats": settings.repeats(panel),
         "full": settings.full,
@@ -364,9 +457,10 @@ def compute(paper: Paper, panel: Panel, settings: Settings) -> Table:
         found = panel.computed(settings.values(panel), data, repeats, settings.seed)
     roles = {method.label: method.role for method in panel.methods}
     same = {"paper": paper.name, "panel": panel.id, "metric": panel.metric, "learner": "", "draw": 0}
-    rows = [same | {"role": roles[one["label"]], **one, "x": float(one["x"])} for one in found]
+    rows = [same | {"role": roles[one["label"]], **one, "x": _x(one["x"])} for one in found]
     used = {"points": {f"{paper.name}/{panel.id}": spent()["seconds"]}, "peak_bytes": spent()["peak_bytes"]}
-    used |= {"stale": False, "seed": settings.seed, "repeats": repeats, "full": settings.full, "data": data.notes}
+    used |= {"code": [code_digest()], "functions": _written(panel.computed, datasets.LOADERS[panel.data])}
+    used |= {"seed": settings.seed, "repeats": repeats, "full": settings.full, "data": data.notes}
     used |= {name: [] for name in ("sites", "sizes", "public", "test")}
     return _kept(paper, panel, rows, used, settings)
 
@@ -380,10 +474,9 @@ def _kept(paper: Paper, panel: Panel, rows: Table, used: dict[str, Any], setting
     return rows
 
 
-def facts_of(paper: Paper, panel: Panel, settings: Settings) -> dict[str, Any]:
-    """Return what a finished panel cost and was computed from."""
-    schema = pq.read_schema(settings.out / paper.name / f"{panel.id}.parquet")
-    return dict(json.loads(schema.metadata[b"facts"]))
+def _x(x: Any) -> Any:
+    """Return an x value as tables have it."""
+    return float(x) if isinstance(x, int | float | np.number) else x
 
 
 def _of(table: pa.Table, method: Method, metric: str, level: str, better: str) -> Table:

@@ -106,6 +106,12 @@ class Evidence:
     measured: str = ""
     equivalence: bool = False  # then `whole` and `points` are signed gaps, to lie within ± `limit`
     limit: float = 0.0  # else `whole` is to exceed it; points only need the right sign
+    looks: int = 1  # of how many quantities `whole` is the worst one
+
+    @property
+    def level(self) -> float:
+        """The level at which the whole is judged."""
+        return 1 - (1 - LEVEL) / self.looks
 
 
 def statements(paper: Paper) -> list[Statement]:
@@ -132,11 +138,13 @@ def judge(statement: Statement, table: Iterable[Mapping[str, Any]] | None) -> Ve
         return Verdict(statement, OPEN, f"{evidence.measured}; one repeat has no interval")
     n = max(len(evidence.points), 1)
     within = evidence.limit if evidence.equivalence else None
-    whole = _speaks(evidence.whole, LEVEL, within)
+    whole = _speaks(evidence.whole, evidence.level, within)
     # Many points get many chances to err: each is held to its share of the error (Bonferroni).
     spoken = [(x, _speaks(gaps, 1 - (1 - LEVEL) / n, within)) for x, gaps in evidence.points]
     said = [where for _, where in spoken]
-    enough = evidence.equivalence or interval(evidence.whole)[0] > evidence.limit
+    if evidence.equivalence and set(said) == {"against"}:
+        whole = "against"  # gaps that cancel in the mean are no equality
+    enough = evidence.equivalence or interval(evidence.whole, evidence.level)[0] > evidence.limit
     if whole == "for" and enough and "against" not in said:
         verdict = HOLDS
     elif whole == "for" or (whole == "open" and "for" in said):
@@ -161,12 +169,12 @@ def _speaks(gaps: Array, level: float, within: float | None) -> Where:
 
 
 def _in_words(evidence: Evidence, whole: Where) -> str:
-    low, high = interval(evidence.whole)
+    low, high = interval(evidence.whole, evidence.level)
     sure = {"for": "clear", "against": "the opposite is clear", "open": f"not clear from {len(evidence.whole)} repeats"}
     said = sure[whole]
     if whole == "for" and not evidence.equivalence and low <= evidence.limit:
         said = f"clear, but not that it is {evidence.limit:g} or more"
-    what = "95 % interval" if evidence.equivalence else "95 % interval in the claimed direction"
+    what = f"{100 * evidence.level:g} % interval" + ("" if evidence.equivalence else " in the claimed direction")
     return f"{evidence.measured}; {what} {low:+.3g} to {high:+.3g}: {said}"
 
 
@@ -195,11 +203,10 @@ def _below(s: Statement, lines: Lines) -> Evidence:
 
 
 def _change(values: Array) -> Array:
-    """Return each repeat's fitted change from the first to the last x, positions equally spaced."""
+    """Return each repeat's change from the first to the last x."""
     if len(values) < 2:
         raise NotRun("a change needs two x values")
-    place = np.arange(len(values)) - (len(values) - 1) / 2
-    return np.asarray(place @ values / (place @ place) * (len(values) - 1))
+    return np.asarray(values[-1] - values[0])
 
 
 def _trend(s: Statement, lines: Lines, sign: int) -> Evidence:
@@ -249,10 +256,16 @@ def _crosses(s: Statement, lines: Lines) -> Evidence:
     """Line `a` starts below `b` at the first x of the range and ends above it at the last."""
     xs, a = lines.get(s.a, s.x)
     _, b = lines.get(s.b, s.x)
+    if len(xs) < 2:
+        raise NotRun("a crossing needs two x values")
     first, last = b[0] - a[0], a[-1] - b[-1]
     measured = f"{s.b} minus {s.a} is {first.mean():+.4g} at {xs[0]:g} and {-last.mean():+.4g} at {xs[-1]:g}"
-    worse = first if first.mean() / (first.std() + 1e-12) < last.mean() / (last.std() + 1e-12) else last
-    return Evidence(worse, [(xs[0], first), (xs[-1], last)], measured)
+    return Evidence(_less_sure(first, last), [(xs[0], first), (xs[-1], last)], measured, looks=2)
+
+
+def _less_sure(*several: Array) -> Array:
+    """Return the quantity that speaks least for the claim: all of them must."""
+    return min(several, key=lambda gaps: float(gaps.mean() / (gaps.std() + 1e-12)))
 
 
 def _spike(s: Statement, lines: Lines) -> Evidence:
@@ -273,25 +286,32 @@ def _dip(s: Statement, lines: Lines) -> Evidence:
     xs, a = lines.get(s.a, s.x)
     if len(xs) < 3:
         raise NotRun("a minimum inside needs three x values")
-    place = 1 + int(a[1:-1].mean(axis=1).argmin())
-    first, last = a[0] - a[place], a[-1] - a[place]
+    means, judged = _halves(a)
+    place = 1 + int(means[1:-1].argmin())
+    first, last = judged[0] - judged[place], judged[-1] - judged[place]
     measured = f"{s.a} is {a[0].mean():.4g} at {xs[0]:g}, lowest inside {a[place].mean():.4g} at {xs[place]:g}, "
-    worse = first if first.mean() < last.mean() else last
-    return Evidence(worse, (), f"{measured}{a[-1].mean():.4g} at {xs[-1]:g}")
+    measured += f"{a[-1].mean():.4g} at {xs[-1]:g}"
+    return Evidence(_less_sure(first, last), [(xs[0], first), (xs[-1], last)], measured, looks=2)
+
+
+def _halves(a: Array) -> tuple[Array, Array]:
+    """Return the means of every second repeat, to find an x by, and the other repeats, to be judged at it.
+
+    Judged by the numbers it was found by, noise alone would have highs and lows; so it would, with many repeats, if
+    each were judged where all others are lowest, for they agree on where.
+    """
+    return a[:, ::2].mean(axis=1), a[:, 1::2]
 
 
 def _varies(s: Statement, lines: Lines) -> Evidence:
     """Line `a` depends on x: between its highest and its lowest x it differs by `margin` or more, either way round."""
     xs, a = lines.get(s.a, s.x)
-    if len(xs) < 2 or a.shape[1] < 2:
-        raise NotRun("a difference needs two x values, and two repeats to find them")
-    # Which x these are is asked of the other repeats: chosen by the numbers they are judged by, noise would differ too.
-    others = (a.sum(axis=1, keepdims=True) - a) / (a.shape[1] - 1)
-    every = np.arange(a.shape[1])
-    gaps = a[others.argmax(axis=0), every] - a[others.argmin(axis=0), every]
-    low, high = (int(found) for found in (a.mean(axis=1).argmin(), a.mean(axis=1).argmax()))
+    if len(xs) < 2:
+        raise NotRun("a difference needs two x values")
+    means, judged = _halves(a)
+    low, high = int(means.argmin()), int(means.argmax())
     measured = f"{s.a} has means from {a[low].mean():.4g} at {xs[low]:g} to {a[high].mean():.4g} at {xs[high]:g}"
-    return Evidence(gaps - s.margin, (), f"{measured}, the difference less {s.margin:g} counts")
+    return Evidence(judged[high] - judged[low] - s.margin, (), f"{measured}, the difference less {s.margin:g} counts")
 
 
 def _less_affected(s: Statement, lines: Lines) -> Evidence:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
 
 import consilience as cs
 from consilience.aggregators.distill import PATE, ClippedAverage
+from consilience.aggregators.votes import count_votes
 from consilience.data import Public
 from experiments.datasets import Dataset
 from experiments.design import Arguments, Figure, Method, Panel, Paper
@@ -234,6 +236,62 @@ FIGURE_4 = (
     panel("4c", URL, 20_000, quick=3),
 )
 
+# ------------------------------------------------------------------------------------- how long the printed noise is
+
+NOISE, PRINTED = "noise of soft labels, measured", "the same, by the paper's formula"
+OWN, LONGEST = "the classifier without noise, measured", "the longest classifier there can be"
+
+
+def lengths(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
+    """Return the lengths of what soft labels give without noise, and of what the printed noise adds to it."""
+    own, found = divided(data), []
+    place = principal_axes(own.shared)
+    X, auxiliary, classes = place(own.X), Public(place(own.shared)), np.unique(own.y)
+    parties = min(1000, len(own.y) // 6)
+    for repeat in range(repeats):
+        order = cs.Noise(seed=seed).open(stream=repeat).permutation(len(own.y))[: 6 * parties]
+        local = cs.PrivateLogisticRegression(
+            epsilon=math.inf, regularization=STRENGTH, fit_intercept=False, classes=classes
+        )
+        votes = count_votes([clone(local).fit(X[one], own.y[one]) for one in order.reshape(-1, 6)], auxiliary)
+        usual: dict[str, Any] = {"mechanism": "output", "calibration": "hamm2016", "fit_intercept": False}
+        exact = cs.SoftLabelDistillation(epsilon=math.inf, **usual).combine(votes).coef
+        for x in xs:
+            noise = cs.Noise(seed=seed + repeat)
+            noisy = cs.SoftLabelDistillation(epsilon=1 / x, noise=noise, **usual).combine(votes).coef
+            values = {
+                NOISE: float(np.linalg.norm(noisy - exact)),
+                PRINTED: 2 * exact.size / (parties * STRENGTH) * x,
+                OWN: float(np.linalg.norm(exact)),
+                LONGEST: math.sqrt(2 * math.log(len(classes)) / STRENGTH),
+            }
+            found += [{"x": x, "label": label, "repeat": repeat, "value": v} for label, v in values.items()]
+    return found
+
+
+LENGTHS = Panel(
+    id="lengths",
+    title="HAR, M = 1,000",
+    data=HAR,
+    x=(0.001, 0.01, 0.1, 1, 10, 100),
+    quick_x=(0.01, 0.1, 1),
+    xlabel="privacy 1/ε",
+    arguments={},
+    methods=(
+        Method(NOISE, "noise", "paper"),
+        Method(PRINTED, "formula", "paper"),
+        Method(OWN, "exact", "baseline"),
+        Method(LONGEST, "bound", "baseline"),
+    ),
+    quick=2,
+    full=5,
+    metric="length",
+    ylabel="length",
+    xscale="log",
+    yscale="log",
+    computed=lengths,
+)
+
 # -------------------------------------------------------------------- what else the printed constants could have meant
 
 LENGTH = 9.0  # of a HAR record on its 50 axes: nine in ten are shorter
@@ -425,6 +483,7 @@ PAPER = Paper(
         Figure("3", "Accuracy against privacy on network intrusion, by number of parties", FIGURE_3, columns=3),
         Figure("4", "Accuracy against privacy on malicious URLs, by number of parties", FIGURE_4, columns=3),
         Figure("parties", "Not drawn like this in the paper: more parties, side by side", (PARTIES,)),
+        Figure("lengths", "Not in the paper: how long its noise is, beside the classifier it is added to", (LENGTHS,)),
         Figure("variants", "Not in the paper: can another reading of the constants give figure 2?", (FIGURE_VARIANTS,)),
         Figure(
             "levels",

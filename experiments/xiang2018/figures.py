@@ -23,7 +23,7 @@ from experiments.design import Arguments, Figure, Method, Panel, Paper
 
 N_PARTIES, N_PUBLIC, N_TREES, DELTA = 5, 500, 100, 1e-5
 SIZE = 4700  # records of each of five parties: (0.8 · 30,000 - 500) / 5
-BUDGETS = (10, 50, 100)  # of five; 25 and 75 lie between
+BUDGETS, BETWEEN = (10, 50, 100), (25, 75)
 SMALL = (0.1, 0.5, 2.0)
 HEIGHTS = (3, 4, 5, 6, 7)
 # A party's budgets, five to a group, by the group's median.
@@ -105,6 +105,10 @@ def by_height(kind: str) -> Mapping[str, Arguments]:
         asked = {"learner": {"paper": as_in_paper(x, n_trees(data))}, "aggregator": votes, "epsilon": levels}
         return divided(**asked, baselines=("local-mean",))
 
+    def between(x: Any, data: Dataset) -> dict[str, Any]:
+        asked = {"learner": {"paper": as_in_paper(x, n_trees(data))}, "aggregator": {"vote": PAPER_VOTE}}
+        return divided(**asked, epsilon={f"{one:g}": float(one) for one in BETWEEN})
+
     def own(x: Any, data: Dataset) -> dict[str, Any]:
         learners = {"delta": ours(DELTA, x), "pure": ours(0.0, x)}
         levels = {f"{one:g}": one for one in SMALL}
@@ -114,12 +118,14 @@ def by_height(kind: str) -> Mapping[str, Arguments]:
         asked = {"learner": {"exact": ours(DELTA, x)}, "aggregator": {}}
         return divided(**asked, epsilon=math.inf, baselines=("public-only", "pooled-exact"))
 
-    return {"paper": paper, "own": own, "reference": reference}
+    return {"paper": paper, "between": between, "own": own, "reference": reference}
 
 
 FIGURE_4 = (
     Method("budget 10", "vote", "paper", "paper", "paper", "10"),
+    Method("budget 25", "vote", "paper", "paper", "between", "25"),
     Method("budget 50", "vote", "paper", "paper", "paper", "50"),
+    Method("budget 75", "vote", "paper", "paper", "between", "75"),
     Method("budget 100", "vote", "paper", "paper", "paper", "100"),
     Method("ε = 0.1, δ", "vote", "corrected", "delta", "own", "0.1"),
     Method("ε = 0.5, δ", "vote", "corrected", "delta", "own", "0.5"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
@@ -19,6 +20,7 @@ from consilience.privacy.mechanisms import Noise
 from experiments.datasets import AXES, Dataset, axes
 from experiments.design import Arguments, Figure, Method, Panel, Paper
 
+Array = NDArray[Any]
 MNIST, COVERTYPE = "mnist37", "covertype12"
 NAMES = {MNIST: "MNIST", COVERTYPE: "Covertype"}
 N_SITES, HUBER = 10, 0.5
@@ -589,6 +591,7 @@ MODELS_BY_EPSILON = replace(
             epsilon=x,
             baselines=("local-mean", "pooled-private"),
         ),
+        "blend": lambda x, data: mnist({"0.1": svc(0.1)}, {"blend": cs.PublicBlend()}, epsilon=x),
         "public": public_only(789),
     },
     methods=(
@@ -598,6 +601,7 @@ MODELS_BY_EPSILON = replace(
         Method("local, tight, Λ tuned in hindsight", "local-mean", "corrected", ("0.1", "0.4"), "tuned"),
         Method("G, tight, Λ tuned in hindsight", "pooled-private", "corrected", ("0.1", "0.4"), "tuned"),
         Method("A, tight, Λ tuned in hindsight", "average", "corrected", ("0.1", "0.4"), "tuned"),
+        Method("public blend (MAP)", "blend", "corrected", "0.1", "blend"),
         Method("public records alone", "public-only", "baseline", "exact", "public"),
     ),
 )
@@ -606,21 +610,26 @@ PANEL_541 = replace(
     id="5.41",
     title="MNIST, no noise",
     x=(1,),
-    arguments=lambda x, data: mnist(
-        PAPER_LEARNER,
-        LITERAL,
-        epsilon=math.inf,
-        baselines=("local-mean", "local-exact", "pooled-exact", "public-only"),
-    ),
+    arguments={
+        "main": lambda x, data: mnist(
+            PAPER_LEARNER,
+            LITERAL,
+            epsilon=math.inf,
+            baselines=("local-mean", "local-exact", "pooled-exact", "public-only"),
+        ),
+        "blend": lambda x, data: mnist({"1e-3": svc(1e-3)}, {"blend": cs.PublicBlend()}, epsilon=math.inf),
+    },
     methods=(
         *LOCALS,
         Method("G", "pooled-exact", "paper"),
         Method("F", "feature", "paper"),
         Method("A", "average", "paper"),
+        Method("public blend (MAP)", "blend", "corrected", "1e-3", "blend"),
         Method("local mean", "local-mean", "baseline"),
         Method("public records alone", "public-only", "baseline"),
     ),
     quick=8,
+    note="Sizes and Λ are not stated; those of figure 5.16. F is the feature method without noise.",
 )
 
 CONTROL = replace(
@@ -664,15 +673,20 @@ SCENARIOS = Panel(
 TRUE_SPAN, OTHER_SPAN = "the true records' models", "one record of one site replaced"
 
 
+def eleven_parts(data: Dataset, repeat: int, seed: int) -> tuple[Array, list[Array], Array]:
+    """Return the records on their axes, the numbers of those of each of ten sites, and of the aggregator's."""
+    order = Noise(seed=seed).open(stream=repeat).permutation(len(data.y))
+    size = min(789, len(order) // (N_SITES + 1))
+    *parts, public = np.split(order[: size * (N_SITES + 1)], N_SITES + 1)
+    return axes(data.X[np.sort(order)])(data.X), parts, public
+
+
 def span_attack(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
     """Release f of scenario 2 as the thesis has it, and measure how far it is from the span of models of two tables."""
     rows = []
     for repeat in range(repeats):
-        order = Noise(seed=seed).open(stream=repeat).permutation(len(data.y))
-        size = min(789, len(order) // (N_SITES + 1))
-        turned = axes(data.X[np.sort(order)])(data.X)
-        sites, public = np.split(order[: size * (N_SITES + 1)], [size * N_SITES])
-        parts = np.split(sites, N_SITES)
+        turned, parts, public = eleven_parts(data, repeat, seed)
+        size = len(public)
         made = [svc(1e-2, classes=(-1, 1)).fit(turned[rows_], data.y[rows_]).coef_[0] for rows_ in parts]
         # The neighbouring table: one record with the other label. (Others may be beyond the hinge, and move nothing.)
         changed = data.y[parts[0]] * np.r_[-1, np.ones(size - 1, dtype=int)]
@@ -706,6 +720,49 @@ SPAN = Panel(
     quick=5,
     full=20,
     note="N = 10 sites of 789 records in 50 dimensions; who knows all records but one tells which of two it was.",
+)
+FLIPPED, SCORE, CLAIMED = "lost if one label is flipped", "the longest score (assumed: 1)", "claimed ε"
+
+
+def unscaled(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
+    """Return how long the scores are that the fully private feature method learns from, and what its noise then hides.
+
+    Weights w minimise Σ ℓ(yᵢ w·sᵢ) + nΛ/2 ‖w‖² + b·w, b with density ∝ exp(-ε'‖b‖/2): to each w belongs one b. Flipping
+    the label of s moves that b by s (for the logistic loss at every w, for the Huber loss where s is beyond its
+    parabola) and leaves the Jacobian as it is. So the loss comes as near to ε'‖s‖/2 as one likes, and that is ε'/2 only
+    if scores are no longer than one.
+    """
+    rows = []
+    for repeat in range(repeats):
+        turned, parts, public = eleven_parts(data, repeat, seed)
+        for x in xs:
+            models = [
+                svc(1e-2, "chaudhuri2011", epsilon=x, classes=(-1, 1), noise=Noise(seed=seed + 100 * repeat + site))
+                for site in range(N_SITES)
+            ]
+            M = np.array(
+                [one.fit(turned[part], data.y[part]).coef_[0] for one, part in zip(models, parts, strict=True)]
+            )
+            longest = float(np.linalg.norm(turned[public] @ M.T, axis=1).max())
+            jacobian = 2 * math.log1p(1 / (2 * HUBER) / (len(public) * 1e-2))
+            left = x - jacobian if x > jacobian else x / 2  # below, the rule of 2011 raises Λ
+            for label, value in ((FLIPPED, left * longest / 2), (SCORE, longest), (CLAIMED, x)):
+                rows.append({"x": x, "label": label, "repeat": repeat, "value": value})
+    return rows
+
+
+UNSCALED = replace(
+    SPAN,
+    id="unscaled",
+    title="MNIST, m = m₀ = 789, Λ = 0.01, ten sites",
+    x=(0.025, 0.1, 0.225, 0.25, 0.5, 0.75),
+    xlabel="ε of sites and aggregator",
+    ylabel="ε, or length of a score",
+    metric="epsilon",
+    methods=(Method(FLIPPED, "", "paper"), Method(SCORE, "", "baseline"), Method(CLAIMED, "", "baseline")),
+    xscale="linear",
+    computed=unscaled,
+    note="Exact, for the records that were drawn; noise and Λ of the rule of 2011, as the thesis prints them.",
 )
 SIMPLEX, ALLOWED = "Nelder–Mead", "what one record can move the minimum"
 
@@ -796,6 +853,7 @@ PAPER = Paper(
         figure("5.41", "Local, global and distributed models, no noise", PANEL_541),
         figure("table-6.1", "Table 6.1: which method is better, and which way errors go"),
         figure("control", "Not in the thesis: 200 public records, alone and with ten private sites", CONTROL),
+        figure("fully-private", "Not in the thesis: what its fully private feature method gives away", UNSCALED),
         figure("scenario-2", "Noise at the aggregator only: what it costs, and why it hides no site", SCENARIOS, SPAN),
         figure("solver", "A curiosity: where Nelder–Mead stops", SOLVER),
     ),
