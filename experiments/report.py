@@ -13,11 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import joblib
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 
-from . import run
+from . import design, run
 from .datasets import MADE_UP
 from .design import HERE, Figure, Panel, Paper
 from .draw import draw
@@ -101,22 +102,31 @@ def _figures(
     """Return the figures of which something is stored, or that are chosen drawings (`drawn`)."""
     tables = {id_: one.rows for id_, one in stored.items() if one.fits}
     lines = {id_: Lines.of(rows) for id_, rows in tables.items()}
+    pictured = {
+        figure.id: {panel.id: lines[panel.id] for panel in figure.panels if panel.id in lines}
+        for figure in paper.figures
+        if figure.id in drawn or any(panel.id in lines for panel in figure.panels)
+    }
+    made = joblib.Parallel(settings.n_jobs)(
+        joblib.delayed(_pictures)(paper.name, id_, own, settings.out / paper.name) for id_, own in pictured.items()
+    )
+    pictures = dict(zip(pictured, made, strict=True))
     expected, found = statements(paper), []
     for figure in paper.figures:
-        finished = [panel for panel in figure.panels if panel.id in tables]
         asked = [one for one in expected if one.figure == figure.id]
-        if not finished and figure.id not in drawn and not any(one.panel in tables for one in asked):
+        if figure.id not in pictures and not any(one.panel in tables for one in asked):
             continue
-        pictures = _pictures(paper, figure, lines, settings) if finished or figure.id in drawn else {}
         verdicts = tuple(judge(one, tables.get(one.panel)) for one in asked)
-        facts = tuple((panel.id, stored[panel.id].facts) for panel in finished)
-        found.append(Shown(figure, verdicts, pictures, facts, _command(paper, figure, facts)))
+        facts = tuple((panel.id, stored[panel.id].facts) for panel in figure.panels if panel.id in tables)
+        command = _command(paper, figure, facts)
+        found.append(Shown(figure, verdicts, pictures.get(figure.id, {}), facts, command))
     return found
 
 
-def _pictures(paper: Paper, figure: Figure, lines: Mapping[str, Lines], settings: run.Settings) -> dict[str, str]:
-    """Draw a figure, and return its two pictures as data addresses."""
-    folder = settings.out / paper.name
+def _pictures(name: str, id_: str, lines: Mapping[str, Lines], folder: Path) -> dict[str, str]:
+    """Draw a figure, wherever this runs, and return its two pictures as data addresses."""
+    paper = next(one for one in design.papers() if one.name == name)
+    figure = next(one for one in paper.figures if one.id == id_)
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as elsewhere:
         # Numbers that cannot be read now (another definition, a table not copied) may be in the picture that lies

@@ -279,7 +279,7 @@ LENGTHS = Panel(
     arguments={},
     methods=(
         Method(NOISE, "noise", "paper"),
-        Method(PRINTED, "formula", "paper"),
+        Method(PRINTED, "formula", "baseline"),
         Method(OWN, "exact", "baseline"),
         Method(LONGEST, "bound", "baseline"),
     ),

@@ -286,7 +286,6 @@ class Plot:
     full: int = 10
     part: bool = False  # of Covertype, as many records as m = 2,411 can come from
     exact: bool = True  # also draw the two methods without noise beside the private ones
-    blend: bool = True
 
     @property
     def private(self) -> bool:
@@ -347,8 +346,7 @@ class Plot:
         if self.private:
             paper += [Method("F-Full", "full", "paper", "paper", "paper", level)]
             ours += [Method(f"fully private, {word}", "full", "corrected", ridges, "tuned", level)]
-        if self.blend:
-            ours += [Method("public blend (MAP)", "blend", "corrected", ridges[0], "blend", level)]
+        ours += [Method("public blend (MAP)", "blend", "corrected", ridges[0], "blend", level)]
         rest = [Method("public records alone", "public-only", "baseline", "exact", "public")]
         rest += [Method("all pooled, no privacy", "pooled-exact", "baseline", "exact", "pooled")]
         if self.leveled and self.exact:
@@ -410,16 +408,14 @@ PLOTS = tuple(
         Plot("5.13", COVERTYPE, "m0", steps(31509, 1, 10), (3151, 12604, 31509), 31509, 31509, 1e-6, NONE, SEVENTY),
         Plot("5.14", MNIST, "N", SITES, (2, 6, 15, 50), 170, 170, 1e-2, NONE, full=100),
         Plot("5.15", COVERTYPE, "N", SITES, (2, 6, 15, 50), 6796, 6796, 1e-6, NONE, SEVENTY),
-        Plot("5.17", COVERTYPE, "epsilon", EPSILONS[:10], (0.025, 0.1, 0.25), 42762, 42762, 1e-7, test=NINETY_FIVE,
-             blend=False),
-        Plot("5.23", COVERTYPE, "N", SITES, (2, 10, 50), 9223, 9223, 1e-7, test=NINETY_FIVE, exact=False, blend=False),
+        Plot("5.17", COVERTYPE, "epsilon", EPSILONS[:10], (0.025, 0.1, 0.25), 42762, 42762, 1e-7, test=NINETY_FIVE),
+        Plot("5.23", COVERTYPE, "N", SITES, (2, 10, 50), 9223, 9223, 1e-7, test=NINETY_FIVE, exact=False),
         Plot("5.24", MNIST, "epsilon", tuple(round(0.025 * k, 3) for k in range(1, 31)),
              (0.025, 0.05, 0.1, 0.15, 0.2, 0.225, 0.25, 0.275, 0.3, 0.4, 0.5, 0.75), 789, 789, 1e-2),
         Plot("5.25", COVERTYPE, "epsilon", tuple(round(0.025 * k, 3) for k in range(1, 21)), (0.025, 0.1, 0.25, 0.5),
              31509, 31509, 1e-7, test=SEVENTY),
         Plot("5.26", MNIST, "m", steps(789, 1, 20), (39, 158, 394, 789), 789, 789, 1e-2),
-        Plot("5.27", COVERTYPE, "m", steps(31509, 2, 20), (3151, 9453, 31509), 31509, 31509, 1e-7, test=SEVENTY,
-             exact=False),
+        Plot("5.27", COVERTYPE, "m", steps(31509, 2, 20), (3151, 9453, 31509), 31509, 31509, 1e-7, test=SEVENTY),
         Plot("5.28", MNIST, "m0", steps(789, 1, 10), (79, 237, 473, 789), 789, 789, 1e-2, full=50),
         Plot("5.29", COVERTYPE, "m0", steps(31509, 1, 10), (3151, 12604, 31509), 31509, 31509, 1e-7, test=SEVENTY),
         Plot("5.30", MNIST, "N", SITES, (2, 10, 25, 50), 170, 170, 1e-2, full=50),
