@@ -413,6 +413,14 @@ def test_differences_that_cancel_are_no_equality():
     assert verdict("flat", {"a": around(0.1, 0.5, 0.1)}, a="a", tolerance=0.05) == verdicts.FAILS
 
 
+def test_the_worse_of_two_ends_is_held_to_more():
+    """An end that is clear at 95 % but not at 97.5 %, beside one that is clear: of two, one is that clear by chance."""
+    pattern = np.tile([-1.0, 1.0], 5) / np.std(np.tile([-1.0, 1.0], 5), ddof=1)
+    last = 0.5 + pattern * 0.01 + 2.45 * 0.01 / np.sqrt(10)
+    lines = {"a": [[0.1] * 10, last.tolist()], "b": [[0.3] * 10, [0.5] * 10]}
+    assert verdict("crosses", lines, (1.0, 2.0), a="a", b="b") == verdicts.PARTLY
+
+
 def test_a_line_that_falls_and_stays_has_no_minimum():
     """The lowest of many equal points is lower than the last one: only by chance, and so it must be found by others."""
     rng, found = np.random.default_rng(0), []
