@@ -29,6 +29,10 @@ def prepare(seen):
     if deadly and os.getpid() != settings["parent"] and not os.path.exists(deadly):
         if not settings.get("always"):
             open(deadly, "w").close()
+        if settings.get("forgotten"):
+            from distributed.client import FutureCancelledError
+
+            raise FutureCancelledError("a cell", "already forgotten")
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(settings.get("seconds", 0.0))
     return np.asarray
@@ -191,6 +195,14 @@ def test_a_worker_that_dies_as_it_receives_the_records_is_replaced(driver, whole
         pytest.skip("dask is not installed: pip install consilience[engines]")
     deadly = driver.folder / "deadly"
     assert driver.run(backend="dask", n_jobs=2, deadly=str(deadly), arriving=True) == whole
+    assert deadly.exists()
+
+
+def test_a_cell_that_dask_forgot_is_run_again(driver, whole):
+    if find_spec("distributed") is None:
+        pytest.skip("dask is not installed: pip install consilience[engines]")
+    deadly = driver.folder / "deadly"
+    assert driver.run(backend="dask", n_jobs=2, deadly=str(deadly), forgotten=True) == whole
     assert deadly.exists()
 
 

@@ -210,6 +210,7 @@ def _lost_worker() -> tuple[type[BaseException], ...]:
         "ray.exceptions": ("RayActorError", "WorkerCrashedError", "OutOfMemoryError"),
         "distributed.scheduler": ("KilledWorker",),
         "distributed.comm.core": ("CommClosedError",),  # while records were on their way to it
+        "distributed.client": ("FutureCancelledError",),  # the scheduler forgot a cell, as it may on a busy machine
     }
     loaded = [(sys.modules[module], kinds) for module, kinds in names.items() if module in sys.modules]
     return (BrokenExecutor, *(getattr(module, kind) for module, kinds in loaded for kind in kinds))
