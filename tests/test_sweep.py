@@ -190,19 +190,12 @@ def test_cells_of_a_killed_worker_are_run_again(driver, whole):
     assert os.path.exists(deadly)
 
 
-def test_a_worker_that_dies_as_it_receives_the_records_is_replaced(driver, whole):
+@pytest.mark.parametrize("how", ["arriving", "forgotten"])
+def test_a_worker_that_dies_as_it_receives_the_records_or_a_cell_that_dask_forgot_is_replaced(driver, whole, how):
     if find_spec("distributed") is None:
         pytest.skip("dask is not installed: pip install consilience[engines]")
     deadly = driver.folder / "deadly"
-    assert driver.run(backend="dask", n_jobs=2, deadly=str(deadly), arriving=True) == whole
-    assert deadly.exists()
-
-
-def test_a_cell_that_dask_forgot_is_run_again(driver, whole):
-    if find_spec("distributed") is None:
-        pytest.skip("dask is not installed: pip install consilience[engines]")
-    deadly = driver.folder / "deadly"
-    assert driver.run(backend="dask", n_jobs=2, deadly=str(deadly), forgotten=True) == whole
+    assert driver.run(backend="dask", n_jobs=2, deadly=str(deadly), **{how: True}) == whole
     assert deadly.exists()
 
 
