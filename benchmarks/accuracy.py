@@ -1,14 +1,14 @@
 """Measure test error against epsilon on real data, beside diffprivlib and beside exact training.
 
-Writes accuracy.md and one plot per problem next to this file. Every method sees the same splits; noise is drawn anew
-for every fit from a seed of its own, so that the tables repeat. A seed voids the guarantee: the models fitted here
-are measurements, not something to publish.
+Writes accuracy.md and one plot per problem next to this file. Every method sees the same splits;
+noise is drawn anew for every fit from a seed of its own, so that the tables repeat. A seed voids
+the guarantee: the models fitted here are measurements, not something to publish.
 
-    python benchmarks/accuracy.py            20 runs of every problem, 100 of the small ones
-    python benchmarks/accuracy.py --quick    a few runs of the small problems, into a temporary folder
+    python benchmarks/accuracy.py            20 runs of every problem, 100 of the small ones python
+    benchmarks/accuracy.py --quick    a few runs of the small problems, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which is made when
-missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
+Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which
+is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from threadpoolctl import threadpool_limits
 
 from consilience.learners.erm import Logistic
-from consilience.learners.linear import LinearTask, PrivateLinearSVC, PrivateLogisticRegression, plan_linear
+from consilience.learners.linear import (
+    LinearTask,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    plan_linear,
+)
 from consilience.privacy.mechanisms import Noise, clip_rows
 
 matplotlib.use("Agg")
@@ -51,8 +56,8 @@ EPSILONS = (0.05, 0.1, 0.25, 0.5, 1.0)
 DELTA, DELTA_TEXT = 1e-5, "10⁻⁵"
 PEER = "diffprivlib"
 PEER_PACKAGES = ("diffprivlib==0.6.6", "scikit-learn==1.7.2")
-# diffprivlib's proof, like ours, is about the exact minimum, so its solver is given the room to come close to it.
-# Beyond 1e-6 its errors no longer move, only its time.
+# diffprivlib's proof, like ours, is about the exact minimum, so its solver is given the room to
+# come close to it. Beyond 1e-6 its errors no longer move, only its time.
 PEER_SOLVER = {"tol": 1e-6, "max_iter": 10_000}
 PEER_DEFAULTS = {"tol": 1e-4, "max_iter": 100}
 CLEARLY = 3.0  # standard errors of a paired difference; below that two columns count as level
@@ -88,7 +93,9 @@ def load_mnist(folder: Path) -> tuple[Array, Array]:
     components = np.linalg.eigh(np.cov(public, rowvar=False))[1][:, -50:]
     norm = np.median(np.linalg.norm((public - center) @ components, axis=1))
     chosen = (split == "train") & np.isin(label, (3, 7))
-    return clip_rows((pixels[chosen] - center) @ components / norm, 1.0), (label[chosen] == 7).astype(int)
+    return clip_rows((pixels[chosen] - center) @ components / norm, 1.0), (
+        label[chosen] == 7
+    ).astype(int)
 
 
 # Round numbers around what such terrain can be; angles, shades and distances have natural ends.
@@ -117,7 +124,9 @@ def load_covertype(folder: Path) -> tuple[Array, Array]:
         if name != "Cover_Type"
     ]
     # The length of a record whose ten numbers are uniform: known before anyone looks.
-    return clip_rows(np.column_stack(columns) / math.sqrt(10 / 3 + 2), 1.0), (cover[chosen] == 1).astype(int)
+    return clip_rows(np.column_stack(columns) / math.sqrt(10 / 3 + 2), 1.0), (
+        cover[chosen] == 1
+    ).astype(int)
 
 
 def load_adult(folder: Path) -> tuple[Array, Array]:
@@ -128,9 +137,16 @@ def load_adult(folder: Path) -> tuple[Array, Array]:
     for name, most in (("capital_gain", 1e5), ("capital_loss", 5e3)):
         columns.append(_scaled(np.log1p(table[name].to_numpy()), 0, math.log1p(most)))
     for name in table.column_names:
-        if pa.types.is_dictionary(table.schema.field(name).type) and name not in ("income", "split"):
+        if pa.types.is_dictionary(table.schema.field(name).type) and name not in (
+            "income",
+            "split",
+        ):
             coded = table[name].combine_chunks().dictionary_encode()
-            columns.extend(np.equal.outer(np.arange(len(coded.dictionary)), coded.indices.to_numpy()).astype(float))
+            columns.extend(
+                np.equal.outer(np.arange(len(coded.dictionary)), coded.indices.to_numpy()).astype(
+                    float
+                )
+            )
     label = np.asarray(table["income"].to_pylist()) == ">50K"
     return clip_rows(np.column_stack(columns) / math.sqrt(5 / 3 + 8), 1.0), label.astype(int)
 
@@ -140,17 +156,26 @@ def _scaled(column: Array, low: float, high: float) -> Array:
 
 
 _MNIST = (
-    "PCA 784 → 50 and its centre fitted on the standard test split's 10,000 images of all digits, taken as public "
-    "(labels unused, none of them is in this benchmark's records); rows divided by the median norm of those public "
-    "images, clipped into the unit ball"
+    "PCA 784 → 50 and its centre fitted on the standard test split's 10,000 images of all "
+    "digits, taken as public (labels unused, none of them is in this benchmark's records); rows "
+    "divided by the median norm of those public images, clipped into the unit ball"
 )
 _COVERTYPE = (
-    "ten numeric columns scaled to [0, 1] by round public bounds, 44 indicators; rows divided by √(10/3 + 2), the norm "
-    "of a record with uniform numbers, clipped into the unit ball"
+    "ten numeric columns scaled to [0, 1] by round public bounds, 44 indicators; rows divided by "
+    "√(10/3 + 2), the norm of a record with uniform numbers, clipped into the unit ball"
 )
 PROBLEMS = (
     Problem("mnist", "MNIST 3 vs 7", load_mnist, 8_678, 3_718, 1e-2, _MNIST, runs=100),
-    Problem("mnist-site", "MNIST 3 vs 7, one site of eleven", load_mnist, 789, 3_718, 1e-2, _MNIST, runs=100),
+    Problem(
+        "mnist-site",
+        "MNIST 3 vs 7, one site of eleven",
+        load_mnist,
+        789,
+        3_718,
+        1e-2,
+        _MNIST,
+        runs=100,
+    ),
     Problem("covertype", "Covertype 1 vs 2", load_covertype, 346_598, 148_543, 1e-5, _COVERTYPE),
     Problem(
         "adult",
@@ -159,9 +184,10 @@ PROBLEMS = (
         34_189,
         14_653,
         1e-4,
-        "both published splits together; five numeric columns scaled to [0, 1] by public bounds (capital gain and loss "
-        "by their logarithm), eight categorical ones one-hot over the published categories, `fnlwgt` dropped; rows "
-        "divided by √(5/3 + 8), clipped into the unit ball",
+        "both published splits together; five numeric columns scaled to [0, 1] by public bounds "
+        "(capital gain and loss by their logarithm), eight categorical ones one-hot over the "
+        "published categories, `fnlwgt` dropped; rows divided by √(5/3 + 8), clipped into the "
+        "unit ball",
     ),
 )
 
@@ -185,13 +211,30 @@ class Method:
 OURS, OURS_SVC, OLD, OLD_SVC = "objective", "svc", "2011", "svc 2011"
 METHODS = {
     OURS: Method("objective (default)", PrivateLogisticRegression, {}, "#0072B2", "o"),
-    "delta": Method(f"objective, δ = {DELTA_TEXT}", PrivateLogisticRegression, {"delta": DELTA}, "#56B4E9", "D"),
-    "generalized": Method("generalized", PrivateLogisticRegression, {"mechanism": "generalized"}, "#CC79A7", "v"),
+    "delta": Method(
+        f"objective, δ = {DELTA_TEXT}", PrivateLogisticRegression, {"delta": DELTA}, "#56B4E9", "D"
+    ),
+    "generalized": Method(
+        "generalized", PrivateLogisticRegression, {"mechanism": "generalized"}, "#CC79A7", "v"
+    ),
     "output": Method("output", PrivateLogisticRegression, {"mechanism": "output"}, "#009E73", "s"),
-    OLD: Method("2011 calibration", PrivateLogisticRegression, {"calibration": "chaudhuri2011"}, "#E69F00", "^"),
+    OLD: Method(
+        "2011 calibration",
+        PrivateLogisticRegression,
+        {"calibration": "chaudhuri2011"},
+        "#E69F00",
+        "^",
+    ),
     PEER: Method("diffprivlib", None, {}, "#D55E00", "X"),
     OURS_SVC: Method("SVC (default)", PrivateLinearSVC, {}, "#0072B2", "o", 1),
-    OLD_SVC: Method("SVC, 2011 calibration", PrivateLinearSVC, {"calibration": "chaudhuri2011"}, "#E69F00", "^", 1),
+    OLD_SVC: Method(
+        "SVC, 2011 calibration",
+        PrivateLinearSVC,
+        {"calibration": "chaudhuri2011"},
+        "#E69F00",
+        "^",
+        1,
+    ),
 }
 EXACT = {"exact": PrivateLogisticRegression, "exact svc": PrivateLinearSVC}
 
@@ -207,7 +250,9 @@ def some_runs(
         return [one_run(problem, run, epsilons, data, ask) for run in runs]
 
 
-def one_run(problem: Problem, run: int, epsilons: tuple[float, ...], data: Path, ask: Any) -> dict[str, Any]:
+def one_run(
+    problem: Problem, run: int, epsilons: tuple[float, ...], data: Path, ask: Any
+) -> dict[str, Any]:
     """Fit every method at every epsilon on one split; returns errors and seconds by method."""
     X, y = (np.load(data / f"{problem.load.__name__}-{name}.npy", mmap_mode="r") for name in "Xy")
     order = np.random.default_rng(run).permutation(len(X))
@@ -231,26 +276,47 @@ def one_run(problem: Problem, run: int, epsilons: tuple[float, ...], data: Path,
         return {"error": float(np.mean(model.predict(X_test) != y_test)), "seconds": seconds}
 
     with threadpool_limits(limits=1):
-        PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(X_train[:200], np.arange(200) % 2)  # not counted
+        PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(
+            X_train[:200], np.arange(200) % 2
+        )  # not counted
         for name, learner in EXACT.items():
             results[name] = [fit(learner, 0, math.inf)]
         for position, (name, method) in enumerate(METHODS.items()):
             if method.learner is not None:
-                results[name] = [fit(method.learner, position, epsilon, **method.settings) for epsilon in epsilons]
+                results[name] = [
+                    fit(method.learner, position, epsilon, **method.settings)
+                    for epsilon in epsilons
+                ]
     if ask is not None:
         seeds = [_seed(index, run, 99, epsilon) for epsilon in epsilons]
         with tempfile.TemporaryDirectory() as folder:
-            for name, values in (("X_train", X_train), ("y_train", y_train), ("X_test", X_test), ("y_test", y_test)):
+            for name, values in (
+                ("X_train", X_train),
+                ("y_train", y_train),
+                ("X_test", X_test),
+                ("y_test", y_test),
+            ):
                 np.save(Path(folder) / f"{name}.npy", values)
-            wanted = [{"epsilon": e, "seed": seed, **PEER_SOLVER} for e, seed in zip(epsilons, seeds, strict=True)]
+            wanted = [
+                {"epsilon": e, "seed": seed, **PEER_SOLVER}
+                for e, seed in zip(epsilons, seeds, strict=True)
+            ]
             wanted.append({**wanted[-1], **PEER_DEFAULTS})  # for its time only
-            answer = ask({"folder": folder, "regularization": problem.regularization, "fits": wanted})
-        results[PEER], results["peer defaults"] = answer["fits"][: len(epsilons)], answer["fits"][len(epsilons) :]
+            answer = ask(
+                {"folder": folder, "regularization": problem.regularization, "fits": wanted}
+            )
+        results[PEER], results["peer defaults"] = (
+            answer["fits"][: len(epsilons)],
+            answer["fits"][len(epsilons) :],
+        )
     return {"problem": problem.key, "run": run, "fits": results, "n_features": X.shape[1]}
 
 
 def _seed(*parts: float) -> int:
-    whole = [round(1000 * part) if isinstance(part, float) and math.isfinite(part) else 0 for part in parts[-1:]]
+    whole = [
+        round(1000 * part) if isinstance(part, float) and math.isfinite(part) else 0
+        for part in parts[-1:]
+    ]
     return int(np.random.SeedSequence([*map(int, parts[:-1]), *whole]).generate_state(1)[0])
 
 
@@ -270,7 +336,14 @@ def find_peer(console: Console) -> str | None:
         try:
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
             (folder / ".gitignore").write_text("*\n")
-            install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PEER_PACKAGES]
+            install = [
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *PEER_PACKAGES,
+            ]
             subprocess.run([str(python), *install], check=True)
         except subprocess.CalledProcessError:
             console.print("diffprivlib could not be installed: its column is left out.")
@@ -285,7 +358,9 @@ def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[st
     if python is None:
         yield None
         return
-    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    one_thread = {
+        name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    }
     with subprocess.Popen(
         [python, str(HERE / "peer_diffprivlib.py")],
         stdin=subprocess.PIPE,
@@ -343,23 +418,28 @@ def rivals(results: Results) -> list[tuple[str, str]]:
 
 
 def report(
-    collected: dict[str, Any], epsilons: tuple[float, ...], problems: list[Problem], command: str, versions: list[str]
+    collected: dict[str, Any],
+    epsilons: tuple[float, ...],
+    problems: list[Problem],
+    command: str,
+    versions: list[str],
 ) -> str:
     lines = [
         "# Accuracy against epsilon",
         "",
-        f"Made by `{command}`; do not edit, run it again. Test error in percent, mean ± standard error (standard "
-        "deviation in brackets) over random splits; every method sees the same splits and draws its own noise. Noise "
-        "is seeded so that the tables repeat, which voids the guarantee of these particular fits; nothing else differs "
-        "from a private fit.",
+        f"Made by `{command}`; do not edit, run it again. Test error in percent, mean ± standard "
+        "error (standard deviation in brackets) over random splits; every method sees the same "
+        "splits and draws its own noise. Noise is seeded so that the tables repeat, which voids "
+        "the guarantee of these particular fits; nothing else differs from a private fit.",
         "",
         *(f"- {line}" for line in versions),
-        "- all learners: no intercept, data norm 1, one record replaced (`replace-one`), the same regularisation Λ in "
-        "mean loss + (Λ/2)‖f‖²; diffprivlib's C = 1/(nΛ), `data_norm=1`, `fit_intercept=False`, "
-        f"`tol={PEER_SOLVER['tol']:g}`, `max_iter={PEER_SOLVER['max_iter']}`",
-        f"- every column is pure ε but one, which has δ = {DELTA_TEXT} and so promises less; SVC is the Huber-smoothed "
-        "hinge, h = 0.5; *2011 calibration* is Chaudhuri, Monteleoni and Sarwate's own, in this package; *generalized* "
-        "is Kifer, Smith and Thakurta's",
+        "- all learners: no intercept, data norm 1, one record replaced (`replace-one`), the "
+        "same regularisation Λ in mean loss + (Λ/2)‖f‖²; diffprivlib's C = 1/(nΛ), "
+        f"`data_norm=1`, `fit_intercept=False`, `tol={PEER_SOLVER['tol']:g}`, "
+        f"`max_iter={PEER_SOLVER['max_iter']}`",
+        f"- every column is pure ε but one, which has δ = {DELTA_TEXT} and so promises less; SVC "
+        "is the Huber-smoothed hinge, h = 0.5; *2011 calibration* is Chaudhuri, Monteleoni and "
+        "Sarwate's own, in this package; *generalized* is Kifer, Smith and Thakurta's",
         "",
         *check_lines(collected, epsilons, problems),
         "",
@@ -371,9 +451,9 @@ def report(
             "",
             f"## {problem.title}",
             "",
-            f"n = {problem.n_train:,} train, {problem.n_test:,} test, d = {d}, Λ = {problem.regularization:g} "
-            f"(nΛ = {problem.n_train * problem.regularization:.4g}), {len(results['exact'])} runs. Prepared from "
-            f"public facts: {problem.prepared}.",
+            f"n = {problem.n_train:,} train, {problem.n_test:,} test, d = {d}, Λ = "
+            f"{problem.regularization:g} (nΛ = {problem.n_train * problem.regularization:.4g}), "
+            f"{len(results['exact'])} runs. Prepared from public facts: {problem.prepared}.",
             "",
             *error_table(results, epsilons),
             "",
@@ -404,18 +484,24 @@ def _cell(errors: Array) -> str:
 def noise_table(problem: Problem, d: int, epsilons: tuple[float, ...]) -> list[str]:
     """Say what is drawn: no luck is involved here, so small differences show that 20 runs cannot."""
     lines = [
-        "What the logistic objectives draw: scale of the noise vector (its mean length is d times that) and the ridge "
-        "it is divided by, which is nΛ unless the calibration raises it.",
+        "What the logistic objectives draw: scale of the noise vector (its mean length is d "
+        "times that) and the ridge it is divided by, which is nΛ unless the calibration raises "
+        "it.",
         "",
         "| ε | default: noise | ridge | 2011: noise | ridge | diffprivlib: noise | ridge |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    task = LinearTask(None, None, np.zeros(0), None, Logistic(), d, problem.n_train, problem.n_train)
+    task = LinearTask(
+        None, None, np.zeros(0), None, Logistic(), d, problem.n_train, problem.n_train
+    )
     for epsilon in epsilons:
         cells = []
         for calibration in ("tight", "chaudhuri2011"):
             learner = PrivateLogisticRegression(
-                epsilon=epsilon, regularization=problem.regularization, fit_intercept=False, calibration=calibration
+                epsilon=epsilon,
+                regularization=problem.regularization,
+                fit_intercept=False,
+                calibration=calibration,
             )
             plan = plan_linear(learner, task)
             cells += [plan.noise.scale, plan.regularization]
@@ -431,17 +517,23 @@ def noise_table(problem: Problem, d: int, epsilons: tuple[float, ...]) -> list[s
 
 def time_table(collected: dict[str, Any], problems: list[Problem]) -> list[str]:
     names = [*EXACT, *(name for name in METHODS if name in collected["errors"][problems[0].key])]
-    titles = {"exact": "exact logistic", "exact svc": "exact SVC", **{name: METHODS[name].title for name in METHODS}}
+    titles = {
+        "exact": "exact logistic",
+        "exact svc": "exact SVC",
+        **{name: METHODS[name].title for name in METHODS},
+    }
     if PEER in names:
         names.append("peer defaults")
-        titles["peer defaults"] = f"diffprivlib, its default tol={PEER_DEFAULTS['tol']:g}, largest ε"
+        titles["peer defaults"] = (
+            f"diffprivlib, its default tol={PEER_DEFAULTS['tol']:g}, largest ε"
+        )
     lines = [
         "## Fit time",
         "",
-        "Median milliseconds of one fit over all runs and epsilons, and in brackets the ratio to *objective "
-        "(default)*; one BLAS thread, two processes at a time on a machine that was not idle. Same run as the errors "
-        "above. Our fits end at a verified gradient of 1e-8 × the ridge, exact ones too; diffprivlib's tolerance is on "
-        "the mean gradient.",
+        "Median milliseconds of one fit over all runs and epsilons, and in brackets the ratio to "
+        "*objective (default)*; one BLAS thread, two processes at a time on a machine that was "
+        "not idle. Same run as the errors above. Our fits end at a verified gradient of 1e-8 × "
+        "the ridge, exact ones too; diffprivlib's tolerance is on the mean gradient.",
         "",
         "| | " + " | ".join(problem.title for problem in problems) + " |",
         "|---|" + "---:|" * len(problems),
@@ -456,13 +548,15 @@ def time_table(collected: dict[str, Any], problems: list[Problem]) -> list[str]:
     return lines
 
 
-def check_lines(collected: dict[str, Any], epsilons: tuple[float, ...], problems: list[Problem]) -> list[str]:
+def check_lines(
+    collected: dict[str, Any], epsilons: tuple[float, ...], problems: list[Problem]
+) -> list[str]:
     lines = [
         "## Checks",
         "",
-        f"Computed from the runs. *lower* or *VIOLATION*: the paired difference is more than {CLEARLY:g} of its "
-        "standard errors on one side; *level*: it is not. Noise matters where neither mean ± standard error, ours or "
-        "theirs, contains the exact error.",
+        "Computed from the runs. *lower* or *VIOLATION*: the paired difference is more than "
+        f"{CLEARLY:g} of its standard errors on one side; *level*: it is not. Noise matters where "
+        "neither mean ± standard error, ours or theirs, contains the exact error.",
         "",
     ]
     for right_title, pairs in (
@@ -483,7 +577,9 @@ def check_lines(collected: dict[str, Any], epsilons: tuple[float, ...], problems
                     count[verdict.word] += 1
                     below += verdict.difference < 0
                     if verdict.word == "VIOLATION":
-                        violations.append(f"{problem.title}, ε = {epsilon:g}, {METHODS[left].title}: {verdict}")
+                        violations.append(
+                            f"{problem.title}, ε = {epsilon:g}, {METHODS[left].title}: {verdict}"
+                        )
         n = sum(count.values())
         if violations:
             status = "VIOLATION"
@@ -492,14 +588,16 @@ def check_lines(collected: dict[str, Any], epsilons: tuple[float, ...], problems
         else:
             status = "holds" if count["lower"] == n else "not contradicted"
         lines.append(
-            f"- lower than {right_title} wherever noise matters: **{status}**: of {n} cells {count['lower']} lower, "
-            f"{count['level']} level, {count['VIOLATION']} higher; mean below theirs in {below}"
+            f"- lower than {right_title} wherever noise matters: **{status}**: of {n} cells "
+            f"{count['lower']} lower, {count['level']} level, {count['VIOLATION']} higher; mean "
+            f"below theirs in {below}"
         )
         lines += [f"  - VIOLATION {violation}" for violation in violations]
     for group, names in (("our defaults", (OURS, "delta", OURS_SVC)), ("every other column", None)):
         chosen = names or tuple(name for name in METHODS if name not in (OURS, "delta", OURS_SVC))
         found = [
-            f"{problem.title}, {METHODS[name].title}, ε {low:g} → {high:g}: error rises by {verdict.difference:.2%}"
+            f"{problem.title}, {METHODS[name].title}, ε {low:g} → {high:g}: error rises by "
+            f"{verdict.difference:.2%}"
             for problem in problems
             for name in chosen
             if name in collected["errors"][problem.key]
@@ -511,31 +609,48 @@ def check_lines(collected: dict[str, Any], epsilons: tuple[float, ...], problems
     return lines
 
 
-def rises(results: Results, name: str, epsilons: tuple[float, ...]) -> list[tuple[float, float, Verdict]]:
+def rises(
+    results: Results, name: str, epsilons: tuple[float, ...]
+) -> list[tuple[float, float, Verdict]]:
     """Judge "more epsilon, no more error" for each step of epsilon, the last one being to exact training."""
     columns = [*results[name].T, results[exact_of(name)][:, 0]]
     steps = [*epsilons, math.inf]
-    return [(steps[i], steps[i + 1], judge(columns[i + 1], columns[i])) for i in range(len(epsilons))]
+    return [
+        (steps[i], steps[i + 1], judge(columns[i + 1], columns[i])) for i in range(len(epsilons))
+    ]
 
 
-def reading(collected: dict[str, Any], epsilons: tuple[float, ...], problems: list[Problem]) -> list[str]:
+def reading(
+    collected: dict[str, Any], epsilons: tuple[float, ...], problems: list[Problem]
+) -> list[str]:
     """Say in words what the tables show, where ours is not lower first."""
     lines = ["## Reading", ""]
     for problem in problems:
         results = collected["errors"][problem.key]
         exact, ours = 100 * results["exact"].mean(), 100 * results[OURS].mean(axis=0)
         near = [epsilon for epsilon, error in zip(epsilons, ours, strict=True) if error - exact < 1]
-        reach = f"within one point of it from ε = {near[0]:g}" if near else "never within one point of it"
+        reach = (
+            f"within one point of it from ε = {near[0]:g}"
+            if near
+            else "never within one point of it"
+        )
         lines.append(
-            f"- **{problem.title}**: exact training errs on {exact:.1f} %, the default on {ours[0]:.1f} % at "
-            f"ε = {epsilons[0]:g} and {ours[-1]:.1f} % at ε = {epsilons[-1]:g}, {reach}."
+            f"- **{problem.title}**: exact training errs on {exact:.1f} %, the default on "
+            f"{ours[0]:.1f} % at ε = {epsilons[0]:g} and {ours[-1]:.1f} % at ε = "
+            f"{epsilons[-1]:g}, {reach}."
         )
         for left, right in rivals(results):
-            verdicts = [judge(results[left][:, i], results[right][:, i]) for i in range(len(epsilons))]
-            said = "; ".join(f"ε {epsilon:g} {verdict}" for epsilon, verdict in zip(epsilons, verdicts, strict=True))
+            verdicts = [
+                judge(results[left][:, i], results[right][:, i]) for i in range(len(epsilons))
+            ]
+            said = "; ".join(
+                f"ε {epsilon:g} {verdict}"
+                for epsilon, verdict in zip(epsilons, verdicts, strict=True)
+            )
             lines.append(f"  - {METHODS[left].title} minus {METHODS[right].title}, points: {said}.")
         ahead = [
-            f"{METHODS[name].title} at ε = {epsilon:g} ({100 * results[name][:, i].mean():.2f} against {ours[i]:.2f})"
+            f"{METHODS[name].title} at ε = {epsilon:g} ({100 * results[name][:, i].mean():.2f} "
+            f"against {ours[i]:.2f})"
             for i, epsilon in enumerate(epsilons)
             for name in results
             if name in METHODS and METHODS[name].panel == 0 and name not in (OURS, "delta")
@@ -552,26 +667,36 @@ def reading(collected: dict[str, Any], epsilons: tuple[float, ...], problems: li
             if judge(results[OURS][:, i], results["delta"][:, i]).word == "lower"
         ]
         if worse:
-            lines.append(f"  - δ = {DELTA_TEXT} does not help at ε = {', '.join(worse)}: clearly above pure ε there.")
+            lines.append(
+                f"  - δ = {DELTA_TEXT} does not help at ε = {', '.join(worse)}: clearly above "
+                "pure ε there."
+            )
     return [
         *lines,
         "",
-        "The three logistic objectives (default, 2011, diffprivlib) solve the same kind of problem; what differs is "
-        "the noise and ridge listed under each table. With a large ridge nΛ all three draw nearly the same noise and "
-        "no affordable number of runs would rank them; where nΛ is small against 1/ε the calibration decides. "
-        "diffprivlib reserves nothing for the distance between its solver's answer and the exact minimum; ours spends "
-        "1 % of ε on closing that gap, so where the calibrations agree its noise is up to 1 % smaller.",
+        "The three logistic objectives (default, 2011, diffprivlib) solve the same kind of "
+        "problem; what differs is the noise and ridge listed under each table. With a large "
+        "ridge nΛ all three draw nearly the same noise and no affordable number of runs would "
+        "rank them; where nΛ is small against 1/ε the calibration decides. diffprivlib reserves "
+        "nothing for the distance between its solver's answer and the exact minimum; ours spends "
+        "1 % of ε on closing that gap, so where the calibrations agree its noise is up to 1 % "
+        "smaller.",
     ]
 
 
 def plot(problem: Problem, results: Results, epsilons: tuple[float, ...], folder: Path) -> None:
     with plt.rc_context({"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = plt.subplots(1, 2, figsize=(10, 4.8), sharey=True, width_ratios=(1.6, 1), layout="constrained")
-        for panel, (axis, title) in enumerate(zip(axes, ("logistic regression", "support vectors"), strict=True)):
+        figure, axes = plt.subplots(
+            1, 2, figsize=(10, 4.8), sharey=True, width_ratios=(1.6, 1), layout="constrained"
+        )
+        for panel, (axis, title) in enumerate(
+            zip(axes, ("logistic regression", "support vectors"), strict=True)
+        ):
             names = [name for name in METHODS if name in results and METHODS[name].panel == panel]
             for place, name in enumerate(names):
                 method, errors = METHODS[name], 100 * results[name]
-                # Side by side, so that error bars do not hide one another; ours, the first, at its true place.
+                # Side by side, so that error bars do not hide one another; ours, the first, at its
+                # true place.
                 at = np.asarray(epsilons) * 1.025 ** (place if place < 3 else 2 - place)
                 ours = name in (OURS, OURS_SVC)
                 axis.errorbar(
@@ -589,7 +714,13 @@ def plot(problem: Problem, results: Results, epsilons: tuple[float, ...], folder
                     zorder=3 if ours else 2,
                 )
             exact = 100 * results["exact svc" if panel else "exact"].mean()
-            axis.axhline(exact, color="black", linewidth=1, linestyle=":", label=f"exact, not private ({exact:.1f} %)")
+            axis.axhline(
+                exact,
+                color="black",
+                linewidth=1,
+                linestyle=":",
+                label=f"exact, not private ({exact:.1f} %)",
+            )
             axis.set(xscale="log", title=title, xlabel="ε per record (log scale)")
             axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
             axis.minorticks_off()
@@ -609,8 +740,8 @@ def plot(problem: Problem, results: Results, epsilons: tuple[float, ...], folder
         axes[0].set_ylabel("test error, %")
         axes[0].set_ylim(bottom=0 if problem.key.startswith("mnist") else None)
         figure.suptitle(
-            f"{problem.title}: n = {problem.n_train:,}, Λ = {problem.regularization:g}; mean and standard error of "
-            f"{len(results['exact'])} splits",
+            f"{problem.title}: n = {problem.n_train:,}, Λ = {problem.regularization:g}; mean and "
+            f"standard error of {len(results['exact'])} splits",
             fontsize=10.5,
         )
         figure.savefig(folder / f"accuracy-{problem.key}.png", dpi=130)
@@ -632,23 +763,40 @@ def collect(
     jobs = []
     for problem in problems:
         count = runs or problem.runs
-        block = max(1, count // 10)  # diffprivlib takes seconds to import, so it is started once per block
-        jobs += [(problem, range(first, min(first + block, count))) for first in range(0, count, block)]
+        block = max(
+            1, count // 10
+        )  # diffprivlib takes seconds to import, so it is started once per block
+        jobs += [
+            (problem, range(first, min(first + block, count))) for first in range(0, count, block)
+        ]
     with tempfile.TemporaryDirectory() as folder:
         for load in dict.fromkeys(problem.load for problem in problems):
             for name, values in zip("Xy", load(data), strict=True):
                 np.save(Path(folder) / f"{load.__name__}-{name}.npy", values)
-        work = (delayed(some_runs)(problem, block, epsilons, Path(folder), peer) for problem, block in jobs)
-        bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        work = (
+            delayed(some_runs)(problem, block, epsilons, Path(folder), peer)
+            for problem, block in jobs
+        )
+        bar = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*bar, console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task("splits", total=sum(len(block) for _, block in jobs))
             done: list[dict[str, Any]] = []
-            for results in Parallel(n_jobs=2, return_as="generator_unordered", pre_dispatch="n_jobs")(work):
+            for results in Parallel(
+                n_jobs=2, return_as="generator_unordered", pre_dispatch="n_jobs"
+            )(work):
                 done += results
                 progress.update(task, advance=len(results), description=results[0]["problem"])
     collected: dict[str, Any] = {"errors": {}, "seconds": {}, "n_features": {}}
     for problem in problems:
-        own = sorted((result for result in done if result["problem"] == problem.key), key=lambda result: result["run"])
+        own = sorted(
+            (result for result in done if result["problem"] == problem.key),
+            key=lambda result: result["run"],
+        )
         collected["n_features"][problem.key] = own[0]["n_features"]
         for what, unit in (("errors", "error"), ("seconds", "seconds")):
             collected[what][problem.key] = {
@@ -658,20 +806,28 @@ def collect(
         for result in own:
             late = [fit for fit in result["fits"].get(PEER, []) if not fit["converged"]]
             if late:
-                console.print(f"diffprivlib did not converge in {len(late)} fits: {problem.title}, run {result['run']}")
+                console.print(
+                    f"diffprivlib did not converge in {len(late)} fits: {problem.title}, run "
+                    f"{result['run']}"
+                )
     return collected
 
 
 def machine(peer: str | None) -> list[str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    changed = subprocess.run(["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "src"], cwd=ROOT, capture_output=True, text=True
+    )
     at = commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
     names = ("consilience", "numpy", "scipy", "scikit-learn")
     with open_peer(peer) as ask:
         versions = "diffprivlib was not run" if ask is None else ask({"fits": []})["versions"]
     return [
         f"{', '.join(f'{name} {version(name)}' for name in names)}; commit {at or 'unknown'}; "
-        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} cores",
         f"in its own environment: {versions}",
     ]
 
@@ -679,14 +835,23 @@ def machine(peer: str | None) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few runs of the small problems")
-    parser.add_argument("--runs", type=int, help="splits per problem (default 20, small problems 100)")
-    parser.add_argument("--problem", action="append", choices=[p.key for p in PROBLEMS], help="only this one; repeat")
+    parser.add_argument(
+        "--runs", type=int, help="splits per problem (default 20, small problems 100)"
+    )
+    parser.add_argument(
+        "--problem",
+        action="append",
+        choices=[p.key for p in PROBLEMS],
+        help="only this one; repeat",
+    )
     parser.add_argument("--out", type=Path, help="folder of accuracy.md and the plots")
     options = parser.parse_args()
     console = Console(stderr=True)
     data = Path(os.environ.get("CONSILIENCE_DATA") or ROOT.parent / "shared" / "data")
     if not data.is_dir():
-        console.print("accuracy.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured.")
+        console.print(
+            "accuracy.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured."
+        )
         return 0
     small = ["mnist", "mnist-site"]
     keys = options.problem or (small if options.quick else [problem.key for problem in PROBLEMS])

@@ -2,9 +2,10 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/aggregation.py [--quick] [--rows FOLDER]
 
-Everything is `consilience.simulate`: methods see the same splits and the same local models, so differences are paired.
-Writes benchmarks/aggregation.md and two plots. `--rows` keeps the simulations' rows, and takes from there what an
-interrupted run had finished; empty the folder when the code has changed.
+Everything is `consilience.simulate`: methods see the same splits and the same local models, so
+differences are paired. Writes benchmarks/aggregation.md and two plots. `--rows` keeps the
+simulations' rows, and takes from there what an interrupted run had finished; empty the folder when
+the code has changed.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 import consilience as cs
 from accuracy import load_covertype, load_mnist
 from consilience.aggregators.blend import Ball, Known, Mixture, Ridge, read_labelled
-from consilience.simulate import EXACT, LOCAL, POOLED, PUBLIC, Report, Row
+from consilience.simulation.simulate import EXACT, LOCAL, POOLED, PUBLIC, Report, Row
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -47,7 +48,18 @@ RIVALS = {
     PUBLIC: "public only",
 }
 TITLES = {**RIVALS, BLEND: BLEND, POOLED: "pooled, private", EXACT: "pooled, exact"}
-COLUMNS = ("average", "precision", "feature", "feature-private", BLEND, "boosting", LOCAL, PUBLIC, POOLED, EXACT)
+COLUMNS = (
+    "average",
+    "precision",
+    "feature",
+    "feature-private",
+    BLEND,
+    "boosting",
+    LOCAL,
+    PUBLIC,
+    POOLED,
+    EXACT,
+)
 
 
 class Unchosen(cs.PublicBlend):
@@ -162,7 +174,9 @@ class Cell:
     def of(cls, problem, public, level, report):
         best = min(RIVALS, key=lambda method: errors(report, level, method).mean())
         paired = errors(report, level, BLEND) - errors(report, level, best)
-        return cls(problem, public, level, best, float(paired.mean()), standard_error(paired), report)
+        return cls(
+            problem, public, level, best, float(paired.mean()), standard_error(paired), report
+        )
 
     @property
     def close(self):
@@ -175,7 +189,9 @@ def grid_tables(problem, reports, levels):
     for public, report in reports.items():
         n = len(errors(report, levels[0], BLEND))
         lines += [f"### {public:,} public records, {n} repeats", ""]
-        lines.append("| ε | " + " | ".join(TITLES[method] for method in COLUMNS) + " | blend − best other |")
+        lines.append(
+            "| ε | " + " | ".join(TITLES[method] for method in COLUMNS) + " | blend − best other |"
+        )
         lines.append("|---:|" + "---:|" * len(COLUMNS) + "---|")
         for level in levels:
             cell = Cell.of(problem, public, level, report)
@@ -193,50 +209,57 @@ def verdict(cells):
     lines = [
         "## Is PublicBlend within 0.003 of the best?",
         "",
-        "Of the best of average, precision, feature, feature (private), boosting, local and public only; pooling is "
-        "no rival, as it needs the records that may not be shared. "
-        f"**In {len(cells) - len(misses)} of {len(cells)} cells it is**; in {first} it is the best itself.",
+        "Of the best of average, precision, feature, feature (private), boosting, local and "
+        "public only; pooling is no rival, as it needs the records that may not be shared. **In "
+        f"{len(cells) - len(misses)} of {len(cells)} cells it is**; in {first} it is the best "
+        "itself.",
         "",
     ]
     if not misses:
         return lines
     lines += [
-        f"{'Not in these' if len(misses) > 1 else 'Not in this one'}. Gaps are paired: mean with standard error, "
-        "median, mean without the tenth of the repeats that is worst. The last column is the blend at the one strength "
-        "that the known noise implies, which asks no label whether to trust the average.",
+        f"{'Not in these' if len(misses) > 1 else 'Not in this one'}. Gaps are paired: mean with "
+        "standard error, median, mean without the tenth of the repeats that is worst. The last "
+        "column is the blend at the one strength that the known noise implies, which asks no "
+        "label whether to trust the average.",
         "",
-        "| data | public records | ε | best | its error | PublicBlend | gap | beyond 0.003 by | median gap "
-        "| gap of the better nine tenths | strength not chosen |",
+        "| data | public records | ε | best | its error | PublicBlend | gap | beyond 0.003 by | "
+        "median gap | gap of the better nine tenths | strength not chosen |",
         "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for cell in misses:
-        best, blend, fixed = (errors(cell.report, cell.level, m) for m in (cell.best, BLEND, UNCHOSEN))
+        best, blend, fixed = (
+            errors(cell.report, cell.level, m) for m in (cell.best, BLEND, UNCHOSEN)
+        )
         beyond = (cell.gap - CLOSE) / cell.gap_error
         gaps = np.sort(blend - best)
         most = gaps[: round(0.9 * len(gaps))].mean()
         lines.append(
-            f"| {cell.problem.title} | {cell.public:,} | {cell.level} | {TITLES[cell.best]} | {best.mean():.4f} "
-            f"| {blend.mean():.4f} | {cell.gap:+.4f} ± {cell.gap_error:.4f} | {beyond:.1f} standard errors "
-            f"| {np.median(gaps):+.4f} | {most:+.4f} | {fixed.mean():.4f} |"
+            f"| {cell.problem.title} | {cell.public:,} | {cell.level} | {TITLES[cell.best]} | "
+            f"{best.mean():.4f} | {blend.mean():.4f} | {cell.gap:+.4f} ± {cell.gap_error:.4f} | "
+            f"{beyond:.1f} standard errors | {np.median(gaps):+.4f} | {most:+.4f} | "
+            f"{fixed.mean():.4f} |"
         )
     return [*lines, "", *WHY]
 
 
 # What looking into the repeats that carry the misses showed; the tables around it are computed.
 WHY = [
-    "**Why.** Three or four repeats of forty carry the gap: cross-validation on 50 labels, of which one in four "
-    "or five is against any linear rule, picks the wrong centre in some of them and seems to pick too weak a "
-    "ridge in others. With ε = 2 in one the average is wrong on 15 of the 50 public records instead of the "
-    "expected 11, is trusted by 0.43 only, and the result errs on 0.308 instead of 0.226; with ε = 0.2 two others "
-    "trust the average fully and still lose 0.095 and 0.030. In the other nine tenths of the repeats the blend is "
-    "level with the average. Without asking the labels (last column) there is no gap; but on MNIST with little ε "
-    "that rule errs on up to 0.20 where public records alone err on 0.04.",
+    "**Why.** Three or four repeats of forty carry the gap: cross-validation on 50 labels, of "
+    "which one in four or five is against any linear rule, picks the wrong centre in some of "
+    "them and seems to pick too weak a ridge in others. With ε = 2 in one the average is wrong "
+    "on 15 of the 50 public records instead of the expected 11, is trusted by 0.43 only, and the "
+    "result errs on 0.308 instead of 0.226; with ε = 0.2 two others trust the average fully and "
+    "still lose 0.095 and 0.030. In the other nine tenths of the repeats the blend is level with "
+    "the average. Without asking the labels (last column) there is no gap; but on MNIST with "
+    "little ε that rule errs on up to 0.20 where public records alone err on 0.04.",
     "",
-    "Standard errors of cells with 50 public records are as large as what is judged: ten repeats of Covertype "
-    "alone had shown no miss, so the ten repeats at 200 records do not rule one out there. The blend's form was "
-    "settled by comparing some twenty variants by their test error on other divisions of MNIST and Covertype, "
-    "whose records overlap with these; on Adult, which was not looked at then, it gained at ε = 0.1 (.2170 to "
-    ".2163) and lost at ε = 2 (.1959 to .1992).",
+    "Standard errors of cells with 50 public records are as large as what is judged: ten repeats "
+    "of Covertype alone had shown no miss, so the ten repeats at 200 records do not rule one out "
+    "there. The blend's form was settled by comparing some twenty variants by their test error "
+    "on other divisions of MNIST and Covertype, whose records overlap with these; on Adult, "
+    "which was not looked at then, it gained at ε = 0.1 (.2170 to .2163) and lost at ε = 2 "
+    "(.1959 to .1992).",
     "",
 ]
 
@@ -256,7 +279,12 @@ STYLES = {
 def plot_grid(found, epsilons, path):
     """Draw errors against epsilon, a row per problem and a column per number of public records."""
     figure, axes = plt.subplots(
-        len(found), 3, figsize=(13, 4.4 * len(found)), squeeze=False, sharey="row", layout="constrained"
+        len(found),
+        3,
+        figsize=(13, 4.4 * len(found)),
+        squeeze=False,
+        sharey="row",
+        layout="constrained",
     )
     for row, (problem, reports) in zip(axes, found, strict=True):
         for axis, (public, report) in zip(row, reports.items(), strict=True):
@@ -277,12 +305,20 @@ def plot_grid(found, epsilons, path):
                     zorder=3 if method == BLEND else 2,
                 )
             exact = errors(report, f"{epsilons[0]:g}", EXACT).mean()
-            axis.axhline(exact, color="black", linewidth=1, linestyle=":", label=TITLES[EXACT], zorder=1)
-            axis.set(xscale="log", yscale="log", title=f"{problem.title}, {public:,} public records")
-            axis.set_xticks(epsilons, ["" if epsilon in (0.15, 0.2) else f"{epsilon:g}" for epsilon in epsilons])
+            axis.axhline(
+                exact, color="black", linewidth=1, linestyle=":", label=TITLES[EXACT], zorder=1
+            )
+            axis.set(
+                xscale="log", yscale="log", title=f"{problem.title}, {public:,} public records"
+            )
+            axis.set_xticks(
+                epsilons, ["" if epsilon in (0.15, 0.2) else f"{epsilon:g}" for epsilon in epsilons]
+            )
             axis.set_xlabel("ε per record")
             ticks = (
-                (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5) if problem.key == "mnist" else (0.22, 0.25, 0.3, 0.4, 0.5, 0.6)
+                (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+                if problem.key == "mnist"
+                else (0.22, 0.25, 0.3, 0.4, 0.5, 0.6)
             )
             axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.minorticks_off()
@@ -315,7 +351,9 @@ def arrangements():
     """Which site has which epsilon, sites being in order of size."""
     found = {"growing with n": SPREAD, "falling with n": SPREAD[::-1]}
     for i in range(3):
-        found[f"shuffled ({'abc'[i]})"] = [SPREAD[j] for j in np.random.default_rng(i).permutation(10)]
+        found[f"shuffled ({'abc'[i]})"] = [
+            SPREAD[j] for j in np.random.default_rng(i).permutation(10)
+        ]
     return {**found, "0.3 at all sites": [0.3] * 10}
 
 
@@ -339,11 +377,15 @@ def unequal_tables(found):
     lines = [
         "## Ten unequal sites",
         "",
-        f"Sizes {', '.join(map(str, SIZES))}; ε between 0.05 and 2, arranged as the first column says. No public "
-        "records: all that precision weighting knows are sizes and noise scales.",
+        f"Sizes {', '.join(map(str, SIZES))}; ε between 0.05 and 2, arranged as the first column "
+        "says. No public records: all that precision weighting knows are sizes and noise scales.",
         "",
     ]
-    shuffles = [f"{name[-2]}: {', '.join(f'{e:g}' for e in es)}" for name, es in arrangements().items() if "(" in name]
+    shuffles = [
+        f"{name[-2]}: {', '.join(f'{e:g}' for e in es)}"
+        for name, es in arrangements().items()
+        if "(" in name
+    ]
     lines += [f"Shuffles, by growing size: {'; '.join(shuffles)}.", ""]
     for problem, report in found:
         n = len(errors(report, "growing with n", "equal"))
@@ -362,14 +404,18 @@ def unequal_tables(found):
             other = min(("equal", "size"), key=lambda w: errors(report, level, w).mean())
             gap = errors(report, level, "precision") - errors(report, level, other)
             lines.append(
-                f"| {level} | " + " | ".join(cells) + f" | {gap.mean():+.4f} ± {standard_error(gap):.4f} ({other}) |"
+                f"| {level} | "
+                + " | ".join(cells)
+                + f" | {gap.mean():+.4f} ± {standard_error(gap):.4f} ({other}) |"
             )
         lines.append("")
     return lines
 
 
 def plot_unequal(found, path):
-    figure, axes = plt.subplots(1, len(found), figsize=(6.2 * len(found), 4.6), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(found), figsize=(6.2 * len(found), 4.6), squeeze=False, layout="constrained"
+    )
     levels = list(arrangements())
     for axis, (problem, report) in zip(axes[0], found, strict=True):
         for place, weights in enumerate(WEIGHTS):
@@ -386,19 +432,28 @@ def plot_unequal(found, path):
                 label=f"weighted {WEIGHTS[weights]}" if place else "equal weights",
             )
         exact = errors(report, levels[0], EXACT).mean()
-        axis.axhline(exact, color="black", linestyle=":", linewidth=1, label="all records pooled, no privacy")
+        axis.axhline(
+            exact, color="black", linestyle=":", linewidth=1, label="all records pooled, no privacy"
+        )
         axis.set_xticks(
-            range(len(levels)), [level.replace(" with", "\nwith").replace(" at", "\nat") for level in levels]
+            range(len(levels)),
+            [level.replace(" with", "\nwith").replace(" at", "\nat") for level in levels],
         )
         axis.tick_params(axis="x", labelsize=8.5)
-        axis.set(title=problem.title, xlabel="ε of the sites", ylabel="test error (mean, standard error)")
+        axis.set(
+            title=problem.title, xlabel="ε of the sites", ylabel="test error (mean, standard error)"
+        )
         axis.set_ylim(bottom=0)
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0][0].get_legend_handles_labels()
     order = [*range(1, len(labels)), 0]
     figure.legend(
-        [handles[i] for i in order], [labels[i] for i in order], loc="outside lower center", ncols=4, frameon=False
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
     )
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -409,11 +464,16 @@ def plot_unequal(found, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="MNIST alone, few repeats, into a temporary folder")
+    parser.add_argument(
+        "--quick", action="store_true", help="MNIST alone, few repeats, into a temporary folder"
+    )
     parser.add_argument("--rows", type=Path, help="folder that keeps the simulations' rows")
     arguments = parser.parse_args()
     if not all((DATA / f"{problem.key}.parquet").exists() for problem in PROBLEMS):
-        print("Nothing was measured: set CONSILIENCE_DATA to the folder with mnist.parquet and covertype.parquet.")
+        print(
+            "Nothing was measured: set CONSILIENCE_DATA to the folder with mnist.parquet and "
+            "covertype.parquet."
+        )
         return 0
     begun = time.perf_counter()
     out = Path(tempfile.mkdtemp(prefix="aggregation-")) if arguments.quick else HERE
@@ -432,19 +492,24 @@ def main():
         tables, cells = tables + lines, cells + own
     plot_grid(grids, epsilons, out / "aggregation.png")
     plot_unequal(uneven, out / "aggregation-unequal.png")
-    packages = ", ".join(f"{name} {version(name)}" for name in ("consilience", "numpy", "scipy", "scikit-learn"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("consilience", "numpy", "scipy", "scikit-learn")
+    )
     text = "\n".join(
         [
             "# Ten sites and every way to combine them",
             "",
-            f"`CONSILIENCE_DATA=… python benchmarks/aggregation.py`, Python {platform.python_version()}, {packages}.",
+            "`CONSILIENCE_DATA=… python benchmarks/aggregation.py`, Python "
+            f"{platform.python_version()}, {packages}.",
             "",
-            "Test error, mean ± standard error over repeats, each with a new division of the records; within a repeat "
-            "all methods see the same division and the same local models. Logistic regression with pure ε per record, "
-            "replace-one, no intercept, Λ = 0.01 (MNIST) and 1e-5 (Covertype). MNIST: 50 components of the published "
-            "test split's images, taken as public. Precision and equal weights are the same thing for equal sites. "
-            "*Feature, private* spends the same ε on the aggregation records, which the other columns take as public. "
-            "*Local* is the mean of the sites' private models, *public only* tunes its ridge on the public records.",
+            "Test error, mean ± standard error over repeats, each with a new division of the "
+            "records; within a repeat all methods see the same division and the same local "
+            "models. Logistic regression with pure ε per record, replace-one, no intercept, Λ = "
+            "0.01 (MNIST) and 1e-5 (Covertype). MNIST: 50 components of the published test "
+            "split's images, taken as public. Precision and equal weights are the same thing for "
+            "equal sites. *Feature, private* spends the same ε on the aggregation records, which "
+            "the other columns take as public. *Local* is the mean of the sites' private models, "
+            "*public only* tunes its ridge on the public records.",
             "",
             "![](aggregation.png)",
             "",

@@ -2,10 +2,11 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/backends.py
 
-Runs figure 3 of Hamm et al. 2016 (KDD Cup 1999, 5,000, 10,000 and 20,000 parties, five levels of epsilon) as
-`experiments` does, with one seed and two workers, each backend in a process of its own that starts from nothing. Twice
-more a worker is ended by SIGKILL when half of a point's cells are stored and it is at work on another. Every row of
-every run is compared with loky's; the script fails if one differs by more than 1e-9. Writes benchmarks/backends.md.
+Runs figure 3 of Hamm et al. 2016 (KDD Cup 1999, 5,000, 10,000 and 20,000 parties, five levels of
+epsilon) as `experiments` does, with one seed and two workers, each backend in a process of its own
+that starts from nothing. Twice more a worker is ended by SIGKILL when half of a point's cells are
+stored and it is at work on another. Every row of every run is compared with loky's; the script
+fails if one differs by more than 1e-9. Writes benchmarks/backends.md.
 """
 
 import argparse
@@ -31,7 +32,8 @@ from federation import descendants  # noqa: E402
 
 CLOSE = 1e-9
 RUNS = (("loky", False), ("ray", False), ("dask", False), ("ray", True), ("dask", True))
-AT_WORK_SECONDS = 3.0  # of processor time since the others' cells were stored: then a worker is in the middle of one
+# of processor time since the others' cells were stored: then a worker is in the middle of one
+AT_WORK_SECONDS = 3.0
 
 
 # ---------------------------------------------------------------------------------------------- in a process of its own
@@ -48,7 +50,17 @@ def sweep(backend, folder, repeats, miniature):
             report = cs.simulate(**given, n_jobs=2, backend=backend, checkpoint=folder / "cells")
             for row in report.rows:
                 rows[
-                    json.dumps([point.panel.id, point.run, row.repeat, row.draw, row.epsilon, row.method, row.metric])
+                    json.dumps(
+                        [
+                            point.panel.id,
+                            point.run,
+                            row.repeat,
+                            row.draw,
+                            row.epsilon,
+                            row.method,
+                            row.metric,
+                        ]
+                    )
                 ] = row.value
         facts = {
             "seconds": time.perf_counter() - begun,
@@ -64,14 +76,32 @@ def sweep(backend, folder, repeats, miniature):
 def run(backend, killed, options):
     """Run one sweep, end a worker in its middle if asked, and return what was found."""
     with tempfile.TemporaryDirectory(prefix="backends-") as place:
-        command = [sys.executable, __file__, "--stage", backend, "--folder", place, "--repeats", str(options.repeats)]
-        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        command = [
+            sys.executable,
+            __file__,
+            "--stage",
+            backend,
+            "--folder",
+            place,
+            "--repeats",
+            str(options.repeats),
+        ]
+        single = {
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
         command += ["--miniature"] * options.miniature
         process = subprocess.Popen(command, env={**os.environ, **single})
         stored = kill_a_worker(process, Path(place) / "cells", options) if killed else None
         if process.wait() != 0:
-            raise SystemExit(f"The sweep on {backend} failed; what it said is above. Nothing was written.")
-        return {**json.loads((Path(place) / "found.json").read_text(encoding="utf-8")), "stored": stored}
+            raise SystemExit(
+                f"The sweep on {backend} failed; what it said is above. Nothing was written."
+            )
+        return {
+            **json.loads((Path(place) / "found.json").read_text(encoding="utf-8")),
+            "stored": stored,
+        }
 
 
 def kill_a_worker(process, cells, options):
@@ -79,7 +109,9 @@ def kill_a_worker(process, cells, options):
     while len(list(cells.glob("*.json"))) < options.repeats // 2:
         time.sleep(0.05)
         if process.poll() is not None:
-            raise SystemExit("The sweep ended before a worker could be killed. Nothing was written.")
+            raise SystemExit(
+                "The sweep ended before a worker could be killed. Nothing was written."
+            )
     before = {pid: processor(pid) for pid in descendants(process.pid)}
     needed = 0.2 if options.miniature else AT_WORK_SECONDS
     while process.poll() is None:
@@ -88,7 +120,9 @@ def kill_a_worker(process, cells, options):
                 command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
                 os.kill(pid, signal.SIGKILL)
                 stored = len(list(cells.glob("*.json")))
-                print(f"killed process {pid} ({command:.60}) with {stored} cells stored", flush=True)
+                print(
+                    f"killed process {pid} ({command:.60}) with {stored} cells stored", flush=True
+                )
                 return stored
         time.sleep(0.05)
     raise SystemExit("No worker was at work for long enough to be killed. Nothing was written.")
@@ -113,7 +147,9 @@ def difference(found, reference):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=4, help="cells of each point")
-    parser.add_argument("--miniature", action="store_true", help="made-up records: a trial of the script itself")
+    parser.add_argument(
+        "--miniature", action="store_true", help="made-up records: a trial of the script itself"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--stage")
     parser.add_argument("--folder", type=Path)
@@ -129,7 +165,14 @@ def main():
         off = difference(found["rows"], reference)
         worst = max(worst, off)
         how = f"yes, when {found['stored']} cells were stored" if killed else "no"
-        cells = [backend, how, found["cells"], f"{found['seconds']:.0f}", f"{found['peak']:.1f}", len(found["rows"])]
+        cells = [
+            backend,
+            how,
+            found["cells"],
+            f"{found['seconds']:.0f}",
+            f"{found['peak']:.1f}",
+            len(found["rows"]),
+        ]
         cells += ["" if not lines else f"{off:.1g}", f"{load:.1f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
         print(lines[-1], flush=True)
@@ -142,7 +185,9 @@ def main():
 def report(options, lines, worst):
     command = f"python benchmarks/backends.py --repeats {options.repeats}{' --miniature' * options.miniature}"
     what = "MADE-UP records" if options.miniature else "KDD Cup 1999"
-    engines = ", ".join(f"{name} {version(name)}" for name in ("joblib", "ray", "dask", "distributed"))
+    engines = ", ".join(
+        f"{name} {version(name)}" for name in ("joblib", "ray", "dask", "distributed")
+    )
     return f"""# A sweep on three backends
 
 Made by `CONSILIENCE_DATA=… {command}`; do not edit, run it again.

@@ -2,8 +2,9 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/distillation.py [--quick]
 
-Writes benchmarks/distillation.md and .png. Local models are trained once per split; noise is drawn anew for every run,
-seeded, so that the table repeats. Nothing is tuned on test data except in favour of the comparators, where noted.
+Writes benchmarks/distillation.md and .png. Local models are trained once per split; noise is drawn
+anew for every run, seeded, so that the table repeats. Nothing is tuned on test data except in
+favour of the comparators, where noted.
 """
 
 import argparse
@@ -23,14 +24,19 @@ from scipy.linalg import helmert
 from threadpoolctl import threadpool_limits
 
 from consilience import Noise
-from consilience.aggregators.distill import PATE, ClippedAverage, SoftLabelDistillation, VoteDistillation
+from consilience.aggregators.distillation.distill import (
+    PATE,
+    ClippedAverage,
+    SoftLabelDistillation,
+    VoteDistillation,
+)
+from consilience.aggregators.distillation.tally import count_votes
 from consilience.aggregators.members import Member
-from consilience.aggregators.votes import count_votes
-from consilience.data import Public
 from consilience.learners.batch import solve_many
 from consilience.learners.erm import Logistic, Softmax, solve
 from consilience.privacy.accounting import Gaussian
 from consilience.privacy.mechanisms import gaussian, l2_laplace
+from consilience.tables.public import Public
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
@@ -77,13 +83,30 @@ def kdd(seed, n_sites):
         table = pd.read_parquet(DATA / "kdd99.parquet")
         names = ["protocol_type", "service", "flag"]
         numbers = table.drop(columns=[*names, "label", "split"]).to_numpy(float)
-        hot = [(table[c].to_numpy()[:, None] == table[c].cat.categories.to_numpy()).astype(float) for c in names]
-        _KDD.extend([np.hstack([np.log1p(numbers), *hot]), (table.label != "normal").to_numpy(int), table.split])
+        hot = [
+            (table[c].to_numpy()[:, None] == table[c].cat.categories.to_numpy()).astype(float)
+            for c in names
+        ]
+        _KDD.extend(
+            [
+                np.hstack([np.log1p(numbers), *hot]),
+                (table.label != "normal").to_numpy(int),
+                table.split,
+            ]
+        )
     X, y, split = _KDD
     order = np.random.default_rng(seed).permutation(np.flatnonzero(split == "train_10pct"))
     public, private = order[:43_000], order[43_000 : 43_000 + 22 * n_sites]
     X = X / np.maximum(X[public].max(axis=0), 1e-9)
-    return into_ball(X, public), y, public, private, np.flatnonzero(split == "test_corrected"), n_sites, 22
+    return (
+        into_ball(X, public),
+        y,
+        public,
+        private,
+        np.flatnonzero(split == "test_corrected"),
+        n_sites,
+        22,
+    )
 
 
 class Task:
@@ -97,13 +120,23 @@ class Task:
         site = np.repeat(np.arange(n_sites), n_records)
         ridge = n_records * STRENGTH
         local = solve_many(
-            X[private], target[private], loss, sites=site, n_sites=n_sites, regularization=ridge, tolerance=1e-6 * ridge
+            X[private],
+            target[private],
+            loss,
+            sites=site,
+            n_sites=n_sites,
+            regularization=ridge,
+            tolerance=1e-6 * ridge,
         ).coef
         n = len(private)
-        pooled = solve(X[private], target[private], loss, regularization=n * STRENGTH, tolerance=1e-7 * n)
+        pooled = solve(
+            X[private], target[private], loss, regularization=n * STRENGTH, tolerance=1e-7 * n
+        )
         self.baseline = {
             "pooled, not private": self.accuracy(pooled.coef),
-            "one site alone": float(np.mean([self.accuracy(w) for w in local[:: max(1, n_sites // 200)]])),
+            "one site alone": float(
+                np.mean([self.accuracy(w) for w in local[:: max(1, n_sites // 200)]])
+            ),
         }
         coef = local[:, None] if two else local
         classes, zero = np.arange(self.n_classes), np.zeros(coef.shape[1])
@@ -141,7 +174,10 @@ class Task:
             return [self.accuracy(plain.coef + self.drawn(event, paper, seed)) for seed in seeds]
         if method == "average":
             return self.best(
-                [ClippedAverage(epsilon=epsilon, clip_norm=norm, noise=Noise(seed=s)) for s in seeds]
+                [
+                    ClippedAverage(epsilon=epsilon, clip_norm=norm, noise=Noise(seed=s))
+                    for s in seeds
+                ]
                 for norm in (1.0, 3.0, 10.0, 30.0)
             )
         if method == "pate":
@@ -160,8 +196,14 @@ class Task:
                 for q in (30, 100, 300, 1000)
                 for r in (1e-3, 1e-2)
             )
-        settings = {"regularization": "auto", "fit_intercept": False, "delta": DELTA if "gauss" in method else 0.0}
-        made = [SoftLabelDistillation(epsilon=epsilon, noise=Noise(seed=s), **settings) for s in seeds]
+        settings = {
+            "regularization": "auto",
+            "fit_intercept": False,
+            "delta": DELTA if "gauss" in method else 0.0,
+        }
+        made = [
+            SoftLabelDistillation(epsilon=epsilon, noise=Noise(seed=s), **settings) for s in seeds
+        ]
         return [self.accuracy(one.combine(self.votes).coef) for one in made]
 
     def best(self, groups):
@@ -178,12 +220,19 @@ class Task:
         self.events = getattr(self, "events", {})
         if key not in self.events:
             one = kind(
-                epsilon=1.0, mechanism="output", calibration=calibration, fit_intercept=False, noise=Noise(seed=0)
+                epsilon=1.0,
+                mechanism="output",
+                calibration=calibration,
+                fit_intercept=False,
+                noise=Noise(seed=0),
             )
             self.events[key] = one.combine(self.votes).events[0]
         at_one = self.events[key]
         return type(at_one)(
-            unit=at_one.unit, neighbours=at_one.neighbours, sensitivity=at_one.sensitivity, scale=at_one.scale / epsilon
+            unit=at_one.unit,
+            neighbours=at_one.neighbours,
+            sensitivity=at_one.sensitivity,
+            scale=at_one.scale / epsilon,
         )
 
     def drawn(self, event, calibration, seed):
@@ -206,9 +255,18 @@ def curve(tasks, method, n_runs, target, grid):
     grid = list(grid)
     seeds = [list(range(i, n_runs, len(tasks))) for i in range(len(tasks))]
     for epsilon in grid:
-        values = [a for task, own in zip(tasks, seeds, strict=True) for a in task.private(method, epsilon, own)]
+        values = [
+            a
+            for task, own in zip(tasks, seeds, strict=True)
+            for a in task.private(method, epsilon, own)
+        ]
         result[epsilon] = (float(np.mean(values)), float(np.std(values, ddof=1)))
-        if epsilon == grid[-1] and target is not None and result[epsilon][0] < target and epsilon < 1e7:
+        if (
+            epsilon == grid[-1]
+            and target is not None
+            and result[epsilon][0] < target
+            and epsilon < 1e7
+        ):
             grid.append(epsilon * math.sqrt(10))
     return result
 
@@ -238,18 +296,34 @@ def report(name, tasks, n_runs, methods):
     target = 0.95 * exact["soft-paper"]
     curves = {}
     for method in methods:
-        grid = halves if method in ("soft-paper", "soft-tight", "statistic", "statistic-gauss") else sorted(SHOWN)
-        curves[method] = curve(tasks, method, n_runs, target if method.startswith("soft") else None, grid)
-        print(name, method, {f"{e:.3g}": f"{m:.3f}" for e, (m, _) in curves[method].items()}, flush=True)
+        grid = (
+            halves
+            if method in ("soft-paper", "soft-tight", "statistic", "statistic-gauss")
+            else sorted(SHOWN)
+        )
+        curves[method] = curve(
+            tasks, method, n_runs, target if method.startswith("soft") else None, grid
+        )
+        print(
+            name,
+            method,
+            {f"{e:.3g}": f"{m:.3f}" for e, (m, _) in curves[method].items()},
+            flush=True,
+        )
     needed = {m: crossing(curves[m], target) for m in curves if m.startswith(("soft", "statistic"))}
     lines = [f"## {name}", ""]
     lines.append(
-        f"Without noise: pooled {base['pooled, not private']:.3f}, one site alone {base['one site alone']:.3f}, "
-        f"vote {exact['vote']:.3f}, soft labels {exact['soft-paper']:.3f}, average {exact['average']:.3f}; "
-        f"soft labels with λ chosen free of charge {exact['statistic']:.3f}, and with members' probabilities "
-        f"instead of votes {exact['probabilities']:.3f}."
+        f"Without noise: pooled {base['pooled, not private']:.3f}, one site alone "
+        f"{base['one site alone']:.3f}, vote {exact['vote']:.3f}, soft labels "
+        f"{exact['soft-paper']:.3f}, average {exact['average']:.3f}; soft labels with λ chosen "
+        f"free of charge {exact['statistic']:.3f}, and with members' probabilities instead of "
+        f"votes {exact['probabilities']:.3f}."
     )
-    upward = [e for e in curves["soft-paper"] if e > 100.5 and abs(math.log10(e) - round(math.log10(e))) < 1e-6]
+    upward = [
+        e
+        for e in curves["soft-paper"]
+        if e > 100.5 and abs(math.log10(e) - round(math.log10(e))) < 1e-6
+    ]
     shown = [*sorted(upward, reverse=True), *SHOWN]
     lines += [
         "",
@@ -260,14 +334,19 @@ def report(name, tasks, n_runs, methods):
         cells = []
         for e in shown:
             near = [k for k in curves[method] if abs(math.log(k / e)) < 1e-6]
-            cells.append(f"{curves[method][near[0]][0]:.3f} ± {curves[method][near[0]][1]:.3f}" if near else "")
+            cells.append(
+                f"{curves[method][near[0]][0]:.3f} ± {curves[method][near[0]][1]:.3f}"
+                if near
+                else ""
+            )
         last = f"{needed[method]:.3g}" if method in needed else ""
         lines.append(f"| {TITLES[method]} | " + " | ".join(cells) + f" | {last} |")
     ratios = [needed["soft-paper"] / needed[m] for m in ("statistic", "statistic-gauss")]
     lines += [
         "",
-        f"95 % of the soft labels' noiseless accuracy ({target:.3f}) costs the statistic {ratios[0]:,.0f} times (pure) "
-        f"and {ratios[1]:,.0f} times (δ = 1e-5) less ε than the paper's mechanism.",
+        f"95 % of the soft labels' noiseless accuracy ({target:.3f}) costs the statistic "
+        f"{ratios[0]:,.0f} times (pure) and {ratios[1]:,.0f} times (δ = 1e-5) less ε than the "
+        "paper's mechanism.",
         "",
     ]
     print(f"{name}: {ratios} {time.perf_counter() - begun:.0f} s", flush=True)
@@ -281,16 +360,42 @@ def plot(drawn, path):
     for axis, (name, curves, base, exact) in zip(axes.ravel(), drawn, strict=False):
         for number, (method, points) in enumerate(curves.items()):
             e = sorted(points)
-            axis.plot(e, [points[x][0] for x in e], styles.get(method, "-"), color=f"C{number}", label=TITLES[method])
-            whole = [x for x in e if points[x][1] is not None and abs(math.log10(x) - round(math.log10(x))) < 1e-6]
+            axis.plot(
+                e,
+                [points[x][0] for x in e],
+                styles.get(method, "-"),
+                color=f"C{number}",
+                label=TITLES[method],
+            )
+            whole = [
+                x
+                for x in e
+                if points[x][1] is not None and abs(math.log10(x) - round(math.log10(x))) < 1e-6
+            ]
             at = [x * 1.04 ** (number - 3) for x in whole]  # side by side, not on top of each other
             mean, spread = np.array([points[x] for x in whole], dtype=float).T
-            axis.errorbar(at, mean, spread, fmt="none", ecolor=f"C{number}", elinewidth=0.9, alpha=0.6)
+            axis.errorbar(
+                at, mean, spread, fmt="none", ecolor=f"C{number}", elinewidth=0.9, alpha=0.6
+            )
         levels = {"pooled, not private": "-", "one site alone": "--"}
         for label, style in levels.items():
-            axis.axhline(base[label], color="0.45", linewidth=0.9, linestyle=style, label=label, zorder=0)
-        axis.axhline(exact["soft-paper"], color="0.45", linewidth=0.9, linestyle=":", label="soft labels, no noise")
-        axis.set(xscale="log", xlabel="ε per site", ylabel="test accuracy (mean, s.d.)", title=name, ylim=(0, 1))
+            axis.axhline(
+                base[label], color="0.45", linewidth=0.9, linestyle=style, label=label, zorder=0
+            )
+        axis.axhline(
+            exact["soft-paper"],
+            color="0.45",
+            linewidth=0.9,
+            linestyle=":",
+            label="soft labels, no noise",
+        )
+        axis.set(
+            xscale="log",
+            xlabel="ε per site",
+            ylabel="test accuracy (mean, s.d.)",
+            title=name,
+            ylim=(0, 1),
+        )
         axis.grid(alpha=0.25)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, fontsize=8, frameon=False)
@@ -301,7 +406,9 @@ def plot(drawn, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="activity data only, one split, four runs, no files written"
+        "--quick",
+        action="store_true",
+        help="activity data only, one split, four runs, no files written",
     )
     parser.add_argument("--only", help="har or kdd")
     arguments = parser.parse_args()

@@ -2,8 +2,8 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/end_to_end.py
 
-Prints seconds and memory of every stage and writes them to benchmarks/end_to_end.md. The goal is 60 s and 6 GiB on two
-cores. One process; its peak memory is what the operating system says.
+Prints seconds and memory of every stage and writes them to benchmarks/end_to_end.md. The goal is 60
+s and 6 GiB on two cores. One process; its peak memory is what the operating system says.
 """
 
 import os
@@ -19,8 +19,8 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from consilience import Public, SoftLabelDistillation
+from consilience.aggregators.distillation.tally import count_votes
 from consilience.aggregators.members import Member
-from consilience.aggregators.votes import count_votes
 from consilience.learners.batch import solve_many
 from consilience.learners.erm import Logistic, solve
 from many_sites import BOUNDS, DATA, ROOT, SERVICES, STRENGTH, into_unit_ball, kdd
@@ -83,7 +83,14 @@ def train(X, y):
     ridge = STRENGTH * SIZE
     sites = np.repeat(np.arange(N_SITES), SIZE)
     found = solve_many(
-        X, y, Logistic(), sites=sites, n_sites=N_SITES, regularization=ridge, tolerance=1e-6 * ridge, n_threads=CORES
+        X,
+        y,
+        Logistic(),
+        sites=sites,
+        n_sites=N_SITES,
+        regularization=ridge,
+        tolerance=1e-6 * ridge,
+        n_threads=CORES,
     )
     zero, classes = np.zeros(1), np.array([-1.0, 1.0])
     return [Member(None, classes, None, (), SIZE, coef[None], zero) for coef in found.coef]
@@ -96,12 +103,16 @@ def main():
     stages, load_average = Stages(), os.getloadavg()[0]
     with threadpool_limits(CORES):
         tiny = {"sites": np.zeros(2, int), "n_sites": 1, "regularization": 1.0, "tolerance": 1e-6}
-        stages.run("load the compiled solver", lambda: solve_many(np.zeros((2, 3)), np.ones(2), Logistic(), **tiny))
+        stages.run(
+            "load the compiled solver",
+            lambda: solve_many(np.zeros((2, 3)), np.ones(2), Logistic(), **tiny),
+        )
         (X, y), (aux, _), (X_test, y_test) = stages.run("read and encode the table", load)
         members = stages.run(f"train {N_SITES:,} sites of {SIZE} records", lambda: train(X, y))
         declared = [-1.0, 1.0]
         tally = stages.run(
-            f"vote on {N_AUXILIARY:,} auxiliary records", lambda: count_votes(members, Public(aux), classes=declared)
+            f"vote on {N_AUXILIARY:,} auxiliary records",
+            lambda: count_votes(members, Public(aux), classes=declared),
         )
         distil = SoftLabelDistillation(epsilon=EPSILON, regularization="auto", fit_intercept=False)
         model = stages.run(f"distil at ε = {EPSILON:g} per site", lambda: distil.combine(tally))
@@ -109,13 +120,24 @@ def main():
         whole, peak = stages.seconds, stages.rows[-1][3]
         load_average = max(load_average, os.getloadavg()[0])
         n = len(y)
-        pooled = solve(X, y, Logistic(), regularization=n * STRENGTH, tolerance=1e-7 * n).coef  # not counted
+        pooled = solve(
+            X, y, Logistic(), regularization=n * STRENGTH, tolerance=1e-7 * n
+        ).coef  # not counted
     train_part = pd.read_parquet(DATA / "kdd99.parquet").query("split == 'train_10pct'")
-    assert np.array_equal(encoded(train_part.sample(10 * SIZE, random_state=0))[0], kdd(10, SIZE)[0])
+    assert np.array_equal(
+        encoded(train_part.sample(10 * SIZE, random_state=0))[0], kdd(10, SIZE)[0]
+    )
     met = f"{'under' if whole < SECONDS else '**OVER**'} {SECONDS} s, {'under' if peak < GIBIBYTES else '**OVER**'}"
-    lines = [f"| {name} | {wall:.2f} | {cpu:.2f} | {rss:.2f} |" for name, wall, cpu, rss in stages.rows]
-    accuracy, at_most = float(np.mean(said == y_test)), float(np.mean(np.sign(X_test @ pooled) == y_test))
-    packages = ", ".join(f"{name} {version(name)}" for name in ("consilience", "numpy", "scikit-learn"))
+    lines = [
+        f"| {name} | {wall:.2f} | {cpu:.2f} | {rss:.2f} |" for name, wall, cpu, rss in stages.rows
+    ]
+    accuracy, at_most = (
+        float(np.mean(said == y_test)),
+        float(np.mean(np.sign(X_test @ pooled) == y_test)),
+    )
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("consilience", "numpy", "scikit-learn")
+    )
     text = f"""# Distillation from table to score
 
 `CONSILIENCE_DATA=… python benchmarks/end_to_end.py`, Python {platform.python_version()}, {packages}, \

@@ -2,8 +2,9 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/fit_time.py
 
-Prints a Markdown table and writes it to benchmarks/fit_time.md. Runs of both are interleaved and the median is taken,
-so that a busy machine slows both alike. Ours stops at a mean gradient of 1e-9, scikit-learn at its default tolerance.
+Prints a Markdown table and writes it to benchmarks/fit_time.md. Runs of both are interleaved and
+the median is taken, so that a busy machine slows both alike. Ours stops at a mean gradient of 1e-9,
+scikit-learn at its default tolerance.
 """
 
 import os
@@ -49,7 +50,9 @@ def mnist():
 
 
 def threes_and_sevens(pixels, digit):
-    chosen = np.random.default_rng(0).permutation(np.flatnonzero((digit == 3) | (digit == 7)))[:8_678]
+    chosen = np.random.default_rng(0).permutation(np.flatnonzero((digit == 3) | (digit == 7)))[
+        :8_678
+    ]
     return into_unit_ball(principal(pixels[chosen], 50)), np.where(digit[chosen] == 3, 1.0, -1.0)
 
 
@@ -58,7 +61,9 @@ def covertype():
     table = table.sample(346_598, random_state=0)
     X = table.drop(columns="Cover_Type").to_numpy(float)
     low, high = X.min(axis=0), X.max(axis=0)
-    return into_unit_ball((X - low) / np.maximum(high - low, 1)), np.where(table.Cover_Type == 1, 1.0, -1.0)
+    return into_unit_ball((X - low) / np.maximum(high - low, 1)), np.where(
+        table.Cover_Type == 1, 1.0, -1.0
+    )
 
 
 def seconds(function):
@@ -80,7 +85,8 @@ def row(name, X, y, loss, strength, noise, repeats):
     def scikit_learn():
         return LogisticRegression(solver="lbfgs", fit_intercept=False, C=1 / lam).fit(X, y)
 
-    # Nobody else solves the Huber-hinge: our own logistic regression, on the same records and noise, stands in.
+    # Nobody else solves the Huber-hinge: our own logistic regression, on the same records and
+    # noise, stands in.
     theirs = (lambda: ours(Logistic())) if isinstance(loss, HuberHinge) else scikit_learn
     ours(), theirs()
     runs = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
@@ -92,22 +98,33 @@ def row(name, X, y, loss, strength, noise, repeats):
     else:
         coef = peer.coef_.reshape(shape)
         peer_name = "scikit-learn" + (", b = 0" if noise else "")
-        peer_gradient = f"{np.linalg.norm(certified_gradient(X, y, loss, coef, regularization=lam)) / n:.1e}"
+        peer_gradient = (
+            f"{np.linalg.norm(certified_gradient(X, y, loss, coef, regularization=lam)) / n:.1e}"
+        )
     tracemalloc.start()
     ours()
     extra = tracemalloc.get_traced_memory()[1] / X.nbytes
     tracemalloc.stop()
     return (
-        f"| {name} | {type(loss).__name__} | {n:,} | {d} | {strength:g} | {noise:g} | {mine:.4f} | {peer_name} "
-        f"| {other:.4f} | {mine / other:.2f} | {solution.gradient_norm / n:.1e} | {peer_gradient} | {extra:.2f} |"
+        f"| {name} | {type(loss).__name__} | {n:,} | {d} | {strength:g} | {noise:g} | {mine:.4f} "
+        f"| {peer_name} | {other:.4f} | {mine / other:.2f} | {solution.gradient_norm / n:.1e} | "
+        f"{peer_gradient} | {extra:.2f} |"
     )
 
 
 def rows():
     pixels, digit = mnist()
-    binary = [("MNIST 3/7", *threes_and_sevens(pixels, digit), 25), ("Covertype 1/2", *covertype(), 5)]
+    binary = [
+        ("MNIST 3/7", *threes_and_sevens(pixels, digit), 25),
+        ("Covertype 1/2", *covertype(), 5),
+    ]
     for name, X, y, repeats in binary:
-        for loss, noise in [(Logistic(), 0), (Logistic(), 1500), (HuberHinge(), 0), (HuberHinge(), 1500)]:
+        for loss, noise in [
+            (Logistic(), 0),
+            (Logistic(), 1500),
+            (HuberHinge(), 0),
+            (HuberHinge(), 1500),
+        ]:
             for strength in STRENGTHS:
                 yield row(name, X, y, loss, strength, noise, repeats)
     X = into_unit_ball(principal(pixels, 50))
@@ -117,7 +134,10 @@ def rows():
 
 def main():
     if not (DATA / "mnist.parquet").exists() or not (DATA / "covertype.parquet").exists():
-        print("Nothing was measured: set CONSILIENCE_DATA to the folder with mnist.parquet and covertype.parquet.")
+        print(
+            "Nothing was measured: set CONSILIENCE_DATA to the folder with mnist.parquet and "
+            "covertype.parquet."
+        )
         return 0
     warnings.simplefilter("ignore")  # scikit-learn may stop at its limit of 100 iterations
     lines = [
@@ -126,7 +146,8 @@ def main():
         "`CONSILIENCE_DATA=… python benchmarks/fit_time.py`, "
         f"Python {platform.python_version()}, NumPy {np.__version__}, SciPy {scipy.__version__}, "
         f"scikit-learn {sklearn.__version__}. No intercept, λ = nΛ, tolerance: mean gradient 1e-9.",
-        "Times are medians of interleaved runs. scikit-learn knows no noise vector b and fits without.",
+        "Times are medians of interleaved runs. scikit-learn knows no noise vector b and fits "
+        "without.",
         "",
         *HEADER.split("\n"),
     ]

@@ -3,9 +3,10 @@
     make flower
     python benchmarks/flower_relay.py
 
-One SuperLink and three SuperNodes on loopback, with TLS and node authentication; the scenarios are those of
-docs/flower.md. Every scenario checks that all sites hold the same verified release and that no ledger was charged
-twice, and stops if not. Prints a table and writes it to benchmarks/flower_relay.md.
+One SuperLink and three SuperNodes on loopback, with TLS and node authentication; the scenarios are
+those of docs/flower.md. Every scenario checks that all sites hold the same verified release and
+that no ledger was charged twice, and stops if not. Prints a table and writes it to
+benchmarks/flower_relay.md.
 """
 
 import os
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from consilience import Budget, Ledger  # noqa: E402
-from consilience.release import Release  # noqa: E402
+from consilience.files.release import Release  # noqa: E402
 from federation import BIN, Consortium, Federation, descendants, drawing_study, memory, wait_for  # noqa: E402
 from studies import study_text, table  # noqa: E402
 
@@ -51,11 +52,26 @@ class Watch:
             for process in list(self.federation.processes.values()):
                 for pid in (process.pid, *descendants(process.pid)):
                     try:
-                        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+                        command = (
+                            Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+                        )
                     except OSError:
                         continue
-                    kinds = ("flwr-serverapp", "flwr-clientapp", "superexec", "flower-superlink", "flower-supernode")
-                    kind = next((kind for kind in kinds if kind in command and not command.startswith("sh ")), None)
+                    kinds = (
+                        "flwr-serverapp",
+                        "flwr-clientapp",
+                        "superexec",
+                        "flower-superlink",
+                        "flower-supernode",
+                    )
+                    kind = next(
+                        (
+                            kind
+                            for kind in kinds
+                            if kind in command and not command.startswith("sh ")
+                        ),
+                        None,
+                    )
                     if kind is not None:
                         self.peaks[kind] = max(self.peaks.get(kind, 0.0), memory(pid)[1])
 
@@ -141,17 +157,23 @@ def measured(title, scenario, **options):
         if draws:
             consortium.collection.allow(Budget(epsilon=1.0, unit="site", neighbours="replace-one"))
         (size,) = {
-            path.stat().st_size for path in Path(consortium.nodes["north"]["outbox"]).glob("heart/contribution-north-*")
+            path.stat().st_size
+            for path in Path(consortium.nodes["north"]["outbox"]).glob("heart/contribution-north-*")
         }
         began = time.monotonic()
-        with Federation(Path(place) / "flower", consortium.nodes) as federation, Watch(federation) as watch:
+        with (
+            Federation(Path(place) / "flower", consortium.nodes) as federation,
+            Watch(federation) as watch,
+        ):
             up = time.monotonic() - began
             began = time.monotonic()
             scenario(federation, consortium)
             seconds = time.monotonic() - began
         path = check(consortium, draws=draws)
         peaks = watch.peaks
-        print(f"{title}: {seconds:.0f} s (start {up:.0f} s), {size / 1e6:.3g} MB, {peaks}", flush=True)
+        print(
+            f"{title}: {seconds:.0f} s (start {up:.0f} s), {size / 1e6:.3g} MB, {peaks}", flush=True
+        )
         return title, size, path.stat().st_size, up, seconds, peaks
 
 
@@ -172,23 +194,32 @@ def main():
             nothing_happens, text=large, public=more, draws=True,
         ),
     ]  # fmt: skip
-    kinds = ("flower-superlink", "superexec", "flwr-serverapp", "flower-supernode", "flwr-clientapp")
+    kinds = (
+        "flower-superlink",
+        "superexec",
+        "flwr-serverapp",
+        "flower-supernode",
+        "flwr-clientapp",
+    )
     load = np.round(os.getloadavg(), 1).tolist()
     lines = [
         "# A study over a real Flower deployment",
         "",
-        "Made by `benchmarks/flower_relay.py`. One SuperLink (with a database) and three SuperNodes on loopback, TLS, "
-        "node authentication, `flwr run`.",
-        "After every scenario all three sites hold the same verified release, and each ledger has one charge: the "
-        "script stops if not.",
-        "A SuperNode that is killed has not answered yet, and is let in again after up to a minute; a SuperLink that "
-        "is killed takes the run with it, and the time includes its start and the second `flwr run`. Every question "
-        "starts a Python process at the site, so that processor time, not the network, decides.",
+        "Made by `benchmarks/flower_relay.py`. One SuperLink (with a database) and three "
+        "SuperNodes on loopback, TLS, node authentication, `flwr run`.",
+        "After every scenario all three sites hold the same verified release, and each ledger "
+        "has one charge: the script stops if not.",
+        "A SuperNode that is killed has not answered yet, and is let in again after up to a "
+        "minute; a SuperLink that is killed takes the run with it, and the time includes its "
+        "start and the second `flwr run`. Every question starts a Python process at the site, so "
+        "that processor time, not the network, decides.",
         "",
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"Flower 1.41.0; load averages at the end {load} (the machine was shared).",
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}, Flower 1.41.0; load averages at the end {load} (the "
+        "machine was shared).",
         "",
-        "| what happens | contribution, MB | release, MB | start, s | from `flwr run` to the release at all sites, s |",
+        "| what happens | contribution, MB | release, MB | start, s | from `flwr run` to the "
+        "release at all sites, s |",
         "|---|---|---|---|---|",
         *(f"| {title} | {size / 1e6:.3g} | {out / 1e6:.3g} | {up:.0f} | {seconds:.0f} |"
           for title, size, out, up, seconds, _ in rows),

@@ -1,8 +1,9 @@
 """Measure what sites gain by joining their private forests: every integration, equal and uneven sites and budgets.
 
-Writes forest_sites.md, forest_sites.png and forest_sites-paper.png next to this file. Every integration sees the same
-splits and, where it takes forests, the same fitted forests. Noise is seeded so that the tables repeat; a seed voids the
-guarantee, so these models are measurements, not something to publish.
+Writes forest_sites.md, forest_sites.png and forest_sites-paper.png next to this file. Every
+integration sees the same splits and, where it takes forests, the same fitted forests. Noise is
+seeded so that the tables repeat; a seed voids the guarantee, so these models are measurements, not
+something to publish.
 
     python benchmarks/forest_sites.py            10 seeds
     python benchmarks/forest_sites.py --quick    2 seeds, into a temporary folder
@@ -31,12 +32,24 @@ from sklearn.metrics import f1_score, roc_auc_score
 from threadpoolctl import threadpool_limits
 
 from consilience.aggregators.pooling import PooledCounts, PrivateLeafCounts, Structure
-from consilience.aggregators.weighted import WeightedVote
-from consilience.data import Public
-from consilience.learners.adaboost import PrivateAdaBoostClassifier
-from consilience.learners.trees import PrivateForestClassifier
+from consilience.aggregators.votes import WeightedVote
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.mechanisms import Noise
-from forests import COLORS, DELTA, HEIGHTS, HERE, Problem, auc_of, credit, data_folder, machine, plt, seed_of
+from consilience.tables.public import Public
+from forests import (
+    COLORS,
+    DELTA,
+    HEIGHTS,
+    HERE,
+    Problem,
+    auc_of,
+    credit,
+    data_folder,
+    machine,
+    plt,
+    seed_of,
+)
 
 Array = np.ndarray
 N_PUBLIC = 500  # labelled public records, taken from the test records
@@ -44,7 +57,8 @@ UNEVEN = {
     5: (160, 1_000, 3_300, 8_540, 11_000),
     10: (160, 220, 300, 450, 700, 1_100, 1_800, 3_000, 5_270, 11_000),
 }
-# Budgets of seed 001's groups (its code divides them by 100 trees), here by 50 so that they span 0.02 to 2.
+# Budgets of seed 001's groups (its code divides them by 100 trees), here by 50 so that they span
+# 0.02 to 2.
 GROUPS = (
     (10, 1, 2, 1, 12),
     (5, 10, 15, 20, 25),
@@ -81,8 +95,14 @@ def _settings() -> list[Setting]:
     found = []
     for n_sites, sizes in UNEVEN.items():
         equal = (24_000 // n_sites,) * n_sites
-        found += [Setting(f"{n_sites} equal, all ε = {e:g}", equal, (e,) * n_sites) for e in (0.1, 0.5, 2.0)]
-        found += [Setting(f"{n_sites} uneven, all ε = {e:g}", sizes, (e,) * n_sites) for e in (0.1, 0.5, 2.0)]
+        found += [
+            Setting(f"{n_sites} equal, all ε = {e:g}", equal, (e,) * n_sites)
+            for e in (0.1, 0.5, 2.0)
+        ]
+        found += [
+            Setting(f"{n_sites} uneven, all ε = {e:g}", sizes, (e,) * n_sites)
+            for e in (0.1, 0.5, 2.0)
+        ]
         for low in (0.5, 0.1):
             rising = tuple(np.geomspace(low, 2.0, n_sites).round(2).tolist())
             mixed = (*rising[1::2], *rising[::2])
@@ -124,13 +144,20 @@ class Split:
 def forest(split: Split, rows: Array, epsilon: float, delta: float, **further: Any) -> Any:
     """Fit a forest on some records; the site's number of records is declared as its public size."""
     model = PrivateForestClassifier(
-        epsilon=epsilon, delta=delta, bins=split.problem.bins, classes=[0, 1], public_size=len(rows), **further
+        epsilon=epsilon,
+        delta=delta,
+        bins=split.problem.bins,
+        classes=[0, 1],
+        public_size=len(rows),
+        **further,
     )
     return model.fit(split.problem.X[rows], split.problem.y[rows])
 
 
 def boosted(split: Split, rows: Array, epsilon: float, delta: float, **further: Any) -> Any:
-    model = PrivateAdaBoostClassifier(epsilon=epsilon, delta=delta, bins=split.problem.bins, classes=[0, 1], **further)
+    model = PrivateAdaBoostClassifier(
+        epsilon=epsilon, delta=delta, bins=split.problem.bins, classes=[0, 1], **further
+    )
     return model.fit(split.problem.X[rows], split.problem.y[rows])
 
 
@@ -162,12 +189,16 @@ def integrate(split: Split, setting: Setting, delta: float) -> dict[str, float]:
     base = (split.run, setting.place, bool(delta))
     rows = split.sites(setting.sizes)
     facts = list(enumerate(zip(rows, setting.epsilons, strict=True)))
-    members = [forest(split, part, e, delta, **drawn_from(*base, site)) for site, (part, e) in facts]
+    members = [
+        forest(split, part, e, delta, **drawn_from(*base, site)) for site, (part, e) in facts
+    ]
     found = {f"site {site}": split.auc(member) for site, member in enumerate(members)}
     for name, (weights, voting) in VOTES.items():
         public = split.public if weights.startswith("accuracy") else None
         found[name] = split.auc(WeightedVote(weights, voting=voting).combine(members, public))
-    strongest = int(np.argmax([n * min(e, 1.0) for n, e in zip(setting.sizes, setting.epsilons, strict=True)]))
+    strongest = int(
+        np.argmax([n * min(e, 1.0) for n, e in zip(setting.sizes, setting.epsilons, strict=True)])
+    )
     structures = (
         Structure.random(split.problem.bins, (0, 1), random_state=split.run),
         Structure.greedy(split.public, split.problem.bins, (0, 1), random_state=split.run),
@@ -176,7 +207,10 @@ def integrate(split: Split, setting: Setting, delta: float) -> dict[str, float]:
     for at, (name, structure) in enumerate(zip(POOLED, structures, strict=True)):
         counted = [
             PrivateLeafCounts(
-                epsilon=e, delta=delta, structure=structure, noise=Noise(seed=seed_of(*base, site, 100 + at))
+                epsilon=e,
+                delta=delta,
+                structure=structure,
+                noise=Noise(seed=seed_of(*base, site, 100 + at)),
             ).fit(split.problem.X[part], split.problem.y[part])
             if at < 2 or site != strongest
             else members[strongest]
@@ -190,9 +224,13 @@ def integrate(split: Split, setting: Setting, delta: float) -> dict[str, float]:
     return found
 
 
-def measure_settings(problem: Problem, runs: int, console: Console) -> dict[tuple[str, str], dict[str, Array]]:
+def measure_settings(
+    problem: Problem, runs: int, console: Console
+) -> dict[tuple[str, str], dict[str, Array]]:
     """Return for each guarantee and setting the AUC of each column, one number per run."""
-    collected: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    collected: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for run in range(runs):
         split = Split(problem, run)
         for kind, delta in DELTAS.items():
@@ -214,9 +252,12 @@ def measure_settings(problem: Problem, runs: int, console: Console) -> dict[tupl
     found = {}
     for key, columns in collected.items():
         values = {name: np.array(one) for name, one in columns.items()}
-        # The best site is chosen in hindsight, by its mean on the test records: nobody could choose better.
+        # The best site is chosen in hindsight, by its mean on the test records: nobody could choose
+        # better.
         if key != PUBLIC_ALONE:
-            values[BEST] = max((one for name, one in values.items() if name.startswith("site ")), key=np.mean)
+            values[BEST] = max(
+                (one for name, one in values.items() if name.startswith("site ")), key=np.mean
+            )
         found[key] = values
     return found
 
@@ -236,7 +277,11 @@ def scores_of(split: Split, ensemble: Any) -> tuple[float, float, float]:
     )
 
 
-FITS = {"forest, pure ε": (forest, 0.0), "forest, δ": (forest, DELTA), "AdaBoost, δ": (boosted, DELTA)}
+FITS = {
+    "forest, pure ε": (forest, 0.0),
+    "forest, δ": (forest, DELTA),
+    "AdaBoost, δ": (boosted, DELTA),
+}
 Points = dict[Any, list[tuple[float, ...]]]
 
 
@@ -261,7 +306,9 @@ def measure_figures(problem: Problem, runs: int, console: Console) -> tuple[Poin
             for epsilon in (0.5, 2.0):
                 for height in HEIGHTS:
                     setting = Setting("", (4_800,) * 5, (epsilon,) * 5)
-                    heights[kind, epsilon, height].append(joined(split, kind, setting, max_depth=height))
+                    heights[kind, epsilon, height].append(
+                        joined(split, kind, setting, max_depth=height)
+                    )
             for number, group in enumerate(GROUPS):
                 setting = Setting("", (4_800,) * 5, tuple(one / GROUP_SCALE for one in group))
                 groups[kind, number].append(joined(split, kind, setting))
@@ -285,22 +332,31 @@ def measure_bytes(problem: Problem) -> list[str]:
         for kind, (fit, delta) in FITS.items():
             members = [fit(split, rows, 0.5, delta) for rows in sites]
             sent = [size_of(member._state()) for member in members]
-            every = {f"{site} {k}": v for site, m in enumerate(members) for k, v in m._state().items()}
+            every = {
+                f"{site} {k}": v for site, m in enumerate(members) for k, v in m._state().items()
+            }
             got = size_of({**every, "weights": np.ones(n_sites)})
             shape = members[0].counts_.shape
             lines.append(
-                f"| {n_sites} | {kind}, vote | {shape[0]} × {int(math.log2(shape[1]))} | – | {np.mean(sent):,.0f} "
-                f"| {got:,} |"
+                f"| {n_sites} | {kind}, vote | {shape[0]} × {int(math.log2(shape[1]))} | – | "
+                f"{np.mean(sent):,.0f} | {got:,} |"
             )
         structure = Structure.random(problem.bins, (0, 1))
         trees = {"feature": structure.shape.feature, "last": structure.shape.last}
         counts = [
-            PrivateLeafCounts(epsilon=0.5, structure=structure).fit(problem.X[rows], problem.y[rows]) for rows in sites
+            PrivateLeafCounts(epsilon=0.5, structure=structure).fit(
+                problem.X[rows], problem.y[rows]
+            )
+            for rows in sites
         ]
         ensemble = PooledCounts().combine(counts)
-        sent = np.mean([size_of({"counts": one.counts_, "size": np.array(one.public_size_)}) for one in counts])
+        sent = np.mean(
+            [size_of({"counts": one.counts_, "size": np.array(one.public_size_)}) for one in counts]
+        )
         got = size_of({"counts": ensemble.counts, "variance": np.array(ensemble.variance)})
-        lines.append(f"| {n_sites} | pooled counts | 20 × 4 | {size_of(trees):,} | {sent:,.0f} | {got:,} |")
+        lines.append(
+            f"| {n_sites} | pooled counts | 20 × 4 | {size_of(trees):,} | {sent:,.0f} | {got:,} |"
+        )
     return lines
 
 
@@ -321,7 +377,10 @@ def setting_tables(found: dict) -> list[str]:
             values = found[kind, setting.title]
             means = {name: values[name].mean() for name in (*VOTES, *POOLED)}
             top = max(means, key=means.get)
-            cells = [f"**{stated(values[name])}**" if name == top else stated(values[name]) for name in COLUMNS]
+            cells = [
+                f"**{stated(values[name])}**" if name == top else stated(values[name])
+                for name in COLUMNS
+            ]
             lines.append(f"| {setting.title} | {' | '.join(cells)} |")
     return lines
 
@@ -346,7 +405,9 @@ def gain_table(found: dict) -> tuple[list[str], list[str]]:
         for setting in (one for one in SETTINGS if one.uneven):
             values = found[kind, setting.title]
             best = max((*VOTES, *POOLED), key=lambda name: values[name].mean())
-            (cell, word, gap), (its, _, _) = (verdict(values[name], values[BEST]) for name in (DEFAULT, best))
+            (cell, word, gap), (its, _, _) = (
+                verdict(values[name], values[BEST]) for name in (DEFAULT, best)
+            )
             enough = min(setting.epsilons) >= 0.5
             counted[enough][("beats it", "level", "loses").index(word)] += 1
             if enough and gap <= 0:
@@ -355,8 +416,9 @@ def gain_table(found: dict) -> tuple[list[str], list[str]]:
         for enough, text in ((True, "every ε ≥ 0.5"), (False, "ε down to 0.1")):
             beats, level, loses = counted[enough]
             sentences.append(
-                f"- {kind}, uneven sites, {text}: the default vote (n·ε, soft) clearly beats the best single site in "
-                f"{beats} of {beats + level + loses} settings, is level in {level}, clearly loses in {loses}."
+                f"- {kind}, uneven sites, {text}: the default vote (n·ε, soft) clearly beats the "
+                f"best single site in {beats} of {beats + level + loses} settings, is level in "
+                f"{level}, clearly loses in {loses}."
                 + (f" Mean not above it: {'; '.join(losers)}." if enough and losers else "")
                 + (" Its mean is above in every one." if enough and not losers else "")
             )
@@ -373,10 +435,11 @@ def why(found: dict) -> list[str]:
             room.append(compared(values[TOGETHER[1]], values[BEST])[0])
             gain.append(compared(values[DEFAULT], values[BEST])[0])
         lines.append(
-            f"- {kind}: in the settings at every ε ≥ 0.5, pooling all records at the largest ε of any site would gain "
-            f"{min(room):+.4f} to {max(room):+.4f} over the best single site; the default vote gains "
-            f"{min(gain):+.4f} to {max(gain):+.4f}. One site holds 11,000 of the 24,000 records, so where the vote is "
-            "only level there is hardly anything to gain."
+            f"- {kind}: in the settings at every ε ≥ 0.5, pooling all records at the largest ε of "
+            f"any site would gain {min(room):+.4f} to {max(room):+.4f} over the best single site; "
+            f"the default vote gains {min(gain):+.4f} to {max(gain):+.4f}. One site holds 11,000 "
+            "of the 24,000 records, so where the vote is only level there is hardly anything to "
+            "gain."
         )
     return lines
 
@@ -396,7 +459,8 @@ def vote_sentences(found: dict) -> list[str]:
                 mean = np.mean([gap for gap, _ in gaps])
                 clear = [np.sign(gap) for gap, error in gaps if abs(gap) > 2 * error]
                 parts.append(
-                    f"| {kind} | {name} | {text} | {mean:+.4f} | {clear.count(1)} | {clear.count(-1)} | {len(gaps)} |"
+                    f"| {kind} | {name} | {text} | {mean:+.4f} | {clear.count(1)} | "
+                    f"{clear.count(-1)} | {len(gaps)} |"
                 )
         lines += parts
     return lines
@@ -414,10 +478,11 @@ def figure_tables(heights: Points, groups: Points, parties: Points) -> list[str]
         "",
         "## The paper's figures",
         "",
-        "Each cell: AUC of the probabilities ± standard error / AUC of the labels, as the paper has it / "
-        f"micro-averaged F1 (processor ms at a site); {n_runs} splits. Noise is fresh here, so that times are those of "
-        "a private fit. Labels say little: at 22 % defaults, probabilities that noise shrinks to their mean rarely "
-        "pass one half, and then all labels are the same and their AUC is 0.5. Integration is the default vote.",
+        "Each cell: AUC of the probabilities ± standard error / AUC of the labels, as the paper "
+        f"has it / micro-averaged F1 (processor ms at a site); {n_runs} splits. Noise is fresh "
+        "here, so that times are those of a private fit. Labels say little: at 22 % defaults, "
+        "probabilities that noise shrinks to their mean rarely pass one half, and then all "
+        "labels are the same and their AUC is 0.5. Integration is the default vote.",
         "",
         "### Height, five equal sites (figure 4)",
         "",
@@ -440,7 +505,9 @@ def figure_tables(heights: Points, groups: Points, parties: Points) -> list[str]
     for number in sorted(range(len(GROUPS)), key=lambda at: np.median(GROUPS[at])):
         cells = [cell(groups[kind, number]) for kind in FITS]
         text = ", ".join(f"{one / GROUP_SCALE:g}" for one in GROUPS[number])
-        lines.append(f"| {text} | {np.median(GROUPS[number]) / GROUP_SCALE:g} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {text} | {np.median(GROUPS[number]) / GROUP_SCALE:g} | {' | '.join(cells)} |"
+        )
     lines += [
         "",
         "### Number of sites, 24,000 records in equal parts, ε = 0.5 (figure 6)",
@@ -456,7 +523,9 @@ def figure_tables(heights: Points, groups: Points, parties: Points) -> list[str]
             spent = number * np.median([point[3] for point in parties[kind, number]])
             cells += [cell(parties[kind, number]), f"{1e3 * spent:.0f}"]
         combine = np.median([point[4] for kind in FITS for point in parties[kind, number]])
-        lines.append(f"| {number} | {24_000 // number:,} | {' | '.join(cells)} | {1e3 * combine:.1f} |")
+        lines.append(
+            f"| {number} | {24_000 // number:,} | {' | '.join(cells)} | {1e3 * combine:.1f} |"
+        )
     return lines
 
 
@@ -482,9 +551,20 @@ def plot_settings(found: dict, path: Path) -> None:
         axis.set_yticks(range(len(SETTINGS)), [setting.title for setting in SETTINGS])
         axis.grid(axis="x", alpha=0.3)
     axes[0].invert_yaxis()
-    names = {name: name if name in (BEST, *POOLED, *TOGETHER) else f"vote by {name}" for name in look}
+    names = {
+        name: name if name in (BEST, *POOLED, *TOGETHER) else f"vote by {name}" for name in look
+    }
     handles = [
-        plt.Line2D([], [], color=color, marker=marker, ls="", ms=size, mew=2 if marker == "|" else 1, label=names[name])
+        plt.Line2D(
+            [],
+            [],
+            color=color,
+            marker=marker,
+            ls="",
+            ms=size,
+            mew=2 if marker == "|" else 1,
+            label=names[name],
+        )
         for name, (color, marker, size) in look.items()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
@@ -499,26 +579,56 @@ def plot_figures(heights: Points, groups: Points, parties: Points, path: Path) -
 
     def drawn(axis: Any, x: Any, points: list, **look: Any) -> None:
         values = np.array([[point[0] for point in one] for one in points])
-        axis.errorbar(x, values.mean(1), yerr=values.std(1, ddof=1) / math.sqrt(values.shape[1]), capsize=2, **look)
+        axis.errorbar(
+            x,
+            values.mean(1),
+            yerr=values.std(1, ddof=1) / math.sqrt(values.shape[1]),
+            capsize=2,
+            **look,
+        )
 
     for at, kind in enumerate(FITS):
         look: dict[str, Any] = {"color": COLORS[(0, 1, 2)[at]], "marker": "osD"[at], "label": kind}
         for epsilon, dashes in ((0.5, "--"), (2.0, "-")):
-            drawn(axes[0], HEIGHTS, [heights[kind, epsilon, height] for height in HEIGHTS], **{**look, "ls": dashes})
+            drawn(
+                axes[0],
+                HEIGHTS,
+                [heights[kind, epsilon, height] for height in HEIGHTS],
+                **{**look, "ls": dashes},
+            )
         drawn(axes[1], medians, [groups[kind, number] for number in order], **look)
         drawn(axes[2], PARTIES, [parties[kind, number] for number in PARTIES], **look)
-        spent = [1e3 * np.median([point[3] for point in parties[kind, number]]) for number in PARTIES]
+        spent = [
+            1e3 * np.median([point[3] for point in parties[kind, number]]) for number in PARTIES
+        ]
         axes[3].plot(PARTIES, spent, **look)
         axes[3].plot(
-            PARTIES, np.multiply(spent, PARTIES), ls=":", color=look["color"], marker=look["marker"], mfc="none"
+            PARTIES,
+            np.multiply(spent, PARTIES),
+            ls=":",
+            color=look["color"],
+            marker=look["marker"],
+            mfc="none",
         )
-    axes[0].set(title="five sites (dashed ε = 0.5, solid 2)", xlabel="height", ylabel="AUC", xticks=HEIGHTS)
-    axes[1].set(title="personal budgets, five sites", xlabel="median ε of the sites", ylabel="AUC", xscale="log")
+    axes[0].set(
+        title="five sites (dashed ε = 0.5, solid 2)", xlabel="height", ylabel="AUC", xticks=HEIGHTS
+    )
+    axes[1].set(
+        title="personal budgets, five sites",
+        xlabel="median ε of the sites",
+        ylabel="AUC",
+        xscale="log",
+    )
     ticks = (0.05, 0.1, 0.2, 0.5, 1, 2)
     axes[1].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes[1].minorticks_off()
     axes[2].set(title="24,000 records, ε = 0.5", xlabel="number of sites", ylabel="AUC")
-    axes[3].set(title="time (dotted: all sites in turn)", xlabel="number of sites", ylabel="processor ms", yscale="log")
+    axes[3].set(
+        title="time (dotted: all sites in turn)",
+        xlabel="number of sites",
+        ylabel="processor ms",
+        yscale="log",
+    )
     for axis in axes[2:]:
         axis.set_xticks(PARTIES)
     for axis in axes:
@@ -536,7 +646,9 @@ def main() -> int:
     console = Console(stderr=True)
     folder = data_folder()
     if folder is None:
-        console.print("forest_sites.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured.")
+        console.print(
+            "forest_sites.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured."
+        )
         return 0
     runs = 2 if options.quick else 10
     out = Path(tempfile.mkdtemp(prefix="forest-sites-")) if options.quick else HERE
@@ -553,43 +665,50 @@ def main() -> int:
     lines = [
         "# Forests across sites",
         "",
-        f"Made by `{made}`; do not edit, run it again. AUC on test records, mean ± standard error over {runs} splits, "
-        "the same for every column. Noise is seeded so that the tables of integrations repeat, which voids the "
-        "guarantee of these particular fits.",
+        f"Made by `{made}`; do not edit, run it again. AUC on test records, mean ± standard error "
+        f"over {runs} splits, the same for every column. Noise is seeded so that the tables of "
+        "integrations repeat, which voids the guarantee of these particular fits.",
         "",
         about,
-        f"- credit-card default: 24,000 records over the sites, {N_PUBLIC} labelled public ones for the integrations "
-        "that measure accuracy or grow trees on them, 5,500 to test; bins as in [forests.md](forests.md)",
-        f"- uneven sites hold {', '.join(map(str, UNEVEN[5]))} or {', '.join(map(str, UNEVEN[10]))} records",
-        "- per record, add-remove; a site's forest chooses trees and depth from its ε and declared number of "
-        "records; the vote reads the noisy number the forest released",
-        "- *best single site* is chosen in hindsight, by its mean AUC on the test records. *Records pooled*: one "
-        "forest on all records at the least or the largest ε of the sites, which needs sites that show their records "
-        "to someone. *Counts*: `PooledCounts` over 20 random trees of depth 4, 20 trees grown on the public records, "
-        "or the trees of the forest of the site with the largest n·min(ε, 1). In bold the best integration of the row",
-        f"- an exact forest on the {N_PUBLIC} public records alone has {stated(found[PUBLIC_ALONE]['exact'])}: what "
-        "*counts, public trees* reaches at small ε is mostly theirs",
+        f"- credit-card default: 24,000 records over the sites, {N_PUBLIC} labelled public ones "
+        "for the integrations that measure accuracy or grow trees on them, 5,500 to test; bins "
+        "as in [forests.md](forests.md)",
+        f"- uneven sites hold {', '.join(map(str, UNEVEN[5]))} or "
+        f"{', '.join(map(str, UNEVEN[10]))} records",
+        "- per record, add-remove; a site's forest chooses trees and depth from its ε and "
+        "declared number of records; the vote reads the noisy number the forest released",
+        "- *best single site* is chosen in hindsight, by its mean AUC on the test records. "
+        "*Records pooled*: one forest on all records at the least or the largest ε of the sites, "
+        "which needs sites that show their records to someone. *Counts*: `PooledCounts` over 20 "
+        "random trees of depth 4, 20 trees grown on the public records, or the trees of the "
+        "forest of the site with the largest n·min(ε, 1). In bold the best integration of the row",
+        f"- an exact forest on the {N_PUBLIC} public records alone has "
+        f"{stated(found[PUBLIC_ALONE]['exact'])}: what *counts, public trees* reaches at small ε "
+        "is mostly theirs",
         "",
         "## Does joining pay?",
         "",
         *sentences,
         *why(found),
         "",
-        "Gain over the best single site, uneven settings; *beats*, *loses*: by more than two standard errors of the "
-        "paired difference.",
+        "Gain over the best single site, uneven settings; *beats*, *loses*: by more than two "
+        "standard errors of the paired difference.",
         "",
-        "| guarantee | sites | default vote (n·ε, soft) | best integration, in hindsight | its gain |",
+        "| guarantee | sites | default vote (n·ε, soft) | best integration, in hindsight | its "
+        "gain |",
         "|---|---|---:|---|---:|",
         *gains,
         "",
-        "Other integrations against the default vote: mean difference over settings, and in how many it is clearly "
-        "higher or lower.",
+        "Other integrations against the default vote: mean difference over settings, and in how "
+        "many it is clearly higher or lower.",
         "",
-        "| guarantee | integration | settings | mean difference | clearly higher | clearly lower | of |",
+        "| guarantee | integration | settings | mean difference | clearly higher | clearly lower "
+        "| of |",
         "|---|---|---|---:|---:|---:|---:|",
         *vote_sentences(found),
         "",
-        "![AUC of integrations in every setting; hard votes lie to the left of it](forest_sites.png)",
+        "![AUC of integrations in every setting; hard votes lie to the left of "
+        "it](forest_sites.png)",
         *setting_tables(found),
         *figure_tables(*figures),
         "",
@@ -597,10 +716,12 @@ def main() -> int:
         "",
         "## Bytes",
         "",
-        "Sizes of safetensors files with what a learner releases (`_state()`) and with what the hub sends back, "
-        "ε = 0.5, equal sites. Splits and counts travel as 64-bit numbers; bytes and 32 bits would do.",
+        "Sizes of safetensors files with what a learner releases (`_state()`) and with what the "
+        "hub sends back, ε = 0.5, equal sites. Splits and counts travel as 64-bit numbers; bytes "
+        "and 32 bits would do.",
         "",
-        "| sites | integration | trees × depth | received before | sent by a site | received by a site |",
+        "| sites | integration | trees × depth | received before | sent by a site | received by "
+        "a site |",
         "|---:|---|---:|---:|---:|---:|",
         *sizes,
     ]

@@ -1,13 +1,14 @@
 """Measure how long private forests take beside scikit-learn's and diffprivlib's, and how that grows with records.
 
-Writes forest_speed.md and forest_speed.png next to this file. One thread everywhere; repeats are interleaved, medians
-and ratios are of processor time, so that other work on the machine disturbs little.
+Writes forest_speed.md and forest_speed.png next to this file. One thread everywhere; repeats are
+interleaved, medians and ratios are of processor time, so that other work on the machine disturbs
+little.
 
-    python benchmarks/forest_speed.py            9 repeats, up to 5 million records
-    python benchmarks/forest_speed.py --quick    3 repeats, up to 300,000 records, into a temporary folder
+    python benchmarks/forest_speed.py            9 repeats, up to 5 million records python
+    benchmarks/forest_speed.py --quick    3 repeats, up to 300,000 records, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which is made when
-missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
+Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which
+is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from rich.console import Console
 from sklearn.ensemble import RandomForestClassifier
 from threadpoolctl import threadpool_limits
 
-from consilience.learners import histograms, trees
-from consilience.learners.trees import PrivateForestClassifier
+from consilience.learners.trees import forest as trees
+from consilience.learners.trees import histograms
+from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.mechanisms import Noise
 from forests import (
     COLORS,
@@ -65,9 +67,17 @@ Array = np.ndarray
 Times = tuple[float, float]  # elapsed, processor
 
 
-def ours(problem: Problem, depth: int, delta: float, epsilon: float = EPSILONS[0], **further: Any) -> Any:
+def ours(
+    problem: Problem, depth: int, delta: float, epsilon: float = EPSILONS[0], **further: Any
+) -> Any:
     return PrivateForestClassifier(
-        epsilon=epsilon, delta=delta, n_trees=N_TREES, max_depth=depth, bins=problem.bins, classes=[0, 1], **further
+        epsilon=epsilon,
+        delta=delta,
+        n_trees=N_TREES,
+        max_depth=depth,
+        bins=problem.bins,
+        classes=[0, 1],
+        **further,
     )
 
 
@@ -82,7 +92,9 @@ def clocks(function: Any) -> Times:
 
 
 def medians(pairs: list[Times]) -> Times:
-    return float(np.median([wall for wall, _ in pairs])), float(np.median([spent for _, spent in pairs]))
+    return float(np.median([wall for wall, _ in pairs])), float(
+        np.median([spent for _, spent in pairs])
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- fits
@@ -105,7 +117,9 @@ class Peer:
         return dict(self.ask({**self.facts, "fits": [wanted]})["fits"][0])
 
 
-def measure_fits(problem: Problem, repeats: int, ask: Any, console: Console) -> dict[tuple[str, int], Times]:
+def measure_fits(
+    problem: Problem, repeats: int, ask: Any, console: Console
+) -> dict[tuple[str, int], Times]:
     """Time fits on all 30,000 records."""
     X, y = problem.X, problem.y
     found: dict[tuple[str, int], list[Times]] = {}
@@ -141,7 +155,9 @@ def measure_scores(
             peer = None if ask is None else Peer(ask, problem, train, test, Path(folder))
             for depth in DEPTHS:
                 model = plain(depth, run).fit(X[train], y[train])
-                found.setdefault((PLAIN, depth, math.inf), []).append(auc_of(model, X[test], y[test]))
+                found.setdefault((PLAIN, depth, math.inf), []).append(
+                    auc_of(model, X[test], y[test])
+                )
                 for epsilon in EPSILONS:
                     for name, delta in ((PURE, 0.0), (ZCDP, DELTA)):
                         noise = Noise(seed=seed_of(run, depth, round(10 * epsilon), bool(delta)))
@@ -181,12 +197,18 @@ def measure_parts(problem: Problem, repeats: int) -> list[str]:
                         for function in (one for one in functions if hasattr(module, one)):
                             timed = _timed(getattr(module, function), clock, part)
                             stack.enter_context(mock.patch.object(module, function, timed))
-                    wholes.append(clocks(lambda d=depth, by=delta: ours(problem, d, by).fit(problem.X, problem.y))[1])
+                    wholes.append(
+                        clocks(
+                            lambda d=depth, by=delta: ours(problem, d, by).fit(problem.X, problem.y)
+                        )[1]
+                    )
                 for part, seconds in clock.items():
                     spent[part].append(seconds)
             whole = float(np.median(wholes))
             parts = [float(np.median(values)) for values in spent.values()]
-            cells = [f"{1e3 * value:.0f} ({value / whole:.0%})" for value in (*parts, whole - sum(parts))]
+            cells = [
+                f"{1e3 * value:.0f} ({value / whole:.0%})" for value in (*parts, whole - sum(parts))
+            ]
             lines.append(f"| {depth} | {TITLES[name]} | {1e3 * whole:.0f} | {' | '.join(cells)} |")
     return lines
 
@@ -219,22 +241,39 @@ def one_size(n: int, depth: int, delta: float) -> dict[str, float]:
     before = _peak_bytes()
     wall, processor = clocks(lambda: ours(problem, depth, delta).fit(X, y))
     peak = _peak_bytes()
-    return {"n": n, "wall": wall, "processor": processor, "data": X.nbytes + y.nbytes, "before": before, "peak": peak}
+    return {
+        "n": n,
+        "wall": wall,
+        "processor": processor,
+        "data": X.nbytes + y.nbytes,
+        "before": before,
+        "peak": peak,
+    }
 
 
 def _peak_bytes() -> int:
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    (line,) = [
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    ]
     return 1024 * int(line.split()[1])
 
 
 def measure_sizes(sizes: tuple[int, ...], console: Console) -> dict[str, list[dict[str, float]]]:
-    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    one_thread = {
+        name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    }
     found: dict[str, list[dict[str, float]]] = {PURE: [], ZCDP: []}
     for n in sizes:
         for name, delta in ((PURE, 0.0), (ZCDP, DELTA)):
             command = [sys.executable, __file__, "--one", str(n), str(delta)]
             times = [
-                json.loads(subprocess.run(command, env={**os.environ, **one_thread}, check=True, stdout=-1).stdout)
+                json.loads(
+                    subprocess.run(
+                        command, env={**os.environ, **one_thread}, check=True, stdout=-1
+                    ).stdout
+                )
                 for _ in range(3 if n < 1e6 else 1)
             ]
             best = sorted(times, key=lambda one: one["processor"])[len(times) // 2]
@@ -246,7 +285,9 @@ def measure_sizes(sizes: tuple[int, ...], console: Console) -> dict[str, list[di
 def slope(rows: list[dict[str, float]], least: int = 100_000) -> float:
     """Return the exponent b of seconds ∝ n^b, from `least` records on."""
     chosen = [row for row in rows if row["n"] >= least]
-    return float(np.polyfit(np.log([r["n"] for r in chosen]), np.log([r["processor"] for r in chosen]), 1)[0])
+    return float(
+        np.polyfit(np.log([r["n"] for r in chosen]), np.log([r["processor"] for r in chosen]), 1)[0]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- prediction
@@ -279,21 +320,26 @@ def fit_table(times: dict, scores: dict) -> tuple[list[str], list[str]]:
             if name not in base:
                 continue
             wall, processor = times[name, depth]
-            ratios = [f"{base[name] / base[other]:.2f}" if other in base else "–" for other in (PLAIN, PEER)]
+            ratios = [
+                f"{base[name] / base[other]:.2f}" if other in base else "–"
+                for other in (PLAIN, PEER)
+            ]
             if name == PLAIN:
                 cells = [stated(scores[name, depth, math.inf])] * len(EPSILONS)
             else:
                 cells = [stated(scores[name, depth, e]) for e in EPSILONS]
             lines.append(
-                f"| {depth} | {title} | {1e3 * wall:.0f} | {1e3 * processor:.0f} | {' | '.join(ratios)} "
-                f"| {' | '.join(cells)} |"
+                f"| {depth} | {title} | {1e3 * wall:.0f} | {1e3 * processor:.0f} | "
+                f"{' | '.join(ratios)} | {' | '.join(cells)} |"
             )
             if name in (PURE, ZCDP):
                 for other in (PLAIN, PEER):
                     if other in base:
                         ratio = base[name] / base[other]
                         word = "met" if ratio <= TARGET else "**missed**"
-                        verdicts.append(f"| {title} | {depth} | {TITLES[other]} | {ratio:.2f} | {word} |")
+                        verdicts.append(
+                            f"| {title} | {depth} | {TITLES[other]} | {ratio:.2f} | {word} |"
+                        )
     return lines, verdicts
 
 
@@ -325,20 +371,38 @@ def plot(times: dict, sizes: dict, path: Path) -> None:
         bars = left.bar(at, heights, 0.19, label=TITLES[name], color=COLORS[(0, 5, 6, 1)[place]])
         left.bar_label(bars, [f"{height:.0f}" for height in heights], fontsize=8)
     left.set_xticks(range(len(DEPTHS)), [f"depth {depth}" for depth in DEPTHS])
-    left.set(yscale="log", ylabel="processor ms per fit", title=f"30,000 × 23, {N_TREES} trees, one thread")
+    left.set(
+        yscale="log",
+        ylabel="processor ms per fit",
+        title=f"30,000 × 23, {N_TREES} trees, one thread",
+    )
     left.set_ylim(top=left.get_ylim()[1] * 6)
     left.legend(fontsize=8, loc="upper left")
     for name, marker, color in ((PURE, "o", COLORS[0]), (ZCDP, "s", COLORS[5])):
         rows = sizes[name]
         n = np.array([row["n"] for row in rows])
         label = f"{TITLES[name]}: n^{slope(rows):.2f} from 100,000 on"
-        middle.loglog(n, [row["processor"] for row in rows], marker=marker, color=color, label=label)
+        middle.loglog(
+            n, [row["processor"] for row in rows], marker=marker, color=color, label=label
+        )
         memory = [max((row["peak"] - row["before"]) / 1e6, 1) for row in rows]
         right.loglog(n, memory, marker=marker, color=color, label=TITLES[name])
     line = np.array([row["n"] for row in sizes[PURE]])
-    middle.loglog(line, sizes[PURE][-1]["processor"] * line / line[-1], ":", color="black", label="∝ n")
-    middle.set(xlabel="records", ylabel="processor s per fit", title=f"{N_TREES} trees of depth {DEPTHS[0]}")
-    right.loglog(line, [row["data"] / 1e6 for row in sizes[PURE]], ":", color="black", label="the records themselves")
+    middle.loglog(
+        line, sizes[PURE][-1]["processor"] * line / line[-1], ":", color="black", label="∝ n"
+    )
+    middle.set(
+        xlabel="records",
+        ylabel="processor s per fit",
+        title=f"{N_TREES} trees of depth {DEPTHS[0]}",
+    )
+    right.loglog(
+        line,
+        [row["data"] / 1e6 for row in sizes[PURE]],
+        ":",
+        color="black",
+        label="the records themselves",
+    )
     right.set(xlabel="records", ylabel="MB", title="peak memory beyond the records")
     for axis in (middle, right):
         axis.grid(alpha=0.3)
@@ -350,7 +414,9 @@ def plot(times: dict, sizes: dict, path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="3 repeats, up to 300,000 records, into a temporary folder"
+        "--quick",
+        action="store_true",
+        help="3 repeats, up to 300,000 records, into a temporary folder",
     )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -361,7 +427,9 @@ def main() -> int:
     console = Console(stderr=True)
     folder = data_folder()
     if folder is None:
-        console.print("forest_speed.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured.")
+        console.print(
+            "forest_speed.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured."
+        )
         return 0
     out = Path(tempfile.mkdtemp(prefix="forest-speed-")) if options.quick else HERE
     repeats, runs = (3, 2) if options.quick else (9, 5)
@@ -380,15 +448,18 @@ def main() -> int:
     lines = [
         "# Speed of private forests",
         "",
-        f"Made by `python benchmarks/forest_speed.py{' --quick' if options.quick else ''}`; do not edit, run it again.",
+        f"Made by `python benchmarks/forest_speed.py{' --quick' if options.quick else ''}`; do "
+        "not edit, run it again.",
         "",
         about,
-        f"- credit-card default, 30,000 × 23, {N_TREES} trees, one thread, ε = {EPSILONS[0]:g}. Ours starts from the "
-        "numbers, so its time includes finding their bins; diffprivlib gets the bins as numbers. Noise is fresh and "
-        "the guarantee real. scikit-learn tries √23 features at each split, by its default; ours all (pure) or half "
-        "of them for each tree (δ)",
-        f"- medians of {repeats} interleaved repeats after one that is not counted; ratios of processor time. AUC: the "
-        f"same settings on 24,000 training and 6,000 test records, mean ± standard error of {runs} splits, seeded",
+        f"- credit-card default, 30,000 × 23, {N_TREES} trees, one thread, ε = {EPSILONS[0]:g}. "
+        "Ours starts from the numbers, so its time includes finding their bins; diffprivlib gets "
+        "the bins as numbers. Noise is fresh and the guarantee real. scikit-learn tries √23 "
+        "features at each split, by its default; ours all (pure) or half of them for each tree "
+        "(δ)",
+        f"- medians of {repeats} interleaved repeats after one that is not counted; ratios of "
+        "processor time. AUC: the same settings on 24,000 training and 6,000 test records, mean "
+        f"± standard error of {runs} splits, seeded",
         "",
         f"## Targets: at most {TARGET:g} × the time of either",
         "",
@@ -397,13 +468,15 @@ def main() -> int:
         *verdicts,
         "",
         f"Linear in the number of records: seconds grow as n^{slope(grown[PURE]):.2f} (pure) and "
-        f"n^{slope(grown[ZCDP]):.2f} (δ) from 100,000 records on; {int(largest[PURE]['n']):,} records take "
-        f"{largest[PURE]['processor']:.1f} s and {largest[ZCDP]['processor']:.1f} s of processor time.",
+        f"n^{slope(grown[ZCDP]):.2f} (δ) from 100,000 records on; {int(largest[PURE]['n']):,} "
+        f"records take {largest[PURE]['processor']:.1f} s and {largest[ZCDP]['processor']:.1f} s "
+        "of processor time.",
         "",
-        f"Prediction of {ROWS // 10 if options.quick else ROWS:,} records by {N_TREES} trees of depth {PREDICT_DEPTH}: "
-        f"{fast:.2f} s elapsed, {prediction[PURE][1]:.2f} s of processor time, target {PREDICT_TARGET:g} s: "
-        f"{'met' if fast < PREDICT_TARGET else '**missed**'}; scikit-learn {prediction[PLAIN][0]:.2f} s, processor "
-        f"{prediction[PLAIN][1]:.2f} s, ratio {prediction[PURE][1] / prediction[PLAIN][1]:.2f}.",
+        f"Prediction of {ROWS // 10 if options.quick else ROWS:,} records by {N_TREES} trees of "
+        f"depth {PREDICT_DEPTH}: {fast:.2f} s elapsed, {prediction[PURE][1]:.2f} s of processor "
+        f"time, target {PREDICT_TARGET:g} s: {'met' if fast < PREDICT_TARGET else '**missed**'}; "
+        f"scikit-learn {prediction[PLAIN][0]:.2f} s, processor {prediction[PLAIN][1]:.2f} s, "
+        f"ratio {prediction[PURE][1] / prediction[PLAIN][1]:.2f}.",
         "",
         "![Time of a fit, against depth and number of records](forest_speed.png)",
         "",
@@ -416,9 +489,9 @@ def main() -> int:
         "",
         "## Where the time goes",
         "",
-        "Processor ms of a fit and its parts. Every leaf and class costs one exact draw, so a forest of depth h costs "
-        f"{N_TREES} · 2^h · 2 of them, whatever the number of records: {N_TREES * 2 ** DEPTHS[-1] * 2:,} at depth "
-        f"{DEPTHS[-1]}.",
+        "Processor ms of a fit and its parts. Every leaf and class costs one exact draw, so a "
+        f"forest of depth h costs {N_TREES} · 2^h · 2 of them, whatever the number of records: "
+        f"{N_TREES * 2 ** DEPTHS[-1] * 2:,} at depth {DEPTHS[-1]}.",
         "",
         f"| depth | learner | whole | {' | '.join(PARTS)} | the rest |",
         "|---:|---|---:|" + "---:|" * (len(PARTS) + 1),
@@ -426,9 +499,10 @@ def main() -> int:
         "",
         "## Number of records",
         "",
-        f"{N_TREES} trees of depth {DEPTHS[0]}; records drawn from the 30,000 with replacement. Each fit has a process "
-        "of its own; extra memory is the peak during the fit beyond what the process, records included, held before. "
-        "Median of three up to 300,000, one fit beyond.",
+        f"{N_TREES} trees of depth {DEPTHS[0]}; records drawn from the 30,000 with replacement. "
+        "Each fit has a process of its own; extra memory is the peak during the fit beyond what "
+        "the process, records included, held before. Median of three up to 300,000, one fit "
+        "beyond.",
         "",
         "| records | their MB | pure: elapsed s | processor s | ns per record | extra MB "
         "| δ: elapsed s | processor s | ns per record | extra MB |",

@@ -1,14 +1,14 @@
 """Measure private trees, forests and boosting on pooled records: AUC against epsilon, beside the alternatives.
 
-Writes forests.md, forests.png and forests-height.png next to this file. Every method sees the same splits; noise is
-drawn anew for every fit from a seed of its own, so that the tables repeat. A seed voids the guarantee: the models
-fitted here are measurements, not something to publish.
+Writes forests.md, forests.png and forests-height.png next to this file. Every method sees the same
+splits; noise is drawn anew for every fit from a seed of its own, so that the tables repeat. A seed
+voids the guarantee: the models fitted here are measurements, not something to publish.
 
     python benchmarks/forests.py            10 seeds
     python benchmarks/forests.py --quick    2 seeds, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which is made when
-missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
+Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which
+is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
 from accuracy import find_peer
-from consilience.data import Categorical, Numeric, Schema
-from consilience.learners import adaboost, trees
-from consilience.learners.adaboost import PrivateAdaBoostClassifier
-from consilience.learners.bins import Bins
 from consilience.learners.linear import PrivateLogisticRegression
-from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
+from consilience.learners.trees import adaboost
+from consilience.learners.trees import forest as trees
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.mechanisms import Noise
+from consilience.tables.schema import Categorical, Numeric, Schema
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -57,7 +58,16 @@ EPSILONS = (0.1, 0.5, 2.0)
 DELTA = 1e-5
 HEIGHTS = (3, 4, 5, 6, 7)
 TIMED = 3  # runs whose fits are timed, too
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#000000")  # Okabe and Ito
+COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#555555",
+    "#000000",
+)  # Okabe and Ito
 Array = np.ndarray
 
 
@@ -104,8 +114,12 @@ def credit(folder: Path) -> Problem:
     table = pq.read_table(folder / "credit_default.parquet")
     names = [name for name in table.column_names if name not in ("ID", "default_next_month")]
     columns = [_credit_column(name) for name in names]
-    bins = Bins([cuts for cuts, _ in columns], [name in ("EDUCATION", "MARRIAGE") for name in names])
-    encoded = Schema([column for _, column in columns], "default_next_month", classes=(0, 1)).encode(table)
+    bins = Bins(
+        [cuts for cuts, _ in columns], [name in ("EDUCATION", "MARRIAGE") for name in names]
+    )
+    encoded = Schema(
+        [column for _, column in columns], "default_next_month", classes=(0, 1)
+    ).encode(table)
     X = np.column_stack([table[name].to_numpy() for name in names]).astype(float)
 
     def split(seed: int) -> tuple[Array, Array]:
@@ -120,9 +134,10 @@ def credit(folder: Path) -> Problem:
         encoded.X,
         24_000,
         split,
-        "23 attributes; NT dollars cut at 0, 1 and the 1-2-5 series, age every five years, months of delay at each of "
-        "-1 … 4 and 6, education and marriage as categories. Logistic regression gets money by its logarithm, and "
-        "months of delay one-hot like the categories. A random 24,000 of 30,000 records train, the rest test",
+        "23 attributes; NT dollars cut at 0, 1 and the 1-2-5 series, age every five years, "
+        "months of delay at each of -1 … 4 and 6, education and marriage as categories. Logistic "
+        "regression gets money by its logarithm, and months of delay one-hot like the "
+        "categories. A random 24,000 of 30,000 records train, the rest test",
         {"forest": (0.70, 0.74, 0.75), "forest zCDP": (0.73, 0.75, 0.755)},
     )
 
@@ -146,7 +161,9 @@ def adult(folder: Path) -> Problem:
             cuts.append(ADULT_CUTS[name])
             values.append(table[name].to_numpy().astype(float))
             bounds = ADULT_BOUNDS.get(name, (0, 1e5 if name == "capital_gain" else 5e3))
-            columns.append(Numeric(name, *bounds, transform=None if name in ADULT_BOUNDS else "log1p"))
+            columns.append(
+                Numeric(name, *bounds, transform=None if name in ADULT_BOUNDS else "log1p")
+            )
         else:
             coded = table[name].combine_chunks()
             cuts.append(tuple(k + 0.5 for k in range(len(coded.dictionary) - 1)))
@@ -168,9 +185,10 @@ def adult(folder: Path) -> Problem:
         encoded.X,
         len(train),
         split,
-        "12 attributes (`fnlwgt` and `education`, which `education_num` repeats, dropped); dollars cut at 1 and round "
-        "numbers, age every five years, each level of education, hours around 40, seven columns of published "
-        "categories. The published split: 32,561 records train, 16,281 test; seeds change the noise and the order",
+        "12 attributes (`fnlwgt` and `education`, which `education_num` repeats, dropped); "
+        "dollars cut at 1 and round numbers, age every five years, each level of education, "
+        "hours around 40, seven columns of published categories. The published split: 32,561 "
+        "records train, 16,281 test; seeds change the noise and the order",
         {},
     )
 
@@ -190,7 +208,12 @@ def auc_of(model: Any, X: Array, y: Array) -> float:
 
 # ------------------------------------------------------------------------------------------------------------- methods
 
-PEER_SETTINGS = ((10, 5), (30, 5), (30, 8), (100, 5))  # trees, depth; the first is diffprivlib's default
+PEER_SETTINGS = (
+    (10, 5),
+    (30, 5),
+    (30, 8),
+    (100, 5),
+)  # trees, depth; the first is diffprivlib's default
 PEER, PEER_BEST, PLAIN = "diffprivlib", "diffprivlib best", "plain"
 
 
@@ -198,7 +221,9 @@ def learners(problem: Problem) -> dict[str, Callable[..., Any]]:
     """Return the tree learners by the name of their row; each takes epsilon, noise and random_state."""
     who = {"bins": problem.bins, "classes": [0, 1]}
     sized = {**who, "public_size": problem.n_train}
-    forest, tree = (partial(kind, **sized) for kind in (PrivateForestClassifier, PrivateTreeClassifier))
+    forest, tree = (
+        partial(kind, **sized) for kind in (PrivateForestClassifier, PrivateTreeClassifier)
+    )
     boost = partial(PrivateAdaBoostClassifier, **who)
     stumps = partial(boost, max_depth=1, n_rounds=30)
     return {
@@ -255,8 +280,12 @@ def measure(problem: Problem, runs: int, ask: Any, console: Console) -> tuple[Fo
         train, test = problem.split(run)
         for at, epsilon in enumerate(EPSILONS):
             for place, (name, learner) in enumerate(learners(problem).items()):
-                model = learner(epsilon=epsilon, random_state=run, noise=Noise(seed=seed_of(run, place, at)))
-                scores[name, epsilon].append(auc_of(model.fit(X[train], y[train]), X[test], y[test]))
+                model = learner(
+                    epsilon=epsilon, random_state=run, noise=Noise(seed=seed_of(run, place, at))
+                )
+                scores[name, epsilon].append(
+                    auc_of(model.fit(X[train], y[train]), X[test], y[test])
+                )
                 if run < TIMED:  # with noise of its own: seeded noise is drawn by a faster stand-in
                     fresh = learner(epsilon=epsilon, random_state=run)
                     seconds[name, epsilon].append(fit_clocked(fresh, X[train], y[train]))
@@ -273,13 +302,18 @@ def measure(problem: Problem, runs: int, ask: Any, console: Console) -> tuple[Fo
                 seconds[name, epsilon].append(fit_clocked(model, encoded[train], y[train]))
                 scores[name, epsilon].append(auc_of(model, encoded[test], y[test]))
         plain = HistGradientBoostingClassifier(
-            max_iter=200, learning_rate=0.05, categorical_features=list(problem.bins.categorical), random_state=run
+            max_iter=200,
+            learning_rate=0.05,
+            categorical_features=list(problem.bins.categorical),
+            random_state=run,
         )
         seconds[PLAIN, 0].append(fit_clocked(plain, X[train], y[train]))
         scores[PLAIN, 0].append(auc_of(plain, X[test], y[test]))
         if ask is not None:
             wanted = [(e, settings) for e in EPSILONS for settings in PEER_SETTINGS]
-            for (epsilon, settings), fit in zip(wanted, ask_peer(ask, problem, train, test, wanted, run), strict=True):
+            for (epsilon, settings), fit in zip(
+                wanted, ask_peer(ask, problem, train, test, wanted, run), strict=True
+            ):
                 scores[f"{PEER} {settings}", epsilon].append(fit["auc"])
                 seconds[f"{PEER} {settings}", epsilon].append(fit["processor"])
         console.print(f"{problem.title}: run {run + 1} of {runs}")
@@ -287,7 +321,10 @@ def measure(problem: Problem, runs: int, ask: Any, console: Console) -> tuple[Fo
         names = [f"{PEER} {settings}" for settings in PEER_SETTINGS]
         best = max(names, key=lambda name: np.mean(scores[name, epsilon]))
         for row, name in ((PEER, names[0]), (PEER_BEST, best)):
-            scores[row, epsilon], seconds[row, epsilon] = scores[name, epsilon], seconds[name, epsilon]
+            scores[row, epsilon], seconds[row, epsilon] = (
+                scores[name, epsilon],
+                seconds[name, epsilon],
+            )
     return scores, seconds
 
 
@@ -300,7 +337,9 @@ def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[st
     if python is None:
         yield None
         return
-    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    one_thread = {
+        name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    }
     command = [python, str(HERE / "peer_forest.py")]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env={**os.environ, **one_thread}, **pipes) as peer:
@@ -315,19 +354,26 @@ def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[st
         yield ask
 
 
-def ask_peer(ask: Any, problem: Problem, train: Array, test: Array, wanted: list[Any], seed: int) -> list[dict]:
+def ask_peer(
+    ask: Any, problem: Problem, train: Array, test: Array, wanted: list[Any], seed: int
+) -> list[dict]:
     """Let diffprivlib fit forests (epsilon, (trees, depth)) on the numbers of the bins, whose ends are its bounds.
 
-    It draws splits uniformly between bounds, so in the numbers of the bins it cuts where our forests may.
+    It draws splits uniformly between bounds, so in the numbers of the bins it cuts where our
+    forests may.
     """
     codes = problem.bins.codes(problem.X)
     with tempfile.TemporaryDirectory() as folder:
         for part, rows in (("train", train), ("test", test)):
             np.save(Path(folder) / f"X_{part}.npy", codes[rows].astype(np.float32))
             np.save(Path(folder) / f"y_{part}.npy", problem.y[rows])
-        fits = [{"epsilon": e, "n_estimators": n, "max_depth": h, "seed": seed} for e, (n, h) in wanted]
+        fits = [
+            {"epsilon": e, "n_estimators": n, "max_depth": h, "seed": seed} for e, (n, h) in wanted
+        ]
         high = (problem.bins.sizes - 1).astype(float).tolist()
-        return list(ask({"folder": folder, "low": [0.0] * len(high), "high": high, "fits": fits})["fits"])
+        return list(
+            ask({"folder": folder, "low": [0.0] * len(high), "high": high, "fits": fits})["fits"]
+        )
 
 
 # --------------------------------------------------------------------------------------------- noisy and exact counts
@@ -341,15 +387,22 @@ def count_errors(problem: Problem, runs: int) -> list[str]:
             leaf, whole, sizes, planned = [], [], [], 0.0
             for run in range(runs):
                 train, _ = problem.split(run)
-                model = learners(problem)[name](epsilon=epsilon, random_state=run)  # fresh noise: exact samplers
+                model = learners(problem)[name](
+                    epsilon=epsilon, random_state=run
+                )  # fresh noise: exact samplers
                 heard: list[tuple[Array, Array, Any]] = []
                 add_noise = trees.noisy
 
-                def listen(counts: Array, plan: Any, source: Any, heard=heard, add_noise=add_noise) -> Array:
+                def listen(
+                    counts: Array, plan: Any, source: Any, heard=heard, add_noise=add_noise
+                ) -> Array:
                     heard.append((counts, add_noise(counts, plan, source), plan))
                     return heard[-1][1]
 
-                with mock.patch.object(trees, "noisy", listen), mock.patch.object(adaboost, "noisy", listen):
+                with (
+                    mock.patch.object(trees, "noisy", listen),
+                    mock.patch.object(adaboost, "noisy", listen),
+                ):
                     model.fit(problem.X[train], problem.y[train])
                 for exact, released, plan in heard:
                     off = (released - exact) / plan.grain
@@ -359,9 +412,10 @@ def count_errors(problem: Problem, runs: int) -> list[str]:
                     planned = math.sqrt(plan.leaf_variance)
             n_trees, leaves = model.counts_.shape[:2]
             lines.append(
-                f"| {TITLES[name]} | {epsilon:g} | {n_trees} × {leaves} | {np.mean(sizes):,.0f} "
-                f"| {math.sqrt(np.mean(leaf)):.2f} | {planned:.2f} | {math.sqrt(np.mean(whole)):.1f} "
-                f"| {math.sqrt(np.mean(leaf)) / np.mean(sizes):.1%} |"
+                f"| {TITLES[name]} | {epsilon:g} | {n_trees} × {leaves} | {np.mean(sizes):,.0f} | "
+                f"{math.sqrt(np.mean(leaf)):.2f} | {planned:.2f} | "
+                f"{math.sqrt(np.mean(whole)):.1f} | "
+                f"{math.sqrt(np.mean(leaf)) / np.mean(sizes):.1%} |"
             )
     return lines
 
@@ -385,12 +439,16 @@ def measure_heights(problem: Problem, runs: int, console: Console) -> tuple[dict
             for at, epsilon in enumerate(EPSILONS):
                 for height in HEIGHTS:
                     noise = Noise(seed=seed_of(run, place, at, height))
-                    model = learners(problem)[name](epsilon=epsilon, max_depth=height, random_state=run, noise=noise)
+                    model = learners(problem)[name](
+                        epsilon=epsilon, max_depth=height, random_state=run, noise=noise
+                    )
                     key = name, epsilon, height
                     model.fit(problem.X[train], problem.y[train])
                     scores[key].append(auc_of(model, problem.X[test], problem.y[test]))
                     if run < TIMED:
-                        fresh = learners(problem)[name](epsilon=epsilon, max_depth=height, random_state=run)
+                        fresh = learners(problem)[name](
+                            epsilon=epsilon, max_depth=height, random_state=run
+                        )
                         seconds[key].append(fit_clocked(fresh, problem.X[train], problem.y[train]))
         console.print(f"heights: run {run + 1} of {runs}")
     return scores, seconds
@@ -417,9 +475,13 @@ def accuracy_table(problem: Problem, scores: Found, seconds: Found) -> list[str]
             spent = [f"{np.median(seconds[name, 0]):.2f}"]
         else:
             cells = [stated(scores[name, e]) for e in EPSILONS]
-            spent = [f"{np.median(seconds[name, e]):.2f}" if seconds[name, e] else "–" for e in EPSILONS]
+            spent = [
+                f"{np.median(seconds[name, e]):.2f}" if seconds[name, e] else "–" for e in EPSILONS
+            ]
         low, high = min(spent), max(spent)
-        lines.append(f"| {title} | {' | '.join(cells)} | {low if low == high else f'{low} … {high}'} |")
+        lines.append(
+            f"| {title} | {' | '.join(cells)} | {low if low == high else f'{low} … {high}'} |"
+        )
     return lines
 
 
@@ -431,7 +493,10 @@ def target_lines(problem: Problem, scores: Found) -> list[str]:
             mean, error = values.mean(), values.std(ddof=1) / math.sqrt(len(values))
             word = "met" if mean >= target else "**missed**"
             clear = "" if abs(mean - target) > 2 * error else ", within two standard errors of it"
-            lines.append(f"| {TITLES[name]} | {epsilon:g} | {target:g} | {mean:.4f} ± {error:.4f} | {word}{clear} |")
+            lines.append(
+                f"| {TITLES[name]} | {epsilon:g} | {target:g} | {mean:.4f} ± {error:.4f} | "
+                f"{word}{clear} |"
+            )
     return lines
 
 
@@ -439,7 +504,14 @@ def reading(problem: Problem, scores: Found) -> list[str]:
     """Say, from the runs, who is best at each epsilon, among pure and among approximate guarantees."""
     lines = []
     pure = ["forest", "random splits", "tree", "AdaBoost", "stumps", "logistic", PEER_BEST]
-    approximate = ["forest zCDP", "random splits zCDP", "tree zCDP", "AdaBoost zCDP", "stumps zCDP", "logistic δ"]
+    approximate = [
+        "forest zCDP",
+        "random splits zCDP",
+        "tree zCDP",
+        "AdaBoost zCDP",
+        "stumps zCDP",
+        "logistic δ",
+    ]
     for title, names in (("pure ε", pure), ("δ = 1e-5", approximate)):
         parts = []
         for epsilon in EPSILONS:
@@ -447,20 +519,24 @@ def reading(problem: Problem, scores: Found) -> list[str]:
             first, second = sorted(known, key=lambda name: -np.mean(scores[name, epsilon]))[:2]
             gap = np.array(scores[first, epsilon]) - np.array(scores[second, epsilon])
             error = gap.std(ddof=1) / math.sqrt(len(gap))
-            parts.append(f"ε = {epsilon:g} {first}, ahead of {second} by {gap.mean():.4f} ± {error:.4f}")
+            parts.append(
+                f"ε = {epsilon:g} {first}, ahead of {second} by {gap.mean():.4f} ± {error:.4f}"
+            )
         lines.append(f"- {problem.title}, best with {title}: {'; '.join(parts)}.")
     return lines
 
 
 def height_table(scores: dict, seconds: dict) -> list[str]:
     lines = [
-        f"| AUC (processor ms per fit) | ε | {' | '.join(f'height {h}' for h in HEIGHTS)} | by default |",
+        f"| AUC (processor ms per fit) | ε | {' | '.join(f'height {h}' for h in HEIGHTS)} | by "
+        "default |",
         "|---|---:|" + "---:|" * (len(HEIGHTS) + 1),
     ]
     for name, title in AT_HEIGHTS.items():
         for epsilon in EPSILONS:
             cells = [
-                f"{stated(scores[name, epsilon, h])} ({1e3 * np.median(seconds[name, epsilon, h]):.0f})"
+                f"{stated(scores[name, epsilon, h])} "
+                f"({1e3 * np.median(seconds[name, epsilon, h]):.0f})"
                 for h in HEIGHTS
             ]
             auto = stated(scores[name, epsilon]) if (name, epsilon) in scores else "–"
@@ -485,12 +561,30 @@ def plot_scores(problems: list[Problem], found: list[Found], path: Path) -> None
         for name, (label, color, dashes, marker) in drawn.items():
             known = [e for e in EPSILONS if scores[name, e]]
             means = [np.mean(scores[name, e]) for e in known]
-            errors = [np.std(scores[name, e], ddof=1) / math.sqrt(len(scores[name, e])) for e in known]
+            errors = [
+                np.std(scores[name, e], ddof=1) / math.sqrt(len(scores[name, e])) for e in known
+            ]
             axis.errorbar(
-                known, means, yerr=errors, label=label, color=color, ls=dashes, marker=marker, ms=6, lw=1.6, capsize=2
+                known,
+                means,
+                yerr=errors,
+                label=label,
+                color=color,
+                ls=dashes,
+                marker=marker,
+                ms=6,
+                lw=1.6,
+                capsize=2,
             )
-        axis.axhline(np.mean(scores[PLAIN, 0]), color="black", lw=1, ls=":", label="boosting, not private")
-        axis.set(xscale="log", xlabel="ε", ylabel="AUC", title=f"{problem.title}, {problem.n_train:,} training records")
+        axis.axhline(
+            np.mean(scores[PLAIN, 0]), color="black", lw=1, ls=":", label="boosting, not private"
+        )
+        axis.set(
+            xscale="log",
+            xlabel="ε",
+            ylabel="AUC",
+            title=f"{problem.title}, {problem.n_train:,} training records",
+        )
         axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
@@ -507,13 +601,19 @@ def plot_heights(scores: dict, seconds: dict, path: Path) -> None:
         for axis, epsilon in zip(axes, EPSILONS, strict=False):
             means = [np.mean(scores[name, epsilon, h]) for h in HEIGHTS]
             errors = [
-                np.std(scores[name, epsilon, h], ddof=1) / math.sqrt(len(scores[name, epsilon, h])) for h in HEIGHTS
+                np.std(scores[name, epsilon, h], ddof=1) / math.sqrt(len(scores[name, epsilon, h]))
+                for h in HEIGHTS
             ]
             axis.errorbar(HEIGHTS, means, yerr=errors, capsize=2, **look)
             axis.set(title=f"ε = {epsilon:g}", xlabel="height", ylabel="AUC", xticks=HEIGHTS)
         times = [1e3 * np.median(seconds[name, EPSILONS[1], h]) for h in HEIGHTS]
         axes[-1].plot(HEIGHTS, times, **look)
-    axes[-1].set(title=f"time, ε = {EPSILONS[1]:g}", xlabel="height", ylabel="processor ms per fit", xticks=HEIGHTS)
+    axes[-1].set(
+        title=f"time, ε = {EPSILONS[1]:g}",
+        xlabel="height",
+        ylabel="processor ms per fit",
+        xticks=HEIGHTS,
+    )
     axes[-1].set(yscale="log")
     for axis in axes:
         axis.grid(alpha=0.3)
@@ -524,7 +624,9 @@ def plot_heights(scores: dict, seconds: dict, path: Path) -> None:
 
 
 def machine(ask: Any) -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("consilience", "numpy", "numba", "scikit-learn"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("consilience", "numpy", "numba", "scikit-learn")
+    )
     peer = "not installed" if ask is None else ask({"fits": []})["versions"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
@@ -552,7 +654,9 @@ def main() -> int:
     console = Console(stderr=True)
     folder = data_folder()
     if folder is None:
-        console.print("forests.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured.")
+        console.print(
+            "forests.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured."
+        )
         return 0
     runs = 2 if options.quick else 10
     out = Path(tempfile.mkdtemp(prefix="forests-")) if options.quick else HERE
@@ -569,16 +673,19 @@ def main() -> int:
     lines = [
         "# Trees, forests and boosting on pooled records",
         "",
-        f"Made by `{made}`; do not edit, run it again. AUC on test records, mean ± standard error over {runs} seeds "
-        "(split or order, noise, public randomness). Noise is seeded so that the tables repeat, which voids the "
-        "guarantee of these particular fits; times are of fits with fresh noise.",
+        f"Made by `{made}`; do not edit, run it again. AUC on test records, mean ± standard error "
+        f"over {runs} seeds (split or order, noise, public randomness). Noise is seeded so that "
+        "the tables repeat, which voids the guarantee of these particular fits; times are of "
+        "fits with fresh noise.",
         "",
         about,
         '- per record, `neighbours="add-remove"`; δ = 0 (pure ε) or δ = 1e-5 by zero-concentrated composition '
-        f"(logistic regression: its own (ε, δ) mechanism, Λ = {REGULARIZATION:g}, which does well at all three ε); "
-        "`public_size` is declared as the number of training records; everything else at its default",
-        "- diffprivlib gets the numbers of the bins as features and their ends as bounds: it draws splits uniformly, "
-        "so it cuts where ours may. It hands records to trees by their place",
+        f"(logistic regression: its own (ε, δ) mechanism, Λ = {REGULARIZATION:g}, which does well "
+        "at all three ε); `public_size` is declared as the number of training records; "
+        "everything else at its default",
+        "- diffprivlib gets the numbers of the bins as features and their ends as bounds: it "
+        "draws splits uniformly, so it cuts where ours may. It hands records to trees by their "
+        "place",
         *(f"- {problem.title}: {problem.declared}" for problem in problems),
         f'- settings chosen by `"auto"`, trees × depth at ε = {", ".join(f"{e:g}" for e in EPSILONS)}, '
         f"{problems[0].title}: {auto_settings(problems[0])}",
@@ -587,11 +694,19 @@ def main() -> int:
         "",
         "| learner | ε | AUC at least | found | |",
         "|---|---:|---:|---:|---|",
-        *(line for p, (scores, _) in zip(problems, results, strict=True) for line in target_lines(p, scores)),
+        *(
+            line
+            for p, (scores, _) in zip(problems, results, strict=True)
+            for line in target_lines(p, scores)
+        ),
         "",
         "## Reading",
         "",
-        *(line for p, (scores, _) in zip(problems, results, strict=True) for line in reading(p, scores)),
+        *(
+            line
+            for p, (scores, _) in zip(problems, results, strict=True)
+            for line in reading(p, scores)
+        ),
         "",
         "![AUC against epsilon](forests.png)",
     ]
@@ -601,20 +716,20 @@ def main() -> int:
         "",
         "## Noisy against exact class counts",
         "",
-        "Root mean square error of the released counts, in records (seed 001, section 6), credit-card default. The "
-        "noise does not depend on the records, so the planned standard deviation is also what a leaf of any size gets. "
-        "AdaBoost counts weights.",
+        "Root mean square error of the released counts, in records (seed 001, section 6), "
+        "credit-card default. The noise does not depend on the records, so the planned standard "
+        "deviation is also what a leaf of any size gets. AdaBoost counts weights.",
         "",
-        "| learner | ε | trees × leaves | records per leaf | RMSE of a leaf's class count | planned "
-        "| RMSE of a tree's class count | share of a leaf |",
+        "| learner | ε | trees × leaves | records per leaf | RMSE of a leaf's class count | "
+        "planned | RMSE of a tree's class count | share of a leaf |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
         *errors,
         "",
         "## Height",
         "",
-        "As the paper's figure 4, pooled (sites: [forest_sites.md](forest_sites.md)). Forests choose their number of "
-        "trees. A deeper tree spreads the same budget over more levels, and the same records over "
-        "more leaves.",
+        "As the paper's figure 4, pooled (sites: [forest_sites.md](forest_sites.md)). Forests "
+        "choose their number of trees. A deeper tree spreads the same budget over more levels, "
+        "and the same records over more leaves.",
         "",
         "![AUC and time against height](forests-height.png)",
         "",

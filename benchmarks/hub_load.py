@@ -1,10 +1,11 @@
 """How fast the hub takes contributions, beside a bare upload endpoint in the same run; what memory a big one needs.
 
-    python benchmarks/hub_load.py [--contributions 1000] [--at-once 1 16 64] [--repeats 3] [--megabytes 100]
+    python benchmarks/hub_load.py [--contributions 1000] [--at-once 1 16 64] [--repeats 3]
+    [--megabytes 100]
 
-Both servers run in their own process on loopback and answer after their database has committed with synchronous=FULL.
-The bare one stores the bytes and checks nothing. The hub verifies the request's and the file's signature, every tensor,
-the guarantee and the study, and combines while it goes.
+Both servers run in their own process on loopback and answer after their database has committed with
+synchronous=FULL. The bare one stores the bytes and checks nothing. The hub verifies the request's
+and the file's signature, every tensor, the guarantee and the study, and combines while it goes.
 """
 
 from __future__ import annotations
@@ -35,18 +36,20 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 
+from consilience.files.sealed import Sealed, SigningKey
 from consilience.hub.auth import Rate
-from consilience.hub.commands import add_coordinator, opened
+from consilience.hub.operating import add_coordinator, opened
 from consilience.hub.store import hashed, now
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import HEADER, digest, sign_request
-from consilience.sealed import Sealed, SigningKey
-from consilience.study import Study
+from consilience.study.study import Study
 
 
 def study_text(name: str, n_features: int, classes: int, min_sites: int) -> str:
-    columns = ",".join(f'{{kind="numeric",name="c{i}",low=0.0,high=1.0}}' for i in range(n_features))
+    columns = ",".join(
+        f'{{kind="numeric",name="c{i}",low=0.0,high=1.0}}' for i in range(n_features)
+    )
     labels = ",".join(f'"{k}"' for k in range(classes))
     return f"""
 [study]
@@ -69,7 +72,9 @@ name = "Average"
 def train(study: Study, folder: Path, key: SigningKey) -> Sealed:
     generator = np.random.default_rng(0)
     n_classes = len(study.schema.classes or ())
-    table: dict[str, Any] = {column.name: generator.random(2 * n_classes) for column in study.schema.columns}
+    table: dict[str, Any] = {
+        column.name: generator.random(2 * n_classes) for column in study.schema.columns
+    }
     table["y"] = [str(k % n_classes) for k in range(2 * n_classes)]
     ledger = Ledger(folder / "site.ledger")
     ledger.allow("d", Budget(epsilon=100.0))
@@ -85,7 +90,7 @@ def resealed(sealed: Sealed, site: str, key: SigningKey) -> bytes:
 
 
 def serve_hub(folder: Path, port: int) -> None:
-    from consilience.hub.commands import serve
+    from consilience.hub.operating import serve
 
     serve(folder, port=port, by_address=Rate(1e9, 1e9))
 
@@ -93,7 +98,10 @@ def serve_hub(folder: Path, port: int) -> None:
 def serve_bare(folder: Path, port: int) -> None:
     app, lock = FastAPI(), threading.Lock()
     db = sqlite3.connect(folder / "bare.sqlite", check_same_thread=False)
-    db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE uploads (sha256 TEXT, body BLOB);")
+    db.executescript(
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE uploads (sha256 TEXT, "
+        "body BLOB);"
+    )
 
     def store(body: bytes) -> str:
         sha256 = hashlib.sha256(body).hexdigest()
@@ -113,7 +121,9 @@ def running(target: Any, folder: Path) -> Iterator[tuple[str, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = multiprocessing.get_context("spawn").Process(target=target, args=(folder, port), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=target, args=(folder, port), daemon=True
+    )
     process.start()
     address = f"http://127.0.0.1:{port}"
     for _ in range(600):
@@ -165,7 +175,9 @@ def prepare(folder: Path, text: str, sites: list[tuple[str, SigningKey]]) -> Stu
         hub.add_study(text, "operator")
         for name, key in sites:
             code = hashed(name)
-            hub.store.invite(study.name, code, now(seconds=3600), "operator", site=name, fetch_only=False)
+            hub.store.invite(
+                study.name, code, now(seconds=3600), "operator", site=name, fetch_only=False
+            )
             hub.store.enrol(code, name, key.public, os.urandom(16).hex(), fetch_only=False)
     return study
 
@@ -190,19 +202,24 @@ def load(n: int, at_once: list[int], repeats: int, folder: Path) -> list[str]:
                 for (_, key), body in zip(keys, bodies, strict=True)
             ]
             with running(serve_hub, place / "hub") as (address, pid):
-                ours = send(address, [(path, *each) for each in zip(bodies, signed, strict=True)], width)
+                ours = send(
+                    address, [(path, *each) for each in zip(bodies, signed, strict=True)], width
+                )
                 peak = memory(pid, "VmHWM")
             with opened(place / "hub") as hub:
                 n_accepted = len(hub.store.contributions("load", state="accepted"))
                 n_releases = len(hub.store.releases("load"))
             assert n_accepted == n
             found.append((ours / bare, bare, ours, n_releases, peak))
-            print(f"{width} at once: bare {bare:.2f} s, hub {ours:.2f} s, ratio {ours / bare:.2f}", flush=True)
+            print(
+                f"{width} at once: bare {bare:.2f} s, hub {ours:.2f} s, ratio {ours / bare:.2f}",
+                flush=True,
+            )
         ratios = sorted(one[0] for one in found)
         ratio, bare, ours, n_releases, peak = sorted(found)[len(found) // 2]
         rows.append(
-            f"| {width} | {bare:.2f} | {ours:.2f} | {ratio:.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} | {n_releases} "
-            f"| {peak:.0f} |"
+            f"| {width} | {bare:.2f} | {ours:.2f} | {ratio:.2f} | {ratios[0]:.2f} to "
+            f"{ratios[-1]:.2f} | {n_releases} | {peak:.0f} |"
         )
     return rows
 
@@ -216,7 +233,10 @@ def pages(n: int, folder: Path) -> list[str]:
     sealed = train(prepare(place / "hub", text, keys), place, keys[0][1])
     add_coordinator(place / "hub", "anna", "a long password")
     bodies = [(resealed(sealed, name, key), key) for name, key in keys]
-    files = [(path, body, {HEADER: sign_request(key, "POST", path, digest(body))}) for body, key in bodies]
+    files = [
+        (path, body, {HEADER: sign_request(key, "POST", path, digest(body))})
+        for body, key in bodies
+    ]
     rows = []
     with running(serve_hub, place / "hub") as (address, _):
         send(address, files, 16)
@@ -246,7 +266,10 @@ def pages(n: int, folder: Path) -> list[str]:
                 began = time.perf_counter()
                 size = len(client.get(page).content)
                 seconds.append(1e3 * (time.perf_counter() - began))
-            rows.append(f"| `{kind}` | {statistics.median(seconds):.0f} | {max(seconds):.0f} | {size / 1024:.0f} |")
+            rows.append(
+                f"| `{kind}` | {statistics.median(seconds):.0f} | {max(seconds):.0f} | "
+                f"{size / 1024:.0f} |"
+            )
     return rows
 
 
@@ -260,7 +283,10 @@ def big(megabytes: int, folder: Path) -> str:
     # The numbers are made up: the hub cannot tell, and training so many classes would take hours.
     sealed = train(Study.from_text(study_text("small", 50, 2, 2)), place, key)
     generator = np.random.default_rng(1)
-    tensors = {"coef": generator.normal(size=(n_classes, n_features)), "intercept": np.zeros(n_classes)}
+    tensors = {
+        "coef": generator.normal(size=(n_classes, n_features)),
+        "intercept": np.zeros(n_classes),
+    }
     facts = {name: value for name, value in sealed.facts.items() if name not in ("key", "tensors")}
     classes = list(study.schema.classes or ())
     facts |= {"study": study.reference, "n_features": n_features, "classes": classes}
@@ -269,8 +295,12 @@ def big(megabytes: int, folder: Path) -> str:
     path = "/api/studies/big/contributions"
     with running(serve_hub, place / "hub") as (address, pid):
         idle = memory(pid, "VmRSS")
-        seconds = send(address, [(path, body, {HEADER: sign_request(key, "POST", path, digest(body))})], 1)
-        row = f"| {len(body) / 2**20:.0f} | {seconds:.2f} | {idle:.0f} | {memory(pid, 'VmHWM'):.0f} |"
+        seconds = send(
+            address, [(path, body, {HEADER: sign_request(key, "POST", path, digest(body))})], 1
+        )
+        row = (
+            f"| {len(body) / 2**20:.0f} | {seconds:.2f} | {idle:.0f} | {memory(pid, 'VmHWM'):.0f} |"
+        )
     print(row, flush=True)
     return row
 
@@ -291,7 +321,9 @@ def main() -> None:
         shown = pages(given.contributions, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    packages = ", ".join(f"{name} {version(name)}" for name in ("consilience", "fastapi", "uvicorn", "sqlalchemy"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("consilience", "fastapi", "uvicorn", "sqlalchemy")
+    )
     given.out.write_text(
         TEXT.format(
             python=platform.python_version(),

@@ -2,9 +2,9 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/many_members.py [--most 10000]
 
-Writes benchmarks/many_members.md and .png. One thread, so that processor time is what one core needs. Members are 500
-private models of KDD 99 sites, repeated with small differences up to the number wanted: what a combination costs does
-not depend on whose they are.
+Writes benchmarks/many_members.md and .png. One thread, so that processor time is what one core
+needs. Members are 500 private models of KDD 99 sites, repeated with small differences up to the
+number wanted: what a combination costs does not depend on whose they are.
 """
 
 import argparse
@@ -88,7 +88,11 @@ def slope(points, what):
     """Return the exponent between a tenth of the largest number and the largest one."""
     numbers = [n for n in points if n >= max(points) / 10.5]
     values = [points[n][what] for n in numbers]
-    return float(np.polyfit(np.log(numbers), np.log(values), 1)[0]) if len(numbers) > 1 else float("nan")
+    return (
+        float(np.polyfit(np.log(numbers), np.log(values), 1)[0])
+        if len(numbers) > 1
+        else float("nan")
+    )
 
 
 def steepest(points, what):
@@ -125,15 +129,31 @@ def collect(most):
 
 def plot(found, path):
     figure, axes = plt.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
-    for axis, what, label in zip(axes, (1, 2), ("processor seconds", "peak memory, MB"), strict=True):
+    for axis, what, label in zip(
+        axes, (1, 2), ("processor seconds", "peak memory, MB"), strict=True
+    ):
         axis.set(xscale="log", yscale="log", xlabel="members", ylabel=label)
         for (name, points), colour, marker in zip(found.items(), STYLES, MARKERS, strict=True):
             values = np.array([points[n] for n in points])
             ranges = np.abs(values[:, 3:].T - values[:, 1]) if what == 1 else None
-            axis.errorbar(list(points), values[:, what], ranges, color=colour, marker=marker, capsize=3, label=name)
+            axis.errorbar(
+                list(points),
+                values[:, what],
+                ranges,
+                color=colour,
+                marker=marker,
+                capsize=3,
+                label=name,
+            )
         low, high = 300, max(NUMBERS)
         bottom = axis.get_ylim()[0]
-        axis.plot([low, high], [bottom, bottom * high / low], color="0.5", linestyle=":", label="linear growth")
+        axis.plot(
+            [low, high],
+            [bottom, bottom * high / low],
+            color="0.5",
+            linestyle=":",
+            label="linear growth",
+        )
         axis.grid(color="#dddddd", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -144,19 +164,27 @@ def plot(found, path):
 
 def table(found, what, form):
     numbers = sorted({n for points in found.values() for n in points})
-    lines = ["| aggregator | " + " | ".join(f"N = {n:,}" for n in numbers) + " | exponent at the end | steepest |"]
+    lines = [
+        "| aggregator | "
+        + " | ".join(f"N = {n:,}" for n in numbers)
+        + " | exponent at the end | steepest |"
+    ]
     lines.append("|---|" + "---:|" * (len(numbers) + 2))
     for name, points in found.items():
         cells = [format(points[n][what], form) if n in points else "" for n in numbers]
         lines.append(
-            f"| {name} | " + " | ".join(cells) + f" | {slope(points, what):.2f} | {steepest(points, what)[0]:.2f} |"
+            f"| {name} | "
+            + " | ".join(cells)
+            + f" | {slope(points, what):.2f} | {steepest(points, what)[0]:.2f} |"
         )
     return "\n".join(lines)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--most", type=int, default=NUMBERS[-1], help="the largest number of members")
+    parser.add_argument(
+        "--most", type=int, default=NUMBERS[-1], help="the largest number of members"
+    )
     arguments = parser.parse_args()
     if not (DATA / "kdd99.parquet").exists():
         print("Nothing was measured: set CONSILIENCE_DATA to the folder with kdd99.parquet.")
@@ -169,9 +197,15 @@ def main():
 
 
 def write(found, n_features, load, most):
-    packages = ", ".join(f"{name} {version(name)}" for name in ("consilience", "numpy", "scipy", "scikit-learn"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("consilience", "numpy", "scipy", "scikit-learn")
+    )
     left_out = [name for name, points in found.items() if max(points) < most]
-    empty = f" Empty cells would have taken more than {TOO_LONG:.0f} s: {', '.join(left_out)}." if left_out else ""
+    empty = (
+        f" Empty cells would have taken more than {TOO_LONG:.0f} s: {', '.join(left_out)}."
+        if left_out
+        else ""
+    )
     text = f"""# What combining costs as sites become many
 
 `CONSILIENCE_DATA=… python benchmarks/many_members.py`, Python {platform.python_version()}, {packages}; one thread, \
@@ -217,18 +251,22 @@ def reading(found):
         [
             "## Reading",
             "",
-            f"Over the last factor of ten nothing grows faster than linearly{', except ' if linear else '.'}"
-            f"{'; '.join(linear)} An exponent below 1 says that work which does not depend on N (solving over the "
-            "public records) still counts, or that votes are counted in blocks of members.",
+            "Over the last factor of ten nothing grows faster than "
+            f"linearly{', except ' if linear else '.'}{'; '.join(linear)} An exponent below 1 "
+            "says that work which does not depend on N (solving over the public records) still "
+            "counts, or that votes are counted in blocks of members.",
             "",
-            f"On the way some do: {'; '.join(fast) or 'none'}. The feature method solves for one weight per member, "
-            "and its Newton steps form an N × N matrix of second derivatives: N² numbers, N²·m operations to fill and "
-            "N³ to factor, for every strength and fold. From 2²⁰ entries (1,024 members) on, or a quarter of the "
-            "features' own memory if that is more, the solver does without the matrix and takes quasi-Newton steps, "
-            f"each linear in N. `max_members={KEPT}` avoids both: it picks that many members by orthogonal matching "
-            f"pursuit, one pass over all members per pick, and solves in {KEPT} dimensions. What remains, exponents "
-            f"{slope(found[kept], 1):.2f} (time) and {slope(found[kept], 2):.2f} (memory), is computing every member's "
-            "scores. Vote counting over fewer than 512 members holds them all at once, from there on blocks of 512.",
+            f"On the way some do: {'; '.join(fast) or 'none'}. The feature method solves for one "
+            "weight per member, and its Newton steps form an N × N matrix of second derivatives: "
+            "N² numbers, N²·m operations to fill and N³ to factor, for every strength and fold. "
+            "From 2²⁰ entries (1,024 members) on, or a quarter of the features' own memory if "
+            "that is more, the solver does without the matrix and takes quasi-Newton steps, each "
+            f"linear in N. `max_members={KEPT}` avoids both: it picks that many members by "
+            "orthogonal matching pursuit, one pass over all members per pick, and solves in "
+            f"{KEPT} dimensions. What remains, exponents {slope(found[kept], 1):.2f} (time) and "
+            f"{slope(found[kept], 2):.2f} (memory), is computing every member's scores. Vote "
+            "counting over fewer than 512 members holds them all at once, from there on blocks "
+            "of 512.",
         ]
     )
 

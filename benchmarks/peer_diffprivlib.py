@@ -1,10 +1,12 @@
 """Fit diffprivlib's LogisticRegression on arrays handed over by accuracy.py; runs in an environment of its own.
 
-Each line of standard input is a JSON request, {"folder", "regularization", "fits": [{"epsilon", "seed", "tol",
-"max_iter"}, ...]}; each line of output its answer: the library's version and, per fit, test error, seconds,
-iterations and whether the solver converged. The folder holds X_train, y_train, X_test and y_test as .npy files.
+Each line of standard input is a JSON request, {"folder", "regularization", "fits": [{"epsilon",
+"seed", "tol", "max_iter"}, ...]}; each line of output its answer: the library's version and, per
+fit, test error, seconds, iterations and whether the solver converged. The folder holds X_train,
+y_train, X_test and y_test as .npy files.
 
-diffprivlib minimises mean loss + (1/2nC)|f|^2, so this project's regularization Lambda is C = 1/(n Lambda).
+diffprivlib minimises mean loss + (1/2nC)|f|^2, so this project's regularization Lambda is C = 1/(n
+Lambda).
 """
 
 import json
@@ -22,10 +24,13 @@ from sklearn.exceptions import ConvergenceWarning
 
 def answer(request: dict) -> list[dict]:
     X, y, X_test, y_test = (
-        np.load(Path(request["folder"]) / f"{name}.npy") for name in ("X_train", "y_train", "X_test", "y_test")
+        np.load(Path(request["folder"]) / f"{name}.npy")
+        for name in ("X_train", "y_train", "X_test", "y_test")
     )
     # Not counted: the first fit in a process loads and warms up.
-    LogisticRegression(epsilon=1.0, data_norm=1.0, fit_intercept=False).fit(X[:200], np.arange(200) % 2)
+    LogisticRegression(epsilon=1.0, data_norm=1.0, fit_intercept=False).fit(
+        X[:200], np.arange(200) % 2
+    )
     answers = []
     for fit in request["fits"]:
         learner = LogisticRegression(
@@ -58,7 +63,10 @@ def main() -> None:
     versions = f"diffprivlib {diffprivlib.__version__}, scikit-learn {sklearn.__version__}, numpy {np.__version__}"
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps({"versions": versions, "fits": answer(request) if request["fits"] else []}), flush=True)
+        print(
+            json.dumps({"versions": versions, "fits": answer(request) if request["fits"] else []}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Fit diffprivlib's RandomForestClassifier on arrays handed over by forests.py; runs in an environment of its own.
 
-Each line of standard input is a JSON request, {"folder", "low", "high", "fits": [{"epsilon", "seed", "n_estimators",
-"max_depth"}, ...]}; each line of output its answer: the library's version and, per fit, AUC on the test records and
-elapsed and processor seconds of the fit. The folder holds X_train, y_train, X_test and y_test as .npy files; low and
-high are the declared bounds of each feature.
+Each line of standard input is a JSON request, {"folder", "low", "high", "fits": [{"epsilon",
+"seed", "n_estimators", "max_depth"}, ...]}; each line of output its answer: the library's version
+and, per fit, AUC on the test records and elapsed and processor seconds of the fit. The folder holds
+X_train, y_train, X_test and y_test as .npy files; low and high are the declared bounds of each
+feature.
 
-With shuffle=False, its default, records go to trees in order of their place; here they come in random order anyway.
+With shuffle=False, its default, records go to trees in order of their place; here they come in
+random order anyway.
 """
 
 import json
@@ -34,10 +36,13 @@ def forest(request: dict, fit: dict) -> RandomForestClassifier:
 
 def answer(request: dict) -> list[dict]:
     X, y, X_test, y_test = (
-        np.load(Path(request["folder"]) / f"{name}.npy") for name in ("X_train", "y_train", "X_test", "y_test")
+        np.load(Path(request["folder"]) / f"{name}.npy")
+        for name in ("X_train", "y_train", "X_test", "y_test")
     )
     # Not counted: the first fit in a process loads and warms up.
-    forest(request, {"n_estimators": 2, "epsilon": 1.0, "max_depth": 2, "seed": 0}).fit(X[:200], np.arange(200) % 2)
+    forest(request, {"n_estimators": 2, "epsilon": 1.0, "max_depth": 2, "seed": 0}).fit(
+        X[:200], np.arange(200) % 2
+    )
     answers = []
     for fit in request["fits"]:
         learner = forest(request, fit)
@@ -54,7 +59,10 @@ def main() -> None:
     versions = f"diffprivlib {diffprivlib.__version__}, scikit-learn {sklearn.__version__}, numpy {np.__version__}"
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps({"versions": versions, "fits": answer(request) if request["fits"] else []}), flush=True)
+        print(
+            json.dumps({"versions": versions, "fits": answer(request) if request["fits"] else []}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     CONSILIENCE_DATA=../shared/data python benchmarks/planning.py [--quick]
 
-Writes benchmarks/planning.md and .png. One quantity is varied at a time: sites N, epsilon, public records m0, and for
-distillation the number of small sites M. Losses are nats beyond the best linear model that all records give; plans see
-a public table of their own and nothing else. Seeds are fixed, so that the table repeats.
+Writes benchmarks/planning.md and .png. One quantity is varied at a time: sites N, epsilon, public
+records m0, and for distillation the number of small sites M. Losses are nats beyond the best linear
+model that all records give; plans see a public table of their own and nothing else. Seeds are
+fixed, so that the table repeats.
 """
 
 import argparse
@@ -23,15 +24,26 @@ import pyarrow.parquet as pq
 from matplotlib.ticker import LogLocator
 from threadpoolctl import threadpool_limits
 
-from consilience import Average, FeatureMethod, PrivateLogisticRegression, PublicBlend, SoftLabelDistillation, simulate
-from consilience.evaluate import measures
-from consilience.plan import plan
+from consilience import (
+    Average,
+    FeatureMethod,
+    PrivateLogisticRegression,
+    PublicBlend,
+    SoftLabelDistillation,
+)
+from consilience.evaluation.measures import measures
+from consilience.planning.plan import plan
 from consilience.privacy.mechanisms import clip_rows
+from consilience.simulation import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
 LEARNER, ALONE, PUBLIC = "PrivateLogisticRegression", "one site alone", "public records alone"
-JOINED = {"average": Average("equal"), "feature method": FeatureMethod(), "public blend": PublicBlend()}
+JOINED = {
+    "average": Average("equal"),
+    "feature method": FeatureMethod(),
+    "public blend": PublicBlend(),
+}
 SIMULATED = {ALONE: "local-mean", PUBLIC: "public-only"}
 COLOURS = {
     ALONE: "#999999",
@@ -72,7 +84,10 @@ class Task:
     def __init__(self, title, pool, test, public, *, ridge, usual, sweeps):
         self.title, self.pool, self.test, self.public = title, pool, test, public
         self.ridge, self.usual, self.sweeps = ridge, usual, sweeps
-        exact = {r: PrivateLogisticRegression(epsilon=math.inf, regularization=r) for r in (ridge, 1e-3, 1e-4, 1e-5)}
+        exact = {
+            r: PrivateLogisticRegression(epsilon=math.inf, regularization=r)
+            for r in (ridge, 1e-3, 1e-4, 1e-5)
+        }
         losses = {r: measures(one.fit(*pool), *test)["log_loss"] for r, one in exact.items()}
         self.best, self.floor = min(losses.values()), losses[ridge] - min(losses.values())
 
@@ -83,8 +98,12 @@ class Task:
         ways = JOINED
         if distil:
             ways = {
-                "soft labels, output": SoftLabelDistillation(epsilon=epsilon, regularization=1e-2, mechanism="output"),
-                "soft labels, statistic": SoftLabelDistillation(epsilon=epsilon, regularization=1e-2),
+                "soft labels, output": SoftLabelDistillation(
+                    epsilon=epsilon, regularization=1e-2, mechanism="output"
+                ),
+                "soft labels, statistic": SoftLabelDistillation(
+                    epsilon=epsilon, regularization=1e-2
+                ),
             }
         settings = {"regularization": self.ridge}
         advice = plan(
@@ -113,10 +132,20 @@ class Task:
             if distil and one.name in SIMULATED:
                 continue
             name = SIMULATED.get(one.name, one.name)
-            loss, error = (report.values(LEARNER, f"{trained:g}", name, metric) for metric in ("log_loss", "error"))
+            loss, error = (
+                report.values(LEARNER, f"{trained:g}", name, metric)
+                for metric in ("log_loss", "error")
+            )
             spread = loss.std(ddof=1) / math.sqrt(repeats)
             predicted = one.excess_loss + self.floor
-            found[one.name] = (predicted, loss.mean() - self.best, spread, one.error, error.mean(), one.bound)
+            found[one.name] = (
+                predicted,
+                loss.mean() - self.best,
+                spread,
+                one.error,
+                error.mean(),
+                one.bound,
+            )
         return found
 
 
@@ -158,27 +187,46 @@ def run(task, repeats):
             change = {what: value} | ({"n": 40, "epsilon": 4.0, "public": 500} if distil else {})
             started = time.perf_counter()
             found = task.cell(repeats // 2 if distil else repeats, distil=distil, **change)
-            print(f"{task.title}: {name} = {value:g}, {time.perf_counter() - started:.0f} s", flush=True)
+            print(
+                f"{task.title}: {name} = {value:g}, {time.perf_counter() - started:.0f} s",
+                flush=True,
+            )
             yield name, value, found
 
 
 def chart(results, path):
     rows, columns = len(results), 4
     figure, panels = plt.subplots(rows, columns, figsize=(15, 4.1 * rows + 0.8), squeeze=False)
-    labels = {"N": "sites N", "ε": "epsilon", "m0": "public records m0", "M": "sites M of 40 records, distilled"}
+    labels = {
+        "N": "sites N",
+        "ε": "epsilon",
+        "m0": "public records m0",
+        "M": "sites M of 40 records, distilled",
+    }
     for row, (title, cells) in zip(panels, results.items(), strict=True):
         for axes, name in zip(row, labels, strict=True):
             points = [(value, found) for sweep, value, found in cells if sweep == name]
             x = [value for value, _ in points]
             for way in points[0][1]:
-                predicted, found, spread = (np.array([one[way][i] for _, one in points]) for i in range(3))
+                predicted, found, spread = (
+                    np.array([one[way][i] for _, one in points]) for i in range(3)
+                )
                 style = {"color": COLOURS[way], "markersize": 7}
-                dashed = (0, (4, 3)) if way == PUBLIC else "-"  # it often coincides with the blend's
+                dashed = (
+                    (0, (4, 3)) if way == PUBLIC else "-"
+                )  # it often coincides with the blend's
                 axes.plot(
-                    x, predicted, linewidth=1.8, color=COLOURS[way], linestyle=dashed, zorder=3 if dashed != "-" else 2
+                    x,
+                    predicted,
+                    linewidth=1.8,
+                    color=COLOURS[way],
+                    linestyle=dashed,
+                    zorder=3 if dashed != "-" else 2,
                 )
                 low = np.minimum(spread, 0.9 * np.abs(found))
-                axes.errorbar(x, found, (low, spread), fmt=MARKERS[way], capsize=3, label=way, **style)
+                axes.errorbar(
+                    x, found, (low, spread), fmt=MARKERS[way], capsize=3, label=way, **style
+                )
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.set_xticks(x, [f"{value:g}" for value in x])
@@ -192,32 +240,44 @@ def chart(results, path):
         row[0].set_ylabel(f"{title}\nloss beyond the best linear model", fontsize=10)
     handles = {}
     for axes in panels.ravel():
-        handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.suptitle("Lines: predicted by plan. Markers: found by simulate, mean and its standard error.", fontsize=12)
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=7, frameon=False, fontsize=10)
+        handles |= {
+            name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+    figure.suptitle(
+        "Lines: predicted by plan. Markers: found by simulate, mean and its standard error.",
+        fontsize=12,
+    )
+    figure.legend(
+        handles.values(), handles.keys(), loc="lower center", ncols=7, frameon=False, fontsize=10
+    )
     figure.tight_layout(rect=(0, 0.06, 1, 0.98))
     figure.savefig(path, dpi=130)
 
 
 def slope(points, way, i):
     """Least-squares slope on logarithmic scales."""
-    return float(np.polyfit(np.log([v for v, _ in points]), np.log([max(f[way][i], 1e-9) for _, f in points]), 1)[0])
+    return float(
+        np.polyfit(
+            np.log([v for v, _ in points]), np.log([max(f[way][i], 1e-9) for _, f in points]), 1
+        )[0]
+    )
 
 
 def page(results, repeats, seconds):
     lines = [
         "# Predicted and found",
         "",
-        f"`CONSILIENCE_DATA=… python benchmarks/planning.py`, Python {platform.python_version()}, NumPy "
-        f"{np.__version__}; {seconds / 60:.0f} minutes on one busy core. Derivations: "
+        f"`CONSILIENCE_DATA=… python benchmarks/planning.py`, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}; {seconds / 60:.0f} minutes on one busy core. Derivations: "
         "[docs/planning.md](../docs/planning.md).",
         "",
-        "Loss: nats beyond the best linear model that all records give (on test records; ridge the best of four). "
-        f"Found: `simulate`, {repeats} repeats ({repeats // 2} with M), mean ± standard error. Predicted: `plan` with "
-        "a public table of other records (4,000 made-up, 1,500 of MNIST), nothing else. ε per record, for M per site. "
-        "Local ridge: 1e-3 (made-up), 1e-2 (MNIST); distilled: 1e-2, M sites of 40 records, 500 public records, "
-        "ε = 4. Bound: the theorem on the expected loss beyond the sites' own ridge, which no expectation may exceed "
-        "(for M: on the labels that members give).",
+        "Loss: nats beyond the best linear model that all records give (on test records; ridge "
+        f"the best of four). Found: `simulate`, {repeats} repeats ({repeats // 2} with M), mean ± "
+        "standard error. Predicted: `plan` with a public table of other records (4,000 made-up, "
+        "1,500 of MNIST), nothing else. ε per record, for M per site. Local ridge: 1e-3 "
+        "(made-up), 1e-2 (MNIST); distilled: 1e-2, M sites of 40 records, 500 public records, ε "
+        "= 4. Bound: the theorem on the expected loss beyond the sites' own ridge, which no "
+        "expectation may exceed (for M: on the labels that members give).",
         "",
         "![](planning.png)",
         "",
@@ -227,13 +287,18 @@ def page(results, repeats, seconds):
         lines += [f"## {title[0].upper()}{title[1:]}", ""]
         usual = "n = 500" if title.startswith("made") else "n = 789"
         lines += [f"Where not varied: {usual}, N = 10, ε = 1, m0 = 200.", ""]
-        lines += ["| varied | way | predicted | found | ratio | error predicted | error found | bound |"]
+        lines += [
+            "| varied | way | predicted | found | ratio | error predicted | error found | bound |"
+        ]
         lines += ["|---|---|---:|---:|---:|---:|---:|---:|"]
         for name, value, found in cells:
             for way, (predicted, loss, spread, wrong, error, bound) in found.items():
                 ratios.setdefault(way, []).append(predicted / loss)
                 numbers = f"{predicted:.4f} | {loss:.4f} ± {spread:.4f} | {predicted / loss:.2f}"
-                lines.append(f"| {name} = {value:g} | {way} | {numbers} | {wrong:.3f} | {error:.3f} | {bound:.3g} |")
+                lines.append(
+                    f"| {name} = {value:g} | {way} | {numbers} | {wrong:.3f} | {error:.3f} | "
+                    f"{bound:.3g} |"
+                )
         lines += [
             "",
             "Slopes on logarithmic scales, predicted / found:",
@@ -244,8 +309,12 @@ def page(results, repeats, seconds):
         for way in COLOURS:
             words = []
             for sweep in ("N", "ε", "m0", "M"):
-                points = [(value, found) for one, value, found in cells if one == sweep and way in found]
-                words.append(f"{slope(points, way, 0):+.2f} / {slope(points, way, 1):+.2f}" if points else "")
+                points = [
+                    (value, found) for one, value, found in cells if one == sweep and way in found
+                ]
+                words.append(
+                    f"{slope(points, way, 0):+.2f} / {slope(points, way, 1):+.2f}" if points else ""
+                )
             lines.append(f"| {way} | {' | '.join(words)} |")
         lines.append("")
     lines += [
@@ -261,8 +330,12 @@ def page(results, repeats, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few repeats and cells, nothing is written")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few repeats and cells, nothing is written"
+    )
     quick = parser.parse_args().quick
     repeats, started = 4 if quick else 12, time.perf_counter()
     with threadpool_limits(1):

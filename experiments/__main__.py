@@ -20,17 +20,28 @@ from .run import SEED, Settings, run, select
 def main() -> None:
     """Run what is missing of the chosen figures, then draw and judge everything that is stored."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("figures", nargs="*", help="a paper, a figure or a panel; all if none is named")
+    parser.add_argument(
+        "figures", nargs="*", help="a paper, a figure or a panel; all if none is named"
+    )
     parser.add_argument("--full", action="store_true", help="the papers' repeats and points")
-    parser.add_argument("--out", type=Path, help="folder of results; finished points in it are not computed again")
+    parser.add_argument(
+        "--out", type=Path, help="folder of results; finished points in it are not computed again"
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--backend", choices=("loky", "threading", "ray", "dask"), help="where cells run")
+    parser.add_argument(
+        "--backend", choices=("loky", "threading", "ray", "dask"), help="where cells run"
+    )
     parser.add_argument("--fresh", action="store_true", help="compute finished points again")
-    parser.add_argument("--miniature", action="store_true", help="made-up data, in seconds: for tests")
+    parser.add_argument(
+        "--miniature", action="store_true", help="made-up data, in seconds: for tests"
+    )
     given = parser.parse_args()
     if given.full and given.miniature:
-        parser.error("--full and --miniature exclude each other: made-up numbers are no results. Leave one out.")
+        parser.error(
+            "--full and --miniature exclude each other: made-up numbers are no results. Leave "
+            "one out."
+        )
     chosen = select(given.figures)
     built = HERE.parent / "build" / ("miniature" if given.miniature else "reproduction")
     out = (given.out or (HERE / "results" if given.full else built)).expanduser()
@@ -39,10 +50,12 @@ def main() -> None:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         sys.exit(
-            f"Results cannot be written into {out}: {error.strerror}. Nothing was run. Name another folder: "
-            "OUT=folder with make, --out folder without."
+            f"Results cannot be written into {out}: {error.strerror}. Nothing was run. Name "
+            "another folder: OUT=folder with make, --out folder without."
         )
-    settings = Settings(out, given.full, given.seed, given.jobs, given.fresh, given.miniature, given.backend)
+    settings = Settings(
+        out, given.full, given.seed, given.jobs, given.fresh, given.miniature, given.backend
+    )
     try:
         run(chosen, settings)
         path = report.write(papers(), settings, chosen)

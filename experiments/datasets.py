@@ -1,8 +1,9 @@
 """The papers' data sets: from the folder CONSILIENCE_DATA if it has them, else downloaded and kept by scikit-learn.
 
-Loaders do what needs no look at the records (choose classes, scale bytes, encode categories that are published);
-whatever depends on the records (principal axes, ranges) belongs into `prepare` of the simulate() call. Every loader
-checks the number of rows, so that another copy is noticed. `made_up` makes records of the same kind for tests.
+Loaders do what needs no look at the records (choose classes, scale bytes, encode categories that
+are published); whatever depends on the records (principal axes, ranges) belongs into `prepare` of
+the simulate() call. Every loader checks the number of rows, so that another copy is noticed.
+`made_up` makes records of the same kind for tests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from sklearn.preprocessing import Normalizer
 from consilience.privacy.mechanisms import Noise
 
 Array = NDArray[Any]
-MADE_UP = "MADE-UP records: numbers say nothing about the real set."  # the notes of every made-up set
+MADE_UP = (
+    "MADE-UP records: numbers say nothing about the real set."  # the notes of every made-up set
+)
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,16 @@ def load(name: str) -> Dataset:
     try:
         return loader()
     except KeyError as error:  # of a table
-        raise Unavailable(f"Its copy lacks columns ({error.args[0]}): it is another edition. {REPLACE}") from error
+        raise Unavailable(
+            f"Its copy lacks columns ({error.args[0]}): it is another edition. {REPLACE}"
+        ) from error
     except (OSError, EOFError, pa.ArrowInvalid) as error:
         raise Unavailable(f"Its copy cannot be read ({error}). {REPLACE}") from error
 
 
 REPLACE = (
-    "Put the expected one into the folder CONSILIENCE_DATA, or remove this one from there (or from scikit-learn's "
-    "cache) so that it is downloaded."
+    "Put the expected one into the folder CONSILIENCE_DATA, or remove this one from there (or "
+    "from scikit-learn's cache) so that it is downloaded."
 )
 
 
@@ -79,7 +84,8 @@ def _local(file: str) -> pd.DataFrame | None:
 def _expect(name: str, what: str, found: object, expected: object) -> None:
     if found != expected:
         raise Unavailable(
-            f"The copy of {name} has {what} {found}, and {expected} was expected: it is another edition. {REPLACE}"
+            f"The copy of {name} has {what} {found}, and {expected} was expected: it is another "
+            f"edition. {REPLACE}"
         )
 
 
@@ -87,10 +93,14 @@ def _download(fetch: Callable[..., Any], *given: Any, **settings: Any) -> Any:
     """Return what a function that downloads returns."""
     try:
         return fetch(*given, **settings)
-    except (OSError, HTTPException, ValueError) as error:  # OpenML's refusals and wrong checksums are ValueErrors
+    except (
+        OSError,
+        HTTPException,
+        ValueError,
+    ) as error:  # OpenML's refusals and wrong checksums are ValueErrors
         raise Unavailable(
-            f"It is not in the folder CONSILIENCE_DATA and could not be downloaded ({error}). Connect to the internet, "
-            "or put it into that folder."
+            f"It is not in the folder CONSILIENCE_DATA and could not be downloaded ({error}). "
+            "Connect to the internet, or put it into that folder."
         ) from error
 
 
@@ -101,7 +111,9 @@ def _fetched(url: str, file: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - https addresses written below
-            part.write_bytes(answer.read())  # at once: in pieces, a connection that breaks would pass for the end
+            part.write_bytes(
+                answer.read()
+            )  # at once: in pieces, a connection that breaks would pass for the end
         part.replace(path)
     return path
 
@@ -122,7 +134,12 @@ def mnist37() -> Dataset:
     kept = np.flatnonzero(np.isin(digits[:60_000], (3, 7)))
     _expect("MNIST", "threes and sevens in the training file", len(kept), 12_396)
     y = np.where(digits[kept] == 7, 1, -1)
-    return Dataset("mnist37", pixels[kept] / 255.0, y, "MNIST digits 3 and 7 of the training file: 12,396 records.")
+    return Dataset(
+        "mnist37",
+        pixels[kept] / 255.0,
+        y,
+        "MNIST digits 3 and 7 of the training file: 12,396 records.",
+    )
 
 
 AXES = 50
@@ -151,7 +168,10 @@ def covertype12() -> Dataset:
     """Covertype, types 1 (+1) and 2 (-1): columns in [0, 1] by their published ranges, then rows of length one."""
     table = _local("covertype")
     if table is not None:
-        types, X = table["Cover_Type"].to_numpy(), table.drop(columns="Cover_Type").to_numpy(dtype=float)
+        types, X = (
+            table["Cover_Type"].to_numpy(),
+            table.drop(columns="Cover_Type").to_numpy(dtype=float),
+        )
     else:
         found = _download(sk.fetch_covtype)
         types, X = found.target, np.asarray(found.data, dtype=float)
@@ -163,7 +183,8 @@ def covertype12() -> Dataset:
     X[:, :10] = np.clip((X[:, :10] - low) / (high - low), 0.0, 1.0)
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     notes = (
-        "UCI Covertype, cover types 1 and 2: 495,141 records, 54 columns in their published ranges, rows of length 1."
+        "UCI Covertype, cover types 1 and 2: 495,141 records, 54 columns in their published ranges, "
+        "rows of length 1."
     )
     return Dataset("covertype12", X, y, notes)
 
@@ -185,10 +206,15 @@ def har() -> Dataset:
     else:
         features = table.columns[table.columns.get_loc("jerk_exact") + 1 :]
         X, y = table[features].to_numpy(dtype=float), table["activity"].to_numpy(dtype=int)
-        train, persons, columns = (table["split"] == "train").to_numpy(), table["subject"].to_numpy(), tuple(features)
+        train, persons, columns = (
+            (table["split"] == "train").to_numpy(),
+            table["subject"].to_numpy(),
+            tuple(features),
+        )
         notes = (
-            "UCI HAR smartphones. This copy is a RECONSTRUCTION from the published raw signals, not the publisher's "
-            "feature file: most features agree to 1e-4, 12 (tGravityAcc-arCoeff) do not."
+            "UCI HAR smartphones. This copy is a RECONSTRUCTION from the published raw signals, "
+            "not the publisher's feature file: most features agree to 1e-4, 12 "
+            "(tGravityAcc-arCoeff) do not."
         )
     _expect("HAR", "rows", len(y), 10_299)
     _expect("HAR", "training rows by class", tuple(np.bincount(y[train])[1:].tolist()), HAR_TRAIN)
@@ -209,7 +235,9 @@ def kdd99() -> Dataset:
         found = _download(sk.fetch_kddcup99, percent10=True, as_frame=True)
         table = found.frame.rename(columns={"labels": "label"})
         for name in table.select_dtypes("object").columns:
-            table[name] = table[name].map(lambda cell: cell.decode() if isinstance(cell, bytes) else cell)
+            table[name] = table[name].map(
+                lambda cell: cell.decode() if isinstance(cell, bytes) else cell
+            )
         file = _download(_fetched, KDD_URL, "kdd_corrected.gz")
         test = pd.read_csv(file, names=list(table.columns), compression="gzip")
         table = pd.concat([table.assign(split="train_10pct"), test.assign(split="test_corrected")])
@@ -221,7 +249,14 @@ def kdd99() -> Dataset:
     coded = pd.get_dummies(attributes, columns=list(KDD_TEXT), dtype=float)
     X = coded.to_numpy(dtype=float)
     notes = f"KDD Cup 1999: 10 percent file (494,021) and corrected test file (311,029), one-hot {X.shape[1]} columns."
-    return Dataset("kdd99", X[train], y[train], notes, test=(X[~train], y[~train]), columns=tuple(coded.columns))
+    return Dataset(
+        "kdd99",
+        X[train],
+        y[train],
+        notes,
+        test=(X[~train], y[~train]),
+        columns=tuple(coded.columns),
+    )
 
 
 URL_FEATURES = 1024
@@ -232,15 +267,19 @@ def malicious_url() -> Dataset:
     table = _local("malicious_url")
     if table is None:
         raise Unavailable(
-            "It cannot be downloaded by a program: its publisher (ISCX-URL2016, University of New Brunswick) asks for "
-            "a form. Put malicious_url.parquet with the columns url, class, label into the folder CONSILIENCE_DATA."
+            "It cannot be downloaded by a program: its publisher (ISCX-URL2016, University of "
+            "New Brunswick) asks for a form. Put malicious_url.parquet with the columns url, "
+            "class, label into the folder CONSILIENCE_DATA."
         )
     _expect("malicious_url", "rows", len(table), 155_254)
-    pieces = HashingVectorizer(analyzer="char", ngram_range=(3, 3), n_features=URL_FEATURES, alternate_sign=False)
+    pieces = HashingVectorizer(
+        analyzer="char", ngram_range=(3, 3), n_features=URL_FEATURES, alternate_sign=False
+    )
     X = sparse.csr_array(pieces.transform(table["url"].astype(str)))
     notes = (
-        "ISCX-URL2016, a SUBSTITUTE for the url_svmlight set (Ma et al. 2009), which could not be obtained: lexical "
-        f"features only ({URL_FEATURES} hashed three-letter pieces), no days, 77 percent malicious."
+        "ISCX-URL2016, a SUBSTITUTE for the url_svmlight set (Ma et al. 2009), which could not "
+        f"be obtained: lexical features only ({URL_FEATURES} hashed three-letter pieces), no "
+        "days, 77 percent malicious."
     )
     return Dataset("malicious_url", X, np.where(table["label"] == 1, 1, -1), notes)
 
@@ -252,29 +291,51 @@ def credit_default() -> Dataset:
     """Default of credit-card clients (1) or not (0), the 23 attributes as published."""
     table = _local("credit_default")
     if table is not None:
-        y, X = table["default_next_month"].to_numpy(dtype=int), table.drop(columns=["ID", "default_next_month"])
+        y, X = (
+            table["default_next_month"].to_numpy(dtype=int),
+            table.drop(columns=["ID", "default_next_month"]),
+        )
     else:
         found = _download(sk.fetch_openml, data_id=42477, as_frame=True)
         y, X = found.target.astype(int).to_numpy(), found.data
     _expect("credit default", "rows and defaults", (len(y), int(y.sum())), (30_000, 6_636))
     notes = "UCI default of credit-card clients: 30,000 records, 23 attributes."
-    return Dataset("credit_default", X.to_numpy(dtype=float), y, notes, columns=tuple(map(str, X.columns)))
+    return Dataset(
+        "credit_default", X.to_numpy(dtype=float), y, notes, columns=tuple(map(str, X.columns))
+    )
 
 
-HEART = {"cleveland": "cleveland", "hungarian": "hungary", "switzerland": "switzerland", "va": "va_long_beach"}
-HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/processed.{}.data"
-HEART_COLUMNS = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()
+HEART = {
+    "cleveland": "cleveland",
+    "hungarian": "hungary",
+    "switzerland": "switzerland",
+    "va": "va_long_beach",
+}
+HEART_URL = (
+    "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/processed.{}.data"
+)
+HEART_COLUMNS = (
+    "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()
+)
 
 
 def heart_disease() -> Dataset:
     """Heart disease (1) or none (0) at four hospitals; missing values are NaN."""
     table = _local("heart_disease")
     if table is None:
-        files = {site: _download(_fetched, HEART_URL.format(file), f"heart_{file}.csv") for file, site in HEART.items()}
-        parts = [pd.read_csv(f, names=HEART_COLUMNS, na_values="?").assign(site=site) for site, f in files.items()]
+        files = {
+            site: _download(_fetched, HEART_URL.format(file), f"heart_{file}.csv")
+            for file, site in HEART.items()
+        }
+        parts = [
+            pd.read_csv(f, names=HEART_COLUMNS, na_values="?").assign(site=site)
+            for site, f in files.items()
+        ]
         table = pd.concat(parts)
     sites = table["site"].astype(str).to_numpy()
-    counts = {str(site): int(n) for site, n in zip(*np.unique(sites, return_counts=True), strict=True)}
+    counts = {
+        str(site): int(n) for site, n in zip(*np.unique(sites, return_counts=True), strict=True)
+    }
     expected = {"cleveland": 303, "hungary": 294, "switzerland": 123, "va_long_beach": 200}
     _expect("heart disease", "records by hospital", counts, expected)
     X = np.array(table[HEART_COLUMNS[:-1]], dtype=float)
@@ -288,8 +349,9 @@ def heart_disease() -> Dataset:
 EICU_MEASURED = tuple(
     f"aps_{name}"
     for name in (
-        "intubated vent dialysis eyes motor verbal meds urine wbc temperature respiratoryrate sodium heartrate meanbp "
-        "ph hematocrit creatinine albumin pao2 pco2 bun glucose bilirubin fio2"
+        "intubated vent dialysis eyes motor verbal meds urine wbc temperature respiratoryrate "
+        "sodium heartrate meanbp ph hematocrit creatinine albumin pao2 pco2 bun glucose "
+        "bilirubin fio2"
     ).split()
 )
 
@@ -299,16 +361,19 @@ def eicu_demo() -> Dataset:
     table = _local("eicu_demo")
     if table is None:
         raise Unavailable(
-            "It is open but has no download a program may assume. Get eicu-crd-demo 2.0 from PhysioNet, join patient, "
-            "hospital, apacheApsVar (as aps_...) and apachePredVar (as pred_...) on patientunitstayid into "
-            "eicu_demo.parquet in the folder CONSILIENCE_DATA."
+            "It is open but has no download a program may assume. Get eicu-crd-demo 2.0 from "
+            "PhysioNet, join patient, hospital, apacheApsVar (as aps_...) and apachePredVar (as "
+            "pred_...) on patientunitstayid into eicu_demo.parquet in the folder "
+            "CONSILIENCE_DATA."
         )
     _expect("eICU demo", "rows", len(table), 2_520)
     known = table["hospitaldischargestatus"].isin(["Alive", "Expired"]).to_numpy()
     table = table[known]
     age = table["age"].astype(str).str.replace("> 89", "90").pipe(pd.to_numeric, errors="coerce")
     numbers = table[list(EICU_MEASURED)].apply(pd.to_numeric, errors="coerce").replace(-1, np.nan)
-    X = np.column_stack([age, (table["gender"] == "Female").to_numpy(dtype=float), numbers.to_numpy(dtype=float)])
+    X = np.column_stack(
+        [age, (table["gender"] == "Female").to_numpy(dtype=float), numbers.to_numpy(dtype=float)]
+    )
     y = (table["hospitaldischargestatus"] == "Expired").to_numpy().astype(int)
     return Dataset(
         "eicu_demo", X, y, "eICU demo 2.0: stays with a known outcome; unmeasured is NaN.",
@@ -320,7 +385,16 @@ def eicu_demo() -> Dataset:
 
 LOADERS: dict[str, Callable[[], Dataset]] = {
     one.__name__: one
-    for one in (mnist37, covertype12, har, kdd99, malicious_url, credit_default, heart_disease, eicu_demo)
+    for one in (
+        mnist37,
+        covertype12,
+        har,
+        kdd99,
+        malicious_url,
+        credit_default,
+        heart_disease,
+        eicu_demo,
+    )
 }
 # Roughly how many records a full panel trains on: for the time left only.
 SIZES = {"mnist37": 12_396, "covertype12": 495_141, "har": 10_299, "kdd99": 494_021, "malicious_url": 155_254,
@@ -350,7 +424,9 @@ def made_up(name: str, n_records: int = 900) -> Dataset:
     total = n_records + (300 if "test" in has else 0)
     y = np.asarray(labels)[(source.uniform(total) * len(labels)).astype(int)]
     centres = source.uniform(len(labels) * n_features).reshape(len(labels), -1)
-    X = centres[np.searchsorted(labels, y)] + 0.4 * source.normal(total * n_features).reshape(total, -1)
+    X = centres[np.searchsorted(labels, y)] + 0.4 * source.normal(total * n_features).reshape(
+        total, -1
+    )
     X = np.clip(X, 0.0, 1.0)
     if "missing" in has:
         X[source.uniform(X.size).reshape(X.shape) < 0.05] = np.nan

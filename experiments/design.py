@@ -1,7 +1,8 @@
 """The words an experiment is written in: Paper, Figure, Panel, Method. `experiments/<paper>/figures.py` is one `PAPER`.
 
-A panel says which data, what is on the x axis, and how the arguments of `consilience.simulate` follow from x; nothing
-here trains anything. `run.py` runs panels, `verdicts.py` judges them, `draw.py` and `report.py` show them.
+A panel says which data, what is on the x axis, and how the arguments of `consilience.simulate`
+follow from x; nothing here trains anything. `run.py` runs panels, `verdicts.py` judges them,
+`draw.py` and `report.py` show them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 HERE = Path(__file__).resolve().parent
-Arguments = Callable[[Any, Any], dict[str, Any]]  # (x, data) -> what simulate() gets beside X, y, test, repeats, seed
+Arguments = Callable[
+    [Any, Any], dict[str, Any]
+]  # (x, data) -> what simulate() gets beside X, y, test, repeats, seed
 MAIN = "main"
 
 
@@ -21,10 +24,11 @@ MAIN = "main"
 class Method:
     """One line (or bar, or histogram) of a panel.
 
-    ``name`` is the aggregator's name in the simulate call, one of simulate's baselines ("public-only",
-    "pooled-exact", …), or a single site ("site-001"). ``learner`` is the learner's name there; of several, each x
-    shows the one with the best mean, which is tuning in hindsight and must be labelled so. ``level`` picks one of
-    several epsilon levels where epsilon is not on the x axis.
+    ``name`` is the aggregator's name in the simulate call, one of simulate's baselines
+    ("public-only", "pooled-exact", …), or a single site ("site-001"). ``learner`` is the learner's
+    name there; of several, each x shows the one with the best mean, which is tuning in hindsight
+    and must be labelled so. ``level`` picks one of several epsilon levels where epsilon is not on
+    the x axis.
     """
 
     label: str
@@ -40,9 +44,10 @@ class Method:
 class Panel:
     """One coordinate system: data, x values, the simulate() calls, what is drawn.
 
-    ``arguments`` is one function of (x, data), or several by the name of a run; a method says which run it is from.
-    Points that differ in `epsilon` only are computed in one simulate() call, so put epsilon there as a number.
-    ``quick_x`` are the x values of the quick run where all would take too long.
+    ``arguments`` is one function of (x, data), or several by the name of a run; a method says which
+    run it is from. Points that differ in `epsilon` only are computed in one simulate() call, so put
+    epsilon there as a number. ``quick_x`` are the x values of the quick run where all would take
+    too long.
     """
 
     id: str
@@ -56,13 +61,18 @@ class Panel:
     full: int = 10
     quick_x: Sequence[Any] | None = None
     metric: str = "error"
-    better: Literal["low", "high"] = "low"  # which way the metric is good, for methods tuned in hindsight
+    better: Literal["low", "high"] = (
+        "low"  # which way the metric is good, for methods tuned in hindsight
+    )
     ylabel: str = "error rate"
     xscale: str = "linear"
     yscale: str = "linear"
     kind: Literal["lines", "bars", "histogram", "drawing"] = "lines"
-    drawing: Callable[[Any], None] | None = None  # kind="drawing": draws on Matplotlib axes, without any run
-    # (x values, data, repeats, seed) -> rows of x, label, repeat, value: what simulate() does not measure
+    drawing: Callable[[Any], None] | None = (
+        None  # kind="drawing": draws on Matplotlib axes, without any run
+    )
+    # (x values, data, repeats, seed) -> rows of x, label, repeat, value: what simulate() does not
+    # measure
     computed: Callable[[Sequence[Any], Any, int, int], list[dict[str, Any]]] | None = None
     note: str = ""  # where this panel departs from the paper's
 

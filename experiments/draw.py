@@ -1,7 +1,7 @@
 """Pictures: each figure as the paper drew it, and once more with corrected methods and baselines.
 
-The paper's methods are solid and black or blue-ish, ours dashed in warm colours, baselines grey; error bars are
-standard deviations over all trials (repeats × draws of noise), as in the papers.
+The paper's methods are solid and black or blue-ish, ours dashed in warm colours, baselines grey;
+error bars are standard deviations over all trials (repeats × draws of noise), as in the papers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from .design import Figure, Method, Panel
 from .verdicts import Lines
 
 STYLES = {
-    "paper": {"colours": ("#0072B2", "#111111", "#7B3FA0", "#56B4E9", "#5B6B00"), "line": "-", "width": 1.9},
+    "paper": {
+        "colours": ("#0072B2", "#111111", "#7B3FA0", "#56B4E9", "#5B6B00"),
+        "line": "-",
+        "width": 1.9,
+    },
     "corrected": {
         "line": (0, (4, 2)),
         "width": 1.6,
@@ -36,7 +40,11 @@ STYLES = {
     },
 }
 MARKERS = {"paper": "os^Dv", "corrected": "PX*hd", "baseline": ".+x1|_"}
-SHADES = ("#B9D4EA", "#5B9BC8", "#0B3C6F")  # of bars that stand for the x values of one method, first to last
+SHADES = (
+    "#B9D4EA",
+    "#5B9BC8",
+    "#0B3C6F",
+)  # of bars that stand for the x values of one method, first to last
 WORDS = {"paper": "", "corrected": "ours: ", "baseline": "baseline: "}
 
 
@@ -48,7 +56,9 @@ def draw(figure: Figure, lines: Mapping[str, Lines], stem: Path) -> None:
             path = stem.with_name(f"{stem.name}{suffix}.{ending}")
             # No date and a fixed salt: the same numbers give the same file.
             with mpl.rc_context({"svg.hashsalt": "consilience", "svg.fonttype": "none"}):
-                canvas.savefig(path, dpi=130, **({"metadata": {"Date": None}} if ending == "svg" else {}))
+                canvas.savefig(
+                    path, dpi=130, **({"metadata": {"Date": None}} if ending == "svg" else {})
+                )
             if ending == "svg":
                 path.write_text(_slim(path.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -60,7 +70,11 @@ def _slim(svg: str) -> str:
     svg = svg.replace("<svg ", '<svg font-family="DejaVu Sans, Verdana, sans-serif" ', 1)
     svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
     # Hundredths of a point, in tags only: what stands between them are labels.
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{3,}", lambda one: f"{float(one[0]):.2f}", tag[0]), svg)
+    svg = re.sub(
+        r"<[^>]*>",
+        lambda tag: re.sub(r"\d+\.\d{3,}", lambda one: f"{float(one[0]):.2f}", tag[0]),
+        svg,
+    )
     svg = re.sub(r' (?:id="(?!m[0-9a-f]{10}|p[0-9a-f]{10}|h[0-9a-f]{10})[^"]*")', "", svg)
     return re.sub(r"\s*\n\s*", "\n", svg)
 
@@ -69,7 +83,12 @@ def _canvas(figure: Figure, lines: Mapping[str, Lines], everything: bool) -> Can
     shown = [panel for panel in figure.panels if panel.kind == "drawing" or panel.id in lines]
     columns = min(figure.columns, len(shown))
     rows = math.ceil(len(shown) / columns)
-    legend = [method for panel in shown if panel.kind in ("lines", "histogram") for method in _drawn(panel, everything)]
+    legend = [
+        method
+        for panel in shown
+        if panel.kind in ("lines", "histogram")
+        for method in _drawn(panel, everything)
+    ]
     labels = {WORDS[method.role] + method.label for method in legend}
     width = max(4.6, 3.9 * columns)
     inches = 0.075 * max(map(len, labels), default=1) + 0.55  # of one entry of the legend
@@ -81,7 +100,11 @@ def _canvas(figure: Figure, lines: Mapping[str, Lines], everything: bool) -> Can
         place.set_axis_off()
     for place, panel in zip(axes.flat, shown, strict=False):
         _panel(place, panel, lines.get(panel.id), everything)
-    handles = {label: h for place in axes.flat for h, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    handles = {
+        label: h
+        for place in axes.flat
+        for h, label in zip(*place.get_legend_handles_labels(), strict=True)
+    }
     if handles:
         style = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
         canvas.legend(list(handles.values()), list(handles), ncols=per_row, **style)
@@ -134,7 +157,9 @@ def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> Non
         bars = {"elinewidth": 0.9, "markersize": 4.2}
         axes.errorbar(xs, values.mean(axis=1), spread, label=label, **look, **bars)
     places = {x for xs, _ in lines.values.values() for x in xs}
-    if len(places) == 1 and panel.xscale == "log":  # matplotlib finds no limits around a single point
+    if (
+        len(places) == 1 and panel.xscale == "log"
+    ):  # matplotlib finds no limits around a single point
         axes.set_xlim(min(places) / 2, min(places) * 2)
 
 
@@ -153,14 +178,21 @@ def _bars(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None
         places = i + width * (np.arange(len(xs)) - (len(xs) - 1) / 2)
         colours = SHADES[-len(xs) :] if len(xs) > 1 else [STYLES[method.role]["colours"][0]]
         error: dict[str, Any] = {"elinewidth": 0.8, "ecolor": "#444444"}
-        axes.bar(places, values.mean(axis=1), width * 0.95, yerr=spread, color=colours, error_kw=error)
+        axes.bar(
+            places, values.mean(axis=1), width * 0.95, yerr=spread, color=colours, error_kw=error
+        )
     if len(common) > 1:
         keys = [Patch(color=colour) for colour in SHADES[-len(common) :]]
         name = panel.xlabel or "ε"
         axes.legend(keys, [f"{name} = {x:g}" for x in common], fontsize=7.5, frameon=False)
         axes.set_xlabel("")
     turn = 60 if len(methods) > 5 else 0
-    axes.set_xticks(range(len(methods)), [m.label for m in methods], rotation=turn, ha="right" if turn else "center")
+    axes.set_xticks(
+        range(len(methods)),
+        [m.label for m in methods],
+        rotation=turn,
+        ha="right" if turn else "center",
+    )
 
 
 def _histogram(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None:
@@ -169,6 +201,8 @@ def _histogram(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) ->
     edges = np.linspace(everything.min(), everything.max() + 1e-9, 25)
     for method in methods:
         look = style(panel, method)
-        axes.hist(found[method.label], edges, histtype="stepfilled", alpha=0.25, color=look["color"])
+        axes.hist(
+            found[method.label], edges, histtype="stepfilled", alpha=0.25, color=look["color"]
+        )
         axes.hist(found[method.label], edges, histtype="step", color=look["color"], linestyle=look["linestyle"],
                   linewidth=1.6, label=WORDS[method.role] + method.label)  # fmt: skip

@@ -24,7 +24,17 @@ from .design import HERE, Figure, Panel, Paper
 from .draw import draw
 from .verdicts import FAILS, HOLDS, OPEN, PARTLY, UNDECIDED, Lines, Verdict, judge, statements
 
-PACKAGES = ("consilience", "numpy", "scipy", "scikit-learn", "numba", "opendp", "dp-accounting", "joblib", "matplotlib")
+PACKAGES = (
+    "consilience",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "numba",
+    "opendp",
+    "dp-accounting",
+    "joblib",
+    "matplotlib",
+)
 ORDER = (HOLDS, PARTLY, FAILS, UNDECIDED, OPEN)
 
 
@@ -49,41 +59,67 @@ class Shown:
         return max((facts["peak_bytes"] for _, facts in self.facts), default=0) / 2**30
 
 
-def write(papers: list[Paper], settings: run.Settings, chosen: Collection[tuple[Paper, Figure, Panel]] = ()) -> Path:
+def write(
+    papers: list[Paper],
+    settings: run.Settings,
+    chosen: Collection[tuple[Paper, Figure, Panel]] = (),
+) -> Path:
     """Judge and draw whatever is stored in the output folder, and write report.html over all of it.
 
-    Figures of which nothing is stored are left out; one that is a mere drawing is there if it was `chosen`.
+    Figures of which nothing is stored are left out; one that is a mere drawing is there if it was
+    `chosen`.
     """
     stored = {paper.name: _stored(paper, settings) for paper in papers}
-    changed = [f"{name}/{id_}" for name, found in stored.items() for id_, one in found.items() if not one.fits]
+    changed = [
+        f"{name}/{id_}"
+        for name, found in stored.items()
+        for id_, one in found.items()
+        if not one.fits
+    ]
     if changed:
         Console(stderr=True).print(
-            f"Stored tables of {', '.join(changed)} have other lines or x values than figures.py has now, and count as "
-            "not run. Nothing was lost. Run these panels again.",
+            f"Stored tables of {', '.join(changed)} have other lines or x values than figures.py "
+            "has now, and count as not run. Nothing was lost. Run these panels again.",
             highlight=False,
         )
     drawn = {(paper.name, figure.id) for paper, figure, panel in chosen if panel.kind == "drawing"}
     figures = {
-        paper.name: _figures(paper, stored[paper.name], {id_ for name, id_ in drawn if name == paper.name}, settings)
+        paper.name: _figures(
+            paper, stored[paper.name], {id_ for name, id_ in drawn if name == paper.name}, settings
+        )
         for paper in papers
     }
     shown = {name: found for name, found in figures.items() if found}
-    facts = {f"{name}/{id_}": one for name, found in shown.items() for f in found for id_, one in f.facts}
+    facts = {
+        f"{name}/{id_}": one for name, found in shown.items() for f in found for id_, one in f.facts
+    }
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     page = environment.get_template("report.html.jinja").render(
         papers=[paper for paper in papers if paper.name in shown],
         shown=shown,
         n_left_out=sum(len(paper.figures) - len(figures[paper.name]) for paper in papers),
-        counts={name: Counter(v.verdict for f in found for v in f.verdicts) for name, found in shown.items()},
+        counts={
+            name: Counter(v.verdict for f in found for v in f.verdicts)
+            for name, found in shown.items()
+        },
         order=ORDER,
         machine=machine(),
         seeds=sorted({one["seed"] for one in facts.values()}) or [settings.seed],
-        seconds=math.fsum({k: v for found in shown.values() for f in found for k, v in f.points.items()}.values()),
+        seconds=math.fsum(
+            {k: v for found in shown.values() for f in found for k, v in f.points.items()}.values()
+        ),
         stale=any(one["stale"] for one in facts.values()),
         changed=changed,
-        panels={kind: [id_ for id_, one in facts.items() if one["full"] is kind] for kind in (True, False)},
+        panels={
+            kind: [id_ for id_, one in facts.items() if one["full"] is kind]
+            for kind in (True, False)
+        },
         made_up=[id_ for id_, one in facts.items() if one["data"] == MADE_UP],
     )
     path = settings.out / "report.html"
@@ -92,7 +128,11 @@ def write(papers: list[Paper], settings: run.Settings, chosen: Collection[tuple[
 
 
 def _stored(paper: Paper, settings: run.Settings) -> dict[str, run.Stored]:
-    found = {panel.id: run.stored(paper, panel, settings) for figure in paper.figures for panel in figure.panels}
+    found = {
+        panel.id: run.stored(paper, panel, settings)
+        for figure in paper.figures
+        for panel in figure.panels
+    }
     return {id_: one for id_, one in found.items() if one is not None}
 
 
@@ -108,7 +148,8 @@ def _figures(
         if figure.id in drawn or any(panel.id in lines for panel in figure.panels)
     }
     made = joblib.Parallel(settings.n_jobs)(
-        joblib.delayed(_pictures)(paper.name, id_, own, settings.out / paper.name) for id_, own in pictured.items()
+        joblib.delayed(_pictures)(paper.name, id_, own, settings.out / paper.name)
+        for id_, own in pictured.items()
     )
     pictures = dict(zip(pictured, made, strict=True))
     expected, found = statements(paper), []
@@ -117,7 +158,9 @@ def _figures(
         if figure.id not in pictures and not any(one.panel in tables for one in asked):
             continue
         verdicts = tuple(judge(one, tables.get(one.panel)) for one in asked)
-        facts = tuple((panel.id, stored[panel.id].facts) for panel in figure.panels if panel.id in tables)
+        facts = tuple(
+            (panel.id, stored[panel.id].facts) for panel in figure.panels if panel.id in tables
+        )
         command = _command(paper, figure, facts)
         found.append(Shown(figure, verdicts, pictures.get(figure.id, {}), facts, command))
     return found
@@ -129,9 +172,13 @@ def _pictures(name: str, id_: str, lines: Mapping[str, Lines], folder: Path) -> 
     figure = next(one for one in paper.figures if one.id == id_)
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as elsewhere:
-        # Numbers that cannot be read now (another definition, a table not copied) may be in the picture that lies
-        # there: no picture with fewer panels replaces it.
-        more = [one.id for one in figure.panels if one.id not in lines and (folder / f"{one.id}.csv").exists()]
+        # Numbers that cannot be read now (another definition, a table not copied) may be in the
+        # picture that lies there: no picture with fewer panels replaces it.
+        more = [
+            one.id
+            for one in figure.panels
+            if one.id not in lines and (folder / f"{one.id}.csv").exists()
+        ]
         stem = (Path(elsewhere) if more else folder) / f"figure-{figure.id}"
         draw(figure, lines, stem)
         return {"paper": _address(stem, "-paper"), "all": _address(stem, "")}
@@ -142,9 +189,14 @@ def _command(paper: Paper, figure: Figure, facts: Collection[tuple[str, dict[str
     runs: dict[str, list[str]] = {}
     for panel, one in facts:
         seed = "" if one["seed"] == run.SEED else f" SEED={one['seed']}"
-        runs.setdefault((" FULL=1" if one["full"] else "") + seed, []).append(f"{paper.name}/{panel}")
+        runs.setdefault((" FULL=1" if one["full"] else "") + seed, []).append(
+            f"{paper.name}/{panel}"
+        )
     whole = len(runs) == 1 and len(facts) == sum(panel.kind != "drawing" for panel in figure.panels)
-    named = {how: f"{paper.name}/{figure.id}" if whole else " ".join(panels) for how, panels in runs.items()}
+    named = {
+        how: f"{paper.name}/{figure.id}" if whole else " ".join(panels)
+        for how, panels in runs.items()
+    }
     quoted = {how: f"'{name}'" if " " in name else name for how, name in named.items()}
     return "; ".join(f"make reproduce FIGURE={name}{how}" for how, name in quoted.items())
 

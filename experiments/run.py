@@ -1,9 +1,10 @@
 """Run panels through `consilience.simulate`, keep every finished point, and return tidy tables.
 
-A point is one simulate() call: one run of one panel at one x, or at all x that differ in epsilon only. It is stored
-under a name made of everything that went into it, so that a second run takes what it finds and a change of any
-argument is a new point. A change of the code is not: points and tables remember the code they came from, and the
-report says which panels are older than the code; `--fresh` computes all of their points again.
+A point is one simulate() call: one run of one panel at one x, or at all x that differ in epsilon
+only. It is stored under a name made of everything that went into it, so that a second run takes
+what it finds and a change of any argument is a new point. A change of the code is not: points and
+tables remember the code they came from, and the report says which panels are older than the code;
+`--fresh` computes all of their points again.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import consilience as cs
-from consilience.data import Public
-from consilience.simulate import code_digest
+from consilience.simulation.simulate import code_digest
+from consilience.tables.public import Public
 
 from . import datasets
 from .design import Figure, Method, Panel, Paper, papers
@@ -96,7 +97,11 @@ class Point:
         records = sum(given["sizes"]) if given.get("sizes") is not None else given["X"].shape[0]
         learners = given["learner"]
         per_learner = records * (2.0 + max(len(self.levels), 1)) + 5e3
-        return given["repeats"] * per_learner * (len(learners) if isinstance(learners, Mapping | list) else 1)
+        return (
+            given["repeats"]
+            * per_learner
+            * (len(learners) if isinstance(learners, Mapping | list) else 1)
+        )
 
 
 def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
@@ -104,7 +109,12 @@ def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
 
     A table without panels of its own stands for those that its statements read.
     """
-    known = [(paper, figure, panel) for paper in papers() for figure in paper.figures for panel in figure.panels]
+    known = [
+        (paper, figure, panel)
+        for paper in papers()
+        for figure in paper.figures
+        for panel in figure.panels
+    ]
     meant: dict[str, set[str]] = {}  # the panels of each name
     for paper, figure, panel in known:
         own = f"{paper.name}/{panel.id}"
@@ -117,20 +127,30 @@ def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
     wanted = list(chosen) or [paper.name for paper in papers()]
     for name in wanted:
         if name not in meant:
-            figures = sorted(f"{paper.name}/{figure.id}" for paper in papers() for figure in paper.figures)
+            figures = sorted(
+                f"{paper.name}/{figure.id}" for paper in papers() for figure in paper.figures
+            )
             raise SystemExit(f"There is no {name!r}. Nothing was run. Known: {', '.join(figures)}")
     asked = set().union(*(meant[name] for name in wanted))
-    by_name = {f"{one[0].name}/{one[2].id}": one for one in reversed(known)}  # once, in however many figures it is
+    by_name = {
+        f"{one[0].name}/{one[2].id}": one for one in reversed(known)
+    }  # once, in however many figures it is
     return [one for name, one in reversed(by_name.items()) if name in asked]
 
 
-def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> dict[tuple[str, str], Table]:
+def run(
+    chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings
+) -> dict[tuple[str, str], Table]:
     """Compute what is missing of the chosen panels; return each panel's tidy table by (paper, panel).
 
     Panels whose data set is not to be had are left out, and said to be.
     """
     tables: dict[tuple[str, str], Table] = {}
-    jobs = [(paper, panel, _guess(panel, settings)) for paper, _, panel in chosen if panel.kind != "drawing"]
+    jobs = [
+        (paper, panel, _guess(panel, settings))
+        for paper, _, panel in chosen
+        if panel.kind != "drawing"
+    ]
     whole: dict[str, float] = {}
     for _, panel, cost in jobs:
         whole[panel.data] = whole.get(panel.data, 0.0) + cost
@@ -140,8 +160,12 @@ def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> di
             try:
                 settings.data(name)
             except datasets.Unavailable as reason:
-                left_out = ", ".join(f"{paper.name}/{panel.id}" for paper, panel, _ in jobs if panel.data == name)
-                said = f"[bold]{name} is not available.[/] {escape(str(reason))} Left out: {left_out}."
+                left_out = ", ".join(
+                    f"{paper.name}/{panel.id}" for paper, panel, _ in jobs if panel.data == name
+                )
+                said = (
+                    f"[bold]{name} is not available.[/] {escape(str(reason))} Left out: {left_out}."
+                )
                 console.log(said, highlight=False)
                 advance(whole[name], None)
                 continue
@@ -157,7 +181,9 @@ def run(chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings) -> di
                     if done := math.fsum(one.missing.pop(path, 0.0) for path in paths):
                         advance(done, one.name)
                 for one in [one for one in waiting if not one.missing]:
-                    tables[one.paper.name, one.panel.id] = collect(one.paper, one.panel, one.points, settings)
+                    tables[one.paper.name, one.panel.id] = collect(
+                        one.paper, one.panel, one.points, settings
+                    )
                     console.log(f"{one.name} done")
                     waiting.remove(one)
     if jobs and not tables:
@@ -195,16 +221,20 @@ def _finished(waiting: Sequence[_Waiting], settings: Settings) -> Iterator[set[P
     }
     found = set() if settings.fresh else {path for path in asked if path.exists()}
     yield found
-    # A worker has the data set in its memory and runs one point after the other; with a backend it is the cells of a
-    # point that run side by side.
+    # A worker has the data set in its memory and runs one point after the other; with a backend it
+    # is the cells of a point that run side by side.
     parallel = joblib.Parallel(
-        n_jobs=1 if settings.backend else settings.n_jobs, return_as="generator_unordered", batch_size=1
+        n_jobs=1 if settings.backend else settings.n_jobs,
+        return_as="generator_unordered",
+        batch_size=1,
     )
     missing = [path for path in asked if path not in found]
     if not settings.full:  # large ones first, so that no worker is left with one at the end
         work = {path: share for one in waiting for path, share in one.missing.items()}
         missing.sort(key=work.__getitem__, reverse=True)
-    for path in parallel(joblib.delayed(_finish)(*asked[path], settings, os.getpid()) for path in missing):
+    for path in parallel(
+        joblib.delayed(_finish)(*asked[path], settings, os.getpid()) for path in missing
+    ):
         yield {path}
 
 
@@ -212,7 +242,8 @@ def _finished(waiting: Sequence[_Waiting], settings: Settings) -> Iterator[set[P
 class Stored:
     """A panel's tidy table as an earlier run wrote it, what it cost and was computed from, and whether it still fits.
 
-    One that has other lines, metrics or x values than the panel has now fits no more: it answers another question.
+    One that has other lines, metrics or x values than the panel has now fits no more: it answers
+    another question.
     """
 
     rows: Table
@@ -228,10 +259,14 @@ def stored(paper: Paper, panel: Panel, settings: Settings) -> Stored | None:
     table = pq.read_table(path)
     rows, facts = table.to_pylist(), json.loads(table.schema.metadata[b"facts"])
     facts |= {"stale": _stale(facts), "draws": len({row["draw"] for row in rows})}
-    # One folder may hold panels of the quick run beside those of the full one, so not `settings` but the facts say
-    # which x values are to be there.
+    # One folder may hold panels of the quick run beside those of the full one, so not `settings`
+    # but the facts say which x values are to be there.
     then = replace(settings, full=facts["full"], miniature=facts["data"] == datasets.MADE_UP)
-    drawn = {(one.label, one.metric or panel.metric, _x(x)) for one in panel.methods for x in then.values(panel)}
+    drawn = {
+        (one.label, one.metric or panel.metric, _x(x))
+        for one in panel.methods
+        for x in then.values(panel)
+    }
     return Stored(rows, facts, {(row["label"], row["metric"], row["x"]) for row in rows} == drawn)
 
 
@@ -239,7 +274,9 @@ def _stale(facts: Mapping[str, Any]) -> bool:
     """Return whether code that a panel came from has changed since."""
     if "code" not in facts:  # an older table: it knows only whether that was so when it was written
         return bool(facts["stale"])
-    return facts["code"] != [code_digest()] or any(digest != _now(name) for name, digest in facts["functions"])
+    return facts["code"] != [code_digest()] or any(
+        digest != _now(name) for name, digest in facts["functions"]
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- points
@@ -253,7 +290,11 @@ def plan(panel: Panel, settings: Settings) -> list[Point]:
         grouped: dict[str, tuple[dict[str, Any], dict[Any, Any]]] = {}
         for x in settings.values(panel):
             given = {"X": data.X, "y": data.y, **({} if data.test is None else {"test": data.test})}
-            given |= {"repeats": settings.repeats(panel), "seed": settings.seed, **arguments(x, data)}
+            given |= {
+                "repeats": settings.repeats(panel),
+                "seed": settings.seed,
+                **arguments(x, data),
+            }
             if settings.miniature:
                 given = _shrunk(given)
             epsilon = given.pop("epsilon", None)
@@ -264,7 +305,9 @@ def plan(panel: Panel, settings: Settings) -> list[Point]:
         for given, epsilons in grouped.values():
             first = next(iter(epsilons.values()))
             if isinstance(first, Mapping | list | tuple | np.ndarray) or first is None:
-                levels: Any = first if isinstance(first, Mapping) or first is None else {"per site": first}
+                levels: Any = (
+                    first if isinstance(first, Mapping) or first is None else {"per site": first}
+                )
                 found = dict.fromkeys(epsilons, "")
             else:
                 levels = {f"{one:g}": one for one in epsilons.values()}
@@ -285,7 +328,9 @@ def _finish(name: str, panel: str, key: str, settings: Settings, whole: int) -> 
         shutil.rmtree(cells, ignore_errors=True)
     parallel = {"n_jobs": settings.n_jobs if settings.backend else 1, "backend": settings.backend}
     with watched(whole) as used:
-        report = cs.simulate(**point.arguments, **parallel, checkpoint=cells, progress=lambda done, of: None)
+        report = cs.simulate(
+            **point.arguments, **parallel, checkpoint=cells, progress=lambda done, of: None
+        )
     facts = {
         **used(),
         "code": code_digest(),
@@ -358,14 +403,23 @@ def _plain(value: Any) -> Any:
         return ["Public", _plain(value.X), _plain(value.y)]
     if callable(value) and hasattr(value, "__qualname__"):
         return value.__qualname__
-    # Not all attributes of a dataclass: what it computed when it was first used is no part of what was asked for.
-    given = {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else vars(value)
+    # Not all attributes of a dataclass: what it computed when it was first used is no part of what
+    # was asked for.
+    given = (
+        {one.name: getattr(value, one.name) for one in fields(value)}
+        if is_dataclass(value)
+        else vars(value)
+    )
     return [type(value).__name__, _plain(given)]
 
 
 def _written(*functions: Any) -> list[tuple[str, str]]:
     """Return name and digest of functions of experiments/, whose text is no part of a point's name."""
-    return [(f"{one.__module__}:{one.__qualname__}", _text(one)) for one in functions if inspect.isfunction(one)]
+    return [
+        (f"{one.__module__}:{one.__qualname__}", _text(one))
+        for one in functions
+        if inspect.isfunction(one)
+    ]
 
 
 def _now(name: str) -> str | None:
@@ -388,12 +442,18 @@ def _text(function: Any) -> str:
             for name, used in ((name, one.__globals__.get(name)) for name in code.co_names):
                 if isinstance(used, str | int | float | tuple):
                     found[name] = used
-                elif inspect.isfunction(used) and used.__module__.startswith(__package__) and used not in functions:
+                elif (
+                    inspect.isfunction(used)
+                    and used.__module__.startswith(__package__)
+                    and used not in functions
+                ):
                     functions.append(used)
     return _digest(found)
 
 
-_FINGERPRINTS: dict[int, tuple[Any, str]] = {}  # each array is read once, and kept alive by nobody here
+_FINGERPRINTS: dict[
+    int, tuple[Any, str]
+] = {}  # each array is read once, and kept alive by nobody here
 
 
 def _fingerprint(array: Any) -> str:
@@ -420,13 +480,21 @@ def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Setti
         for point in points:
             if point.run == method.run:
                 for x, level in point.levels.items():
-                    found = _of(read[point.key], method, metric, method.level or level, panel.better)
+                    found = _of(
+                        read[point.key], method, metric, method.level or level, panel.better
+                    )
                     if not found:
                         wanted = f"{metric!r} of {method.name!r} by {method.learner!r} at {method.level or level!r}"
                         raise LookupError(
-                            f"{paper.name}/{panel.id}: simulate() has no {wanted}. Points are kept. Mend figures.py."
+                            f"{paper.name}/{panel.id}: simulate() has no {wanted}. Points are "
+                            "kept. Mend figures.py."
                         )
-                    same = {"paper": paper.name, "panel": panel.id, "x": _x(x), "label": method.label}
+                    same = {
+                        "paper": paper.name,
+                        "panel": panel.id,
+                        "x": _x(x),
+                        "label": method.label,
+                    }
                     rows += [same | {"role": method.role, "metric": metric, **one} for one in found]
     used = {
         "points": {point.key: one["seconds"] for point, one in zip(points, facts, strict=True)},
@@ -456,16 +524,30 @@ def compute(paper: Paper, panel: Panel, settings: Settings) -> Table:
     with watched() as spent:
         found = panel.computed(settings.values(panel), data, repeats, settings.seed)
     roles = {method.label: method.role for method in panel.methods}
-    same = {"paper": paper.name, "panel": panel.id, "metric": panel.metric, "learner": "", "draw": 0}
+    same = {
+        "paper": paper.name,
+        "panel": panel.id,
+        "metric": panel.metric,
+        "learner": "",
+        "draw": 0,
+    }
     rows = [same | {"role": roles[one["label"]], **one, "x": _x(one["x"])} for one in found]
-    used = {"points": {f"{paper.name}/{panel.id}": spent()["seconds"]}, "peak_bytes": spent()["peak_bytes"]}
-    used |= {"code": [code_digest()], "functions": _written(panel.computed, datasets.LOADERS[panel.data])}
+    used = {
+        "points": {f"{paper.name}/{panel.id}": spent()["seconds"]},
+        "peak_bytes": spent()["peak_bytes"],
+    }
+    used |= {
+        "code": [code_digest()],
+        "functions": _written(panel.computed, datasets.LOADERS[panel.data]),
+    }
     used |= {"seed": settings.seed, "repeats": repeats, "full": settings.full, "data": data.notes}
     used |= {name: [] for name in ("sites", "sizes", "public", "test")}
     return _kept(paper, panel, rows, used, settings)
 
 
-def _kept(paper: Paper, panel: Panel, rows: Table, used: dict[str, Any], settings: Settings) -> Table:
+def _kept(
+    paper: Paper, panel: Panel, rows: Table, used: dict[str, Any], settings: Settings
+) -> Table:
     tidy = pa.Table.from_pylist(rows).replace_schema_metadata({"facts": json.dumps(used)})
     folder = settings.out / paper.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -484,14 +566,18 @@ def _of(table: pa.Table, method: Method, metric: str, level: str, better: str) -
     learners = [method.learner] if isinstance(method.learner, str) else list(method.learner)
     candidates = []
     for learner in learners:
-        wanted = {"method": method.name, "metric": metric, "learner": learner} | ({"epsilon": level} if level else {})
+        wanted = {"method": method.name, "metric": metric, "learner": learner} | (
+            {"epsilon": level} if level else {}
+        )
         chosen = table
         for column, value in wanted.items():
             chosen = chosen.filter(pc.equal(chosen[column], value))
         if chosen.num_rows:
             candidates.append(chosen.select(["learner", "repeat", "draw", "value"]).to_pylist())
     sign = 1 if better == "low" else -1
-    return min(candidates, key=lambda rows: sign * np.mean([row["value"] for row in rows]), default=[])
+    return min(
+        candidates, key=lambda rows: sign * np.mean([row["value"] for row in rows]), default=[]
+    )
 
 
 # ------------------------------------------------------------------------------------------- progress and memory
@@ -506,7 +592,11 @@ def _guess(panel: Panel, settings: Settings) -> float:
 @contextmanager
 def _bar(total: float) -> Iterator[tuple[Console, Callable[[float, str | None], None]]]:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+    )
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, speed_estimate_period=300) as bars:
         task = bars.add_task("reading data", total=total)
@@ -521,8 +611,8 @@ def _bar(total: float) -> Iterator[tuple[Console, Callable[[float, str | None], 
 def watched(whole: int | None = None) -> Iterator[Callable[[], dict[str, float]]]:
     """Watch what is used: processor seconds of this process and its workers, and the most memory, shared pages once.
 
-    Memory is that of process `whole` and all that it started. Without /proc the seconds are those of this process
-    alone, and memory is 0.
+    Memory is that of process `whole` and all that it started. Without /proc the seconds are those
+    of this process alone, and memory is 0.
     """
     mine = os.getpid()
     peak, stop, begun = 0, threading.Event(), _seconds(mine)

@@ -1,8 +1,9 @@
 """Whether what a paper states holds in our numbers: statements from `expected.toml`, and the rule that judges them.
 
-Every statement becomes one or more paired quantities, computed repeat by repeat so that what methods share (the
-division, the local models) cancels, and each is oriented so that "positive" is what the paper claims. A t interval
-over the repeats says whether a quantity speaks for the claim, against it, or neither. README.md states the rule.
+Every statement becomes one or more paired quantities, computed repeat by repeat so that what
+methods share (the division, the local models) cancels, and each is oriented so that "positive" is
+what the paper claims. A t interval over the repeats says whether a quantity speaks for the claim,
+against it, or neither. README.md states the rule.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class NotRun(LookupError):
 class Lines:
     """The numbers of one panel: for each label, its x values and one row of repeats per x, each the mean of its draws.
 
-    ``spreads`` are standard deviations over all trials (repeats and draws) at each x: the papers' error bars.
+    ``spreads`` are standard deviations over all trials (repeats and draws) at each x: the papers'
+    error bars.
     """
 
     values: Mapping[str, tuple[list[Any], Array]]
@@ -53,15 +55,23 @@ class Lines:
             means = [[np.mean(one[repeat]) for repeat in common] for one in by_x.values()]
             trials = [np.concatenate(list(one.values())) for one in by_x.values()]
             arranged[label] = (list(by_x), np.array(means, dtype=float))
-            spreads[label] = np.array([np.std(one, ddof=1) if len(one) > 1 else 0.0 for one in trials])
+            spreads[label] = np.array(
+                [np.std(one, ddof=1) if len(one) > 1 else 0.0 for one in trials]
+            )
         return cls(arranged, spreads)
 
     def get(self, label: str, within: Sequence[float] | None = None) -> tuple[list[Any], Array]:
         """Return the x values in a range, and the repeats of each."""
         if label not in self.values:
-            raise LookupError(f"There is no line {label!r}; there are {sorted(self.values)}. Mend expected.toml.")
+            raise LookupError(
+                f"There is no line {label!r}; there are {sorted(self.values)}. Mend expected.toml."
+            )
         xs, values = self.values[label]
-        kept = [i for i, x in enumerate(xs) if within is None or within[0] * (1 - 1e-9) <= x <= within[1] * (1 + 1e-9)]
+        kept = [
+            i
+            for i, x in enumerate(xs)
+            if within is None or within[0] * (1 - 1e-9) <= x <= within[1] * (1 + 1e-9)
+        ]
         if not kept:
             raise NotRun(f"no x from {within} was run")
         return [xs[i] for i in kept], values[kept]
@@ -164,17 +174,29 @@ def interval(gaps: Array, level: float = LEVEL) -> tuple[float, float]:
 def _speaks(gaps: Array, level: float, within: float | None) -> Where:
     low, high = interval(gaps, level)
     if within is not None:
-        return "for" if -within <= low and high <= within else "against" if high < -within or low > within else "open"
+        return (
+            "for"
+            if -within <= low and high <= within
+            else "against"
+            if high < -within or low > within
+            else "open"
+        )
     return "for" if low > 0 else "against" if high < 0 else "open"
 
 
 def _in_words(evidence: Evidence, whole: Where) -> str:
     low, high = interval(evidence.whole, evidence.level)
-    sure = {"for": "clear", "against": "the opposite is clear", "open": f"not clear from {len(evidence.whole)} repeats"}
+    sure = {
+        "for": "clear",
+        "against": "the opposite is clear",
+        "open": f"not clear from {len(evidence.whole)} repeats",
+    }
     said = sure[whole]
     if whole == "for" and not evidence.equivalence and low <= evidence.limit:
         said = f"clear, but not that it is {evidence.limit:g} or more"
-    what = f"{100 * evidence.level:g} % interval" + ("" if evidence.equivalence else " in the claimed direction")
+    what = f"{100 * evidence.level:g} % interval" + (
+        "" if evidence.equivalence else " in the claimed direction"
+    )
     return f"{evidence.measured}; {what} {low:+.3g} to {high:+.3g}: {said}"
 
 
@@ -212,7 +234,9 @@ def _change(values: Array) -> Array:
 def _trend(s: Statement, lines: Lines, sign: int) -> Evidence:
     xs, a = lines.get(s.a, s.x)
     measured = f"{s.a} changes by {_change(a).mean():+.4g} from {a[0].mean():.4g} at {xs[0]:g} to {a[-1].mean():.4g}"
-    steps = [(x, sign * (after - before)) for x, before, after in zip(xs[1:], a[:-1], a[1:], strict=True)]
+    steps = [
+        (x, sign * (after - before)) for x, before, after in zip(xs[1:], a[:-1], a[1:], strict=True)
+    ]
     return Evidence(sign * _change(a), steps, f"{measured} at {xs[-1]:g}", limit=s.margin)
 
 
@@ -229,10 +253,18 @@ def _rises(s: Statement, lines: Lines) -> Evidence:
 def _flat(s: Statement, lines: Lines) -> Evidence:
     """Line `a` changes by no more than `tolerance` over the range, nor at any x against its mean."""
     xs, a = lines.get(s.a, s.x)
-    measured = f"{s.a} changes by {_change(a).mean():+.4g} (means from {a.mean(axis=1).min():.4g} to "
+    measured = (
+        f"{s.a} changes by {_change(a).mean():+.4g} (means from {a.mean(axis=1).min():.4g} to "
+    )
     measured += f"{a.mean(axis=1).max():.4g}; allowed ±{s.tolerance:g})"
     centre = a.mean(axis=0)
-    return Evidence(_change(a), [(x, row - centre) for x, row in zip(xs, a, strict=True)], measured, True, s.tolerance)
+    return Evidence(
+        _change(a),
+        [(x, row - centre) for x, row in zip(xs, a, strict=True)],
+        measured,
+        True,
+        s.tolerance,
+    )
 
 
 def _close(s: Statement, lines: Lines) -> Evidence:
@@ -241,7 +273,9 @@ def _close(s: Statement, lines: Lines) -> Evidence:
     _, b = lines.get(s.b, s.x)
     gaps = b - a
     measured = f"{s.b} minus {s.a} is {gaps.mean():+.4g} on average (allowed ±{s.tolerance:g})"
-    return Evidence(gaps.mean(axis=0), list(zip(xs, gaps, strict=True)), measured, True, s.tolerance)
+    return Evidence(
+        gaps.mean(axis=0), list(zip(xs, gaps, strict=True)), measured, True, s.tolerance
+    )
 
 
 def _near(s: Statement, lines: Lines) -> Evidence:
@@ -297,8 +331,8 @@ def _dip(s: Statement, lines: Lines) -> Evidence:
 def _halves(a: Array) -> tuple[Array, Array]:
     """Return the means of every second repeat, to find an x by, and the other repeats, to be judged at it.
 
-    Judged by the numbers it was found by, noise alone would have highs and lows; so it would, with many repeats, if
-    each were judged where all others are lowest, for they agree on where.
+    Judged by the numbers it was found by, noise alone would have highs and lows; so it would, with
+    many repeats, if each were judged where all others are lowest, for they agree on where.
     """
     return a[:, ::2].mean(axis=1), a[:, 1::2]
 
@@ -311,7 +345,11 @@ def _varies(s: Statement, lines: Lines) -> Evidence:
     means, judged = _halves(a)
     low, high = int(means.argmin()), int(means.argmax())
     measured = f"{s.a} has means from {a[low].mean():.4g} at {xs[low]:g} to {a[high].mean():.4g} at {xs[high]:g}"
-    return Evidence(judged[high] - judged[low] - s.margin, (), f"{measured}, the difference less {s.margin:g} counts")
+    return Evidence(
+        judged[high] - judged[low] - s.margin,
+        (),
+        f"{measured}, the difference less {s.margin:g} counts",
+    )
 
 
 def _less_affected(s: Statement, lines: Lines) -> Evidence:
@@ -330,8 +368,14 @@ def _steadier(s: Statement, lines: Lines) -> Evidence:
     _, b = lines.get(s.b, s.x)
     # Levene's: deviations are compared pair by pair, which needs no normal errors.
     gaps = np.abs(b - b.mean(axis=1, keepdims=True)) - np.abs(a - a.mean(axis=1, keepdims=True))
-    spread = [float(np.sqrt(one.var(axis=1, ddof=1).mean())) for one in (a, b)] if a.shape[1] > 1 else [math.nan] * 2
-    measured = f"standard deviation over repeats {spread[0]:.3g} for {s.a}, {spread[1]:.3g} for {s.b}"
+    spread = (
+        [float(np.sqrt(one.var(axis=1, ddof=1).mean())) for one in (a, b)]
+        if a.shape[1] > 1
+        else [math.nan] * 2
+    )
+    measured = (
+        f"standard deviation over repeats {spread[0]:.3g} for {s.a}, {spread[1]:.3g} for {s.b}"
+    )
     return Evidence(gaps.mean(axis=0), list(zip(xs, gaps, strict=True)), measured)
 
 

@@ -1,7 +1,8 @@
 """A real Flower deployment on this machine: SuperLink and SuperNodes as processes, with TLS and node authentication.
 
-Flower pins other versions of some packages than this project does, so its processes run from an environment of their
-own: `.venv-flower`, made by `make flower`, or the one that CONSILIENCE_FLOWER names.
+Flower pins other versions of some packages than this project does, so its processes run from an
+environment of their own: `.venv-flower`, made by `make flower`, or the one that CONSILIENCE_FLOWER
+names.
 """
 
 import datetime
@@ -19,12 +20,17 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import NameOID
 
 from consilience import Budget
 from consilience.adapters.relay import Collection
-from consilience.site import Site
+from consilience.site.site import Site
 from studies import study_text
 
 ROOT = Path(__file__).parents[1]
@@ -58,20 +64,33 @@ def write_certificates(folder):
     now = datetime.datetime.now(datetime.UTC)
 
     def made(name, public, issuer, signer, extensions):
-        builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(public)
-        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=1))
+        builder = (
+            x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(public)
+        )
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(
+            now - datetime.timedelta(days=1)
+        )
         builder = builder.not_valid_after(now + datetime.timedelta(days=2))
         for extension in extensions:
-            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+            builder = builder.add_extension(
+                extension, critical=isinstance(extension, x509.BasicConstraints)
+            )
         return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
-    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority, server = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     root = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    )
     own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     above = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    ca = made(root, authority.public_key(), root, authority, [x509.BasicConstraints(True, None), own])
+    ca = made(
+        root, authority.public_key(), root, authority, [x509.BasicConstraints(True, None), own]
+    )
     (folder / "ca.crt").write_bytes(ca)
     leaf = [x509.BasicConstraints(False, None), names, above]
     (folder / "server.pem").write_bytes(made(name, server.public_key(), root, authority, leaf))
@@ -96,9 +115,14 @@ class Consortium:
         self.sites, self.nodes = {}, {}
         for name, outbox in outboxes.items():
             budget = Budget(epsilon=epsilon, neighbours=neighbours)
-            self.sites[name] = Site.init(folder / name / "site", name=name, dataset="ward", budget=budget)
+            self.sites[name] = Site.init(
+                folder / name / "site", name=name, dataset="ward", budget=budget
+            )
             self.sites[name].join_folder(outbox)
-            self.nodes[name] = {"outbox": str(outbox.parent), "coordinator": self.collection.key.public}
+            self.nodes[name] = {
+                "outbox": str(outbox.parent),
+                "coordinator": self.collection.key.public,
+            }
         listed = {name: site.key.public for name, site in self.sites.items()}
         (self.heart / "sites.json").write_text(json.dumps(listed))
 
@@ -163,23 +187,49 @@ class Federation:
         """Start the SuperLink or a SuperNode; return when the SuperLink answers."""
         certificates = self.folder / "certificates"
         if name == "superlink":
-            command = ["flower-superlink", "--port", self.port, "--ssl-ca-certfile", certificates / "ca.crt"]
-            command += ["--ssl-certfile", certificates / "server.pem", "--ssl-keyfile", certificates / "server.key"]
+            command = [
+                "flower-superlink",
+                "--port",
+                self.port,
+                "--ssl-ca-certfile",
+                certificates / "ca.crt",
+            ]
+            command += [
+                "--ssl-certfile",
+                certificates / "server.pem",
+                "--ssl-keyfile",
+                certificates / "server.key",
+            ]
             command += ["--enable-supernode-auth", "--database", self.folder / "state.db"]
             command += ["--disable-runtime-dependency-installation"]
         else:
-            command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", self.ports[name]]
+            command = [
+                "flower-supernode",
+                "--superlink",
+                f"127.0.0.1:{self.port}",
+                "--port",
+                self.ports[name],
+            ]
             command += ["--root-certificates", certificates / "ca.crt"]
             command += ["--auth-supernode-private-key", self.folder / "keys" / name]
-            command += ["--node-config", " ".join(f'{key}="{value}"' for key, value in self.nodes[name].items())]
+            command += [
+                "--node-config",
+                " ".join(f'{key}="{value}"' for key, value in self.nodes[name].items()),
+            ]
         whole = [str(BIN / command[0]), *map(str, command[1:])]
         if name != "superlink":
-            # A SuperNode that was killed is let in again when its heartbeats are missed, after up to a minute; until
-            # then it exits, and whatever supervises it has to start it again, as systemd does.
+            # A SuperNode that was killed is let in again when its heartbeats are missed, after up
+            # to a minute; until then it exits, and whatever supervises it has to start it again, as
+            # systemd does.
             whole = ["sh", "-c", 'while :; do "$@"; sleep 5; done', "supervisor", *whole]
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                whole, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+                whole,
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         if name == "superlink":
             wait_for(self._answers, 60, "the SuperLink to answer")
@@ -203,13 +253,17 @@ class Federation:
     def flwr(self, *arguments):
         """Run a command of Flower's command line and return what it says, as JSON."""
         command = [str(BIN / "flwr"), *map(str, arguments), "--format", "json"]
-        done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{command}: {done.stdout} {done.stderr}"
         return json.loads(done.stdout)
 
     def run(self, app, **settings):
         """Submit the app and return its run's number."""
-        config = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in settings.items())
+        config = " ".join(
+            f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in settings.items()
+        )
         return str(self.flwr("run", app, CONNECTION, "--run-config", config)["run-id"])
 
     def status(self, run):
@@ -224,7 +278,9 @@ class Federation:
 
     def finish(self, run, seconds):
         """Wait for a run to finish well."""
-        wait_for(lambda: self.status(run).startswith("finished"), seconds, "the run to finish", every=1.0)
+        wait_for(
+            lambda: self.status(run).startswith("finished"), seconds, "the run to finish", every=1.0
+        )
         assert self.status(run) == "finished:completed", self.log(run)
 
 
@@ -240,7 +296,9 @@ def descendants(pid):
     found = []
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        children = [
+            int(child) for task in tasks for child in (task / "children").read_text().split()
+        ]
     except OSError:  # it has just ended
         return []
     for child in children:
@@ -255,4 +313,6 @@ def memory(pid):
     except OSError:
         return 0.0, 0.0
     found = [re.search(rf"{name}:\s+(\d+)", status) for name in ("VmRSS", "VmHWM")]
-    return tuple(0.0 if one is None else int(one.group(1)) / 1024 for one in found)  # a process that has ended has none
+    return tuple(
+        0.0 if one is None else int(one.group(1)) / 1024 for one in found
+    )  # a process that has ended has none

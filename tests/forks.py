@@ -1,6 +1,7 @@
 """Hubs and sites to be killed: a mother imports once and forks a child for each line it reads.
 
-Two hundred starts then take a minute, not half an hour. Run as a program it is the mother; imported it starts one.
+Two hundred starts then take a minute, not half an hour. Run as a program it is the mother; imported
+it starts one.
 """
 
 import ctypes
@@ -24,7 +25,9 @@ class Mother:
     def __init__(self, kind: str, log: Path | None = None) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with open(os.devnull if log is None else log, "ab") as said:
-            self._process: Any = subprocess.Popen([sys.executable, __file__, kind], stderr=said, **pipes)
+            self._process: Any = subprocess.Popen(
+                [sys.executable, __file__, kind], stderr=said, **pipes
+            )
         assert self._process.stdout.readline() == "ready\n"
 
     def start(self, **job: Any) -> int:
@@ -110,7 +113,7 @@ def restart(database: Any) -> None:
 
 def settle(folder: Path, url: str | None) -> None:
     """Wait until a hub has combined all that is due."""
-    from consilience.hub.commands import opened
+    from consilience.hub.operating import opened
 
     until = time.monotonic() + 120
     while time.monotonic() < until:
@@ -123,20 +126,36 @@ def settle(folder: Path, url: str | None) -> None:
 
 def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
     from consilience.hub.auth import Rate
-    from consilience.hub.commands import serve
+    from consilience.hub.operating import serve
 
     free = Rate(1e6, 1e6)
     more |= {"by_address": free, "by_key": free, "by_guess": free}
-    serve(folder, port=port, url=url, quiet_seconds=0.02, lease_seconds=1.0, sweep_after_seconds=0.0, **more)
+    serve(
+        folder,
+        port=port,
+        url=url,
+        quiet_seconds=0.02,
+        lease_seconds=1.0,
+        sweep_after_seconds=0.0,
+        **more,
+    )
 
 
 def _site(
-    folder: str, name: str, address: str, code: str, table: str, n: int, idle: list[str], finish: bool, log: str
+    folder: str,
+    name: str,
+    address: str,
+    code: str,
+    table: str,
+    n: int,
+    idle: list[str],
+    finish: bool,
+    log: str,
 ) -> None:
     """Do as a site that runs its last command again after every stop, until `n` contributions are submitted."""
     from consilience.errors import HubUnavailable
     from consilience.privacy.guarantee import Budget
-    from consilience.site import Site
+    from consilience.site.site import Site
 
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
@@ -154,7 +173,10 @@ def _site(
             os.write(notes, b"done\n")
 
     if not (Path(folder) / "site.json").exists():
-        step("init", lambda: Site.init(folder, name=name, dataset="ward", budget=Budget(epsilon=60.0)))
+        step(
+            "init",
+            lambda: Site.init(folder, name=name, dataset="ward", budget=Budget(epsilon=60.0)),
+        )
     site = Site(folder)
     verbs = {
         "submit": site.submit,
@@ -186,7 +208,7 @@ def _say(text: str) -> None:
 
 def _main() -> None:
     import consilience.hub.app  # noqa: F401 - for the children
-    import consilience.site  # noqa: F401 - for the children
+    import consilience.site.site  # noqa: F401 - for the children
 
     work = {"hub": _hub, "site": _site}[sys.argv[1]]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from consilience import Noise
-from consilience.study import Study
+from consilience.study.study import Study
 
 COLUMNS = """
 [[schema.columns]]
@@ -24,8 +24,14 @@ high = 250
 """
 
 
-def study_text(learner="PrivateLogisticRegression", aggregator="Average", *, more="", privacy="", settings=""):
-    neighbours = "add-remove" if any(kind in learner for kind in ("Tree", "Forest", "Boost")) else "replace-one"
+def study_text(
+    learner="PrivateLogisticRegression", aggregator="Average", *, more="", privacy="", settings=""
+):
+    neighbours = (
+        "add-remove"
+        if any(kind in learner for kind in ("Tree", "Forest", "Boost"))
+        else "replace-one"
+    )
     return f"""
 [study]
 name = "heart-risk"
@@ -58,5 +64,10 @@ def table(n, seed=0):
     pressure = 130 + 20 * source.normal(n)
     ill = (age - 50) / 30 + (pressure - 130) / 30 + 0.5 * source.normal(n) > 0
     return pa.table(
-        {"age": age, "sex": np.where(sex == 1, "f", "m"), "pressure": pressure, "ill": ill.astype(np.int64)}
+        {
+            "age": age,
+            "sex": np.where(sex == 1, "f", "m"),
+            "pressure": pressure,
+            "ill": ill.astype(np.int64),
+        }
     )

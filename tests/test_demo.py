@@ -6,13 +6,24 @@ import numpy as np
 import pytest
 
 from consilience import demo as module
-from consilience.certificate import of_release
-from consilience.demo import ALONE, HOSPITALS, JOINED, LATE, N_TEST, POOLED, PUBLIC, TITLES, cohort, demo
+from consilience.demo import (
+    ALONE,
+    HOSPITALS,
+    JOINED,
+    LATE,
+    N_TEST,
+    POOLED,
+    PUBLIC,
+    TITLES,
+    cohort,
+    demo,
+)
 from consilience.errors import SettingsError
+from consilience.files.certificate import of_release
+from consilience.files.release import Release
 from consilience.privacy.ledger import Ledger
-from consilience.release import Release
-from consilience.site import Site
-from consilience.study import Study
+from consilience.site.site import Site
+from consilience.study.study import Study
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +78,9 @@ def test_every_site_has_a_key_and_a_ledger_of_its_own(outcome):
 
 @pytest.mark.statistical
 def test_joining_beats_the_mean_private_site_and_comes_near_pooling(outcome):
-    # Noise is real, so this can fail by chance. In 12 runs the gap to the mean site was 3.5 to 6 points, and the
-    # distance to pooling at most 2.2: both bounds are many standard deviations away.
+    # Noise is real, so this can fail by chance. In 12 runs the gap to the mean site was 3.5 to 6
+    # points, and the distance to pooling at most 2.2: both bounds are many standard deviations
+    # away.
     _, report, _ = outcome
     joined = report.method(JOINED).error
     assert joined < report.method(ALONE).error
@@ -96,7 +108,9 @@ def test_the_hub_of_the_demo_opens_again_and_sites_go_on_with_it(outcome):
     with module._running_hub(folder / "hub") as address:
         assert module._answers(address)
         site = Site(place)
-        site._write_facts(module.STUDY, {**site._facts(module.STUDY), "hub": address})  # it has another port now
+        site._write_facts(
+            module.STUDY, {**site._facts(module.STUDY), "hub": address}
+        )  # it has another port now
         with urllib.request.urlopen(site.open_view(module.STUDY)) as page:
             assert page.status == 200
         assert site.submit(module.STUDY)["state"] == "accepted"  # again: changes nothing
@@ -132,5 +146,7 @@ def test_a_site_process_carries_no_record_into_the_hub(outcome):
     table = (folder / "lakeside.csv").read_text().splitlines()
     marks = [line.split(",")[1].encode() for line in table[1:40]]
     hub = b"".join(path.read_bytes() for path in (folder / "hub").rglob("*") if path.is_file())
-    public = (folder / "study" / "public.csv").read_bytes() + (folder / "study" / "test.csv").read_bytes()
+    public = (folder / "study" / "public.csv").read_bytes() + (
+        folder / "study" / "test.csv"
+    ).read_bytes()
     assert not [mark for mark in marks if mark in hub and mark not in public]

@@ -1,7 +1,8 @@
 """Marked record values appear in no file that leaves a site, no log, no error, no page and no hub table.
 
-One whole story is told, with every mistake that a table can make, and every byte of it is searched for the marks in
-the forms in which a value can travel. A twin that does leak shows that the search finds what it looks for.
+One whole story is told, with every mistake that a table can make, and every byte of it is searched
+for the marks in the forms in which a value can travel. A twin that does leak shows that the search
+finds what it looks for.
 """
 
 import re
@@ -20,12 +21,12 @@ import pytest
 import sqlalchemy as sa
 
 from consilience import Budget
-from consilience.cli import main
+from consilience.cli.app import main
 from consilience.hub import tables
 from consilience.hub.auth import new_token
 from consilience.hub.hub import Hub, Settings
 from consilience.learners.linear import PrivateLogisticRegression, classification_task
-from consilience.site import Site
+from consilience.site.site import Site
 from forks import HubProcess
 from studies import study, study_text, table
 
@@ -49,19 +50,36 @@ class Marks:
     def __init__(self):
         rows = study().schema.encode(pa.table(marked()))
         task, *_ = classification_task(study().build(1.0), rows.X, rows.y, None)
-        ordinary = np.delete(task.X, ROWS, axis=0).reshape(-1).tolist()  # a category, or the constant
+        ordinary = (
+            np.delete(task.X, ROWS, axis=0).reshape(-1).tolist()
+        )  # a category, or the constant
         seen = [*rows.X[list(ROWS)].reshape(-1).tolist(), *task.X[list(ROWS)].reshape(-1).tolist()]
         scaled = [value for value in seen if value not in {0.0, 1.0, -1.0, *ordinary}]
         texts = {word for word in WORDS}
         self.short = []
         for value in (*AGES, *PRESSURES):
-            texts |= {repr(value), *(f"{value:.{n}f}" for n in (4, 5, 6, 7, 8)), f"{value:.7e}", f"{value:.6g}"}
+            texts |= {
+                repr(value),
+                *(f"{value:.{n}f}" for n in (4, 5, 6, 7, 8)),
+                f"{value:.7e}",
+                f"{value:.6g}",
+            }
             self.short.append([struct.pack(f"{order}f", value) for order in "<>"])
         texts |= {repr(value)[:14] for value in scaled}
-        self.needles = {form for text in texts for form in map(text.encode, ("utf-8", "utf-16-le", "utf-16-be"))}
-        self.needles |= {word.encode("latin-1") for word in WORDS} | {text.encode().hex().encode() for text in texts}
-        self.needles |= {struct.pack(f"{order}d", value) for value in (*AGES, *PRESSURES, *scaled) for order in "<>"}
-        self.needles |= {struct.pack(f"{order}d", value).hex().encode() for value in AGES for order in "<>"}
+        self.needles = {
+            form for text in texts for form in map(text.encode, ("utf-8", "utf-16-le", "utf-16-be"))
+        }
+        self.needles |= {word.encode("latin-1") for word in WORDS} | {
+            text.encode().hex().encode() for text in texts
+        }
+        self.needles |= {
+            struct.pack(f"{order}d", value)
+            for value in (*AGES, *PRESSURES, *scaled)
+            for order in "<>"
+        }
+        self.needles |= {
+            struct.pack(f"{order}d", value).hex().encode() for value in AGES for order in "<>"
+        }
 
     def found(self, content):
         """Return what was found. Four bytes may be chance (about 1e-9 that four of eight marks are), eight are not."""
@@ -90,7 +108,9 @@ class Relay:
             for source, target in ((near, far), (far, near)):
                 kept = bytearray()
                 self.kept.append(kept)
-                threading.Thread(target=self._pass_on, args=(source, target, kept), daemon=True).start()
+                threading.Thread(
+                    target=self._pass_on, args=(source, target, kept), daemon=True
+                ).start()
 
     def close(self):
         for one in (self.server, *self.open):
@@ -128,9 +148,13 @@ def bad_tables(folder):
     whole = (folder / "category.csv").read_text().splitlines()
     whole[60] += f",{AGES[0]},{WORDS[0]}"
     (folder / "ragged.csv").write_text("\n".join(whole))
-    (folder / "latin.csv").write_bytes("\n".join([*whole[:60], f"{AGES[0]},{WORDS[1]},1,0"]).encode("latin-1"))
+    (folder / "latin.csv").write_bytes(
+        "\n".join([*whole[:60], f"{AGES[0]},{WORDS[1]},1,0"]).encode("latin-1")
+    )
     (folder / "torn.parquet").write_bytes((folder / "number.parquet").read_bytes()[:-40])
-    (folder / "headless.csv").write_text("\n".join(f"{AGES[0]},{WORDS[0]},{value},1" for value in PRESSURES))
+    (folder / "headless.csv").write_text(
+        "\n".join(f"{AGES[0]},{WORDS[0]},{value},1" for value in PRESSURES)
+    )
     kinds = ("category", "number", "label", "missing")
     return [f"{kind}.{ending}" for kind in kinds for ending in ("csv", "parquet")] + [
         "ragged.csv",
@@ -144,7 +168,9 @@ def pages(hub, address):
     """Return all that the dashboard shows a coordinator, by following its links."""
     token, _ = new_token(hub.store, "ann", hours=1, kind="test")
     waiting, seen = ["/studies", "/audit", "/metrics", "/api/hub"], {}
-    with httpx.Client(base_url=address, cookies={"consilience": token}, timeout=30, follow_redirects=True) as client:
+    with httpx.Client(
+        base_url=address, cookies={"consilience": token}, timeout=30, follow_redirects=True
+    ) as client:
         while waiting:
             path = waiting.pop()
             if path in seen:
@@ -152,7 +178,9 @@ def pages(hub, address):
             answer = client.get(path)
             assert answer.status_code < 500, path
             seen[path] = answer.content
-            waiting += [found.replace("&amp;", "&") for found in re.findall(r'href="(/[^"#]*)', answer.text)]
+            waiting += [
+                found.replace("&amp;", "&") for found in re.findall(r'href="(/[^"#]*)', answer.text)
+            ]
     return seen
 
 
@@ -184,10 +212,39 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
             place = ("--folder", tmp_path / name)
             run("site", "init", "--name", name, "--dataset", "ward", "--epsilon", 3, *place)
             run("site", "join", relay.address, hub.invite("heart-risk", "operator")[0], *place)
-            run("site", "train", "heart-risk", records / "good.csv", "--epsilon", 1, "--dry-run", *place)
+            run(
+                "site",
+                "train",
+                "heart-risk",
+                records / "good.csv",
+                "--epsilon",
+                1,
+                "--dry-run",
+                *place,
+            )
             for file in bad:
-                run("site", "train", "heart-risk", records / file, "--epsilon", 1, "--yes", *place, fails=True)
-            run("site", "train", "heart-risk", records / "good.csv", "--epsilon", 1, "--yes", "--json", *place)
+                run(
+                    "site",
+                    "train",
+                    "heart-risk",
+                    records / file,
+                    "--epsilon",
+                    1,
+                    "--yes",
+                    *place,
+                    fails=True,
+                )
+            run(
+                "site",
+                "train",
+                "heart-risk",
+                records / "good.csv",
+                "--epsilon",
+                1,
+                "--yes",
+                "--json",
+                *place,
+            )
             run("site", "submit", "heart-risk", *place)
         until = time.monotonic() + 60
         while hub.store.release("heart-risk") is None:
@@ -195,7 +252,15 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
             time.sleep(0.05)
         run("site", "fetch", "heart-risk", *place)
         (release,) = (tmp_path / "south").glob("studies/*/release-*.safetensors")
-        run("release", "predict", release, tmp_path / "south", records / "good.csv", "--out", records / "said.csv")
+        run(
+            "release",
+            "predict",
+            release,
+            tmp_path / "south",
+            records / "good.csv",
+            "--out",
+            records / "said.csv",
+        )
         for file in bad:
             if file.split(".")[0] != "label":  # nothing of it is looked at
                 run("release", "predict", release, tmp_path / "south", records / file, fails=True)
@@ -209,7 +274,9 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
         server.end()
         relay.close()
     with hub.store.reading() as db:
-        rows = {one.name: str(db.execute(sa.select(one)).all()) for one in tables.tables.sorted_tables}
+        rows = {
+            one.name: str(db.execute(sa.select(one)).all()) for one in tables.tables.sorted_tables
+        }
     hub.verify()
     hub.close()
     everything = {f"said: {name}": content for name, content in said.items()}
@@ -226,7 +293,9 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
     sent = next(tmp_path.glob("south/studies/*/contribution-0001.safetensors")).read_bytes()
     assert any(sent in bytes(kept) for kept in relay.kept)
     marks = Marks()
-    assert {where: hits for where, content in everything.items() if (hits := marks.found(content))} == {}
+    assert {
+        where: hits for where, content in everything.items() if (hits := marks.found(content))
+    } == {}
     assert marks.found((records / "good.csv").read_bytes())
 
 
@@ -264,5 +333,7 @@ def test_the_search_finds_every_form(text):
         assert marks.found(around + word.encode(text) + around)
     for kind in ("<f4", ">f4"):
         assert marks.found(around + np.array(AGES, kind).tobytes() + around)
-    assert not marks.found(around + struct.pack("<f", AGES[0]) + around)  # one such number may be chance
+    assert not marks.found(
+        around + struct.pack("<f", AGES[0]) + around
+    )  # one such number may be chance
     assert not marks.found(around)

@@ -1,7 +1,8 @@
 """Every known failure of privacy software, put back on purpose, is caught; the real code passes the same check.
 
-The numbers are the rows of the table in docs/guarantees/audit.md (privacy-engineering, section 1). Rows 4 and 6 are
-about trees. A twin is broken here and nowhere else: by a subclass or by monkeypatch.
+The numbers are the rows of the table in docs/guarantees/audit.md (privacy-engineering, section 1).
+Rows 4 and 6 are about trees. A twin is broken here and nowhere else: by a subclass or by
+monkeypatch.
 """
 
 import math
@@ -13,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from consilience.audit import (
+from consilience.auditing.audit import (
     _gradient_and_hessian,
     _planned,
     audit,
@@ -73,7 +74,9 @@ class CurvatureTimesNorm(PrivateLinearSVC):
 def test_row_1_curvature_times_norm_is_caught(monkeypatch):
     settings = {"epsilon": 1.0, "data_norm": 10.0, "regularization": 0.2, "fit_intercept": False}
     assert audit(PrivateLinearSVC(**settings), restarts=8, runs=0).passed
-    monkeypatch.setattr(linear, "into_ball", lambda X, learner: perturbation_clip(X, learner.data_norm))
+    monkeypatch.setattr(
+        linear, "into_ball", lambda X, learner: perturbation_clip(X, learner.data_norm)
+    )
     report = audit(CurvatureTimesNorm(**settings), restarts=8, runs=0)
     assert not report.passed
     assert report.epsilon_lower > 1.5
@@ -85,7 +88,9 @@ def perturbation_clip(X, norm):
 
 def test_row_1_scaling_rows_and_their_norm_changes_nothing_but_the_unit():
     one = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], noise=SEEDED).fit(X, y)
-    ten = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], data_norm=8.0, noise=SEEDED).fit(8 * X, y)
+    ten = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], data_norm=8.0, noise=SEEDED).fit(
+        8 * X, y
+    )
     np.testing.assert_allclose(8 * ten.coef_, one.coef_, rtol=1e-6)
     np.testing.assert_allclose(ten.intercept_, one.intercept_, rtol=1e-6)
 
@@ -163,7 +168,9 @@ class SameNoiseForEveryClass(PrivateLinearSVC):
     def _train(self, task, plan, source):
         copy = Noise(seed=int(source.words(1)[0]))
         parts = [
-            perturbation.train_linear(replace(task, y=np.where(task.y == code, 1.0, -1.0)), plan, copy.open())
+            perturbation.train_linear(
+                replace(task, y=np.where(task.y == code, 1.0, -1.0)), plan, copy.open()
+            )
             for code in range(task.n_problems)
         ]
         self.coef_, self.intercept_ = linear.out_of_ball(np.stack(parts), self)
@@ -172,7 +179,9 @@ class SameNoiseForEveryClass(PrivateLinearSVC):
 def test_row_3_the_same_noise_for_every_class_is_caught():
     settings = {"epsilon": 3.0, "classes": [0, 1, 2]}
     report = audit(SameNoiseForEveryClass(**settings), restarts=1, runs=100, noise=SEEDED)
-    assert [c.name for c in report.checks if not c.passed] == ["recovered noise: classes have noise of their own"]
+    assert [c.name for c in report.checks if not c.passed] == [
+        "recovered noise: classes have noise of their own"
+    ]
     assert audit(PrivateLinearSVC(**settings), restarts=1, runs=100, noise=SEEDED).passed
 
 
@@ -187,8 +196,13 @@ def extras(kind):
     learners = [kind(epsilon=1.0, neighbours="add-remove", public_size=10) for _ in range(2)]
     for learner, n in zip(learners, (3, 4), strict=True):
         learner.fit(X[:n], y[:n])
-    first, second = ({name: repr(value) for name, value in vars(learner).items()} for learner in learners)
-    return {name for name in first | second if first.get(name) != second.get(name)} - {"coef_", "intercept_"}
+    first, second = (
+        {name: repr(value) for name, value in vars(learner).items()} for learner in learners
+    )
+    return {name for name in first | second if first.get(name) != second.get(name)} - {
+        "coef_",
+        "intercept_",
+    }
 
 
 class KeepsItsSeed(PrivateLogisticRegression):
@@ -236,7 +250,9 @@ def test_row_10_an_unnoised_size_is_caught_by_sampling():
     report = audit(TellsItsSize(**settings), kind="sample", n_records=10, runs=300, noise=SEEDED)
     assert not report.passed
     assert report.epsilon_lower > 2
-    assert audit(PrivateLogisticRegression(**settings), kind="sample", n_records=10, runs=300, noise=SEEDED).passed
+    assert audit(
+        PrivateLogisticRegression(**settings), kind="sample", n_records=10, runs=300, noise=SEEDED
+    ).passed
 
 
 # ---------------------------------------------------------------------------------------- row 7: neighbour relations
@@ -300,11 +316,15 @@ def test_row_7_monotone_selection_under_replace_one_is_caught():
     assert half.epsilon == whole.epsilon == 1.0
     crowded = np.exp(np.array([[1.0, 0.0], [0.0, 1.0]]) / half.scale)
     odds = np.log(crowded / crowded.sum(axis=1, keepdims=True))
-    assert np.ptp(odds[:, 0]) == pytest.approx(1.0)  # two equal candidates: the claim is met with equality
+    assert np.ptp(odds[:, 0]) == pytest.approx(
+        1.0
+    )  # two equal candidates: the claim is met with equality
     lopsided = np.array([[-9.0, 0.0], [-8.0, -1.0]])  # a rare candidate, which one record favours
     odds = lopsided / half.scale - np.log(np.exp(lopsided / half.scale).sum(axis=1, keepdims=True))
     assert np.ptp(odds[:, 0]) > 1.9 * half.epsilon
-    odds = lopsided / whole.scale - np.log(np.exp(lopsided / whole.scale).sum(axis=1, keepdims=True))
+    odds = lopsided / whole.scale - np.log(
+        np.exp(lopsided / whole.scale).sum(axis=1, keepdims=True)
+    )
     assert np.ptp(odds[:, 0]) <= whole.epsilon
     assert loss(whole.scale) <= whole.epsilon
 
@@ -334,7 +354,11 @@ def one_row_at_a_time(learner):
     changed[0] = 30.0, -40.0
     (task, plan), (other, other_plan) = (_planned(learner, rows, y, None) for rows in (X, changed))
     same_rows = np.array_equal(task.X[1:], other.X[1:])
-    return same_rows and plan.events == other_plan.events and plan.regularization == other_plan.regularization
+    return (
+        same_rows
+        and plan.events == other_plan.events
+        and plan.regularization == other_plan.regularization
+    )
 
 
 def one_class_may_be_absent(learner):
@@ -402,7 +426,11 @@ def draws_and_charges(learner, monkeypatch, path):
     drawn = []
     for name in ("l2_laplace", "gaussian", "close"):
         real = getattr(perturbation, name)
-        monkeypatch.setattr(perturbation, name, lambda *a, real=real, **k: (drawn.append(k["event"]), real(*a, **k))[1])
+        monkeypatch.setattr(
+            perturbation,
+            name,
+            lambda *a, real=real, **k: (drawn.append(k["event"]), real(*a, **k))[1],
+        )
     ledger = Ledger(path)
     ledger.allow("ward", Budget(epsilon=1.0, delta=1e-3))
     learner.fit(X, y, ledger=ledger, dataset="ward")
@@ -414,9 +442,13 @@ def draws_and_charges(learner, monkeypatch, path):
 @pytest.mark.parametrize("settings", [{}, {"delta": 1e-4}, {"mechanism": "output"}], ids=str)
 def test_row_14_trainings_that_are_not_charged_are_caught(settings, monkeypatch, tmp_path):
     settings = {"epsilon": 1.0, "classes": [0, 1], **settings}
-    drawn, charged = draws_and_charges(TunesForFree(**settings), monkeypatch, tmp_path / "broken.sqlite")
+    drawn, charged = draws_and_charges(
+        TunesForFree(**settings), monkeypatch, tmp_path / "broken.sqlite"
+    )
     assert len(drawn) == 3 * len(charged)
-    drawn, charged = draws_and_charges(PrivateLogisticRegression(**settings), monkeypatch, tmp_path / "real.sqlite")
+    drawn, charged = draws_and_charges(
+        PrivateLogisticRegression(**settings), monkeypatch, tmp_path / "real.sqlite"
+    )
     assert drawn == charged
 
 
@@ -427,11 +459,15 @@ def distance_kept(task, plan):
     """Whether what the solver returns is as close to the ideal minimum as the closing event says, whatever b."""
     kept = True
     for seed in range(20):
-        found = perturbation.train_linear(task, replace(plan, closing=None), Noise(seed=seed).open())
+        found = perturbation.train_linear(
+            task, replace(plan, closing=None), Noise(seed=seed).open()
+        )
         b = l2_laplace(task.dimension, event=plan.noise, source=Noise(seed=seed).open())
         arguments = (task, plan, found[None, None], task.X[None], task.y, np.ones(len(task.y)))
         gradient, _ = _gradient_and_hessian(*arguments)
-        kept &= bool(np.linalg.norm(gradient[0] + b) / plan.noise.strong_convexity <= plan.closing.distance)
+        kept &= bool(
+            np.linalg.norm(gradient[0] + b) / plan.noise.strong_convexity <= plan.closing.distance
+        )
     return kept
 
 
@@ -440,7 +476,9 @@ def test_row_11_a_solver_that_stops_early_is_caught(monkeypatch):
     task, plan = _planned(learner, X, y, None)
     assert plan.closing.distance < 1e-6
     assert distance_kept(task, plan)
-    monkeypatch.setattr(perturbation, "solve", lambda *a, **k: solve(*a, **{**k, "tolerance": 1e-4}))
+    monkeypatch.setattr(
+        perturbation, "solve", lambda *a, **k: solve(*a, **{**k, "tolerance": 1e-4})
+    )
     assert not distance_kept(task, plan)
 
 
@@ -461,7 +499,9 @@ def test_row_12_naive_float_noise_is_caught():
     naive = [reachable(naive_laplace(value, 1.0, source, 2000), 1.0) for value in (0.0, 1.0)]
     report = audit_samples(*naive, claimed=ONE)
     assert not report.passed
-    exact = [close(np.full(2000, value), event=event, source=Noise().open()) for value in (0.0, 1.0)]
+    exact = [
+        close(np.full(2000, value), event=event, source=Noise().open()) for value in (0.0, 1.0)
+    ]
     assert audit_samples(*[reachable(x, 1.0) for x in exact], claimed=ONE).passed
     assert audit_samples(*exact, claimed=ONE).passed
 
@@ -476,7 +516,9 @@ def test_row_12_a_release_without_closing_is_caught():
         fixed = real(task.dimension, event=plan.noise, source=SEEDED.open())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(perturbation, "l2_laplace", lambda *a, **k: fixed)
-            return not np.array_equal(*(perturbation.train_linear(task, plan, Noise().open()) for _ in range(2)))
+            return not np.array_equal(
+                *(perturbation.train_linear(task, plan, Noise().open()) for _ in range(2))
+            )
 
     assert any(isinstance(event, accounting.Closing) for event in plan.events)
     assert bits_hidden(plan)
@@ -494,10 +536,14 @@ def test_row_13_a_floating_point_sum_is_caught():
 
     rest = [1.0] * 255 + [0.13] * 8
     assert abs(float_sum([1.0, *rest]) - float_sum([0.0, *rest])) > 1.9
-    counts = [np.array([int(np.count_nonzero(np.array([first, *rest]) > 0.5))]) for first in (1.0, 0.0)]
+    counts = [
+        np.array([int(np.count_nonzero(np.array([first, *rest]) > 0.5))]) for first in (1.0, 0.0)
+    ]
     assert abs(counts[0] - counts[1]) <= 1
     noisy = laplace_counts(
-        counts[0], event=accounting.Laplace(sensitivity=1.0, scale=1.0, **WHO), source=Noise().open()
+        counts[0],
+        event=accounting.Laplace(sensitivity=1.0, scale=1.0, **WHO),
+        source=Noise().open(),
     )
     assert noisy.dtype == np.int64
 
@@ -505,7 +551,12 @@ def test_row_13_a_floating_point_sum_is_caught():
 # ------------------------------------------------------------------------------------------ half the noise, everywhere
 
 VECTOR = {
-    "l2_laplace": (l2_laplace, accounting.L2Laplace(sensitivity=1.0, scale=2.0, **WHO), check_radial, "scale"),
+    "l2_laplace": (
+        l2_laplace,
+        accounting.L2Laplace(sensitivity=1.0, scale=2.0, **WHO),
+        check_radial,
+        "scale",
+    ),
     "gaussian": (
         gaussian,
         accounting.Gaussian(sensitivity=1, sigma=2.0, at_delta=1e-5, **WHO),
@@ -539,9 +590,14 @@ def test_half_the_exact_noise_is_caught_by_sampling(name):
         if name == "laplace_counts":
             event = accounting.Laplace(sensitivity=1.0, scale=size, **WHO)
             return [laplace_counts(v, event=event, source=source) for v in (near, far)]
-        event, seeded = accounting.Selection(sensitivity=1.0, scale=2 * size, monotone="no", **WHO), SEEDED.open()
+        event, seeded = (
+            accounting.Selection(sensitivity=1.0, scale=2 * size, monotone="no", **WHO),
+            SEEDED.open(),
+        )
         scores = [np.array([0.0, 3.0]), np.array([1.0, 2.0])]
-        return [np.array([select(s, event=event, source=seeded) for _ in range(n // 2)]) for s in scores]
+        return [
+            np.array([select(s, event=event, source=seeded) for _ in range(n // 2)]) for s in scores
+        ]
 
     assert audit_samples(*draw(1.0), claimed=ONE).passed
     assert not audit_samples(*draw(0.5), claimed=ONE).passed
@@ -560,9 +616,14 @@ def test_half_the_discrete_gaussian_noise_is_caught_by_frequencies():
 
 
 def test_half_the_selection_noise_is_caught_by_frequencies():
-    event, source = accounting.Selection(sensitivity=1.0, scale=0.5, monotone="no", **WHO), SEEDED.open()
+    event, source = (
+        accounting.Selection(sensitivity=1.0, scale=0.5, monotone="no", **WHO),
+        SEEDED.open(),
+    )
     scores = np.array([0.0, 1.0, 2.0])
-    counts = np.bincount([select(scores, event=event, source=source) for _ in range(2000)], minlength=3)
+    counts = np.bincount(
+        [select(scores, event=event, source=source) for _ in range(2000)], minlength=3
+    )
     assert not check_frequencies(counts, np.exp(scores) / np.exp(scores).sum()).passed
     assert check_frequencies(counts, np.exp(scores / 0.5) / np.exp(scores / 0.5).sum()).passed
 
@@ -585,14 +646,23 @@ def test_half_the_noise_in_a_learner_is_caught(settings):
     report = audit(HalfTheNoise(epsilon=1.0, **settings), restarts=1, runs=150, noise=SEEDED)
     assert not report.passed
     assert next(c.name for c in report.checks if not c.passed).startswith("recovered noise: radius")
-    assert audit(PrivateLinearSVC(epsilon=1.0, **settings), restarts=1, runs=150, noise=SEEDED).passed
+    assert audit(
+        PrivateLinearSVC(epsilon=1.0, **settings), restarts=1, runs=150, noise=SEEDED
+    ).passed
 
 
 def test_half_the_noise_in_a_learner_is_caught_by_sampling():
-    settings = {"epsilon": 2.0, "mechanism": "output", "fit_intercept": False, "regularization": 1.0}
+    settings = {
+        "epsilon": 2.0,
+        "mechanism": "output",
+        "fit_intercept": False,
+        "regularization": 1.0,
+    }
     report = audit(HalfTheNoise(**settings), kind="sample", n_records=10, runs=1000, noise=SEEDED)
     assert not report.passed, str(report)
-    assert audit(PrivateLinearSVC(**settings), kind="sample", n_records=10, runs=1000, noise=SEEDED).passed
+    assert audit(
+        PrivateLinearSVC(**settings), kind="sample", n_records=10, runs=1000, noise=SEEDED
+    ).passed
 
 
 # -------------------------------------------------------------------------------------------- proofs and their limits
@@ -610,8 +680,14 @@ def test_a_dropped_jacobian_is_caught(monkeypatch):
 def test_the_joint_logistic_bound_holds_and_is_nearly_reached():
     """The bound of ObjectiveL2Laplace for the logistic loss (docs/guarantees/objective.md) is confirmed."""
     shares = []
-    for settings in ({}, {"neighbours": "add-remove"}, {"epsilon": 4.0, "neighbours": "add-remove"}):
-        report = audit(PrivateLogisticRegression(**{"epsilon": 1.0, **settings}), restarts=12, runs=0)
+    for settings in (
+        {},
+        {"neighbours": "add-remove"},
+        {"epsilon": 4.0, "neighbours": "add-remove"},
+    ):
+        report = audit(
+            PrivateLogisticRegression(**{"epsilon": 1.0, **settings}), restarts=12, runs=0
+        )
         assert report.passed, str(report)
         shares.append(report.epsilon_lower / report.claimed.epsilon)
     assert max(shares) > 0.9, shares
@@ -623,7 +699,8 @@ def test_a_logistic_price_without_its_determinant_is_caught(monkeypatch):
     assert audit(learner, restarts=12, runs=0, n_records=10).passed
     price = property(lambda self: self.moved * self.lipschitz / self.scale)
     monkeypatch.setattr(accounting.ObjectiveL2Laplace, "epsilon", price)
-    # Nor is the ridge raised for its sake; at the ridge that the rule asks for, the determinant hardly matters.
+    # Nor is the ridge raised for its sake; at the ridge that the rule asks for, the determinant
+    # hardly matters.
     monkeypatch.setattr(perturbation._Facts, "_ridge_for", lambda self, jacobian: 0.0)
     assert not audit(learner, restarts=12, runs=0, n_records=10).passed
 
@@ -633,7 +710,9 @@ def test_too_small_a_delta_is_caught(monkeypatch):
     hidden = PrivateLinearSVC(epsilon=1.0, delta=1e-3, neighbours="add-remove")
     real = accounting.ObjectiveGaussian.log_delta
     monkeypatch.setattr(
-        accounting.ObjectiveGaussian, "log_delta", lambda self, e: real(replace(self, sigma=2 * self.sigma), e)
+        accounting.ObjectiveGaussian,
+        "log_delta",
+        lambda self, e: real(replace(self, sigma=2 * self.sigma), e),
     )
     report = audit(hidden, restarts=4, runs=0)
     assert not report.passed
@@ -655,7 +734,12 @@ def test_the_thesis_matrix_perturbation_is_not_private():
         factor = source.normal(4).reshape(2, 2)
         settings = {"regularization": 1e-3, "matrix": factor @ factor.T, "tolerance": 1e-11}
         labels = np.array([1.0, -1.0])
-        norms.append([np.linalg.norm(solve(X, labels, HuberHinge(0.5), **settings).coef) for X in (first, second)])
+        norms.append(
+            [
+                np.linalg.norm(solve(X, labels, HuberHinge(0.5), **settings).coef)
+                for X in (first, second)
+            ]
+        )
     zero, moved = np.array(norms).T
     assert zero.max() == 0.0
     assert moved.min() > 1e-6
@@ -667,10 +751,15 @@ def test_the_thesis_matrix_perturbation_is_not_private():
 def test_wishart_noise_for_principal_components_is_not_private():
     """A + W with W ⪰ 0 never falls below A, so an output that does tells that A was not the input."""
     source, n = SEEDED.open(), 1500
-    inputs = [np.diag([1.0, 0.0]), np.diag([0.0, 1.0])]  # second moments of one record each: replace-one neighbours
+    inputs = [
+        np.diag([1.0, 0.0]),
+        np.diag([0.0, 1.0]),
+    ]  # second moments of one record each: replace-one neighbours
     samples = []
     for second_moment in inputs:
-        factors = source.normal(n * 6).reshape(n, 2, 3) / math.sqrt(2)  # Wishart, d + 1 degrees of freedom
+        factors = source.normal(n * 6).reshape(n, 2, 3) / math.sqrt(
+            2
+        )  # Wishart, d + 1 degrees of freedom
         released = second_moment + factors @ factors.swapaxes(1, 2)
         samples.append(np.linalg.eigvalsh(released - inputs[0])[:, 0])
     assert samples[0].min() > 0

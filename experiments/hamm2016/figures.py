@@ -13,9 +13,9 @@ from scipy import sparse
 from sklearn.base import clone
 
 import consilience as cs
-from consilience.aggregators.distill import PATE, ClippedAverage
-from consilience.aggregators.votes import count_votes
-from consilience.data import Public
+from consilience.aggregators.distillation.distill import PATE, ClippedAverage
+from consilience.aggregators.distillation.tally import count_votes
+from consilience.tables.public import Public
 from experiments.datasets import Dataset
 from experiments.design import Arguments, Figure, Method, Panel, Paper
 
@@ -25,7 +25,11 @@ STRENGTH = 1e-4  # the paper's λ, of local and global classifiers
 DELTA = 1e-5
 TEST_SHARE = 0.145  # of the URLs, whose publisher set none apart
 INVERSE = (0, 0.1, 1, 10, 100)  # 1/ε; 0 is no noise
-DRAWS = {"har": 5, "kdd99": 2, "malicious_url": 5}  # of noise on each division; × divisions of a full run = 100
+DRAWS = {
+    "har": 5,
+    "kdd99": 2,
+    "malicious_url": 5,
+}  # of noise on each division; × divisions of a full run = 100
 FULL = {name: 100 // draws for name, draws in DRAWS.items()}
 HAR, KDD, URL = "har", "kdd99", "malicious_url"
 
@@ -38,7 +42,9 @@ def principal_axes(seen: Any) -> Callable[[Any], Array]:
     n, d = seen.shape
     mean = np.asarray(seen.mean(axis=0)).ravel()
     moment = seen.T @ seen
-    moment = (moment.toarray() if sparse.issparse(moment) else np.asarray(moment)) / n - np.outer(mean, mean)
+    moment = (moment.toarray() if sparse.issparse(moment) else np.asarray(moment)) / n - np.outer(
+        mean, mean
+    )
     axes = np.linalg.eigh(moment)[1][:, -min(50, d) :]
     usual = _usual_length(seen @ axes - mean @ axes)
     return lambda X: _cut((X @ axes - mean @ axes) / usual)
@@ -69,7 +75,11 @@ def _usual_length(X: Any) -> float:
 
 def _cut(X: Any) -> Any:
     shares = 1 / np.maximum(1.0, _lengths(X) * (1 + 1e-12))
-    return sparse.csr_array(sparse.diags_array(shares) @ X) if sparse.issparse(X) else X * shares[:, None]
+    return (
+        sparse.csr_array(sparse.diags_array(shares) @ X)
+        if sparse.issparse(X)
+        else X * shares[:, None]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- simulate() calls
@@ -107,7 +117,9 @@ def divided(data: Dataset) -> Divided:
     key = (data.name, len(data.y))
     if key not in _HELD:
         _HELD.clear()  # one data set at a time
-        kept: Callable[[Any], Any] = sparse.csr_array if data.name == KDD else lambda X: X  # nine in ten values are 0
+        kept: Callable[[Any], Any] = (
+            sparse.csr_array if data.name == KDD else lambda X: X
+        )  # nine in ten values are 0
         X, task = kept(data.X), TASKS[data.name]
         order = cs.Noise(seed=2016).open().permutation(len(data.y))
         shared, rest = np.split(order, [min(task.auxiliary, len(order) // 7)])
@@ -136,7 +148,9 @@ def call(
     def arguments(x: Any, data: Dataset) -> dict[str, Any]:
         own = divided(data)
         n = min(own.shared.shape[0], int(x) if by_auxiliary else 10**9)
-        local = cs.PrivateLogisticRegression(epsilon=math.inf, regularization=strength, fit_intercept=False)
+        local = cs.PrivateLogisticRegression(
+            epsilon=math.inf, regularization=strength, fit_intercept=False
+        )
         return {
             "X": own.X,
             "y": own.y,
@@ -167,7 +181,12 @@ def vote(**settings: Any) -> cs.VoteDistillation:
 
 def statistic(delta: float = 0.0) -> cs.SoftLabelDistillation:
     """Return the mechanism that we recommend: noise on the one statistic through which votes enter."""
-    own = {"mechanism": "statistic", "calibration": "tight", "regularization": "auto", "delta": delta}
+    own = {
+        "mechanism": "statistic",
+        "calibration": "tight",
+        "regularization": "auto",
+        "delta": delta,
+    }
     return soft(**own)
 
 
@@ -184,9 +203,16 @@ def main(parties: int, references: tuple[str, ...] = ("local-exact",)) -> Mappin
     """Return the runs of a panel of figures 2 to 4."""
     return {
         "main": call(PAPERS | OURS, parties=parties, baselines=("pooled-exact",)),
-        # One party is like another, so that 200 tell what the mean of all is; and the paper's auxiliary records have
-        # no labels, so that what labels would be worth is no part of the other run.
-        "reference": call({"avg": average()}, parties=200, of=lambda x: math.inf, baselines=references, labelled=True),
+        # One party is like another, so that 200 tell what the mean of all is; and the paper's
+        # auxiliary records have no labels, so that what labels would be worth is no part of the
+        # other run.
+        "reference": call(
+            {"avg": average()},
+            parties=200,
+            of=lambda x: math.inf,
+            baselines=references,
+            labelled=True,
+        ),
     }
 
 
@@ -253,19 +279,30 @@ def lengths(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[d
         local = cs.PrivateLogisticRegression(
             epsilon=math.inf, regularization=STRENGTH, fit_intercept=False, classes=classes
         )
-        votes = count_votes([clone(local).fit(X[one], own.y[one]) for one in order.reshape(-1, 6)], auxiliary)
-        usual: dict[str, Any] = {"mechanism": "output", "calibration": "hamm2016", "fit_intercept": False}
+        votes = count_votes(
+            [clone(local).fit(X[one], own.y[one]) for one in order.reshape(-1, 6)], auxiliary
+        )
+        usual: dict[str, Any] = {
+            "mechanism": "output",
+            "calibration": "hamm2016",
+            "fit_intercept": False,
+        }
         exact = cs.SoftLabelDistillation(epsilon=math.inf, **usual).combine(votes).coef
         for x in xs:
             noise = cs.Noise(seed=seed + repeat)
-            noisy = cs.SoftLabelDistillation(epsilon=1 / x, noise=noise, **usual).combine(votes).coef
+            noisy = (
+                cs.SoftLabelDistillation(epsilon=1 / x, noise=noise, **usual).combine(votes).coef
+            )
             values = {
                 NOISE: float(np.linalg.norm(noisy - exact)),
                 PRINTED: 2 * exact.size / (parties * STRENGTH) * x,
                 OWN: float(np.linalg.norm(exact)),
                 LONGEST: math.sqrt(2 * math.log(len(classes)) / STRENGTH),
             }
-            found += [{"x": x, "label": label, "repeat": repeat, "value": v} for label, v in values.items()]
+            found += [
+                {"x": x, "label": label, "repeat": repeat, "value": v}
+                for label, v in values.items()
+            ]
     return found
 
 
@@ -300,13 +337,17 @@ CLASSES = 6
 
 def variant(factor: float, strength: float = STRENGTH, local: float = STRENGTH) -> Arguments:
     """Return soft labels with `factor` times less noise than the library draws at λ = `strength`."""
-    return call({"soft": soft(regularization=strength)}, parties=1000, strength=local, factor=factor)
+    return call(
+        {"soft": soft(regularization=strength)}, parties=1000, strength=local, factor=factor
+    )
 
 
-# The library draws what its proof needs; the paper's constant in other coordinates is that at another ε.
+# The library draws what its proof needs; the paper's constant in other coordinates is that at
+# another ε.
 VARIANTS = {
     "printed": variant(1.0),
-    # Rows of length up to R: λ‖w‖² is λ/R² in the ball, which asks for R² times the noise; printed there is R times.
+    # Rows of length up to R: λ‖w‖² is λ/R² in the ball, which asks for R² times the noise; printed
+    # there is R times.
     "long": variant(LENGTH, STRENGTH / LENGTH**2, STRENGTH / LENGTH**2),
     # One vector of d dimensions for each class is √K shorter in all than one of K·d.
     "class": variant(math.sqrt(CLASSES)),
@@ -384,7 +425,11 @@ PARTIES = replace(
     quick_x=(0.1, 1),
     quick=3,
     arguments={f"{m}": call({"soft": soft(), "avg": average()}, parties=m) for m in TWO},
-    methods=tuple(Method(f"{name}, M = {m:,}", name, "paper", run=f"{m}") for name in ("soft", "avg") for m in TWO),
+    methods=tuple(
+        Method(f"{name}, M = {m:,}", name, "paper", run=f"{m}")
+        for name in ("soft", "avg")
+        for m in TWO
+    ),
 )
 
 
@@ -403,7 +448,9 @@ RATES = Panel(
     arguments={f"soft {m}": rate(m, {"soft": soft()}, m) for m in TWO}
     | {f"vote {m}": rate(m, {"vote": vote()}, 1) for m in TWO},
     methods=tuple(
-        Method(f"{name}, M = {m:,}", name, "paper", run=f"{name} {m}") for name in ("soft", "vote") for m in TWO
+        Method(f"{name}, M = {m:,}", name, "paper", run=f"{name} {m}")
+        for name in ("soft", "vote")
+        for m in TWO
     ),
     quick=3,
     full=FULL[URL],
@@ -427,7 +474,12 @@ AUXILIARY_SIZES = (50, 100, 200, 500, 1000)
 
 def by_auxiliary(epsilon: float) -> Arguments:
     """Return a run with the number of auxiliary records on the x axis."""
-    return call({"soft": soft(), "statistic": statistic(DELTA)}, parties=1000, of=lambda x: epsilon, by_auxiliary=True)
+    return call(
+        {"soft": soft(), "statistic": statistic(DELTA)},
+        parties=1000,
+        of=lambda x: epsilon,
+        by_auxiliary=True,
+    )
 
 
 SIZES = replace(
@@ -463,7 +515,9 @@ FIGURE_AUXILIARY = replace(
         "party": call({"soft": soft()}, parties=1000),
         "both": call({"soft": soft(protect_public=True)}, parties=1000),
         "paid": call({"soft": soft(protect_public=True)}, parties=1000, factor=EXTENDED),
-        "vote": call({"vote": vote(), "both": vote(protect_public=True)}, parties=1000, factor=1000.0),
+        "vote": call(
+            {"vote": vote(), "both": vote(protect_public=True)}, parties=1000, factor=1000.0
+        ),
     },
     methods=(
         Method("soft", "soft", "paper", run="party"),
@@ -480,19 +534,48 @@ PAPER = Paper(
     citation="J. Hamm, P. Cao, M. Belkin: Learning privately from multiparty data. ICML 2016.",
     figures=(
         Figure("2", "Accuracy against privacy on activity recognition, six classes", (FIGURE_2,)),
-        Figure("3", "Accuracy against privacy on network intrusion, by number of parties", FIGURE_3, columns=3),
-        Figure("4", "Accuracy against privacy on malicious URLs, by number of parties", FIGURE_4, columns=3),
-        Figure("parties", "Not drawn like this in the paper: more parties, side by side", (PARTIES,)),
-        Figure("lengths", "Not in the paper: how long its noise is, beside the classifier it is added to", (LENGTHS,)),
-        Figure("variants", "Not in the paper: can another reading of the constants give figure 2?", (FIGURE_VARIANTS,)),
+        Figure(
+            "3",
+            "Accuracy against privacy on network intrusion, by number of parties",
+            FIGURE_3,
+            columns=3,
+        ),
+        Figure(
+            "4",
+            "Accuracy against privacy on malicious URLs, by number of parties",
+            FIGURE_4,
+            columns=3,
+        ),
+        Figure(
+            "parties", "Not drawn like this in the paper: more parties, side by side", (PARTIES,)
+        ),
+        Figure(
+            "lengths",
+            "Not in the paper: how long its noise is, beside the classifier it is added to",
+            (LENGTHS,),
+        ),
+        Figure(
+            "variants",
+            "Not in the paper: can another reading of the constants give figure 2?",
+            (FIGURE_VARIANTS,),
+        ),
         Figure(
             "levels",
             "Not in the paper: an average that hides a record, one that hides a party, and PATE",
             (LEVELS, LEVELS_URL),
             columns=2,
         ),
-        Figure("rates", "Not in the paper: what the rates of section 4 say, measured", (RATES, LOSS), columns=2),
+        Figure(
+            "rates",
+            "Not in the paper: what the rates of section 4 say, measured",
+            (RATES, LOSS),
+            columns=2,
+        ),
         Figure("sizes", "Not in the paper: how many auxiliary records it takes", (SIZES,)),
-        Figure("auxiliary", "Not in the paper: the price of hiding an auxiliary record too", (FIGURE_AUXILIARY,)),
+        Figure(
+            "auxiliary",
+            "Not in the paper: the price of hiding an auxiliary record too",
+            (FIGURE_AUXILIARY,),
+        ),
     ),
 )

@@ -1,7 +1,7 @@
 """Real hospitals with real differences: every aggregator, beside the same records shuffled over equally large sites.
 
-No paper: the seeds divided their records at random, so that all sites were alike. Here sites are hospitals or regions.
-"Paper" are the seeds' ways of joining, "corrected" this library's own.
+No paper: the seeds divided their records at random, so that all sites were alike. Here sites are
+hospitals or regions. "Paper" are the seeds' ways of joining, "corrected" this library's own.
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ def encoded(data: Dataset, by: str) -> tuple[dict[str, Any], Any]:
     known = np.array([isinstance(one, str | int | np.integer) for one in whose.tolist()])
     if data.persons is not None:
         known &= np.isin(np.arange(len(data.y)), np.unique(data.persons, return_index=True)[1])
-    names, place, counts = np.unique(whose[known].astype(str), return_inverse=True, return_counts=True)
+    names, place, counts = np.unique(
+        whose[known].astype(str), return_inverse=True, return_counts=True
+    )
     enough = counts[place] >= FEWEST
     rows = np.flatnonzero(known)[enough]
-    X = schema(data).encode_features({name: data.X[rows, at] for at, name in enumerate(data.columns)})
+    X = schema(data).encode_features(
+        {name: data.X[rows, at] for at, name in enumerate(data.columns)}
+    )
     return {"X": X, "y": data.y[rows]}, names[place[enough]]
 
 
@@ -91,7 +95,9 @@ def linear(where: Any) -> Arguments:
             "soft": cs.WeightedVote(),
         }
         learner = cs.PrivateLogisticRegression(epsilon=1.0, delta=DELTA, regularization=0.05)
-        return {"learner": {"logistic": learner}, "aggregator": ways, "baselines": HONEST} | where(x, data)
+        return {"learner": {"logistic": learner}, "aggregator": ways, "baselines": HONEST} | where(
+            x, data
+        )
 
     return run
 
@@ -101,8 +107,12 @@ def trees(where: Any) -> Arguments:
 
     def run(x: Any, data: Dataset) -> dict[str, Any]:
         ways = {"vote": cs.WeightedVote("equal", voting="hard"), "soft": cs.WeightedVote()}
-        learner = cs.PrivateForestClassifier(epsilon=1.0, delta=DELTA, bins=cs.Bins.of(schema(data)), public_size=150)
-        return {"learner": {"forest": learner}, "aggregator": ways, "baselines": HONEST} | where(x, data)
+        learner = cs.PrivateForestClassifier(
+            epsilon=1.0, delta=DELTA, bins=cs.Bins.of(schema(data)), public_size=150
+        )
+        return {"learner": {"forest": learner}, "aggregator": ways, "baselines": HONEST} | where(
+            x, data
+        )
 
     return run
 
@@ -114,7 +124,9 @@ def counts(where: Any) -> Arguments:
         structure = Structure.random(cs.Bins.of(schema(data)), (0, 1))
         learner = PrivateLeafCounts(epsilon=1.0, delta=DELTA, structure=structure)
         ways = {"counts": cs.PooledCounts()}
-        return {"learner": {"counts": learner}, "aggregator": ways, "baselines": ()} | where(x, data)
+        return {"learner": {"counts": learner}, "aggregator": ways, "baselines": ()} | where(
+            x, data
+        )
 
     return run
 
@@ -124,7 +136,11 @@ def reference(where: Any) -> Arguments:
 
     def run(x: Any, data: Dataset) -> dict[str, Any]:
         learner = cs.PrivateLogisticRegression(epsilon=1.0, regularization=1e-3)
-        asked = {"learner": {"exact": learner}, "aggregator": {}, "baselines": ("public-only", "pooled-exact")}
+        asked = {
+            "learner": {"exact": learner},
+            "aggregator": {},
+            "baselines": ("public-only", "pooled-exact"),
+        }
         return where(x, data) | asked | {"epsilon": math.inf}
 
     return run
@@ -145,7 +161,12 @@ def by_share(by: str, epsilon: float) -> Arguments:
 
     def where(x: Any, data: Dataset) -> dict[str, Any]:
         records, sites = encoded(data, by)
-        return {**records, "sites": shuffled(sites, x), "public": PUBLIC[data.name], "epsilon": epsilon}
+        return {
+            **records,
+            "sites": shuffled(sites, x),
+            "public": PUBLIC[data.name],
+            "epsilon": epsilon,
+        }
 
     return where
 
@@ -185,7 +206,9 @@ TREES = (
     Method("forest of all pooled, private", "pooled-private", "baseline", "forest", "trees"),
     *WITHOUT_SITES,
 )
-PROBABLE = tuple(one for one in LINEAR if one.name != "vote")  # labels have no log-loss worth drawing
+PROBABLE = tuple(
+    one for one in LINEAR if one.name != "vote"
+)  # labels have no log-loss worth drawing
 
 SHUFFLED = "share of the records shuffled over equally large sites"
 HEART_ERROR = Panel(
@@ -210,7 +233,11 @@ HEART_LOSS = replace(
     methods=PROBABLE,
 )
 HEART_TREES = replace(
-    HEART_AUC, id="heart-trees", title="heart disease: AUC", arguments=of_trees(by_epsilon("hospital")), methods=TREES
+    HEART_AUC,
+    id="heart-trees",
+    title="heart disease: AUC",
+    arguments=of_trees(by_epsilon("hospital")),
+    methods=TREES,
 )
 HEART_MIXED = replace(
     HEART_AUC,
@@ -238,13 +265,18 @@ HEART_MIXED_TREES = replace(
 
 def of_eicu(panel: Panel, arguments: Mapping[str, Arguments]) -> Panel:
     """Return a panel of the heart data for the regions of the intensive-care data."""
-    words = {"id": panel.id.replace("heart", "eicu"), "xlabel": panel.xlabel.replace("hospital", "region")}
+    words = {
+        "id": panel.id.replace("heart", "eicu"),
+        "xlabel": panel.xlabel.replace("hospital", "region"),
+    }
     return replace(panel, **words, data="eicu_demo", arguments=arguments, quick=4)
 
 
 EICU_AUC = of_eicu(HEART_AUC, of_linear(by_epsilon("region")))
 EICU_LOSS = of_eicu(HEART_LOSS, of_linear(by_epsilon("region")))
-EICU_TREES = replace(of_eicu(HEART_TREES, of_trees(by_epsilon("region"))), title="intensive care: AUC")
+EICU_TREES = replace(
+    of_eicu(HEART_TREES, of_trees(by_epsilon("region"))), title="intensive care: AUC"
+)
 EICU_MIXED = of_eicu(HEART_MIXED, of_linear(by_share("region", math.inf)))
 
 PAPER = Paper(
@@ -252,14 +284,29 @@ PAPER = Paper(
     title="Real hospitals: what differences between sites do to each way of joining",
     citation="A study of this project. Data: UCI Heart Disease (four hospitals), eICU demo (four regions).",
     figures=(
-        Figure("heart", "Heart disease, four hospitals, against ε", (HEART_ERROR, HEART_AUC, HEART_LOSS), columns=3),
-        Figure("heart-mixed", "Heart disease, hospitals more and more alike", (HEART_MIXED, HEART_MIXED_5), columns=2),
+        Figure(
+            "heart",
+            "Heart disease, four hospitals, against ε",
+            (HEART_ERROR, HEART_AUC, HEART_LOSS),
+            columns=3,
+        ),
+        Figure(
+            "heart-mixed",
+            "Heart disease, hospitals more and more alike",
+            (HEART_MIXED, HEART_MIXED_5),
+            columns=2,
+        ),
         Figure(
             "eicu",
             "Death in intensive care, four regions of the United States",
             (EICU_AUC, EICU_LOSS, EICU_MIXED),
             columns=3,
         ),
-        Figure("trees", "Trees, on the same records", (HEART_TREES, HEART_MIXED_TREES, EICU_TREES), columns=3),
+        Figure(
+            "trees",
+            "Trees, on the same records",
+            (HEART_TREES, HEART_MIXED_TREES, EICU_TREES),
+            columns=3,
+        ),
     ),
 )

@@ -1,8 +1,9 @@
 """The figures of the paper on collaborative forests and boosting, drawn with trees that keep their guarantee.
 
-The paper's own trees are not private (docs/decisions/0009), so no line here is them. "As in the paper" means its shape:
-100 trees of the given height, its budgets, its weights, votes by label; in each tree ours draw the splits and add noise
-to the counts. Figures "rmse" and "leaks" show what the paper's own steps would have done.
+The paper's own trees are not private (docs/decisions/0009), so no line here is them. "As in the
+paper" means its shape: 100 trees of the given height, its budgets, its weights, votes by label; in
+each tree ours draw the splits and add noise to the counts. Figures "rmse" and "leaks" show what the
+paper's own steps would have done.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 import consilience as cs
 from consilience.aggregators.pooling import PrivateLeafCounts, Structure
-from consilience.audit import audit_samples
+from consilience.auditing.audit import audit_samples
 from experiments.datasets import Dataset
 from experiments.design import Arguments, Figure, Method, Panel, Paper
 
@@ -42,9 +43,16 @@ GROUPS = {
 }
 UNEVEN = (160, 1_000, 3_300, 8_540, 10_500)
 
-# Public cuts, by the publisher's description: money at the 1-2-5 series, months of delay one by one, categories.
+# Public cuts, by the publisher's description: money at the 1-2-5 series, months of delay one by
+# one, categories.
 MONEY = (1, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5)
-CUTS = [(2e4, 5e4, 1e5, 1.5e5, 2e5, 3e5, 5e5), (1.5,), (1.5, 2.5, 3.5), (1.5, 2.5), (25, 30, 35, 40, 45, 50, 60)]
+CUTS = [
+    (2e4, 5e4, 1e5, 1.5e5, 2e5, 3e5, 5e5),
+    (1.5,),
+    (1.5, 2.5, 3.5),
+    (1.5, 2.5),
+    (25, 30, 35, 40, 45, 50, 60),
+]
 CUTS += [(-1, 0, 1, 2, 3, 4, 6)] * 6 + [(0, *MONEY)] * 6 + [MONEY[:-1]] * 6
 BINS = cs.Bins(CUTS, [False, False, True, True] + [False] * 19)
 
@@ -58,19 +66,31 @@ def n_trees(data: Dataset) -> int:
 
 def paper_forest(height: int, number: int) -> cs.PrivateForestClassifier:
     """Return 100 trees on all records, each with a hundredth of the budget and four fifths of the features."""
-    shape: dict[str, Any] = {"n_trees": number, "max_depth": height, "max_features": 0.8, "assignment": "all"}
+    shape: dict[str, Any] = {
+        "n_trees": number,
+        "max_depth": height,
+        "max_features": 0.8,
+        "assignment": "all",
+    }
     return cs.PrivateForestClassifier(epsilon=1.0, **shape, bins=BINS)
 
 
 def paper_boosting(height: int, number: int) -> cs.PrivateAdaBoostClassifier:
     """Return 100 rounds, each tree with a say of half the log-odds of being right."""
-    shape: dict[str, Any] = {"n_rounds": number, "max_depth": height, "algorithm": "discrete", "learning_rate": 1.0}
+    shape: dict[str, Any] = {
+        "n_rounds": number,
+        "max_depth": height,
+        "algorithm": "discrete",
+        "learning_rate": 1.0,
+    }
     return cs.PrivateAdaBoostClassifier(epsilon=1.0, **shape, bins=BINS)
 
 
 def forest(delta: float, height: int | str = "auto") -> cs.PrivateForestClassifier:
     """Return this library's forest; it chooses the number of trees, and the height unless given."""
-    return cs.PrivateForestClassifier(epsilon=1.0, delta=delta, max_depth=height, bins=BINS, public_size=SIZE)
+    return cs.PrivateForestClassifier(
+        epsilon=1.0, delta=delta, max_depth=height, bins=BINS, public_size=SIZE
+    )
 
 
 def boosting(delta: float, height: int = 2) -> cs.PrivateAdaBoostClassifier:
@@ -83,7 +103,9 @@ def leaf_counts(delta: float) -> PrivateLeafCounts:
     return PrivateLeafCounts(epsilon=1.0, delta=delta, structure=Structure.random(BINS, (0, 1)))
 
 
-PAPER_VOTE = cs.WeightedVote("accuracy", voting="hard")  # accuracy · exp(share of records); labels are counted
+PAPER_VOTE = cs.WeightedVote(
+    "accuracy", voting="hard"
+)  # accuracy · exp(share of records); labels are counted
 LEARNERS = {"forest": (paper_forest, forest), "boosting": (paper_boosting, boosting)}
 
 
@@ -102,11 +124,18 @@ def by_height(kind: str) -> Mapping[str, Arguments]:
     def paper(x: Any, data: Dataset) -> dict[str, Any]:
         votes = {"vote": PAPER_VOTE, "shares": cs.WeightedVote("accuracy", voting="soft")}
         levels = {f"{one:g}": float(one) for one in (*BUDGETS, math.inf)}
-        asked = {"learner": {"paper": as_in_paper(x, n_trees(data))}, "aggregator": votes, "epsilon": levels}
+        asked = {
+            "learner": {"paper": as_in_paper(x, n_trees(data))},
+            "aggregator": votes,
+            "epsilon": levels,
+        }
         return divided(**asked, baselines=("local-mean",))
 
     def between(x: Any, data: Dataset) -> dict[str, Any]:
-        asked = {"learner": {"paper": as_in_paper(x, n_trees(data))}, "aggregator": {"vote": PAPER_VOTE}}
+        asked = {
+            "learner": {"paper": as_in_paper(x, n_trees(data))},
+            "aggregator": {"vote": PAPER_VOTE},
+        }
         return divided(**asked, epsilon={f"{one:g}": float(one) for one in BETWEEN})
 
     def own(x: Any, data: Dataset) -> dict[str, Any]:
@@ -154,7 +183,9 @@ PANEL_4A = Panel(
     note=NOT_THEIRS,
     **AUC,
 )
-PANEL_4B = replace(PANEL_4A, id="4b", title="CAdaBoostDP: boosting", arguments=by_height("boosting"))
+PANEL_4B = replace(
+    PANEL_4A, id="4b", title="CAdaBoostDP: boosting", arguments=by_height("boosting")
+)
 PANEL_4C, PANEL_4D = replace(PANEL_4A, id="4c", **F1), replace(PANEL_4B, id="4d", **F1)
 
 # ----------------------------------------------------------------------------------------------------------- figure 5
@@ -165,14 +196,21 @@ def by_group(kind: str) -> Mapping[str, Arguments]:
     as_in_paper, ours = LEARNERS[kind]
 
     def paper(x: Any, data: Dataset) -> dict[str, Any]:
-        asked = {"learner": {"paper": as_in_paper(6, n_trees(data))}, "aggregator": {"vote": PAPER_VOTE}}
-        return divided(**asked, epsilon=[float(one) for one in GROUPS[x]], baselines=("local-mean",))
+        asked = {
+            "learner": {"paper": as_in_paper(6, n_trees(data))},
+            "aggregator": {"vote": PAPER_VOTE},
+        }
+        return divided(
+            **asked, epsilon=[float(one) for one in GROUPS[x]], baselines=("local-mean",)
+        )
 
     def own(x: Any, data: Dataset) -> dict[str, Any]:
         votes = {"vote": cs.WeightedVote(), "accuracy": cs.WeightedVote("accuracy")}
         asked = {"learner": {"delta": ours(DELTA), "pure": ours(0.0)}, "aggregator": votes}
         return divided(
-            **asked, epsilon=[one / N_TREES for one in GROUPS[x]], baselines=("local-best", "pooled-private")
+            **asked,
+            epsilon=[one / N_TREES for one in GROUPS[x]],
+            baselines=("local-best", "pooled-private"),
         )
 
     return {"paper": paper, "own": own, "reference": _exact(ours)}
@@ -194,7 +232,9 @@ def figure_5(name: str) -> tuple[Method, ...]:
         Method("ε = budget/100, δ, the paper's weights", "accuracy", "corrected", "delta", "own"),
         Method("ε = budget/100, pure, weights n·ε", "vote", "corrected", "pure", "own"),
         Method("one party alone, its budget", "local-mean", "baseline", "paper", "paper"),
-        Method("pooled at the least ε = budget/100, δ", "pooled-private", "baseline", "delta", "own"),
+        Method(
+            "pooled at the least ε = budget/100, δ", "pooled-private", "baseline", "delta", "own"
+        ),
         Method("public records alone", "public-only", "baseline", "exact", "reference"),
         Method("all pooled, no privacy", "pooled-exact", "baseline", "exact", "reference"),
     )
@@ -227,7 +267,10 @@ def timed(where: Any) -> Mapping[str, Arguments]:
     def paper(x: Any, data: Dataset) -> dict[str, Any]:
         given, number = where(x), n_trees(data)
         height = given.pop("height", 6)
-        learners = {"CRFsDP": paper_forest(height, number), "CAdaBoostDP": paper_boosting(height, number)}
+        learners = {
+            "CRFsDP": paper_forest(height, number),
+            "CAdaBoostDP": paper_boosting(height, number),
+        }
         return asked(learners, 10.0) | given
 
     def own(x: Any, data: Dataset) -> dict[str, Any]:
@@ -238,7 +281,9 @@ def timed(where: Any) -> Mapping[str, Arguments]:
 
     def asked(learners: dict[str, Any], epsilon: float) -> dict[str, Any]:
         votes = {"vote": PAPER_VOTE}
-        return divided(learner=learners, aggregator=votes, epsilon=epsilon, baselines=("local-mean",))
+        return divided(
+            learner=learners, aggregator=votes, epsilon=epsilon, baselines=("local-mean",)
+        )
 
     return {"paper": paper, "own": own}
 
@@ -254,7 +299,12 @@ def costs(method: str, metric: str) -> tuple[Method, ...]:
     )
 
 
-SECONDS: dict[str, Any] = {"metric": "seconds", "ylabel": "seconds", "yscale": "log", "data": "credit_default"}
+SECONDS: dict[str, Any] = {
+    "metric": "seconds",
+    "ylabel": "seconds",
+    "yscale": "log",
+    "data": "credit_default",
+}
 PANEL_6A = Panel(
     id="6a",
     title="all records, divided",
@@ -326,7 +376,10 @@ def votes(where: dict[str, Any]) -> Mapping[str, Arguments]:
         return divided(**asked, aggregator={"n·ε": cs.WeightedVote()}, baselines=wanted) | where
 
     def counts(x: Any, data: Dataset) -> dict[str, Any]:
-        asked = {"learner": {"counts": leaf_counts(DELTA)}, "aggregator": {"counts": cs.PooledCounts()}}
+        asked = {
+            "learner": {"counts": leaf_counts(DELTA)},
+            "aggregator": {"counts": cs.PooledCounts()},
+        }
         return divided(**asked, epsilon=float(x)) | where
 
     return {"vote": vote, "other": other, "counts": counts}
@@ -353,14 +406,19 @@ EQUAL = Panel(
         Method("the best party alone", "local-best", "baseline", "delta", "vote"),
         Method("records pooled, private", "pooled-private", "baseline", "delta", "vote"),
         Method("records pooled, pure ε", "pooled-private", "baseline", "pure", "other"),
-        Method("records pooled, boosting, no privacy", "pooled-exact", "baseline", "boosting", "other"),
+        Method(
+            "records pooled, boosting, no privacy", "pooled-exact", "baseline", "boosting", "other"
+        ),
         Method("public records alone", "public-only", "baseline", "delta", "vote"),
     ),
     note="Forests with δ = 1e-5 unless stated.",
     **AUC,
 )
 UNEQUAL = replace(
-    EQUAL, id="votes-uneven", title="160 to 10,500 records", arguments=votes({"sites": 5, "sizes": list(UNEVEN)})
+    EQUAL,
+    id="votes-uneven",
+    title="160 to 10,500 records",
+    arguments=votes({"sites": 5, "sizes": list(UNEVEN)}),
 )
 
 # ---------------------------------------------------------- what the paper's steps would do: counts, and what they lose
@@ -371,7 +429,9 @@ def nothing(x: Any, data: Dataset) -> dict[str, Any]:
     return {}
 
 
-def count_errors(heights: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
+def count_errors(
+    heights: Sequence[Any], data: Dataset, repeats: int, seed: int
+) -> list[dict[str, Any]]:
     """Return the root mean square error of released class counts in leaves, formula and measured, at ε = 1."""
     found = []
     X, y = data.X[:SIZE], data.y[:SIZE]
@@ -380,17 +440,26 @@ def count_errors(heights: Sequence[Any], data: Dataset, repeats: int, seed: int)
             noise = {"noise": cs.Noise(seed=seed + 1000 * repeat + height), "random_state": repeat}
             same = {"epsilon": 1.0, "max_depth": height, "bins": BINS, "classes": [0, 1], **noise}
             trees = cs.PrivateForestClassifier(delta=DELTA, n_trees=40, **same).fit(X, y)
-            # 64 trees with ε = 1 each see all records, so their counts err as those of trees that share none.
+            # 64 trees with ε = 1 each see all records, so their counts err as those of trees that
+            # share none.
             single = {"n_trees": 64, "assignment": "all", "max_features": 0.5, "epsilon": 64.0}
             pure = cs.PrivateForestClassifier(**same | single).fit(X, y)
-            # A node has half of its budget for itself and gives a quarter to each child; sensitivity of a count is 1.
+            # A node has half of its budget for itself and gives a quarter to each child;
+            # sensitivity of a count is 1.
             values = {LITERAL: math.sqrt(2) * 2 * 4**height}
             for label, one in ((PURE, pure), (ZCDP, trees)):
-                exact = PrivateLeafCounts(epsilon=math.inf, structure=Structure.of(one), assignment="all").fit(X, y)
-                values[f"{label}, measured"] = float(np.sqrt(np.mean((one.counts_ - exact.counts_) ** 2.0)))
+                exact = PrivateLeafCounts(
+                    epsilon=math.inf, structure=Structure.of(one), assignment="all"
+                ).fit(X, y)
+                values[f"{label}, measured"] = float(
+                    np.sqrt(np.mean((one.counts_ - exact.counts_) ** 2.0))
+                )
                 values[f"{label}, formula"] = math.sqrt(one.leaf_variance_)
             values[MEAN] = len(y) / 2 / 2**height
-            found += [{"x": height, "label": label, "repeat": repeat, "value": v} for label, v in values.items()]
+            found += [
+                {"x": height, "label": label, "repeat": repeat, "value": v}
+                for label, v in values.items()
+            ]
     return found
 
 
@@ -421,17 +490,30 @@ RMSE = Panel(
 )
 
 # Two features; with the fifth record a CART splits on the other one.
-TWO = np.array([[1.0, 1.0], [2.0, 9.0], [8.0, 2.0], [9.0, 8.0], [9.0, 0.0]]), np.array([0, 0, 1, 1, 0])
+TWO = (
+    np.array([[1.0, 1.0], [2.0, 9.0], [8.0, 2.0], [9.0, 8.0], [9.0, 0.0]]),
+    np.array([0, 0, 1, 1, 0]),
+)
 # One feature on [0, 10]; with the last record the best midpoint moves from one end to the other.
-ONE = np.array([[0.0], [0.0], [0.2], [9.8], [10.0], [10.0], [10.0]]), np.array([0, 0, 1, 1, 0, 0, 0])
-FEATURE, THRESHOLD = "the paper's split: its feature, attacked", "the paper's split: its threshold, exact"
+ONE = (
+    np.array([[0.0], [0.0], [0.2], [9.8], [10.0], [10.0], [10.0]]),
+    np.array([0, 0, 1, 1, 0, 0, 0]),
+)
+FEATURE, THRESHOLD = (
+    "the paper's split: its feature, attacked",
+    "the paper's split: its threshold, exact",
+)
 OURS, CLAIM = "our tree on the same records, attacked", "claimed"
 N_DRAWS = 4_000
 
 
 def root_of(records: tuple[Any, Any], n: int) -> tuple[int, float]:
     """Return feature and threshold of the CART on the first `n` records, which is what the paper starts from."""
-    root = DecisionTreeClassifier(max_depth=1, random_state=0).fit(records[0][:n], records[1][:n]).tree_
+    root = (
+        DecisionTreeClassifier(max_depth=1, random_state=0)
+        .fit(records[0][:n], records[1][:n])
+        .tree_
+    )
     return int(root.feature[0]), float(root.threshold[0])
 
 
@@ -441,27 +523,43 @@ def losses(epsilons: Sequence[Any], data: Dataset, repeats: int, seed: int) -> l
     bins = cs.Bins.even(0, 10, n_features=2, n_bins=5)
     for repeat in range(repeats):
         for epsilon in epsilons:
-            claimed = cs.Guarantee(epsilon=epsilon, delta=0.0, unit="record", neighbours="add-remove")
+            claimed = cs.Guarantee(
+                epsilon=epsilon, delta=0.0, unit="record", neighbours="add-remove"
+            )
             # No noise is added to which feature is split: every draw is the same.
             chosen = [np.full(N_DRAWS, root_of(TWO, n)[0]) for n in (4, 5)]
             moved = abs(root_of(ONE, 6)[1] - root_of(ONE, 7)[1])
-            ours = [_draws(bins, epsilon, n, cs.Noise(seed=seed + 100 * repeat + n)) for n in (4, 5)]
+            ours = [
+                _draws(bins, epsilon, n, cs.Noise(seed=seed + 100 * repeat + n)) for n in (4, 5)
+            ]
             values = {
                 FEATURE: audit_samples(*chosen, claimed=claimed).epsilon_lower,
                 THRESHOLD: epsilon * moved,  # of Laplace(1/ε) around each
                 OURS: audit_samples(*ours, claimed=claimed).epsilon_lower,
                 CLAIM: epsilon,
             }
-            found += [{"x": epsilon, "label": label, "repeat": repeat, "value": v} for label, v in values.items()]
+            found += [
+                {"x": epsilon, "label": label, "repeat": repeat, "value": v}
+                for label, v in values.items()
+            ]
     return found
 
 
 def _draws(bins: cs.Bins, epsilon: float, n: int, noise: cs.Noise) -> Any:
     """Return what that many trees of one split, each with ε of its own, release about `n` records."""
-    many: dict[str, Any] = {"n_trees": N_DRAWS, "assignment": "all", "max_features": None, "max_depth": 1}
-    trees = cs.PrivateForestClassifier(epsilon=epsilon * N_DRAWS, **many, bins=bins, classes=[0, 1], noise=noise)
+    many: dict[str, Any] = {
+        "n_trees": N_DRAWS,
+        "assignment": "all",
+        "max_features": None,
+        "max_depth": 1,
+    }
+    trees = cs.PrivateForestClassifier(
+        epsilon=epsilon * N_DRAWS, **many, bins=bins, classes=[0, 1], noise=noise
+    )
     trees.fit(TWO[0][:n], TWO[1][:n])
-    return np.column_stack([trees.shape_.feature, trees.shape_.last, trees.counts_.reshape(N_DRAWS, -1)])
+    return np.column_stack(
+        [trees.shape_.feature, trees.shape_.last, trees.counts_.reshape(N_DRAWS, -1)]
+    )
 
 
 LEAKS = Panel(
@@ -502,10 +600,14 @@ PAPER = Paper(
             (PANEL_5A, PANEL_5B, PANEL_5C, PANEL_5D),
             columns=2,
         ),
-        Figure("6", "Execution time against the number of parties", (PANEL_6A, PANEL_6B), columns=2),
+        Figure(
+            "6", "Execution time against the number of parties", (PANEL_6A, PANEL_6B), columns=2
+        ),
         Figure("table-2", "Communication and time of one party", (BYTES, LENGTHS), columns=2),
         Figure("rmse", "Error of noisy class counts (section 6), formula and measured", (RMSE,)),
-        Figure("votes", "Not in the paper: which integration, at small ε", (EQUAL, UNEQUAL), columns=2),
+        Figure(
+            "votes", "Not in the paper: which integration, at small ε", (EQUAL, UNEQUAL), columns=2
+        ),
         Figure("leaks", "Not in the paper: what a split of the paper's trees gives away", (LEAKS,)),
     ),
 )

@@ -13,9 +13,11 @@ from experiments.design import Arguments, Figure, Method, Panel, Paper
 
 N_SITES = 10
 EPSILONS = tuple(round(0.025 * k, 3) for k in range(1, 11))
-# The paper penalises with Λ‖f‖², the library (and the 2011 calibration) with Λ/2 ‖f‖²: twice the paper's Λ.
+# The paper penalises with Λ‖f‖², the library (and the 2011 calibration) with Λ/2 ‖f‖²: twice the
+# paper's Λ.
 RIDGE = {"mnist37": 2e-2, "covertype12": 2e-7}
-# "As in the paper": axes were learned from all training records; rows then get length one. Covertype needs neither.
+# "As in the paper": axes were learned from all training records; rows then get length one.
+# Covertype needs neither.
 PREPARE = {"mnist37": {"prepare": axes, "prepare_on": "train"}, "covertype12": {}}
 # 0.2998 of 12,396 leaves 8,680 records: eleven times the 789 that the paper rounds up to.
 TEST = {"mnist37": 0.2998, "covertype12": 0.3}
@@ -27,7 +29,11 @@ POOLED = {"mnist37": 1e-3, "covertype12": 1e-6}
 def learner(ridge: float, calibration: str) -> cs.PrivateLinearSVC:
     """Return the sites' learner: Huber-smoothed hinge, h = 0.5, objective perturbation, no constant."""
     return cs.PrivateLinearSVC(
-        epsilon=math.inf, huber=0.5, regularization=ridge, calibration=calibration, fit_intercept=False
+        epsilon=math.inf,
+        huber=0.5,
+        regularization=ridge,
+        calibration=calibration,
+        fit_intercept=False,
     )
 
 
@@ -53,7 +59,11 @@ def runs(
     def ours(x: Any, data: Dataset) -> dict[str, Any]:
         return common(x, data) | {
             "learner": {"tight": learner(ridge or RIDGE[data.name], "tight")},
-            "aggregator": {"average": cs.Average("equal"), "feature": cs.FeatureMethod(), "blend": cs.PublicBlend()},
+            "aggregator": {
+                "average": cs.Average("equal"),
+                "feature": cs.FeatureMethod(),
+                "blend": cs.PublicBlend(),
+            },
             "baselines": (),
         }
 
@@ -65,7 +75,10 @@ def runs(
         }
 
     def public(x: Any, data: Dataset) -> dict[str, Any]:
-        return reference(x, data) | {"sizes": [1], "baselines": ("public-only",)}  # the same whatever the sites are
+        return reference(x, data) | {
+            "sizes": [1],
+            "baselines": ("public-only",),
+        }  # the same whatever the sites are
 
     def pooled(x: Any, data: Dataset) -> dict[str, Any]:
         return reference(x, data) | {"baselines": ("pooled-exact",)}
@@ -226,14 +239,20 @@ PAPER = Paper(
     "learning. ICASSP.",
     figures=(
         Figure("1", "Error against the size of sites on MNIST, no privacy anywhere", (FIGURE_1,)),
-        Figure("2", "Error against the size of sites on Covertype, no privacy anywhere", (FIGURE_2,)),
+        Figure(
+            "2", "Error against the size of sites on Covertype, no privacy anywhere", (FIGURE_2,)
+        ),
         Figure(
             "3",
-            "Error with private sites and a public aggregation set, against ε, the size of sites and their number; "
-            "MNIST above, Covertype below",
+            "Error with private sites and a public aggregation set, against ε, the size of sites "
+            "and their number; MNIST above, Covertype below",
             (PANEL_A, PANEL_B, PANEL_C, PANEL_D, PANEL_E, PANEL_F),
             columns=3,
         ),
-        Figure("spike", "Not in the paper: where the calibration of 2011 spends all of ε on the Jacobian", (SPIKE,)),
+        Figure(
+            "spike",
+            "Not in the paper: where the calibration of 2011 spends all of ε on the Jacobian",
+            (SPIKE,),
+        ),
     ),
 )

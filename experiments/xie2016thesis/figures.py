@@ -25,7 +25,8 @@ MNIST, COVERTYPE = "mnist37", "covertype12"
 NAMES = {MNIST: "MNIST", COVERTYPE: "Covertype"}
 N_SITES, HUBER = 10, 0.5
 WHOLE = 8678  # records of the single site of chapter 3; 3,718 are tested on
-# Test shares: chapter 3; eleven parts of 789 (8,678 records are one short); 70/30; the 95/5 that 5.17 and 5.23 need.
+# Test shares: chapter 3; eleven parts of 789 (8,678 records are one short); 70/30; the 95/5 that
+# 5.17 and 5.23 need.
 ONE_SITE, ELEVEN, SEVENTY, NINETY_FIVE = 3718 / 12396, 0.2998, 0.3, 24_759 / 495_141
 # Our own Λ, chosen in hindsight from two: with noise, and without.
 TUNED = {MNIST: (0.1, 0.4), COVERTYPE: (1e-5, 3e-4)}
@@ -33,7 +34,10 @@ TUNED_EXACT = {MNIST: (1e-4, 1e-3), COVERTYPE: (1e-5, 1e-4)}
 POOLED = {MNIST: 1e-4, COVERTYPE: 1e-5}
 DELTA = 1e-5  # the thesis names none
 
-PREPARE: dict[str, dict[str, Any]] = {MNIST: {"prepare": axes, "prepare_on": "train"}, COVERTYPE: {}}
+PREPARE: dict[str, dict[str, Any]] = {
+    MNIST: {"prepare": axes, "prepare_on": "train"},
+    COVERTYPE: {},
+}
 
 
 def svc(ridge: float, calibration: str = "tight", **more: Any) -> cs.PrivateLinearSVC:
@@ -53,15 +57,23 @@ def logistic(ridge: float, calibration: str = "tight", **more: Any) -> cs.Privat
 EPSILONS = tuple(round(0.025 * k, 3) for k in range(1, 16))
 QUICK_EPSILONS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.375)
 EXACT, PRIVATE = "exact", "private"
-DRAWS = 4  # of noise on each division: one site is trained in milliseconds, and one draw says little
+DRAWS = (
+    4  # of noise on each division: one site is trained in milliseconds, and one draw says little
+)
 Learners = Callable[[Any], Mapping[str, Any]]
 
 
-def alone(learners: Learners, epsilon: Any = None, m: Callable[[Any], int] = lambda x: WHOLE) -> Arguments:
+def alone(
+    learners: Learners, epsilon: Any = None, m: Callable[[Any], int] = lambda x: WHOLE
+) -> Arguments:
     """Return the arguments of one site that trains by itself; without `epsilon` it is on the x axis."""
 
     def arguments(x: Any, data: Dataset) -> dict[str, Any]:
-        given = {"learner": learners(x), "aggregator": {"alone": cs.Average("equal")}, "baselines": ()}
+        given = {
+            "learner": learners(x),
+            "aggregator": {"alone": cs.Average("equal")},
+            "baselines": (),
+        }
         sizes = {"sizes": [m(x)], "test": ONE_SITE, "epsilon": x if epsilon is None else epsilon}
         return PREPARE[data.name] | given | sizes | {"draws": 1 if epsilon == math.inf else DRAWS}
 
@@ -87,7 +99,9 @@ def by_epsilon(make: Callable[..., Any]) -> dict[str, Arguments]:
     }
 
 
-def line(label: str, role: Any, learner: Any = None, run: str = "noise", level: str | None = None) -> Method:
+def line(
+    label: str, role: Any, learner: Any = None, run: str = "noise", level: str | None = None
+) -> Method:
     """Return a line of chapter 3: what the only site learned."""
     return Method(label, "alone", role, learner or label, run, level)
 
@@ -132,7 +146,10 @@ PANEL_31_SPREAD = replace(
     quick=8,
 )
 PANEL_32 = replace(
-    PANEL_31, id="3.2", title="MNIST, Huber loss, h = 0.5, m = 8678, Λ = 0.01", arguments=by_epsilon(svc)
+    PANEL_31,
+    id="3.2",
+    title="MNIST, Huber loss, h = 0.5, m = 8678, Λ = 0.01",
+    arguments=by_epsilon(svc),
 )
 
 
@@ -164,7 +181,11 @@ PANEL_33_H = Panel(
     x=(0.05, 0.1, 0.25, 0.5, 0.75, 1.0),
     xlabel="h",
     arguments=alone(
-        lambda h: {"objective": svc(1e-2, "chaudhuri2011", huber=h), "objective, tight": svc(1e-2, huber=h)}, LEVELS
+        lambda h: {
+            "objective": svc(1e-2, "chaudhuri2011", huber=h),
+            "objective, tight": svc(1e-2, huber=h),
+        },
+        LEVELS,
     ),
     methods=(
         line("objective", "paper", run="main", level=PRIVATE),
@@ -191,7 +212,9 @@ PANEL_34 = Panel(
         line("output", "paper", level=PRIVATE),
         line("objective, tight", "corrected", level=PRIVATE),
         line("output, tight", "corrected", level=PRIVATE),
-        line("objective, tight, Λ tuned in hindsight", "corrected", ("0.03", "0.1"), "tuned", PRIVATE),
+        line(
+            "objective, tight, Λ tuned in hindsight", "corrected", ("0.03", "0.1"), "tuned", PRIVATE
+        ),
     ),
     quick=5,
     full=20,
@@ -216,7 +239,8 @@ PANEL_35 = Panel(
     full=20,
 )
 
-# Thesis, equation 3.8: a bound on the largest eigenvalue of a Hessian whose largest eigenvalue is 1/(2h).
+# Thesis, equation 3.8: a bound on the largest eigenvalue of a Hessian whose largest eigenvalue is
+# 1/(2h).
 BOUND_38 = math.sqrt(AXES**2 / (4 * HUBER**2) + AXES * (1 + 1 / HUBER))
 
 
@@ -299,7 +323,11 @@ class Plot:
 
     def at(self, x: float, data: Dataset, **fixed: Any) -> dict[str, Any]:
         """Return simulate() arguments at one x: records, sites, public records, levels of ε."""
-        here = {"m": self.m, "m0": self.m0, "N": N_SITES, "epsilon": self.epsilon} | {self.vary: x} | fixed
+        here = (
+            {"m": self.m, "m0": self.m0, "N": N_SITES, "epsilon": self.epsilon}
+            | {self.vary: x}
+            | fixed
+        )
         given = PREPARE[data.name] | {"test": self.test, "baselines": (), "public": int(here["m0"])}
         given["sizes"] = [int(here["m"])] * int(here["N"])
         given["epsilon"] = {PRIVATE: here["epsilon"]} if self.leveled else here["epsilon"]
@@ -319,7 +347,11 @@ class Plot:
         own = {"average": cs.Average("equal"), "feature": cs.FeatureMethod()}
         own |= {"full": cs.FeatureMethod(epsilon=1.0)} if self.private else {}
         first = next(iter(self.tuned.items()))
-        plain = {"learner": {"exact": svc(POOLED[self.data])}, "aggregator": {}, "epsilon": math.inf}
+        plain = {
+            "learner": {"exact": svc(POOLED[self.data])},
+            "aggregator": {},
+            "epsilon": math.inf,
+        }
         one_site = {"m": 1, "N": 1}  # whoever trains on public records only needs no sites
         given = {"learner": {"paper": svc(self.ridge, "chaudhuri2011")}, "aggregator": literal}
         given |= {"draws": DRAWS if self.private and self.data == MNIST else 1}
@@ -329,15 +361,24 @@ class Plot:
             "paper": lambda x, data: self.at(x, data) | given,
             "tuned": lambda x, data: self.at(x, data) | {"learner": self.tuned, "aggregator": own},
             "blend": lambda x, data: (
-                self.at(x, data) | {"learner": dict([first]), "aggregator": {"blend": cs.PublicBlend()}}
+                self.at(x, data)
+                | {"learner": dict([first]), "aggregator": {"blend": cs.PublicBlend()}}
             ),
-            "public": lambda x, data: self.at(x, data, **one_site) | plain | {"baselines": ("public-only",)},
-            "pooled": lambda x, data: self.at(x, data, m0=self.m0) | plain | {"baselines": ("pooled-exact",)},
+            "public": lambda x, data: (
+                self.at(x, data, **one_site) | plain | {"baselines": ("public-only",)}
+            ),
+            "pooled": lambda x, data: (
+                self.at(x, data, m0=self.m0) | plain | {"baselines": ("pooled-exact",)}
+            ),
         }
 
     def methods(self) -> tuple[Method, ...]:
         """Return what is drawn."""
-        level, ridges, word = PRIVATE if self.leveled else None, tuple(self.tuned), "Λ tuned in hindsight"
+        level, ridges, word = (
+            PRIVATE if self.leveled else None,
+            tuple(self.tuned),
+            "Λ tuned in hindsight",
+        )
         suffix = "Loc" if self.private else "None"
         paper = [Method(f"A-{suffix}", "average", "paper", "paper", "paper", level)]
         paper += [Method(f"F-{suffix}", "feature", "paper", "paper", "paper", level)]
@@ -356,18 +397,28 @@ class Plot:
 
     def panel(self) -> Panel:
         """Return the panel."""
-        shown = {"epsilon": "ε", "m": "records per site m", "m0": "public records m₀", "N": "sites N"}[self.vary]
+        shown = {
+            "epsilon": "ε",
+            "m": "records per site m",
+            "m0": "public records m₀",
+            "N": "sites N",
+        }[self.vary]
         fixed = {
             "m": f"m = {self.m}",
             "m0": f"m₀ = {self.m0}",
             "N": f"N = {N_SITES}",
             "epsilon": f"ε = {self.epsilon:g}",
         }
-        kept = [text for name, text in fixed.items() if name != self.vary and (name != "epsilon" or self.leveled)]
+        kept = [
+            text
+            for name, text in fixed.items()
+            if name != self.vary and (name != "epsilon" or self.leveled)
+        ]
         runs, drawn = self.runs(), self.methods()
         return Panel(
             id=self.id,
-            title=f"{NAMES[self.data]}, Λ = {self.ridge:g}" + ("" if self.private else ", no noise"),
+            title=f"{NAMES[self.data]}, Λ = {self.ridge:g}"
+            + ("" if self.private else ", no noise"),
             data=self.data,
             x=tuple(self.x),
             quick_x=tuple(self.quick_x),
@@ -382,8 +433,8 @@ class Plot:
 def thesis_aggregators(ridge: float, *, full: bool) -> dict[str, Any]:
     """Return equal weights, and weights by logistic regression on members' scores: exact, and under the level's ε.
 
-    The last divides scores by the operator norm of the stacked members, which the thesis does not: without it nothing
-    bounds them and there is no privacy, so the library has no other.
+    The last divides scores by the operator norm of the stacked members, which the thesis does not:
+    without it nothing bounds them and there is no privacy, so the library has no other.
     """
     same: dict[str, Any] = {"regularization": ridge, "toward": "zero", "scaling": "none"}
     found = {"average": cs.Average("equal"), "feature": cs.FeatureMethod(**same)}
@@ -426,10 +477,14 @@ PANELS = {panel.id: panel for panel in PLOTS}
 # ---------------------------------------------------------------------- sections 5.1 and 5.3, histograms, our controls
 
 
-def mnist(learners: Mapping[str, Any], aggregators: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def mnist(
+    learners: Mapping[str, Any], aggregators: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
     """Return simulate() arguments on MNIST with ten sites of 789 records and as many public ones, or `more`."""
     given = {"sizes": [789] * N_SITES, "public": 789, "test": ELEVEN, "baselines": ()}
-    return PREPARE[MNIST] | given | {"learner": dict(learners), "aggregator": dict(aggregators)} | more
+    return (
+        PREPARE[MNIST] | given | {"learner": dict(learners), "aggregator": dict(aggregators)} | more
+    )
 
 
 PAPER_LEARNER = {"paper": svc(1e-2, "chaudhuri2011")}
@@ -442,7 +497,9 @@ def one_noisy_site(levels: Mapping[str, float]) -> dict[str, Arguments]:
     """Return the runs of 5.2 and 5.3: the first site at ε' = x, the other nine at the level's."""
 
     def both(x: float) -> dict[str, Any]:
-        return {"epsilon": {name: [x] + [others] * (N_SITES - 1) for name, others in levels.items()}}
+        return {
+            "epsilon": {name: [x] + [others] * (N_SITES - 1) for name, others in levels.items()}
+        }
 
     return {
         "paper": lambda x, data: mnist(PAPER_LEARNER, LITERAL, **both(x)),
@@ -481,8 +538,12 @@ def one_site_methods(level: str, suffix: str, other: str = "") -> tuple[Method, 
         Method("public records alone", "public-only", "baseline", "exact", "public"),
     ]
     if other:
-        found.append(Method("A, others without noise", "average", "baseline", "paper", "paper", other))
-        found.append(Method("F, others without noise", "feature", "baseline", "paper", "paper", other))
+        found.append(
+            Method("A, others without noise", "average", "baseline", "paper", "paper", other)
+        )
+        found.append(
+            Method("F, others without noise", "feature", "baseline", "paper", "paper", other)
+        )
     return tuple(found)
 
 
@@ -545,7 +606,9 @@ PANEL_516_SPREAD = Panel(
     data=MNIST,
     x=(1,),
     xlabel="",
-    arguments=lambda x, data: mnist(PAPER_LEARNER, LITERAL, epsilon={"0.025": 0.025, "0.225": 0.225}),
+    arguments=lambda x, data: mnist(
+        PAPER_LEARNER, LITERAL, epsilon={"0.025": 0.025, "0.225": 0.225}
+    ),
     methods=tuple(
         Method(f"{short} {one}", name, "paper", level=one)
         for short, name in (("A", "average"), ("F", "feature"))
@@ -556,7 +619,11 @@ PANEL_516_SPREAD = Panel(
 )
 
 LOCALS = tuple(Method(f"l{i}", f"site-{i:03}", "paper") for i in range(1, N_SITES + 1))
-THREE = (Method("G", "pooled-private", "paper"), Method("F", "full", "paper"), Method("A", "average", "paper"))
+THREE = (
+    Method("G", "pooled-private", "paper"),
+    Method("F", "full", "paper"),
+    Method("A", "average", "paper"),
+)
 MODELS = Panel(
     id="5.31",
     title="MNIST, three of the ten ε",
@@ -564,7 +631,10 @@ MODELS = Panel(
     x=(0.1, 0.5, 1.0),  # ten bars in each of 13 groups cannot be read; the lines have all ten
     xlabel="",
     arguments=lambda x, data: mnist(
-        PAPER_LEARNER, thesis_aggregators(1e-2, full=True), epsilon=x, baselines=("local-mean", "pooled-private")
+        PAPER_LEARNER,
+        thesis_aggregators(1e-2, full=True),
+        epsilon=x,
+        baselines=("local-mean", "pooled-private"),
     ),
     methods=(*LOCALS, *THREE),
     kind="bars",
@@ -594,8 +664,12 @@ MODELS_BY_EPSILON = replace(
         Method("local model, mean", "local-mean", "paper"),
         *THREE,
         Method("F-Loc", "feature", "paper"),
-        Method("local, tight, Λ tuned in hindsight", "local-mean", "corrected", ("0.1", "0.4"), "tuned"),
-        Method("G, tight, Λ tuned in hindsight", "pooled-private", "corrected", ("0.1", "0.4"), "tuned"),
+        Method(
+            "local, tight, Λ tuned in hindsight", "local-mean", "corrected", ("0.1", "0.4"), "tuned"
+        ),
+        Method(
+            "G, tight, Λ tuned in hindsight", "pooled-private", "corrected", ("0.1", "0.4"), "tuned"
+        ),
         Method("A, tight, Λ tuned in hindsight", "average", "corrected", ("0.1", "0.4"), "tuned"),
         Method("public blend (MAP)", "blend", "corrected", "0.1", "blend"),
         Method("public records alone", "public-only", "baseline", "exact", "public"),
@@ -613,7 +687,9 @@ PANEL_541 = replace(
             epsilon=math.inf,
             baselines=("local-mean", "local-exact", "pooled-exact", "public-only"),
         ),
-        "blend": lambda x, data: mnist({"1e-3": svc(1e-3)}, {"blend": cs.PublicBlend()}, epsilon=math.inf),
+        "blend": lambda x, data: mnist(
+            {"1e-3": svc(1e-3)}, {"blend": cs.PublicBlend()}, epsilon=math.inf
+        ),
     },
     methods=(
         *LOCALS,
@@ -630,7 +706,14 @@ PANEL_541 = replace(
 
 CONTROL = replace(
     Plot(
-        "control", MNIST, "epsilon", (0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0), (0.025, 0.1, 0.5, 2.0), 789, 200, 1e-2
+        "control",
+        MNIST,
+        "epsilon",
+        (0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0),
+        (0.025, 0.1, 0.5, 2.0),
+        789,
+        200,
+        1e-2,
     ).panel(),
     xscale="log",
 )
@@ -683,15 +766,22 @@ def span_attack(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> li
     for repeat in range(repeats):
         turned, parts, public = eleven_parts(data, repeat, seed)
         size = len(public)
-        made = [svc(1e-2, classes=(-1, 1)).fit(turned[rows_], data.y[rows_]).coef_[0] for rows_ in parts]
-        # The neighbouring table: one record with the other label. (Others may be beyond the hinge, and move nothing.)
+        made = [
+            svc(1e-2, classes=(-1, 1)).fit(turned[rows_], data.y[rows_]).coef_[0] for rows_ in parts
+        ]
+        # The neighbouring table: one record with the other label. (Others may be beyond the hinge,
+        # and move nothing.)
         changed = data.y[parts[0]] * np.r_[-1, np.ones(size - 1, dtype=int)]
         other = [svc(1e-2, classes=(-1, 1)).fit(turned[parts[0]], changed).coef_[0], *made[1:]]
         M = np.array(made)
         scores = turned[public] @ M.T / np.linalg.norm(M, 2)
         for x in xs:
             noise = Noise(seed=seed + repeat)
-            weights = logistic(1e-2, epsilon=x, classes=(-1, 1), noise=noise).fit(scores, data.y[public]).coef_[0]
+            weights = (
+                logistic(1e-2, epsilon=x, classes=(-1, 1), noise=noise)
+                .fit(scores, data.y[public])
+                .coef_[0]
+            )
             released = weights @ M
             for label, models in ((TRUE_SPAN, M), (OTHER_SPAN, np.array(other))):
                 inside = models.T @ np.linalg.lstsq(models.T, released, rcond=None)[0]
@@ -717,27 +807,40 @@ SPAN = Panel(
     full=20,
     note="N = 10 sites of 789 records in 50 dimensions; who knows all records but one tells which of two it was.",
 )
-FLIPPED, SCORE, CLAIMED = "lost if one label is flipped", "the longest score (assumed: 1)", "claimed ε"
+FLIPPED, SCORE, CLAIMED = (
+    "lost if one label is flipped",
+    "the longest score (assumed: 1)",
+    "claimed ε",
+)
 
 
 def unscaled(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
     """Return how long the scores are that the fully private feature method learns from, and what its noise then hides.
 
-    Weights w minimise Σ ℓ(yᵢ w·sᵢ) + nΛ/2 ‖w‖² + b·w, b with density ∝ exp(-ε'‖b‖/2): to each w belongs one b. Flipping
-    the label of s moves that b by s (for the logistic loss at every w, for the Huber loss where s is beyond its
-    parabola) and leaves the Jacobian as it is. So the loss comes as near to ε'‖s‖/2 as one likes, and that is ε'/2 only
-    if scores are no longer than one.
+    Weights w minimise Σ ℓ(yᵢ w·sᵢ) + nΛ/2 ‖w‖² + b·w, b with density ∝ exp(-ε'‖b‖/2): to each w
+    belongs one b. Flipping the label of s moves that b by s (for the logistic loss at every w, for
+    the Huber loss where s is beyond its parabola) and leaves the Jacobian as it is. So the loss
+    comes as near to ε'‖s‖/2 as one likes, and that is ε'/2 only if scores are no longer than one.
     """
     rows = []
     for repeat in range(repeats):
         turned, parts, public = eleven_parts(data, repeat, seed)
         for x in xs:
             models = [
-                svc(1e-2, "chaudhuri2011", epsilon=x, classes=(-1, 1), noise=Noise(seed=seed + 100 * repeat + site))
+                svc(
+                    1e-2,
+                    "chaudhuri2011",
+                    epsilon=x,
+                    classes=(-1, 1),
+                    noise=Noise(seed=seed + 100 * repeat + site),
+                )
                 for site in range(N_SITES)
             ]
             M = np.array(
-                [one.fit(turned[part], data.y[part]).coef_[0] for one, part in zip(models, parts, strict=True)]
+                [
+                    one.fit(turned[part], data.y[part]).coef_[0]
+                    for one, part in zip(models, parts, strict=True)
+                ]
             )
             longest = float(np.linalg.norm(turned[public] @ M.T, axis=1).max())
             jacobian = 2 * math.log1p(1 / (2 * HUBER) / (len(public) * 1e-2))
@@ -755,7 +858,11 @@ UNSCALED = replace(
     xlabel="ε of sites and aggregator",
     ylabel="ε, or length of a score",
     metric="epsilon",
-    methods=(Method(FLIPPED, "", "paper"), Method(SCORE, "", "baseline"), Method(CLAIMED, "", "baseline")),
+    methods=(
+        Method(FLIPPED, "", "paper"),
+        Method(SCORE, "", "baseline"),
+        Method(CLAIMED, "", "baseline"),
+    ),
     xscale="linear",
     computed=unscaled,
     note="Exact, for the records that were drawn; noise and Λ of the rule of 2011, as the thesis prints them.",
@@ -769,9 +876,9 @@ def simplex(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[d
     for repeat in range(repeats):
         kept = Noise(seed=seed).open(stream=repeat).permutation(len(data.y))[:789]
         for x in xs:
-            X = make_pipeline(PCA(min(int(x), *data.X[kept].shape), random_state=seed), Normalizer()).fit_transform(
-                data.X[kept]
-            )
+            X = make_pipeline(
+                PCA(min(int(x), *data.X[kept].shape), random_state=seed), Normalizer()
+            ).fit_transform(data.X[kept])
             y = data.y[kept].astype(float)
             best = svc(1e-2, classes=(-1, 1)).fit(X, y).coef_[0]
             objective = lambda f, X=X, y=y: float(loss.value(X @ f, y).mean() + 0.005 * f @ f)  # noqa: E731
@@ -814,10 +921,19 @@ PAPER = Paper(
     figures=(
         figure("3.1", "One site, logistic loss: error against ε", PANEL_31, PANEL_31_SPREAD),
         figure("3.2", "One site, Huber loss: error against ε", PANEL_32),
-        figure("3.3", "The Huber loss for several h, and what h does to the error", PANEL_33, PANEL_33_H),
+        figure(
+            "3.3",
+            "The Huber loss for several h, and what h does to the error",
+            PANEL_33,
+            PANEL_33_H,
+        ),
         figure("3.4", "One site: error against the number of records", PANEL_34),
         figure("3.5", "One site: error against Λ", PANEL_35),
-        figure("3.6", "Generalised objective perturbation, with the thesis' λ and with the right one", PANEL_36),
+        figure(
+            "3.6",
+            "Generalised objective perturbation, with the thesis' λ and with the right one",
+            PANEL_36,
+        ),
         figure("5.2", "One private site among nine without noise", PANEL_52),
         figure("5.3", "One site's ε among nine at ε = 2", PANEL_53),
         figure("5.4", "One site's size, no noise", PANEL_54),
@@ -830,12 +946,23 @@ PAPER = Paper(
         figure("5.13", "Error against m₀, no noise, Covertype", P["5.13"]),
         figure("5.14", "Error against N, no noise, MNIST", P["5.14"]),
         figure("5.15", "Error against N, no noise, Covertype", P["5.15"]),
-        figure("5.16", f"Private sites: error against ε, MNIST; {WITH.format('5.24')}", P["5.24"], PANEL_516_SPREAD),
-        figure("5.17", "Private sites: error against ε, Covertype, 42,762 records per site", P["5.17"]),
+        figure(
+            "5.16",
+            f"Private sites: error against ε, MNIST; {WITH.format('5.24')}",
+            P["5.24"],
+            PANEL_516_SPREAD,
+        ),
+        figure(
+            "5.17", "Private sites: error against ε, Covertype, 42,762 records per site", P["5.17"]
+        ),
         figure("5.18", f"Private sites: error against m, MNIST; {WITH.format('5.26')}", P["5.26"]),
-        figure("5.19", f"Private sites: error against m, Covertype; {WITH.format('5.27')}", P["5.27"]),
+        figure(
+            "5.19", f"Private sites: error against m, Covertype; {WITH.format('5.27')}", P["5.27"]
+        ),
         figure("5.20", f"Private sites: error against m₀, MNIST; {WITH.format('5.28')}", P["5.28"]),
-        figure("5.21", f"Private sites: error against m₀, Covertype; {WITH.format('5.29')}", P["5.29"]),
+        figure(
+            "5.21", f"Private sites: error against m₀, Covertype; {WITH.format('5.29')}", P["5.29"]
+        ),
         figure("5.22", f"Private sites: error against N, MNIST; {WITH.format('5.30')}", P["5.30"]),
         figure("5.23", "Private sites: error against N, Covertype", P["5.23"]),
         figure("5.24", "Fully private: error against ε, MNIST", P["5.24"]),
@@ -845,12 +972,27 @@ PAPER = Paper(
         figure("5.28", "Fully private: error against m₀, MNIST", P["5.28"]),
         figure("5.29", "Fully private: error against m₀, Covertype", P["5.29"]),
         figure("5.30", "Fully private: error against N, MNIST", P["5.30"]),
-        figure("5.31-5.40", "Local, global and distributed models, private", MODELS, MODELS_BY_EPSILON),
+        figure(
+            "5.31-5.40", "Local, global and distributed models, private", MODELS, MODELS_BY_EPSILON
+        ),
         figure("5.41", "Local, global and distributed models, no noise", PANEL_541),
         figure("table-6.1", "Table 6.1: which method is better, and which way errors go"),
-        figure("control", "Not in the thesis: 200 public records, alone and with ten private sites", CONTROL),
-        figure("fully-private", "Not in the thesis: what its fully private feature method gives away", UNSCALED),
-        figure("scenario-2", "Noise at the aggregator only: what it costs, and why it hides no site", SCENARIOS, SPAN),
+        figure(
+            "control",
+            "Not in the thesis: 200 public records, alone and with ten private sites",
+            CONTROL,
+        ),
+        figure(
+            "fully-private",
+            "Not in the thesis: what its fully private feature method gives away",
+            UNSCALED,
+        ),
+        figure(
+            "scenario-2",
+            "Noise at the aggregator only: what it costs, and why it hides no site",
+            SCENARIOS,
+            SPAN,
+        ),
         figure("solver", "A curiosity: where Nelder–Mead stops", SOLVER),
     ),
 )

@@ -3,25 +3,27 @@
 from consilience.aggregators.average import Average
 from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.boosting import SiteBoosting
-from consilience.aggregators.distill import SoftLabelDistillation, VoteDistillation
+from consilience.aggregators.distillation.distill import SoftLabelDistillation, VoteDistillation
 from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.pooling import PooledCounts
-from consilience.aggregators.weighted import WeightedVote
-from consilience.audit import audit
-from consilience.data import Categorical, Numeric, ParquetRows, Public, Schema
-from consilience.evaluate import evaluate
-from consilience.learners.adaboost import PrivateAdaBoostClassifier
-from consilience.learners.bins import Bins
+from consilience.aggregators.votes import WeightedVote
+from consilience.auditing.audit import audit
+from consilience.evaluation.measures import evaluate
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.partitions import DaskRows
 from consilience.learners.projection import PrivatePCA, PublicPCA, SecondMoment, combine_moments
-from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.learners.tuning import PrivateTuning, choose_on_public
-from consilience.plan import plan
+from consilience.planning.plan import plan
 from consilience.privacy.guarantee import Budget, Guarantee, compose, compose_disjoint
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
-from consilience.simulate import simulate
+from consilience.simulation.simulate import simulate
+from consilience.tables.chunks import ParquetRows
+from consilience.tables.public import Public
+from consilience.tables.schema import Categorical, Numeric, Schema
 
 __version__ = "0.1.0"
 __all__ = [

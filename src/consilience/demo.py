@@ -1,10 +1,11 @@
 """Six made-up hospitals learn one classifier together: the whole story on this machine, in about a minute.
 
-A study, six sites with a ledger and a key each, every one in a process of its own, a hub over HTTP, one site that joins
-late and one that trains again, a signed release that is fetched and checked, and the honest baselines beside it.
-The patients do not exist: `cohort` computes them from a fixed public formula, chosen so that joining can help; whether
-it helps with other records is what `consilience.plan` is for. Noise is real and unseeded, so the guarantees hold, and
-every run differs a little.
+A study, six sites with a ledger and a key each, every one in a process of its own, a hub over HTTP,
+one site that joins late and one that trains again, a signed release that is fetched and checked,
+and the honest baselines beside it. The patients do not exist: `cohort` computes them from a fixed
+public formula, chosen so that joining can help; whether it helps with other records is what
+`consilience.plan` is for. Noise is real and unseeded, so the guarantees hold, and every run differs
+a little.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 from numpy.typing import NDArray
 
-from consilience.certificate import of_release
 from consilience.errors import HubUnavailable, SettingsError
-from consilience.evaluate import evaluate
+from consilience.evaluation.measures import evaluate
+from consilience.files.certificate import of_release
+from consilience.files.release import Release
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.mechanisms import Noise
-from consilience.release import Release
-from consilience.site import Site
-from consilience.study import Study, file_digest
+from consilience.site.site import Site
+from consilience.study.study import Study, file_digest
 
 Array = NDArray[Any]
 
@@ -163,7 +164,11 @@ def _tables() -> dict[str, pa.Table]:
     order = draw.permutation(len(age))
     dealt = {"public": order[:N_PUBLIC], "test": order[N_PUBLIC : N_PUBLIC + N_TEST]}
     left = order[N_PUBLIC + N_TEST :]
-    fitting = {"old": age > 72, "young": age < 52, **{kind: ward == kind for kind in CATEGORIES["ward"]}}
+    fitting = {
+        "old": age > 72,
+        "young": age < 52,
+        **{kind: ward == kind for kind in CATEGORIES["ward"]},
+    }
     for hospital in HOSPITALS:
         # Its own kind of patient is four times as likely to come.
         ease = np.where(fitting[hospital.case_mix][left], 4.0, 1.0)
@@ -182,12 +187,17 @@ def _write_study(folder: Path, tables: dict[str, pa.Table]) -> Path:
         for name, (low, high) in NUMBERS.items()
     )
     columns += "".join(
-        f'[[schema.columns]]\nkind = "categorical"\nname = "{name}"\ncategories = {list(values)!r}\n'.replace("'", '"')
+        f'[[schema.columns]]\nkind = "categorical"\nname = "{name}"\ncategories = {list(values)!r}\n'.replace(
+            "'", '"'
+        )
         for name, values in CATEGORIES.items()
     )
     digests = {name: file_digest(folder / f"{name}.csv") for name in ("public", "test")}
     path = folder / "study.toml"
-    path.write_text(STUDY_TEXT.format(columns=columns, regularization=REGULARIZATION, **digests), encoding="utf-8")
+    path.write_text(
+        STUDY_TEXT.format(columns=columns, regularization=REGULARIZATION, **digests),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -205,7 +215,9 @@ def _running_hub(folder: Path) -> Iterator[str]:
         until = time.monotonic() + SECONDS_TO_START
         while not _answers(address):
             if hub.poll() is not None or time.monotonic() > until:
-                raise HubUnavailable(f"The hub did not start. Nothing was lost. Its log is in {log.name}.")
+                raise HubUnavailable(
+                    f"The hub did not start. Nothing was lost. Its log is in {log.name}."
+                )
             time.sleep(0.1)
         yield address
     finally:
@@ -222,7 +234,9 @@ def _answers(address: str) -> bool:
         return False
 
 
-def contribute(folder: str, address: str, invitation: str, table: str, name: str, epsilon: float) -> dict[str, Any]:
+def contribute(
+    folder: str, address: str, invitation: str, table: str, name: str, epsilon: float
+) -> dict[str, Any]:
     """Do what a site does, in its own process: make a key and a ledger, join, train, submit."""
     if invitation:
         site = Site.init(folder, name=name, dataset=DATASET, budget=Budget(epsilon=2 * epsilon))
@@ -297,23 +311,35 @@ class DemoReport:
 
     def __str__(self) -> str:
         lines = [
-            "Readmission of made-up patients: they are computed from a formula and are about no one.",
+            "Readmission of made-up patients: they are computed from a formula and are about no "
+            "one.",
             "",
-            f"{'site':<14} {'records':>7} {'epsilon':>7} {'spent':>6} {'left':>5}  {'error alone':>11}  {'weight':>6}",
+            f"{'site':<14} {'records':>7} {'epsilon':>7} {'spent':>6} {'left':>5}  "
+            f"{'error alone':>11}  {'weight':>6}",
         ]
         lines += [
-            f"{s.name:<14} {s.n_records:>7,} {s.epsilon:>7g} {s.spent:>6.2g} {s.left:>5.2g}  {s.error_alone:>11.1%}  "
-            f"{s.weight:>6.2f}  {s.note}"
+            f"{s.name:<14} {s.n_records:>7,} {s.epsilon:>7g} {s.spent:>6.2g} {s.left:>5.2g}  "
+            f"{s.error_alone:>11.1%}  {s.weight:>6.2f}  {s.note}"
             for s in self.sites
         ]
         width = max(len(method.title) for method in self.methods)
         heading = f"errors on {N_TEST:,} public test records"
         lines += ["", f"{heading:<{width}}   error  95 % interval"]
-        lines += [f"{m.title:<{width}}  {m.error:>6.1%}  {m.low:.1%} to {m.high:.1%}" for m in self.methods]
+        lines += [
+            f"{m.title:<{width}}  {m.error:>6.1%}  {m.low:.1%} to {m.high:.1%}"
+            for m in self.methods
+        ]
         return "\n".join([*lines, "", self.verdict])
 
 
-JOINED, PUBLIC, ALONE, BEST, OWN, POOLED = "joined", "public", "site-private", "best-site", "site-exact", "pooled-exact"
+JOINED, PUBLIC, ALONE, BEST, OWN, POOLED = (
+    "joined",
+    "public",
+    "site-private",
+    "best-site",
+    "site-exact",
+    "pooled-exact",
+)
 TITLES = {
     JOINED: "six sites joined: the release",
     ALONE: "one site alone, private (mean of six)",
@@ -324,17 +350,19 @@ TITLES = {
 }
 
 
-def demo(folder: str | Path = "demo-report", *, progress: Callable[[int, int], None] | None = None) -> DemoReport:
+def demo(
+    folder: str | Path = "demo-report", *, progress: Callable[[int, int], None] | None = None
+) -> DemoReport:
     """Play the whole collaboration on this machine and write a report.
 
-    Everything lies in `folder` afterwards: the study, the hub, the six sites with their ledgers, the release. An
-    earlier demo there is replaced; any other content is refused.
+    Everything lies in `folder` afterwards: the study, the hub, the six sites with their ledgers,
+    the release. An earlier demo there is replaced; any other content is refused.
 
     Privacy
     -------
-    Each record of site i has its site's own epsilon (pure, replace-one), summed over its trainings, against everyone
-    who sees the site's files or the release, if no patient is at two sites. The errors shown are not part of that:
-    they come from test records, which are made up.
+    Each record of site i has its site's own epsilon (pure, replace-one), summed over its trainings,
+    against everyone who sees the site's files or the release, if no patient is at two sites. The
+    errors shown are not part of that: they come from test records, which are made up.
     """
     started = time.perf_counter()
     folder = _emptied(Path(folder))
@@ -360,14 +388,21 @@ def demo(folder: str | Path = "demo-report", *, progress: Callable[[int, int], N
     with _running_hub(folder / "hub") as address, pool:
 
         def submit(hospital: Hospital, invitation: str) -> Any:
-            place, table = str(folder / "sites" / _slug(hospital.name)), str(folder / f"{_slug(hospital.name)}.csv")
-            return pool.submit(contribute, place, address, invitation, table, hospital.name, hospital.epsilon)
+            place, table = (
+                str(folder / "sites" / _slug(hospital.name)),
+                str(folder / f"{_slug(hospital.name)}.csv"),
+            )
+            return pool.submit(
+                contribute, place, address, invitation, table, hospital.name, hospital.epsilon
+            )
 
         running = {hospital.name: submit(hospital, codes[hospital.name]) for hospital in first}
         for name, future in running.items():
             states[name] = future.result()
             done()
-        early = Release.load(pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(first)).result())
+        early = Release.load(
+            pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(first)).result()
+        )
         done()
         again = next(hospital for hospital in HOSPITALS if hospital.name == AGAIN)
         late = next(hospital for hospital in HOSPITALS if hospital.name == LATE)
@@ -375,27 +410,41 @@ def demo(folder: str | Path = "demo-report", *, progress: Callable[[int, int], N
         for name, future in running.items():
             states[name] = future.result()
             done()
-        path = pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)).result()
+        path = pool.submit(
+            fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)
+        ).result()
         until = time.monotonic() + SECONDS_TO_START
-        while (release := Release.load(path)).guarantee.epsilon < 2 * again.epsilon - 1e-6 and time.monotonic() < until:
-            path = pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)).result()
+        while (
+            release := Release.load(path)
+        ).guarantee.epsilon < 2 * again.epsilon - 1e-6 and time.monotonic() < until:
+            path = pool.submit(
+                fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)
+            ).result()
         done()
     site = Site(folder / "sites" / _slug(first[0].name))
-    release = site.release(STUDY)  # checks the signature against the hub's key, which the site learned when it joined
+    release = site.release(
+        STUDY
+    )  # checks the signature against the hub's key, which the site learned when it joined
     (folder / "certificate.html").write_text(of_release(release).as_html(), encoding="utf-8")
     methods, alone = _compared(study, tables, release, folder)
     report = DemoReport(
         methods,
-        tuple(_state(hospital, states[hospital.name], release, alone[hospital.name]) for hospital in HOSPITALS),
+        tuple(
+            _state(hospital, states[hospital.name], release, alone[hospital.name])
+            for hospital in HOSPITALS
+        ),
         _verdict(methods, len(early.sources)),
         tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
         str(path),
-        f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with password {password})",
+        f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with "
+        f"password {password})",
         time.perf_counter() - started,
     )
     draw_errors(report, folder / "errors.png")
     text = f"<pre>{html.escape(str(report))}</pre>"
-    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = (
+        '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    )
     more = '<p><a href="certificate.html">The release and what it promises</a></p>'
     style = "body{font:16px/1.5 system-ui;margin:2rem;max-width:70rem}img{max-width:100%}pre{overflow:auto}"
     page = f"{head}<title>consilience demo</title><style>:root{{color-scheme:light dark}}{style}</style>"
@@ -409,8 +458,8 @@ def _emptied(folder: Path) -> Path:
     marker = folder / ".consilience-demo"
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise SettingsError(
-            f"The folder {str(folder)!r} holds something else than an earlier demo. Nothing was written. Name another "
-            "with --folder."
+            f"The folder {str(folder)!r} holds something else than an earlier demo. Nothing was "
+            "written. Name another with --folder."
         )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -420,7 +469,7 @@ def _emptied(folder: Path) -> Path:
 
 def _prepared_hub(folder: Path, study_path: Path, password: str) -> dict[str, str]:
     """Make the hub, its coordinator, the study and an invitation for each site; return the invitations."""
-    from consilience.hub.commands import add_coordinator, add_study, invite
+    from consilience.hub.operating import add_coordinator, add_study, invite
 
     add_coordinator(folder, COORDINATOR, password)
     add_study(folder, study_path)
@@ -450,11 +499,15 @@ def _compared(
 
     def measured(name: str, models: Sequence[Any], *, private: bool) -> Method:
         found = [evaluate(model, X, y)["error"] for model in models]
-        low, high = (float(np.mean([getattr(one, end) for one in found])) for end in ("low", "high"))
-        return Method(name, TITLES[name], private, float(np.mean([one.value for one in found])), low, high)
+        low, high = (
+            float(np.mean([getattr(one, end) for one in found])) for end in ("low", "high")
+        )
+        return Method(
+            name, TITLES[name], private, float(np.mean([one.value for one in found])), low, high
+        )
 
     names = [hospital.name for hospital in HOSPITALS]
-    from consilience.contribution import Contribution
+    from consilience.files.contribution import Contribution
 
     alone = {}
     models = {}
@@ -476,7 +529,9 @@ def _compared(
 
 def _state(hospital: Hospital, state: dict[str, Any], release: Release, error: float) -> SiteState:
     row = next(row for row in release.sealed.facts["sources"] if row["site"] == hospital.name)
-    promised = next(source.guarantee.epsilon for source in release.sources if source.site == hospital.name)
+    promised = next(
+        source.guarantee.epsilon for source in release.sources if source.site == hospital.name
+    )
     note = {LATE: "joined late", AGAIN: "trained twice, so it spent twice"}.get(hospital.name, "")
     return SiteState(
         hospital.name,
@@ -508,9 +563,10 @@ def _verdict(methods: Sequence[Method], n_early: int) -> str:
         parts.append(f"{word} {title} ({found[name].error:.1%})")
     helps = all(part.startswith("fewer") for part in parts[:2])
     return (
-        f"Joining {'helps' if helps else 'does not help'}: the release errs on {joined.error:.1%} of patients, "
-        f"{', '.join(parts[:-1])} and {parts[-1]}. Pooling all records without privacy gives "
-        f"{found[POOLED].error:.1%}. The first release had {n_early} sites, the last one {len(HOSPITALS)}."
+        f"Joining {'helps' if helps else 'does not help'}: the release errs on {joined.error:.1%} "
+        f"of patients, {', '.join(parts[:-1])} and {parts[-1]}. Pooling all records without "
+        f"privacy gives {found[POOLED].error:.1%}. The first release had {n_early} sites, the "
+        f"last one {len(HOSPITALS)}."
     )
 
 
@@ -518,16 +574,29 @@ def draw_errors(report: DemoReport, path: Path) -> None:
     """Draw the errors of all methods with their intervals."""
     from matplotlib.figure import Figure  # loaded here: a second that only the chart needs
 
-    private, none = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion: distinct to every eye
+    private, none = (
+        "#0072B2",
+        "#D55E00",
+    )  # Okabe and Ito's blue and vermilion: distinct to every eye
     figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for height, method in enumerate(reversed(report.methods)):
         colour, marker = (private, "o") if method.private else (none, "s")
-        axes.plot([100 * method.low, 100 * method.high], [height, height], color=colour, linewidth=2.5, alpha=0.55)
+        axes.plot(
+            [100 * method.low, 100 * method.high],
+            [height, height],
+            color=colour,
+            linewidth=2.5,
+            alpha=0.55,
+        )
         axes.plot(100 * method.error, height, marker, color=colour, markersize=8)
         at, up = (100 * method.error, height), (0, 7)
-        axes.annotate(f"{method.error:.1%}", at, up, textcoords="offset points", ha="center", fontsize=9)
-    axes.set_yticks(range(len(report.methods)), [method.title for method in reversed(report.methods)])
+        axes.annotate(
+            f"{method.error:.1%}", at, up, textcoords="offset points", ha="center", fontsize=9
+        )
+    axes.set_yticks(
+        range(len(report.methods)), [method.title for method in reversed(report.methods)]
+    )
     axes.set_ylim(-0.5, len(report.methods) - 0.3)
     axes.set_xlabel(f"patients misclassified, % (95 % interval; {N_TEST:,} public test records)")
     axes.set_title("Six made-up hospitals: what joining brings", loc="left")

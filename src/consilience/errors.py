@@ -2,17 +2,17 @@
 
 ::
 
-    ConsilienceError
-    ├── SettingsError        (also ValueError)  a parameter is wrong: change the call
-    ├── SchemaMismatch       (also ValueError)  the table is not what the schema declares: mend either
-    ├── BudgetExceeded                          the data owner's limit stands against it: ask for less, or ask them
-    ├── GuaranteeVoid                           what was asked for has no guarantee: use the variant that has one
-    ├── LedgerDamaged                           the charge history cannot be trusted or written: stop, restore
-    ├── ContributionRejected                    the hub will not take this file
-    └── HubUnavailable                          try again later, nothing was lost
+    ConsilienceError ├── SettingsError        (also ValueError)  a parameter is wrong: change the
+    call ├── SchemaMismatch       (also ValueError)  the table is not what the schema declares: mend
+    either ├── BudgetExceeded                          the data owner's limit stands against it: ask
+    for less, or ask them ├── GuaranteeVoid                           what was asked for has no
+    guarantee: use the variant that has one ├── LedgerDamaged                           the charge
+    history cannot be trusted or written: stop, restore ├── ContributionRejected
+    the hub will not take this file └── HubUnavailable                          try again later,
+    nothing was lost
 
-A message has four short parts: what was asked, what stands against it, what state things are in, what to do.
-Settings may be shown in it; nothing computed from records ever is.
+A message has four short parts: what was asked, what stands against it, what state things are in,
+what to do. Settings may be shown in it; nothing computed from records ever is.
 """
 
 

@@ -1,7 +1,7 @@
 """What a site and the hub say to each other: signed requests, and errors that travel as codes.
 
-A site proves who it is by signing each request with its Ed25519 key; there is no password to steal and no session to
-hijack. The transport may be anything; over HTTPS it also hides what is said.
+A site proves who it is by signing each request with its Ed25519 key; there is no password to steal
+and no session to hijack. The transport may be anything; over HTTPS it also hides what is said.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from consilience.sealed import SigningKey, canonical, is_signed, message_of
+from consilience.files.sealed import SigningKey, canonical, is_signed, message_of
 
 CLOCK_SECONDS = 300  # how far a request's time may be from the hub's
 HEADER = "x-consilience"
@@ -30,7 +30,11 @@ ERRORS: dict[str, tuple[int, str]] = {
     "malformed": (400, "Use this version's client, or read the protocol page."),
     "too-large": (413, "Stay within the hub's size limit, or ask its operator to raise it."),
     "too-many": (429, "Wait a minute and try again."),
-    "invitation": (403, "Ask the coordinator for a new invitation; each works once, for one site, until it expires."),
+    "invitation": (
+        403,
+        "Ask the coordinator for a new invitation; each works once, for one site, until it "
+        "expires.",
+    ),
     "name-taken": (409, "Choose another name, or ask the coordinator to revoke the old key."),
     "key-revoked": (403, "Make a new key and ask the coordinator for an invitation to enrol it."),
     "rejected": (422, "Train again with the study's own file; the message says what does not fit."),
@@ -67,7 +71,9 @@ class Refusal(Exception):
         return {"error": {"code": self.code, "message": self.message, "fix": ERRORS[self.code][1]}}
 
 
-def sign_request(key: SigningKey, method: str, path: str, body_sha256: str, *, now: float | None = None) -> str:
+def sign_request(
+    key: SigningKey, method: str, path: str, body_sha256: str, *, now: float | None = None
+) -> str:
     """Return the header that proves who sends a request; it is good for one use within five minutes."""
     at, nonce = str(int(time.time() if now is None else now)), secrets.token_hex(16)
     signature = key.sign(_message(method, path, body_sha256, at, nonce)).hex()
@@ -110,5 +116,11 @@ def digest(body: bytes) -> str:
 
 
 def _message(method: str, path: str, body_sha256: str, at: str, nonce: str) -> bytes:
-    facts = {"method": method.upper(), "path": path, "body": body_sha256, "time": at, "nonce": nonce}
+    facts = {
+        "method": method.upper(),
+        "path": path,
+        "body": body_sha256,
+        "time": at,
+        "nonce": nonce,
+    }
     return message_of("request", canonical(facts))

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from consilience import Budget, Ledger
-from consilience.release import Release
+from consilience.files.release import Release
 from federation import BIN, Consortium, Federation, drawing_study, wait_for
 from studies import study_text, table
 
@@ -38,7 +38,9 @@ def test_a_release_comes_back_over_tls_with_node_authentication(tmp_path):
     for seed, name in enumerate(consortium.sites):
         consortium.submit(name, table(300, seed=seed))
     with Federation(tmp_path / "flower", consortium.nodes) as federation:
-        run = federation.run(consortium.app, folder=str(consortium.heart), collect_minutes=3, deliver_minutes=2)
+        run = federation.run(
+            consortium.app, folder=str(consortium.heart), collect_minutes=3, deliver_minutes=2
+        )
         try:
             wait_for(lambda: released(consortium), 180, "the release")
         except AssertionError as late:
@@ -53,10 +55,15 @@ def test_a_release_comes_back_over_tls_with_node_authentication(tmp_path):
 
 
 @pytest.mark.soak
-def test_nothing_is_lost_and_nothing_charged_twice_when_supernode_and_superlink_are_killed(tmp_path):
+def test_nothing_is_lost_and_nothing_charged_twice_when_supernode_and_superlink_are_killed(
+    tmp_path,
+):
     consortium = Consortium(tmp_path, ("north", "south", "west"), *drawing_study())
     consortium.collection.allow(Budget(epsilon=1.0, unit="site", neighbours="replace-one"))
-    nodes = {**consortium.nodes, "stranger": {"outbox": str(tmp_path / "nothing"), "coordinator": "0" * 64}}
+    nodes = {
+        **consortium.nodes,
+        "stranger": {"outbox": str(tmp_path / "nothing"), "coordinator": "0" * 64},
+    }
     settings = {"folder": str(consortium.heart), "collect_minutes": 5, "deliver_minutes": 5}
     for seed, name in enumerate(("north", "south")):
         consortium.submit(name, table(300, seed=seed))

@@ -6,10 +6,10 @@ import pytest
 from consilience import Budget, Ledger
 from consilience.adapters import relay
 from consilience.adapters.relay import Collection, Outbox
-from consilience.contribution import Contribution
 from consilience.errors import BudgetExceeded, ContributionRejected, SettingsError
-from consilience.release import Release
-from consilience.sealed import SigningKey
+from consilience.files.contribution import Contribution
+from consilience.files.release import Release
+from consilience.files.sealed import SigningKey
 from federation import Consortium, drawing_study
 from studies import study_text, table
 
@@ -64,7 +64,10 @@ def test_files_go_there_and_a_release_comes_back(consortium):
     assert set(consortium.fetched().values()) == {Release.load(path).digest}
     assert len(consortium.fetched()) == 3
     assert {source.site for source in Release.load(path).sources} == set(NAMES)
-    assert all(site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0) for site in consortium.sites.values())
+    assert all(
+        site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+        for site in consortium.sites.values()
+    )
 
 
 def test_what_was_kept_is_not_asked_for_again_and_nothing_new_makes_no_new_release(consortium):
@@ -116,7 +119,9 @@ def test_a_withdrawal_takes_the_site_out_of_what_follows(consortium):
 
 def test_only_listed_sites_with_their_own_keys_are_taken(consortium):
     sites = json.loads((consortium.heart / "sites.json").read_text())
-    (consortium.heart / "sites.json").write_text(json.dumps({**sites, "north": SigningKey.generate().public}))
+    (consortium.heart / "sites.json").write_text(
+        json.dumps({**sites, "north": SigningKey.generate().public})
+    )
     with pytest.raises(ContributionRejected, match=r"not in sites\.json"):
         carry(consortium, ["north"])
     (consortium.heart / "sites.json").write_text(json.dumps({"south": sites["south"]}))
@@ -143,7 +148,12 @@ def test_a_second_contribution_with_a_number_that_was_used_is_refused(consortium
     found = consortium.sites["north"]
     learner = Contribution.load(found.contribution("heart-risk")).learner
     twin = Contribution.make(
-        learner, study=consortium.study.reference, site="north", sequence=1, key=found.key, software="another"
+        learner,
+        study=consortium.study.reference,
+        site="north",
+        sequence=1,
+        key=found.key,
+        software="another",
     )
     twin.save(tmp_path / "twin.safetensors")
     with pytest.raises(ContributionRejected, match="another contribution 1 of 'north'"):
@@ -193,7 +203,10 @@ def test_many_files_come_in_several_answers(consortium, monkeypatch):
 
 
 def test_two_runs_at_once_are_refused(consortium):
-    with consortium.collection.alone(), pytest.raises(SettingsError, match="Another run is collecting"):
+    with (
+        consortium.collection.alone(),
+        pytest.raises(SettingsError, match="Another run is collecting"),
+    ):
         with Collection(consortium.heart).alone(seconds=0.0):
             pass
     with Collection(consortium.heart).alone():
@@ -215,7 +228,9 @@ def test_a_draw_is_charged_once_however_often_it_is_asked_for(noisy):
     assert spent(noisy) == pytest.approx(1.0)
 
 
-def test_a_draw_that_stopped_before_its_release_was_written_goes_on_without_a_second_charge(noisy, monkeypatch):
+def test_a_draw_that_stopped_before_its_release_was_written_goes_on_without_a_second_charge(
+    noisy, monkeypatch
+):
     into = carry(noisy, ["north", "south"])
     with monkeypatch.context() as patch:
         patch.setattr(Release, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

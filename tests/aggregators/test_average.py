@@ -4,12 +4,19 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from consilience import Budget, Ledger, Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience import (
+    Budget,
+    Ledger,
+    Noise,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateRidge,
+)
 from consilience.aggregators.average import TRUSTED, Average
 from consilience.aggregators.members import DISJOINT, as_members
-from consilience.data import Public
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
 from consilience.learners.perturbation import CLOSING_SHARE
+from consilience.tables.public import Public
 
 
 def table(n, seed, d=4, classes=2):
@@ -30,12 +37,16 @@ def test_equal_weights_average_the_coefficients():
     members = sites([200, 300], [1.0, 2.0])
     ensemble = Average("equal").combine(members)
     np.testing.assert_allclose(ensemble.coef, (members[0].coef_ + members[1].coef_) / 2)
-    np.testing.assert_allclose(ensemble.intercept, (members[0].intercept_ + members[1].intercept_) / 2)
+    np.testing.assert_allclose(
+        ensemble.intercept, (members[0].intercept_ + members[1].intercept_) / 2
+    )
     np.testing.assert_allclose(ensemble.weights, [0.5, 0.5])
 
 
 def test_weights_by_size_are_the_public_sizes():
-    np.testing.assert_allclose(Average("size").combine(sites([100, 300], [1.0, 1.0])).weights, [0.25, 0.75])
+    np.testing.assert_allclose(
+        Average("size").combine(sites([100, 300], [1.0, 1.0])).weights, [0.25, 0.75]
+    )
 
 
 def test_precision_prefers_the_site_with_less_noise():
@@ -49,11 +60,17 @@ def test_precision_follows_the_noise_that_members_really_have():
     members = sites([400, 400], [0.5, 2.0], mechanism="output")
     (quiet,) = as_members(members[1:])
     spread = [
-        PrivateLogisticRegression(epsilon=2.0, classes=[0, 1], mechanism="output", noise=Noise(seed=s)).fit(X, y).coef_
+        PrivateLogisticRegression(
+            epsilon=2.0, classes=[0, 1], mechanism="output", noise=Noise(seed=s)
+        )
+        .fit(X, y)
+        .coef_
         for s in range(400)
     ]
     # 1600 coordinates of one variance: its estimate has a relative error of about 5 %.
-    assert np.var(spread, axis=0).mean() == pytest.approx(quiet.noise_variance() * quiet.to_user**2, rel=0.25)
+    assert np.var(spread, axis=0).mean() == pytest.approx(
+        quiet.noise_variance() * quiet.to_user**2, rel=0.25
+    )
     # The sampling variance is the same for both, so the louder site's weight is a bit above 1/17.
     weights = Average().combine(members).weights
     assert 1 / 18 < weights[0] < 1 / 12
@@ -77,7 +94,9 @@ def test_permuted_members_have_permuted_weights():
 def test_one_member_is_its_own_average():
     (member,) = sites([200], [1.0])
     X, _ = table(20, 7)
-    np.testing.assert_allclose(Average().combine([member]).predict_proba(X), member.predict_proba(X))
+    np.testing.assert_allclose(
+        Average().combine([member]).predict_proba(X), member.predict_proba(X)
+    )
 
 
 def test_a_class_is_averaged_over_the_members_that_know_it():
@@ -127,7 +146,9 @@ def test_what_cannot_be_averaged_is_refused():
 def test_public_records_set_the_curvature():
     X, _ = table(500, 5)
     members = sites([100, 3000], [1.0, 0.2])
-    assert not np.allclose(Average().combine(members).weights, Average().combine(members, Public(X)).weights)
+    assert not np.allclose(
+        Average().combine(members).weights, Average().combine(members, Public(X)).weights
+    )
 
 
 # Noise at a trusted aggregator
@@ -136,14 +157,21 @@ def test_public_records_set_the_curvature():
 def test_central_noise_covers_the_intercept_of_regressors_with_a_label_bound():
     X, _ = table(300, 0)
     member = PrivateRidge(epsilon=math.inf, label_bound=10.0).fit(X, X @ np.ones(4) * 10)
-    drawn = [Average("equal", epsilon=1.0, noise=Noise(seed=s)).combine([member]) for s in range(300)]
-    slopes, constants = np.std([e.coef[0] for e in drawn], axis=0), np.std([e.intercept for e in drawn])
-    # One variance in every coordinate of the ball; 300 draws tell a standard deviation to about 4 %.
+    drawn = [
+        Average("equal", epsilon=1.0, noise=Noise(seed=s)).combine([member]) for s in range(300)
+    ]
+    slopes, constants = (
+        np.std([e.coef[0] for e in drawn], axis=0),
+        np.std([e.intercept for e in drawn]),
+    )
+    # One variance in every coordinate of the ball; 300 draws tell a standard deviation to about 4
+    # %.
     assert constants == pytest.approx(slopes.mean(), rel=0.3)
 
 
 def test_central_noise_is_calibrated_to_the_site_that_needs_most():
-    # Exact sensitivities of the Huber-hinge: 2/(nΛ). The thesis' single n_i would be one of the others.
+    # Exact sensitivities of the Huber-hinge: 2/(nΛ). The thesis' single n_i would be one of the
+    # others.
     members = sites([100, 400], [math.inf, math.inf], learner=PrivateLinearSVC, regularization=0.1)
     ensemble = Average("equal", epsilon=1.0).combine(members)
     first, second = ensemble.guarantees
@@ -167,16 +195,29 @@ def test_central_noise_tells_sites_of_one_size_apart_by_their_settings():
     strong, weak = (sites([200], [math.inf], regularization=one)[0] for one in (1.0, 1e-3))
     own = Average("equal", epsilon=1.0).combine([strong, weak, strong]).guarantees
     assert own[0] == own[2]
-    assert own[0].epsilon < 0.1 < own[1].epsilon  # the longer minimum moves farther, and the noise is for it
+    assert (
+        own[0].epsilon < 0.1 < own[1].epsilon
+    )  # the longer minimum moves farther, and the noise is for it
 
 
 def test_central_noise_is_as_large_as_stated():
-    members = sites([150, 150], [math.inf] * 2, learner=PrivateLinearSVC, regularization=0.1, fit_intercept=False)
+    members = sites(
+        [150, 150],
+        [math.inf] * 2,
+        learner=PrivateLinearSVC,
+        regularization=0.1,
+        fit_intercept=False,
+    )
     exact = Average("equal").combine(members).coef[0]
-    draws = [Average("equal", epsilon=1.0, noise=Noise(seed=s)).combine(members).coef[0] - exact for s in range(300)]
+    draws = [
+        Average("equal", epsilon=1.0, noise=Noise(seed=s)).combine(members).coef[0] - exact
+        for s in range(300)
+    ]
     scale = 2 / (150 * 0.1) / 2 / 0.99
     # ‖b‖ is Gamma(4)·scale: mean 4, standard deviation 2; 300 draws, six standard errors.
-    assert np.linalg.norm(draws, axis=1).mean() / scale == pytest.approx(4, abs=6 * 2 / math.sqrt(300))
+    assert np.linalg.norm(draws, axis=1).mean() / scale == pytest.approx(
+        4, abs=6 * 2 / math.sqrt(300)
+    )
 
 
 def test_central_noise_is_charged_once_and_a_retry_draws_nothing(ledger):
@@ -209,7 +250,9 @@ def test_no_single_record_moves_the_average_further_than_charged():
         y = rng.integers(0, 2, 6)
         fits = []
         for x, label in ((1.0, 1), (rng.choice([-1.0, 1.0]), 0)):
-            learner = PrivateLinearSVC(epsilon=math.inf, classes=[0, 1], fit_intercept=False, regularization=1.0)
+            learner = PrivateLinearSVC(
+                epsilon=math.inf, classes=[0, 1], fit_intercept=False, regularization=1.0
+            )
             X[0], y[0] = x, label
             fits.append(learner.fit(X, y).coef_.copy())
         most = max(most, float(np.abs(fits[0] - fits[1]).max()) / 2)
@@ -220,4 +263,6 @@ def test_a_release_beyond_the_hubs_budget_is_refused(tmp_path):
     ledger = Ledger(tmp_path / "hub.db")
     ledger.allow("study", Budget(epsilon=0.1))
     with pytest.raises(BudgetExceeded):
-        Average("equal", epsilon=0.4).combine(sites([200], [math.inf]), ledger=ledger, dataset="study")
+        Average("equal", epsilon=0.4).combine(
+            sites([200], [math.inf]), ledger=ledger, dataset="study"
+        )

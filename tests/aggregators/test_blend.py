@@ -19,9 +19,9 @@ from consilience.aggregators.blend import (
 )
 from consilience.aggregators.boosting import SiteBoosting
 from consilience.aggregators.feature import FeatureMethod
-from consilience.data import Public
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.erm import Logistic, Squared
+from consilience.tables.public import Public
 
 AGGREGATORS = [FeatureMethod, PublicBlend, SiteBoosting]
 each_aggregator = pytest.mark.parametrize("aggregator", AGGREGATORS)
@@ -39,9 +39,9 @@ def world(seed, *, epsilon, n_public=50, n_sites=6, d=8, n=400, wrong=0.0, **set
         return X, (rng.random(n_records) < 1 / (1 + np.exp(-X @ f))).astype(int)
 
     members = [
-        PrivateLogisticRegression(epsilon=epsilon, classes=[0, 1], noise=Noise(seed=100 * seed + i), **settings).fit(
-            *draw(n, truth + wrong * rng.normal(size=d))
-        )
+        PrivateLogisticRegression(
+            epsilon=epsilon, classes=[0, 1], noise=Noise(seed=100 * seed + i), **settings
+        ).fit(*draw(n, truth + wrong * rng.normal(size=d)))
         for i in range(n_sites)
     ]
     return members, Public(*draw(n_public, truth)), draw(3000, truth)
@@ -55,7 +55,9 @@ def private_members(epsilons=(1.0, 2.0, 0.5), classes=(0, 1), n=300, seeded=True
         noise = Noise(seed=i) if seeded else None
         X = rng.uniform(-0.45, 0.45, (n, 4))
         y = np.asarray(classes)[(X @ truth).argmax(axis=1)]
-        fitted.append(PrivateLogisticRegression(epsilon=epsilon, classes=list(classes), noise=noise).fit(X, y))
+        fitted.append(
+            PrivateLogisticRegression(epsilon=epsilon, classes=list(classes), noise=noise).fit(X, y)
+        )
     X = rng.uniform(-0.45, 0.45, (120, 4))
     return fitted, Public(X, np.asarray(classes)[(X @ truth).argmax(axis=1)])
 
@@ -106,7 +108,9 @@ def test_regressors_are_combined(aggregator):
     for epsilon in (2.0, 20.0):
         X = rng.uniform(-0.5, 0.5, (800, 3))
         members.append(
-            PrivateRidge(epsilon=epsilon, label_bound=4.0, regularization=1e-3, noise=Noise(seed=1)).fit(X, X @ f + 1)
+            PrivateRidge(
+                epsilon=epsilon, label_bound=4.0, regularization=1e-3, noise=Noise(seed=1)
+            ).fit(X, X @ f + 1)
         )
     X = rng.uniform(-0.5, 0.5, (200, 3))
     y = X @ f + 1 + 0.1 * rng.normal(size=200)
@@ -227,15 +231,19 @@ def public_only(public):
 
     def held_out(C):
         tests = [number == fold for fold in range(5)]
-        return sum(log_loss(y[t], model(C).fit(X[~t], y[~t]).predict_proba(X[t]), labels=[0, 1]) for t in tests)
+        return sum(
+            log_loss(y[t], model(C).fit(X[~t], y[~t]).predict_proba(X[t]), labels=[0, 1])
+            for t in tests
+        )
 
     return model(min(10.0 ** np.arange(-2, 5), key=held_out)).fit(X, y)
 
 
 @pytest.mark.parametrize(("epsilon", "wrong"), [(0.05, 0.0), (2.0, 15.0)])
 def test_useless_sites_do_not_harm(epsilon, wrong):
-    # Sites of almost pure noise, and sites of another world. Eight worlds; the blend may be worse by chance, so its
-    # mean excess error must be within three of its own standard errors of a hundredth.
+    # Sites of almost pure noise, and sites of another world. Eight worlds; the blend may be worse
+    # by chance, so its mean excess error must be within three of its own standard errors of a
+    # hundredth.
     excess = []
     for seed in range(8):
         members, public, (X, y) = world(seed, epsilon=epsilon, wrong=wrong)
@@ -279,12 +287,16 @@ def test_a_ridge_around_a_centre_is_what_a_general_minimiser_finds():
     assert ridge.fit(centre, math.inf) is centre
 
 
-@pytest.mark.parametrize("settings", [{}, {"mechanism": "output"}, {"delta": 1e-5}, {"fit_intercept": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"mechanism": "output"}, {"delta": 1e-5}, {"fit_intercept": False}]
+)
 def test_the_known_noise_along_a_direction_is_the_members_own(settings):
     members, public, _ = world(0, epsilon=1.0, n_sites=1, **settings)
     member = read_labelled(PublicBlend(), members, public).members[0]
     bends = np.array([1e-6, 1e-3, 0.02, 0.25])
-    np.testing.assert_allclose(_noise_along(member, bends), [member.noise_variance(b) for b in bends], rtol=1e-9)
+    np.testing.assert_allclose(
+        _noise_along(member, bends), [member.noise_variance(b) for b in bends], rtol=1e-9
+    )
 
 
 def test_an_exact_members_only_error_is_of_sampling():
@@ -294,7 +306,9 @@ def test_an_exact_members_only_error_is_of_sampling():
     Z = ball.records(task.X)
     known = Known.of(task, ball, Ridge(Z, task.y, task.loss))
     variance = known.axes @ known.axes.T * known.unit**2  # of the mean of two sites of 400 records
-    np.testing.assert_allclose(variance, np.linalg.inv(2 * 400 * 0.25 * Z.T @ Z / len(Z)), rtol=1e-6)
+    np.testing.assert_allclose(
+        variance, np.linalg.inv(2 * 400 * 0.25 * Z.T @ Z / len(Z)), rtol=1e-6
+    )
 
 
 def test_a_ridge_in_known_errors_is_what_a_general_minimiser_finds():
@@ -307,16 +321,22 @@ def test_a_ridge_in_known_errors_is_what_a_general_minimiser_finds():
     precision = np.linalg.inv(known.axes @ known.axes.T * known.unit**2)
 
     def objective(f):
-        return np.sum(np.log1p(np.exp(-task.y * (Z @ f)))) + 0.3 / 2 * (f - centre) @ precision @ (f - centre)
+        return np.sum(np.log1p(np.exp(-task.y * (Z @ f)))) + 0.3 / 2 * (f - centre) @ precision @ (
+            f - centre
+        )
 
     peer = optimize.minimize(objective, centre, method="BFGS", options={"gtol": 1e-8})
-    np.testing.assert_allclose(known.at(rows).fit(centre, 0.3, None), peer.x, atol=1e-3 * np.linalg.norm(peer.x))
+    np.testing.assert_allclose(
+        known.at(rows).fit(centre, 0.3, None), peer.x, atol=1e-3 * np.linalg.norm(peer.x)
+    )
     assert known.at(rows).fit(centre, math.inf, None) is centre
 
 
 def test_members_of_another_library_leave_the_error_unknown():
     members, public, _ = world(0, epsilon=2.0)
-    task = read_labelled(PublicBlend(), [*members, LogisticRegression().fit(public.X, public.y)], public)
+    task = read_labelled(
+        PublicBlend(), [*members, LogisticRegression().fit(public.X, public.y)], public
+    )
     ball = Ball.around(task)
     assert Known.of(task, ball, Ridge(ball.records(task.X), task.y, task.loss)) is None
 
@@ -331,8 +351,12 @@ def test_the_scale_of_an_average_is_what_a_search_finds_and_never_negative():
     y = np.where(rng.random(60) < 1 / (1 + np.exp(-4 * Z @ theta)), 1.0, -1.0)
     grid = np.linspace(0, 20, 2001)
     size = np.sqrt(np.mean((Z @ theta) ** 2))
-    values = [np.mean(np.log1p(np.exp(-y * k * (Z @ theta)))) + 5e-4 * (k * size) ** 2 for k in grid]
-    assert Ridge(Z, y, Logistic()).scale_of(theta) == pytest.approx(grid[np.argmin(values)], abs=0.02)
+    values = [
+        np.mean(np.log1p(np.exp(-y * k * (Z @ theta)))) + 5e-4 * (k * size) ** 2 for k in grid
+    ]
+    assert Ridge(Z, y, Logistic()).scale_of(theta) == pytest.approx(
+        grid[np.argmin(values)], abs=0.02
+    )
 
 
 def test_folds_cover_every_record_once_per_repeat_and_spread_the_classes():
@@ -350,6 +374,9 @@ def test_without_intercepts_at_the_sites_none_is_learned():
 def test_the_average_is_the_blend_where_records_say_nothing():
     members, public, _ = world(0, epsilon=math.inf, n_sites=3, n=4000)
     X = np.asarray(public.X)
-    blend, average = PublicBlend().combine(members, Public(X[:4], [0, 1, 0, 1])), Average().combine(members)
+    blend, average = (
+        PublicBlend().combine(members, Public(X[:4], [0, 1, 0, 1])),
+        Average().combine(members),
+    )
     assert np.isfinite(blend.coef).all()
     assert blend.coef.shape == average.coef.shape

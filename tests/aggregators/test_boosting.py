@@ -3,16 +3,18 @@ import pytest
 
 from consilience import Noise, PrivateLogisticRegression, PrivateRidge
 from consilience.aggregators.boosting import SiteBoosting, _Boost
-from consilience.data import Public
 from consilience.errors import SettingsError
 from consilience.learners.erm import Logistic, Squared
+from consilience.tables.public import Public
 
 
 def sites(n_noise=4, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.uniform(-0.4, 0.4, (2000, 5))
     y = (X @ [6.0, -4, 2, 0, 0] > 0.2 * rng.normal(size=2000)).astype(int)
-    good = PrivateLogisticRegression(epsilon=20.0, classes=[0, 1], noise=Noise(seed=99)).fit(X[:1000], y[:1000])
+    good = PrivateLogisticRegression(epsilon=20.0, classes=[0, 1], noise=Noise(seed=99)).fit(
+        X[:1000], y[:1000]
+    )
     noise = [
         PrivateLogisticRegression(epsilon=20.0, classes=[0, 1], noise=Noise(seed=s)).fit(
             X[:200], rng.integers(0, 2, 200)
@@ -57,14 +59,17 @@ def test_many_rounds_reach_least_squares():
 def test_held_out_records_stop_it_early():
     members, public, _ = sites()
     shuffled = Public(public.X, np.random.default_rng(5).permutation(public.y))
-    few, many = (np.abs(SiteBoosting().combine(members, p).weights).sum() for p in (shuffled, public))
+    few, many = (
+        np.abs(SiteBoosting().combine(members, p).weights).sum() for p in (shuffled, public)
+    )
     assert few < many
 
 
 def test_coordinates_help_where_no_site_does():
     members, public, (X, y) = sites()
     without, with_them = (
-        np.mean(SiteBoosting(coordinates=c).combine(members[:-1], public).predict(X) == y) for c in (False, True)
+        np.mean(SiteBoosting(coordinates=c).combine(members[:-1], public).predict(X) == y)
+        for c in (False, True)
     )
     assert with_them > max(without, 0.8)
 
@@ -78,7 +83,9 @@ def test_coordinates_and_constant_reach_the_predictions_of_regressors():
     assert np.mean((ensemble.predict(X) - y) ** 2) < 0.05
 
 
-@pytest.mark.parametrize("settings", [{"n_rounds": 0}, {"n_rounds": 1.5}, {"shrinkage": 0.0}, {"shrinkage": 2.0}])
+@pytest.mark.parametrize(
+    "settings", [{"n_rounds": 0}, {"n_rounds": 1.5}, {"shrinkage": 0.0}, {"shrinkage": 2.0}]
+)
 def test_settings_that_cannot_work_are_refused(settings):
     members, public, _ = sites()
     with pytest.raises(SettingsError, match="n_rounds"):

@@ -18,10 +18,10 @@ from consilience.aggregators.feature import (
     site_gain,
 )
 from consilience.aggregators.members import as_members
-from consilience.data import Public
 from consilience.errors import BudgetExceeded, GuaranteeVoid, SchemaMismatch, SettingsError
 from consilience.learners.erm import Logistic
 from consilience.privacy.accounting import ObjectiveL2Laplace
+from consilience.tables.public import Public
 
 F = np.array([6.0, -4.0, 2.0, 0.0, 3.0])
 
@@ -42,7 +42,9 @@ def site(epsilon, seed, n=500, *, random_labels=False, **settings):
 
 def test_the_papers_version_minimises_the_papers_objective():
     members, public = [site(1.0, s) for s in range(3)], Public(*records(80, 50))
-    ensemble = FeatureMethod(regularization=0.1, toward="zero", scaling="none").combine(members, public)
+    ensemble = FeatureMethod(regularization=0.1, toward="zero", scaling="none").combine(
+        members, public
+    )
     features = np.column_stack([m.decision_function(public.X) for m in members])
     sign = 2.0 * public.y - 1
 
@@ -52,7 +54,9 @@ def test_the_papers_version_minimises_the_papers_objective():
     peer = optimize.minimize(objective, np.zeros(3), method="BFGS", options={"gtol": 1e-9})
     np.testing.assert_allclose(ensemble.weights, peer.x, atol=1e-5)
     np.testing.assert_allclose(
-        ensemble.coef[0], sum(w * m.coef_[0] for w, m in zip(peer.x, members, strict=True)), atol=1e-4
+        ensemble.coef[0],
+        sum(w * m.coef_[0] for w, m in zip(peer.x, members, strict=True)),
+        atol=1e-4,
     )
     np.testing.assert_allclose(ensemble.decision_function(public.X), features @ peer.x, atol=1e-4)
 
@@ -169,8 +173,12 @@ def test_private_aggregation_is_charged_once_before_drawing(ledger, monkeypatch)
     members, private = [site(1.0, s) for s in range(3)], Public(*records(400, 50))
     order = []
     charge, draw = type(ledger).charge, PrivateLogisticRegression._train
-    monkeypatch.setattr(type(ledger), "charge", lambda *a, **k: (order.append("charge"), charge(*a, **k))[1])
-    monkeypatch.setattr(PrivateLogisticRegression, "_train", lambda *a: (order.append("draw"), draw(*a))[1])
+    monkeypatch.setattr(
+        type(ledger), "charge", lambda *a, **k: (order.append("charge"), charge(*a, **k))[1]
+    )
+    monkeypatch.setattr(
+        PrivateLogisticRegression, "_train", lambda *a: (order.append("draw"), draw(*a))[1]
+    )
     method = FeatureMethod(epsilon=0.5)
     one = method.combine(members, private, ledger=ledger, dataset="ward", key="k")
     two = method.combine(members, private, ledger=ledger, dataset="ward", key="k")
@@ -183,7 +191,9 @@ def test_private_aggregation_is_charged_once_before_drawing(ledger, monkeypatch)
 
 def test_what_cannot_be_stated_together_is_refused_before_charging(ledger):
     X, y = records(200, 0)
-    person = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], unit="person", records_per_person=1)
+    person = PrivateLogisticRegression(
+        epsilon=1.0, classes=[0, 1], unit="person", records_per_person=1
+    )
     person.fit(X, y, persons=np.arange(200))
     with pytest.raises(GuaranteeVoid, match="per person and per record"):
         FeatureMethod(epsilon=0.5).combine([person], Public(X, y), ledger=ledger, dataset="ward")
@@ -194,7 +204,9 @@ def test_a_member_that_is_no_vector_is_refused_before_charging(ledger):
     members = [site(1.0, s) for s in range(2)]
     members[1].coef_ = members[1].coef_ * np.nan
     with pytest.raises(SettingsError, match="not all finite"):
-        FeatureMethod(epsilon=0.5).combine(members, Public(*records(40, 50)), ledger=ledger, dataset="ward")
+        FeatureMethod(epsilon=0.5).combine(
+            members, Public(*records(40, 50)), ledger=ledger, dataset="ward"
+        )
     assert ledger.balance("ward").spent.epsilon == 0
 
 
@@ -206,12 +218,19 @@ def test_the_best_regressor_is_chosen_where_the_budget_allows():
         for s, y in enumerate((wrong, good, wrong))
     ]
     method = FeatureMethod(epsilon=50.0, label_bound=4.0, max_members=1, noise=Noise(seed=2))
-    np.testing.assert_array_equal(np.flatnonzero(method.combine(members, Public(X, good)).weights), [1])
+    np.testing.assert_array_equal(
+        np.flatnonzero(method.combine(members, Public(X, good)).weights), [1]
+    )
 
 
 def test_with_ample_budget_the_private_weights_are_the_exact_ones():
-    members, private = [site(5.0, s, noise=Noise(seed=s)) for s in range(2)], Public(*records(3000, 50))
-    loose = FeatureMethod(epsilon=1e4, regularization=1e-6, noise=Noise(seed=0)).combine(members, private)
+    members, private = (
+        [site(5.0, s, noise=Noise(seed=s)) for s in range(2)],
+        Public(*records(3000, 50)),
+    )
+    loose = FeatureMethod(epsilon=1e4, regularization=1e-6, noise=Noise(seed=0)).combine(
+        members, private
+    )
     exact = FeatureMethod(toward="zero").combine(members, private)
     X, _ = records(500, 70)
     assert np.mean(loose.predict(X) == exact.predict(X)) > 0.95
@@ -219,16 +238,22 @@ def test_with_ample_budget_the_private_weights_are_the_exact_ones():
 
 def test_regressors_and_several_classes_work_on_private_records():
     X, _ = records(500, 0)
-    members = [PrivateRidge(epsilon=5.0, label_bound=4.0, noise=Noise(seed=s)).fit(X, X @ F) for s in range(2)]
-    ensemble = FeatureMethod(epsilon=50.0, label_bound=4.0, regularization=1e-4, noise=Noise(seed=2)).combine(
-        members, Public(X, X @ F)
-    )
+    members = [
+        PrivateRidge(epsilon=5.0, label_bound=4.0, noise=Noise(seed=s)).fit(X, X @ F)
+        for s in range(2)
+    ]
+    ensemble = FeatureMethod(
+        epsilon=50.0, label_bound=4.0, regularization=1e-4, noise=Noise(seed=2)
+    ).combine(members, Public(X, X @ F))
     assert np.mean((ensemble.predict(X) - X @ F) ** 2) < 0.5 * np.var(X @ F)
     y = np.digitize(X @ F, [-0.5, 0.5])
     members = [
-        PrivateLogisticRegression(epsilon=20.0, classes=[0, 1, 2], noise=Noise(seed=s)).fit(X, y) for s in range(2)
+        PrivateLogisticRegression(epsilon=20.0, classes=[0, 1, 2], noise=Noise(seed=s)).fit(X, y)
+        for s in range(2)
     ]
-    ensemble = FeatureMethod(epsilon=50.0, max_members=1, noise=Noise(seed=3)).combine(members, Public(X, y))
+    ensemble = FeatureMethod(epsilon=50.0, max_members=1, noise=Noise(seed=3)).combine(
+        members, Public(X, y)
+    )
     assert np.mean(ensemble.predict(X) == y) > 0.6
     assert np.count_nonzero(ensemble.weights) == 1
 
@@ -250,8 +275,9 @@ def test_private_features_lie_in_the_unit_ball_and_nothing_is_left_to_clipping(s
 
 
 def test_features_that_are_not_rescaled_overspend_and_rescaled_ones_do_not():
-    # Objective perturbation: the noise that yields f on D and the one that yields it on D' differ by the gradients of
-    # the changed record, and cost their distance over the scale. The broken twin is the papers' x' = M x, unscaled.
+    # Objective perturbation: the noise that yields f on D and the one that yields it on D' differ
+    # by the gradients of the changed record, and cost their distance over the scale. The broken
+    # twin is the papers' x' = M x, unscaled.
     members = [site(0.2, s, noise=Noise(seed=s)) for s in range(3)]
     X, y = records(60, 50)
     X /= np.linalg.norm(X, axis=1, keepdims=True)
@@ -287,7 +313,10 @@ def test_the_thesis_aggregator_only_scenario_is_refused_with_the_reason(ledger):
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_output_noise_protects_sites_and_aggregation_records(ledger, delta):
-    members, private = [exact_site(s, n) for s, n in enumerate((40, 400))], Public(*records(100, 50))
+    members, private = (
+        [exact_site(s, n) for s, n in enumerate((40, 400))],
+        Public(*records(100, 50)),
+    )
     method = FeatureMethod(epsilon=0.5, delta=delta, mechanism="output", regularization=0.1)
     ensemble = method.combine(members, private, ledger=ledger, dataset="ward", key="k")
     again = method.combine(members, private, ledger=ledger, dataset="ward", key="k")
@@ -312,10 +341,15 @@ def test_output_noise_is_for_exact_two_class_members_only():
 
 
 def test_seeded_noise_is_void_and_has_the_stated_size():
-    members, private = [exact_site(s, fit_intercept=False) for s in range(2)], Public(*records(100, 50))
+    members, private = (
+        [exact_site(s, fit_intercept=False) for s in range(2)],
+        Public(*records(100, 50)),
+    )
     draws = []
     for seed in range(200):
-        method = FeatureMethod(epsilon=1.0, mechanism="output", regularization=1.0, noise=Noise(seed=seed))
+        method = FeatureMethod(
+            epsilon=1.0, mechanism="output", regularization=1.0, noise=Noise(seed=seed)
+        )
         ensemble = method.combine(members, private)
         draws.append(ensemble.coef[0])
     assert not ensemble.guarantee.holds
@@ -327,16 +361,26 @@ def test_seeded_noise_is_void_and_has_the_stated_size():
 
 
 def test_no_changed_record_moves_the_result_further_than_charged():
-    # Extreme neighbours, searched: tiny sites and aggregation data, records at the ends of a line or on a circle.
+    # Extreme neighbours, searched: tiny sites and aggregation data, records at the ends of a line
+    # or on a circle.
     rng = np.random.default_rng(4)
     most_site = most_record = 0.0
 
     def extreme(n, d):
         angle = rng.choice(8, n) * math.pi / 4
-        return np.column_stack([np.cos(angle), np.sin(angle)]) if d == 2 else rng.choice([-1.0, 1.0], (n, 1))
+        return (
+            np.column_stack([np.cos(angle), np.sin(angle)])
+            if d == 2
+            else rng.choice([-1.0, 1.0], (n, 1))
+        )
 
     def f_of(tables, private, site_strength, method):
-        settings = {"epsilon": math.inf, "classes": [0, 1], "fit_intercept": False, "regularization": site_strength}
+        settings = {
+            "epsilon": math.inf,
+            "classes": [0, 1],
+            "fit_intercept": False,
+            "regularization": site_strength,
+        }
         members = [PrivateLinearSVC(**settings).fit(*table) for table in tables]
         plan = TrustedAggregator(method, read_labelled(method, members, private), True)
         return plan.exact()[1], plan
@@ -361,7 +405,8 @@ def test_no_changed_record_moves_the_result_further_than_charged():
 
 
 def test_calibrating_to_aggregation_records_alone_does_not_cover_a_site():
-    # The broken twin: with many aggregation records their own sensitivity vanishes, a site's does not.
+    # The broken twin: with many aggregation records their own sensitivity vanishes, a site's does
+    # not.
     X, y = records(4, 0)
     X0, y0 = records(5000, 50)
     method = FeatureMethod(epsilon=1.0, mechanism="output", regularization=0.1)
@@ -369,7 +414,10 @@ def test_calibrating_to_aggregation_records_alone_does_not_cover_a_site():
     for label in (0, 1):
         changed = y.copy()
         changed[0] = label
-        members = [PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(X, changed), exact_site(3)]
+        members = [
+            PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(X, changed),
+            exact_site(3),
+        ]
         plan = TrustedAggregator(method, read_labelled(method, members, Public(X0, y0)), True)
         f.append(plan.exact()[1])
     moved = np.linalg.norm(f[0] - f[1])

@@ -1,8 +1,8 @@
 """Every aggregator's guarantee is attacked, and a broken twin of it is caught by the same attack.
 
-The table in docs/guarantees/audit.md names, for each aggregator, guarantee, audit and twin; audits that stand elsewhere
-are named there. An audit here is a function that the real aggregator passes and the twin does not. Twins are broken
-here and nowhere else: by a subclass or by monkeypatch.
+The table in docs/guarantees/audit.md names, for each aggregator, guarantee, audit and twin; audits
+that stand elsewhere are named there. An audit here is a function that the real aggregator passes
+and the twin does not. Twins are broken here and nowhere else: by a subclass or by monkeypatch.
 """
 
 import itertools
@@ -14,22 +14,47 @@ import pytest
 from scipy import special, stats
 from scipy.linalg import hadamard
 
-from consilience import Budget, Ledger, Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.aggregators import average, distill, feature, hiding
+from consilience import (
+    Budget,
+    Ledger,
+    Noise,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateRidge,
+)
+from consilience.aggregators import average, feature
 from consilience.aggregators.average import Average
 from consilience.aggregators.blend import PublicBlend, read_labelled
 from consilience.aggregators.boosting import SiteBoosting
-from consilience.aggregators.distill import PATE, ClippedAverage, SoftLabelDistillation, VoteDistillation
+from consilience.aggregators.distillation import distill
+from consilience.aggregators.distillation import noise as hiding
+from consilience.aggregators.distillation.distill import (
+    PATE,
+    ClippedAverage,
+    SoftLabelDistillation,
+    VoteDistillation,
+)
+from consilience.aggregators.distillation.tally import Tally
 from consilience.aggregators.feature import Choice, FeatureMethod, _Features, branch
 from consilience.aggregators.members import DISJOINT, Member, as_members
-from consilience.aggregators.votes import Tally
-from consilience.audit import audit_samples, check_frequencies, check_gaussian, check_radial
-from consilience.data import Public
+from consilience.auditing.audit import (
+    audit_samples,
+    check_frequencies,
+    check_gaussian,
+    check_radial,
+)
 from consilience.errors import SettingsError
 from consilience.learners import perturbation
 from consilience.learners.erm import solve
-from consilience.privacy.accounting import L2Laplace, ObjectiveL2Laplace, Selection, gaussian_log_delta, total
+from consilience.privacy.accounting import (
+    L2Laplace,
+    ObjectiveL2Laplace,
+    Selection,
+    gaussian_log_delta,
+    total,
+)
 from consilience.privacy.guarantee import Guarantee, compose
+from consilience.tables.public import Public
 
 ONE = Guarantee(epsilon=1.0, delta=0.0, unit="record", neighbours="replace-one")
 
@@ -43,7 +68,9 @@ def table(n, seed, d=4):
 def site(epsilon, seed, n=300, **settings):
     X, y = table(n, seed)
     learner = PrivateLogisticRegression(epsilon=epsilon, classes=[0, 1], **settings).fit(X, y)
-    learner.training_accuracy_ = float(np.mean(learner.predict(X) == y))  # known to the site, not released
+    learner.training_accuracy_ = float(
+        np.mean(learner.predict(X) == y)
+    )  # known to the site, not released
     return learner
 
 
@@ -126,10 +153,15 @@ def worlds_differ(aggregator, public):
         for number, (member, release) in enumerate(zip(members, releases, strict=True)):
             member.coef_, member.intercept_ = release.coef_.copy(), release.intercept_.copy()
             member.n_seen_ = 300 + world + number
-            member.training_accuracy_ = abs(bool(world) - member.training_accuracy_)  # the other order of sites
+            member.training_accuracy_ = abs(
+                bool(world) - member.training_accuracy_
+            )  # the other order of sites
         ensembles.append(aggregator.combine(members, public))
     one, two = ensembles
-    same = all(np.array_equal(getattr(one, name), getattr(two, name)) for name in ("coef", "intercept", "weights"))
+    same = all(
+        np.array_equal(getattr(one, name), getattr(two, name))
+        for name in ("coef", "intercept", "weights")
+    )
     return not (same and one.guarantee == two.guarantee and one.guarantees == two.guarantees)
 
 
@@ -140,7 +172,9 @@ def test_post_processing_reads_releases_and_public_facts_alone(name):
     assert not worlds_differ(FREE[name], public)
 
 
-@pytest.mark.parametrize("twin", [ByAccuracy(), BlendByAccuracy(), BoostBySize(), FeatureByAccuracy()])
+@pytest.mark.parametrize(
+    "twin", [ByAccuracy(), BlendByAccuracy(), BoostBySize(), FeatureByAccuracy()]
+)
 def test_a_twin_that_reads_what_was_not_released_is_caught(twin):
     public = Public(*table(60, 99))
     members = [site(1.0, s) for s in range(3)]
@@ -157,21 +191,29 @@ def worst_loss(event, ridge):
     """Return the largest exact loss of one site's release (one coefficient, Huber-hinge) over a replaced record."""
     worst = 0.0
     for theta in np.concatenate([np.linspace(-3, 3, 121), [-40.0, 40.0]]):
-        for (x, y), (u, v) in itertools.product(itertools.product((-1.0, 0.0, 1.0), (-1.0, 1.0)), repeat=2):
+        for (x, y), (u, v) in itertools.product(
+            itertools.product((-1.0, 0.0, 1.0), (-1.0, 1.0)), repeat=2
+        ):
             logs = []
             for a, b in ((x, y), (u, v)):
                 margin = a * b * theta
                 slope = -a * b * np.clip((1.5 - margin) / 1.0, 0, 1)
                 bend = a * a * (abs(1 - margin) < 0.5)
                 for common in (-1, 1):  # a common record makes the noise either sign
-                    logs.append(-abs(slope + ridge * theta + 5.0 * common) / event.scale + math.log(ridge + bend))
+                    logs.append(
+                        -abs(slope + ridge * theta + 5.0 * common) / event.scale
+                        + math.log(ridge + bend)
+                    )
             worst = max(worst, abs(logs[0] - logs[2]), abs(logs[1] - logs[3]))
     return worst
 
 
 def overspent(guarantee, events, ridges):
     """Whether a record that is at all these sites loses more than the guarantee says; the exact loss, searched."""
-    return sum(worst_loss(event, ridge) for event, ridge in zip(events, ridges, strict=True)) > guarantee.epsilon
+    return (
+        sum(worst_loss(event, ridge) for event, ridge in zip(events, ridges, strict=True))
+        > guarantee.epsilon
+    )
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -181,7 +223,9 @@ def test_sites_that_share_nothing_keep_the_largest_epsilon_and_say_so(name):
     assert ensemble.guarantee.epsilon == pytest.approx(2.0)
     assert DISJOINT in ensemble.guarantee.assumptions
     assert [g.epsilon for g in ensemble.guarantees] == pytest.approx([0.5, 2.0, 1.0])
-    assert compose(*ensemble.guarantees).epsilon == pytest.approx(3.5)  # what a record at all of them is left with
+    assert compose(*ensemble.guarantees).epsilon == pytest.approx(
+        3.5
+    )  # what a record at all of them is left with
     seeded = [*members, site(1.0, 9, noise=Noise(seed=1))]
     assert not FREE[name].combine(seeded, Public(*table(60, 99))).guarantee.holds
 
@@ -191,7 +235,9 @@ def test_the_largest_epsilon_does_not_cover_a_record_at_two_sites_and_the_sum_do
     settings = {"classes": [0, 1], "fit_intercept": False, "regularization": 0.5}
     rng = np.random.default_rng(0)
     X, y = rng.choice([-1.0, 1.0], (20, 1)), rng.integers(0, 2, 20)
-    members = [PrivateLinearSVC(epsilon=e, **settings).fit(X, y) for e in (1.0, 1.5)]  # the same twenty records
+    members = [
+        PrivateLinearSVC(epsilon=e, **settings).fit(X, y) for e in (1.0, 1.5)
+    ]  # the same twenty records
     ensemble = Average("equal").combine(members)
     events = [member.events_[0] for member in members]
     ridges = [event.strong_convexity for event in events]
@@ -226,19 +272,28 @@ LABEL = {"regularization": 0.1, "classes": [0, 1]}
 NOISY = {
     "average at the aggregator": (Average(epsilon=1.0), exact_sites),
     "average at the aggregator, delta": (Average(epsilon=1.0, delta=1e-6), exact_sites),
-    "feature, private records": (FeatureMethod(epsilon=1.0), lambda: [site(1.0, s) for s in range(3)]),
+    "feature, private records": (
+        FeatureMethod(epsilon=1.0),
+        lambda: [site(1.0, s) for s in range(3)],
+    ),
     "feature, private choice": (
         FeatureMethod(epsilon=1.0, delta=1e-6, max_members=2),
         lambda: [site(1.0, s) for s in range(4)],
     ),
     "feature, output": (FeatureMethod(epsilon=1.0, mechanism="output"), exact_sites),
     "vote": (VoteDistillation(epsilon=1.0, **LABEL), lambda: vectors(9, n_features=4)),
-    "soft, statistic": (SoftLabelDistillation(epsilon=1.0, **LABEL), lambda: vectors(9, n_features=4)),
+    "soft, statistic": (
+        SoftLabelDistillation(epsilon=1.0, **LABEL),
+        lambda: vectors(9, n_features=4),
+    ),
     "soft, statistic, delta": (
         SoftLabelDistillation(epsilon=1.0, delta=1e-6, regularization="auto", classes=[0, 1]),
         lambda: vectors(9, n_features=4),
     ),
-    "soft, output": (SoftLabelDistillation(epsilon=1.0, mechanism="output", **LABEL), lambda: vectors(9, n_features=4)),
+    "soft, output": (
+        SoftLabelDistillation(epsilon=1.0, mechanism="output", **LABEL),
+        lambda: vectors(9, n_features=4),
+    ),
     "soft, records protected": (
         SoftLabelDistillation(epsilon=1.0, protect_public=True, **LABEL),
         lambda: vectors(9, n_features=4),
@@ -247,7 +302,10 @@ NOISY = {
         SoftLabelDistillation(epsilon=1.0, delta=1e-6, protect_public=True, **LABEL),
         lambda: vectors(9, n_features=4),
     ),
-    "clipped average": (ClippedAverage(epsilon=1.0, clip_norm=1.0), lambda: vectors(9, n_features=4)),
+    "clipped average": (
+        ClippedAverage(epsilon=1.0, clip_norm=1.0),
+        lambda: vectors(9, n_features=4),
+    ),
     "pate": (PATE(epsilon=1.0, delta=1e-6, n_queries=20), lambda: vectors(9, n_features=4)),
 }
 
@@ -257,11 +315,18 @@ def draws_and_charges(aggregator, members, path):
     drawn = []
 
     def noted(real):
-        return lambda *args, event, source: (drawn.append(event), real(*args, event=event, source=source))[1]
+        return lambda *args, event, source: (
+            drawn.append(event),
+            real(*args, event=event, source=source),
+        )[1]
 
     public = Public(*table(60, 99))
     ledger = Ledger(path)
-    unit = "site" if isinstance(aggregator, distill._Distillation | ClippedAverage | PATE) else "record"
+    unit = (
+        "site"
+        if isinstance(aggregator, distill._Distillation | ClippedAverage | PATE)
+        else "record"
+    )
     ledger.allow("study", Budget(epsilon=1.0, delta=1e-3, unit=unit))
     with pytest.MonkeyPatch.context() as patch:
         for module in (average, feature, hiding, distill, perturbation):
@@ -285,9 +350,12 @@ def test_all_noise_that_is_drawn_is_charged_and_stated(name, tmp_path):
     drawn, charged, ensemble = draws_and_charges(aggregator, members(), tmp_path / "ledger.sqlite")
     assert drawn
     assert unpaid(drawn, charged) == []
-    # The one event without a draw of its own is the second price of the same noise (distillation.md).
+    # The one event without a draw of its own is the second price of the same noise
+    # (distillation.md).
     extra = [event for event in charged if event not in drawn]
-    assert [type(event) for event in extra] == ([L2Laplace] if name == "soft, records protected" else [])
+    assert [type(event) for event in extra] == (
+        [L2Laplace] if name == "soft, records protected" else []
+    )
     private = isinstance(aggregator, FeatureMethod) and aggregator.mechanism == "objective"
     stated = ensemble.aggregation_guarantee if private else ensemble.guarantee
     assert total(charged).epsilon == pytest.approx(stated.epsilon, rel=1e-9)
@@ -305,7 +373,9 @@ class BestOfThree(SoftLabelDistillation):
         def draw(tally, source):
             made = [real(tally, source) for _ in range(3)]
             said = np.where(tally.public.y > 0, 1.0, -1.0)
-            return max(made, key=lambda state: float(np.mean(np.sign(rows.X @ state["coef"]) == said)))
+            return max(
+                made, key=lambda state: float(np.mean(np.sign(rows.X @ state["coef"]) == said))
+            )
 
         plan.draw = draw
         return plan
@@ -313,7 +383,9 @@ class BestOfThree(SoftLabelDistillation):
 
 def test_draws_that_are_not_charged_are_caught(tmp_path):
     twin = BestOfThree(epsilon=1.0, **LABEL)
-    drawn, charged, _ = draws_and_charges(twin, vectors(9, n_features=4), tmp_path / "ledger.sqlite")
+    drawn, charged, _ = draws_and_charges(
+        twin, vectors(9, n_features=4), tmp_path / "ledger.sqlite"
+    )
     assert len(unpaid(drawn, charged)) == 2 * len(charged)
 
 
@@ -323,7 +395,8 @@ def test_draws_that_are_not_charged_are_caught(tmp_path):
 def recovered(make, members, public, n_draws=200):
     """Return the noise of many releases in the coordinates it was drawn in, and the event that pays for it.
 
-    `make` gives the aggregator of a seed and the same without noise; coefficients have no intercept.
+    `make` gives the aggregator of a seed and the same without noise; coefficients have no
+    intercept.
     """
     found = []
     for seed in range(n_draws):
@@ -341,7 +414,9 @@ def svc(n, seed, **settings):
 
 def central(delta):
     members = [svc(40, 0), svc(120, 1)]
-    plan = average._Central(Average("equal", epsilon=1.0, delta=delta), as_members(members), np.full(2, 0.5))
+    plan = average._Central(
+        Average("equal", epsilon=1.0, delta=delta), as_members(members), np.full(2, 0.5)
+    )
     return (
         lambda noise: (Average("equal", epsilon=1.0, delta=delta, noise=noise), Average("equal")),
         members,
@@ -351,7 +426,9 @@ def central(delta):
 
 
 def distilled(kind, **settings):
-    tally = tally_of(np.random.default_rng(1).integers(0, 2, (5, 12)), np.eye(12)[:, :3] * 0.9 + 0.02)
+    tally = tally_of(
+        np.random.default_rng(1).integers(0, 2, (5, 12)), np.eye(12)[:, :3] * 0.9 + 0.02
+    )
     settings = {"regularization": 0.5, "fit_intercept": False, "mechanism": "output", **settings}
     rows = hiding.Rows(tally.public.X, 2, 5)
     event = hiding.OutputPlan(kind(epsilon=1.0, **settings), rows).noise
@@ -366,10 +443,18 @@ def distilled(kind, **settings):
 
 def trusted():
     members = [site(math.inf, s, n=40, fit_intercept=False) for s in range(2)]
-    private, settings = Public(*table(80, 50)), {"epsilon": 1.0, "mechanism": "output", "regularization": 1.0}
+    private, settings = (
+        Public(*table(80, 50)),
+        {"epsilon": 1.0, "mechanism": "output", "regularization": 1.0},
+    )
     method = FeatureMethod(**settings)
     plan = feature.TrustedAggregator(method, read_labelled(method, members, private), True)
-    return lambda noise: (FeatureMethod(noise=noise, **settings), plan.exact()[1][None]), members, private, plan.event
+    return (
+        lambda noise: (FeatureMethod(noise=noise, **settings), plan.exact()[1][None]),
+        members,
+        private,
+        plan.event,
+    )
 
 
 RECOVERED = {
@@ -379,13 +464,22 @@ RECOVERED = {
     "vote": lambda: distilled(VoteDistillation),
     "soft, output": lambda: distilled(SoftLabelDistillation),
     "soft, output, delta": lambda: distilled(SoftLabelDistillation, delta=1e-4),
-    "soft, output, records protected": lambda: distilled(SoftLabelDistillation, protect_public=True),
+    "soft, output, records protected": lambda: distilled(
+        SoftLabelDistillation, protect_public=True
+    ),
 }
 
 
 def tally_of(votes, X, n_classes=2):
     counts = n_classes * (votes[:, :, None] == np.arange(n_classes)).sum(axis=0)
-    return Tally(counts.astype(np.int64), n_classes, len(votes), np.arange(n_classes), Public(X), (None,) * len(votes))
+    return Tally(
+        counts.astype(np.int64),
+        n_classes,
+        len(votes),
+        np.arange(n_classes),
+        Public(X),
+        (None,) * len(votes),
+    )
 
 
 @pytest.mark.statistical
@@ -395,25 +489,39 @@ def test_releases_carry_the_noise_that_is_charged_and_half_of_it_is_caught(name,
 
     def checks():  # false alarm rate 1e-6 each
         noise = recovered(make, members, public)
-        return check_gaussian(noise, sigma=event.sigma) if "delta" in name else check_radial(noise, scale=event.scale)
+        return (
+            check_gaussian(noise, sigma=event.sigma)
+            if "delta" in name
+            else check_radial(noise, scale=event.scale)
+        )
 
     assert passes(checks())
     for module in (average, feature, hiding):
         for draw in ("l2_laplace", "gaussian"):
             real = getattr(module, draw)
-            monkeypatch.setattr(module, draw, lambda *args, real=real, **facts: real(*args, **facts) / 2)
+            monkeypatch.setattr(
+                module, draw, lambda *args, real=real, **facts: real(*args, **facts) / 2
+            )
     assert not passes(checks())
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("delta", [0.0, 1e-4])
-def test_minima_carry_the_noise_in_the_objective_that_is_charged_and_half_of_it_is_caught(delta, monkeypatch):
+def test_minima_carry_the_noise_in_the_objective_that_is_charged_and_half_of_it_is_caught(
+    delta, monkeypatch
+):
     """The noise that makes a released model the minimum, for three classes. False alarm rate 1e-6."""
     rng = np.random.default_rng(6)
     X = rng.uniform(-0.5, 0.5, (30, 2))
     tally = tally_of(rng.integers(0, 3, (4, 30)), X, 3)
     shares = tally.counts / 12
-    settings = {"epsilon": 1.0, "delta": delta, "regularization": 0.3, "fit_intercept": False, "protect_public": True}
+    settings = {
+        "epsilon": 1.0,
+        "delta": delta,
+        "regularization": 0.3,
+        "fit_intercept": False,
+        "protect_public": True,
+    }
     plan = hiding.ObjectivePlan(SoftLabelDistillation(**settings), hiding.Rows(X, 3, 4))
 
     def checks():
@@ -423,12 +531,18 @@ def test_minima_carry_the_noise_in_the_objective_that_is_charged_and_half_of_it_
             gradient = (special.softmax(X @ W.T, axis=1) - shares).T @ X + plan.ridge * W
             found.append((plan.rows.contrasts @ gradient).ravel())
         event = plan.noise
-        return check_gaussian(found, sigma=event.sigma) if delta else check_radial(found, scale=event.scale)
+        return (
+            check_gaussian(found, sigma=event.sigma)
+            if delta
+            else check_radial(found, scale=event.scale)
+        )
 
     assert passes(checks())
     for draw in ("l2_laplace", "gaussian"):
         real = getattr(hiding, draw)
-        monkeypatch.setattr(hiding, draw, lambda *args, real=real, **facts: real(*args, **facts) / 2)
+        monkeypatch.setattr(
+            hiding, draw, lambda *args, real=real, **facts: real(*args, **facts) / 2
+        )
     assert not passes(checks())
 
 
@@ -438,34 +552,50 @@ def test_minima_carry_the_noise_in_the_objective_that_is_charged_and_half_of_it_
 def largest_losses(sizes):
     """Return, per site, the largest loss that extreme neighbours of it can cause, and the ε it is told.
 
-    One feature, Huber-hinge: minima of all label patterns of records at the ends of the line. The density of the
-    release changes by exp(distance / scale) at most, and by that much somewhere.
+    One feature, Huber-hinge: minima of all label patterns of records at the ends of the line. The
+    density of the release changes by exp(distance / scale) at most, and by that much somewhere.
     """
     members = [
         PrivateLinearSVC(
-            epsilon=math.inf, regularization=1.0, fit_intercept=False, classes=[0, 1], neighbours="replace-one"
+            epsilon=math.inf,
+            regularization=1.0,
+            fit_intercept=False,
+            classes=[0, 1],
+            neighbours="replace-one",
         ).fit(np.ones((n, 1)), np.arange(n) % 2)
         for n in sizes
     ]
-    plan = average._Central(Average("equal", epsilon=1.0), as_members(members), np.full(len(sizes), 1 / len(sizes)))
+    plan = average._Central(
+        Average("equal", epsilon=1.0), as_members(members), np.full(len(sizes), 1 / len(sizes))
+    )
     losses = []
     for member, n in zip(members, sizes, strict=True):
         minima = []
         for positive in range(n + 1):
             y = np.where(np.arange(n) < positive, 1.0, -1.0)
-            minima.append(float(solve(np.ones((n, 1)), y, member._loss(2), regularization=n, tolerance=1e-9).coef[0]))
+            minima.append(
+                float(
+                    solve(
+                        np.ones((n, 1)), y, member._loss(2), regularization=n, tolerance=1e-9
+                    ).coef[0]
+                )
+            )
         losses.append(float(np.abs(np.diff(minima)).max()) / len(sizes) / plan.event.scale)
     _, each = plan.guarantees()
     return np.array(losses), np.array([g.epsilon for g in each])
 
 
-def test_noise_at_the_aggregator_covers_the_smallest_site_and_one_size_for_all_does_not(monkeypatch):
+def test_noise_at_the_aggregator_covers_the_smallest_site_and_one_size_for_all_does_not(
+    monkeypatch,
+):
     losses, stated = largest_losses([4, 16])
     assert (losses <= stated).all()
     assert losses[0] > 0.9 * stated[0]
     real = average.output_sensitivity
     largest = lambda learner, task: real(learner, replace(task, n_records=16, n_units=16))  # noqa: E731
-    monkeypatch.setattr(average, "output_sensitivity", largest)  # the thesis' single n_i, taken from the other site
+    monkeypatch.setattr(
+        average, "output_sensitivity", largest
+    )  # the thesis' single n_i, taken from the other site
     losses, stated = largest_losses([4, 16])
     assert losses[0] > 3 * stated[0]
 
@@ -474,7 +604,8 @@ def test_members_of_different_relations_or_with_seeded_noise_are_no_exact_member
     """Under add-remove a record reaches half as far: beside a replace-one member its reach would be stated as that."""
     hidden, plain = svc(40, 0, neighbours="add-remove", public_size=40), svc(40, 1)
     reach = [
-        average._Central(Average("equal", epsilon=1.0), as_members([m]), np.ones(1)).reach[0] for m in (hidden, plain)
+        average._Central(Average("equal", epsilon=1.0), as_members([m]), np.ones(1)).reach[0]
+        for m in (hidden, plain)
     ]
     assert reach[0] == pytest.approx(reach[1] / 2)
     seeded = PrivateLinearSVC(
@@ -516,9 +647,13 @@ def test_exact_densities_of_the_weights_stay_below_epsilon_unless_features_are_n
         omega = rng.normal(size=2) * 10.0 ** rng.uniform(-2, 1)
         sides = {"ours": [], "the papers'": []}
         for rows, labels in ((X, y), (Z, z)):
-            task = read_labelled(FeatureMethod(), members, Public(rows, labels), weigh_by_public=False)
+            task = read_labelled(
+                FeatureMethod(), members, Public(rows, labels), weigh_by_public=False
+            )
             signs = np.where(labels == 1, 1.0, -1.0)
-            sides["ours"].append((_Features.on_private(task, np.arange(2), 1.0, scaled=True).records, signs))
+            sides["ours"].append(
+                (_Features.on_private(task, np.arange(2), 1.0, scaled=True).records, signs)
+            )
             sides["the papers'"].append((task.margins()[:, 0].T, signs))
         method = FeatureMethod(epsilon=1.0)
         if attempt == 0:
@@ -546,7 +681,9 @@ def outcomes(choice, halved=1.0):
         longer = {}
         for chosen, probability in found.items():
             left = [i for i in range(len(choice.weights)) if i not in chosen]
-            odds = special.softmax((choice.counts(chosen, left) + prior[left]) / (choice.event.scale * halved))
+            odds = special.softmax(
+                (choice.counts(chosen, left) + prior[left]) / (choice.event.scale * halved)
+            )
             longer |= {(*chosen, i): probability * p for i, p in zip(left, odds, strict=True)}
         found = longer
     return found
@@ -589,7 +726,9 @@ class ByMargin(Choice):
 
 def by_margin(*args):
     choice = choice_of(*args)
-    return ByMargin(choice.scores, choice.weights, choice.labels, False, choice.event, choice.n_chosen)
+    return ByMargin(
+        choice.scores, choice.weights, choice.labels, False, choice.event, choice.n_chosen
+    )
 
 
 def test_choosing_members_loses_at_most_its_share_of_epsilon_by_enumeration():
@@ -604,14 +743,18 @@ def test_choosing_members_loses_at_most_its_share_of_epsilon_by_enumeration():
 def test_choosing_regressors_loses_at_most_its_share_of_epsilon_by_enumeration():
     method = FeatureMethod(epsilon=4.0, max_members=1, selection_share=0.25, label_bound=0.5)
     members = small_members(PrivateRidge, label_bound=0.5)
-    assert 0.2 < worst_choice(method, members, (-5.0, 5.0)) <= 1.0 + 1e-9  # labels beyond the bound are cut
+    assert (
+        0.2 < worst_choice(method, members, (-5.0, 5.0)) <= 1.0 + 1e-9
+    )  # labels beyond the bound are cut
 
 
 def test_choosing_among_several_classes_loses_at_most_its_share_of_epsilon_by_enumeration():
     method = FeatureMethod(epsilon=4.0, max_members=1, selection_share=0.25)
     rng = np.random.default_rng(1)
     X, y = rng.uniform(-0.5, 0.5, (90, 2)), np.arange(90) % 3
-    members = [PrivateLogisticRegression(epsilon=5.0, classes=[0, 1, 2]).fit(X, y) for _ in range(3)]
+    members = [
+        PrivateLogisticRegression(epsilon=5.0, classes=[0, 1, 2]).fit(X, y) for _ in range(3)
+    ]
     assert 0.2 < worst_choice(method, members, (0, 1, 2)) <= 1.0 + 1e-9
 
 
@@ -628,7 +771,9 @@ def test_members_are_chosen_with_the_probabilities_of_the_proof(monkeypatch):
             probabilities[kept] = probabilities.get(kept, 0.0) + p
         drawn = [tuple(choice.draw(Noise(seed=seed).open()).tolist()) for seed in range(1500)]
         assert set(drawn) <= set(probabilities)
-        return check_frequencies([drawn.count(kept) for kept in probabilities], list(probabilities.values()))
+        return check_frequencies(
+            [drawn.count(kept) for kept in probabilities], list(probabilities.values())
+        )
 
     assert frequencies().passed
     for seed in range(5):  # and these are the members that an ensemble uses
@@ -661,7 +806,9 @@ def choice_reveals(kind, members, worlds):
     for X, y in worlds:
         runs = []
         for seed in range(40):
-            made = kind(epsilon=1.0, max_members=1, noise=Noise(seed=seed)).combine(members, Public(X, y))
+            made = kind(epsilon=1.0, max_members=1, noise=Noise(seed=seed)).combine(
+                members, Public(X, y)
+            )
             direction = made.coef[0] / np.linalg.norm(made.coef[0])
             runs.append([abs(float(direction @ member.coef_[0])) > 1 - 1e-9 for member in members])
         seen.append(np.array(runs).mean(axis=0))
@@ -673,7 +820,10 @@ def neighbours_with_another_best_member(members):
     for seed in range(50):
         X, y = table(12, seed, d=2)
         worlds = [(X, np.where(np.arange(12) == i, 1 - y, y)) for i in range(-1, 12)]
-        best = [int(feature.select(read_labelled(FeatureMethod(), members, Public(*w)), 1)[0]) for w in worlds]
+        best = [
+            int(feature.select(read_labelled(FeatureMethod(), members, Public(*w)), 1)[0])
+            for w in worlds
+        ]
         for other, world in zip(best, worlds, strict=True):
             if other != best[0]:
                 return worlds[0], world
@@ -704,10 +854,12 @@ def test_the_choice_and_the_training_are_one_charge_and_a_retry_chooses_the_same
 
 def test_a_choice_by_released_models_alone_costs_nothing():
     members, private = [site(1.0, s) for s in range(5)], Public(*table(300, 50))
-    made = FeatureMethod(epsilon=1.0, max_members=2, selection_share=0.0, noise=Noise(seed=0)).combine(members, private)
-    other = FeatureMethod(epsilon=1.0, max_members=2, selection_share=0.0, noise=Noise(seed=1)).combine(
-        members, Public(private.X, 1 - private.y)
-    )
+    made = FeatureMethod(
+        epsilon=1.0, max_members=2, selection_share=0.0, noise=Noise(seed=0)
+    ).combine(members, private)
+    other = FeatureMethod(
+        epsilon=1.0, max_members=2, selection_share=0.0, noise=Noise(seed=1)
+    ).combine(members, Public(private.X, 1 - private.y))
     np.testing.assert_array_equal(made.weights != 0, other.weights != 0)
 
 
@@ -716,7 +868,11 @@ def test_the_relevant_members_are_chosen_where_the_budget_allows():
     for seed in range(4):
         X, y = table(300, seed)
         shuffled = np.random.default_rng(seed).permutation(y)
-        junk.append(PrivateLogisticRegression(epsilon=4.0, classes=[0, 1], noise=Noise(seed=seed)).fit(X, shuffled))
+        junk.append(
+            PrivateLogisticRegression(epsilon=4.0, classes=[0, 1], noise=Noise(seed=seed)).fit(
+                X, shuffled
+            )
+        )
     members = [*junk, *(site(4.0, s, noise=Noise(seed=s)) for s in range(10, 12))]
     method = FeatureMethod(epsilon=20.0, max_members=1, selection_share=0.5, noise=Noise(seed=0))
     assert int(np.flatnonzero(method.combine(members, Public(*table(500, 50))).weights)[0]) >= 4
@@ -739,11 +895,18 @@ def off_the_line(kind, label, n=70, **settings):
     lines = []
     for first in (0, label):
         y[0] = first
-        member = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1], fit_intercept=False).fit(X, y)
+        member = PrivateLogisticRegression(
+            epsilon=math.inf, classes=[0, 1], fit_intercept=False
+        ).fit(X, y)
         lines.append(member)
-    across = np.array([-lines[0].coef_[0, 1], lines[0].coef_[0, 0]]) / np.linalg.norm(lines[0].coef_)
+    across = np.array([-lines[0].coef_[0, 1], lines[0].coef_[0, 0]]) / np.linalg.norm(
+        lines[0].coef_
+    )
     private = Public(*table(40, 9, d=2))
-    made = [kind(epsilon=1.0, noise=Noise(seed=s), **settings).combine([lines[1]], private) for s in range(n)]
+    made = [
+        kind(epsilon=1.0, noise=Noise(seed=s), **settings).combine([lines[1]], private)
+        for s in range(n)
+    ]
     return np.array([abs(across @ m.coef[0]) / np.linalg.norm(m.coef[0]) for m in made])
 
 
@@ -752,7 +915,9 @@ def test_aggregator_only_noise_gives_a_site_away_and_noise_for_both_does_not():
     assert near.max() < 1e-9 < far.min()
     assert not audit_samples(near, far, claimed=ONE).passed
     settings = {"mechanism": "output", "regularization": 1.0}
-    assert audit_samples(*(off_the_line(FeatureMethod, label, **settings) for label in (0, 1)), claimed=ONE).passed
+    assert audit_samples(
+        *(off_the_line(FeatureMethod, label, **settings) for label in (0, 1)), claimed=ONE
+    ).passed
 
 
 # ----------------------------------------------------------------------------------------- distillation, whole sites
@@ -762,18 +927,24 @@ def vote_losses(kind, n_members, n_classes=2, n_records=3, **settings):
     """Return the largest distance of minima over all votes of one member, over the scale of the noise."""
     X = np.full((n_records, 1), 1 - 1e-12)
     settings = {"regularization": 5.0, "fit_intercept": False, "mechanism": "output", **settings}
-    event = hiding.OutputPlan(kind(epsilon=1.0, **settings), hiding.Rows(X, n_classes, n_members)).noise
+    event = hiding.OutputPlan(
+        kind(epsilon=1.0, **settings), hiding.Rows(X, n_classes, n_members)
+    ).noise
     minima = {}
 
     def minimum(votes):
         key = tuple(np.sort(votes, axis=0).ravel())
         if key not in minima:
-            minima[key] = kind(epsilon=math.inf, **settings).combine(tally_of(votes, X, n_classes)).coef
+            minima[key] = (
+                kind(epsilon=math.inf, **settings).combine(tally_of(votes, X, n_classes)).coef
+            )
         return minima[key]
 
     worst = 0.0
     patterns = list(itertools.product(range(n_classes), repeat=n_records))
-    for others in itertools.combinations_with_replacement(patterns[:: max(1, len(patterns) // 4)], n_members - 1):
+    for others in itertools.combinations_with_replacement(
+        patterns[:: max(1, len(patterns) // 4)], n_members - 1
+    ):
         ends = [minimum(np.array([mine, *others])) for mine in patterns]
         worst = max(worst, *(np.linalg.norm(a - b) for a, b in itertools.combinations(ends, 2)))
     return worst / event.scale
@@ -784,7 +955,8 @@ def test_every_vote_of_one_member_stays_within_epsilon(n_classes, monkeypatch):
     facts = {"n_members": 3, "n_classes": n_classes, "n_records": 2}
     for kind in (VoteDistillation, SoftLabelDistillation):
         assert 0.9 < vote_losses(kind, **facts) <= 0.99 * (1 + 1e-6)
-    # Twins: majority labels with the noise of soft ones; soft labels with the noise of a vote's half.
+    # Twins: majority labels with the noise of soft ones; soft labels with the noise of a vote's
+    # half.
     monkeypatch.setattr(VoteDistillation, "majority", False)
     sensitivity = hiding.OutputPlan._sensitivity
     soft = {"regularization": 5.0, "fit_intercept": False}
@@ -798,21 +970,29 @@ def test_every_vote_of_one_member_stays_within_epsilon(n_classes, monkeypatch):
 
 
 def members_of(rows):
-    return [Member(None, np.arange(2), None, (), 5, np.atleast_2d(row), np.zeros(1)) for row in rows]
+    return [
+        Member(None, np.arange(2), None, (), 5, np.atleast_2d(row), np.zeros(1)) for row in rows
+    ]
 
 
 def clipped_loss():
     """Return the loss of a member that sends a vector a million times too long, and then its opposite."""
     rest = [[0.1, 0.2], [0.3, -0.1], [0.0, 0.0]]
     ends = [
-        ClippedAverage(epsilon=math.inf, clip_norm=0.5).combine(members_of([[sign * 1e6, 0.0], *rest])).coef
+        ClippedAverage(epsilon=math.inf, clip_norm=0.5)
+        .combine(members_of([[sign * 1e6, 0.0], *rest]))
+        .coef
         for sign in (1, -1)
     ]
-    event = ClippedAverage(epsilon=1.0, clip_norm=0.5).combine(members_of(rest + rest[:1])).events[0]
+    event = (
+        ClippedAverage(epsilon=1.0, clip_norm=0.5).combine(members_of(rest + rest[:1])).events[0]
+    )
     return float(np.linalg.norm(ends[0] - ends[1])) / event.scale
 
 
-def test_no_vector_moves_the_clipped_average_beyond_epsilon_and_one_that_is_not_clipped_does(monkeypatch):
+def test_no_vector_moves_the_clipped_average_beyond_epsilon_and_one_that_is_not_clipped_does(
+    monkeypatch,
+):
     assert 0.98 < clipped_loss() <= 0.99 * (1 + 1e-9)
     monkeypatch.setattr(distill, "clip_rows", lambda rows, norm: rows)
     assert clipped_loss() > 1e5
@@ -821,18 +1001,25 @@ def test_no_vector_moves_the_clipped_average_beyond_epsilon_and_one_that_is_not_
 def canaries_seen(n_sites=64, epsilon=1.0):
     """Let every site send one of two opposite vectors by a coin, all orthogonal; guess all coins from one release."""
     axes = hadamard(n_sites) / math.sqrt(n_sites)
-    coins = np.array([b"consilience"[i % 11] * (i + 3) % 7 % 2 for i in range(n_sites)]).astype(bool)
+    coins = np.array([b"consilience"[i % 11] * (i + 3) % 7 % 2 for i in range(n_sites)]).astype(
+        bool
+    )
     members = members_of(np.where(coins, 1.0, -1.0)[:, None] * axes)
     released = ClippedAverage(epsilon=epsilon, clip_norm=1.0).combine(members).coef[0]
     return int((((axes @ released) > 0) == coins).sum())
 
 
-def test_canary_sites_cannot_be_read_off_the_clipped_average_unless_noise_is_for_one_of_many(monkeypatch):
-    # Pure epsilon: correct guesses are dominated by a binomial (Steinke et al. 2023). False alarm rate 1e-6.
+def test_canary_sites_cannot_be_read_off_the_clipped_average_unless_noise_is_for_one_of_many(
+    monkeypatch,
+):
+    # Pure epsilon: correct guesses are dominated by a binomial (Steinke et al. 2023). False alarm
+    # rate 1e-6.
     limit = stats.binom.isf(1e-6, 64, special.expit(1.0))
     assert canaries_seen() <= limit
     calibrate = hiding.Plan._calibrate
-    monkeypatch.setattr(hiding.Plan, "_calibrate", lambda self, sensitivity: calibrate(self, sensitivity / 64))
+    monkeypatch.setattr(
+        hiding.Plan, "_calibrate", lambda self, sensitivity: calibrate(self, sensitivity / 64)
+    )
     assert canaries_seen() > limit
 
 
@@ -846,7 +1033,8 @@ def pate_delta(n_queries, n_classes=3, n_members=7):
     tallies = [tally_of(v, X, n_classes) for v in (votes, other)]
     made = PATE(epsilon=1.0, delta=1e-3, n_queries=n_queries).combine(tallies[0])
     moved = np.linalg.norm((tallies[0].counts - tallies[1].counts).astype(float))
-    # The sigmas are tens of units: the discrete Gaussian's profile is the continuous one's to many digits.
+    # The sigmas are tens of units: the discrete Gaussian's profile is the continuous one's to many
+    # digits.
     return math.exp(gaussian_log_delta(made.guarantee.epsilon, moved / made.events[0].sigma))
 
 
@@ -877,10 +1065,12 @@ def test_an_exact_enumeration_of_one_pate_query_stays_below_delta():
 def gaussian_delta(n_records, n_members, sigma_share=1.0, votes_forgotten=False):
     """Return the exact hockey-stick divergence of noise in the objective over a record and a member's votes, searched.
 
-    Two classes and one feature: the noise is a monotone function of the released contrast, so cells of a grid have
-    exact probabilities, and the sum is a true lower bound of delta.
+    Two classes and one feature: the noise is a monotone function of the released contrast, so cells
+    of a grid have exact probabilities, and the sum is a true lower bound of delta.
     """
-    made = SoftLabelDistillation(epsilon=1.0, delta=1e-2, regularization=0.5, fit_intercept=False, protect_public=True)
+    made = SoftLabelDistillation(
+        epsilon=1.0, delta=1e-2, regularization=0.5, fit_intercept=False, protect_public=True
+    )
     plan = hiding.ObjectivePlan(made, hiding.Rows(np.ones((n_records, 1)), 2, n_members))
     event = plan.noise
     sigma = event.sigma * sigma_share

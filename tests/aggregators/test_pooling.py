@@ -9,14 +9,14 @@ from sklearn.linear_model import LogisticRegression
 
 from consilience import Budget, Ledger, Noise, PrivateLogisticRegression
 from consilience.aggregators import pooling
+from consilience.aggregators.masked import MaskedSum, add_up
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.pooling import CHANCE, PooledCounts, PrivateLeafCounts, Structure
-from consilience.aggregators.totals import MaskedSum, add_up
-from consilience.data import Public
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
-from consilience.learners.bins import Bins
-from consilience.learners.trees import PrivateForestClassifier, Shape, probabilities
+from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.forest import PrivateForestClassifier, Shape, probabilities
 from consilience.privacy.accounting import total
+from consilience.tables.public import Public
 
 BINS = Bins.even(-1, 1, n_features=3, n_bins=8)
 
@@ -49,7 +49,13 @@ def test_one_public_seed_gives_every_site_the_same_trees():
 
 
 def test_forests_with_random_splits_and_one_seed_can_be_pooled_as_they_are():
-    settings = {"splitter": "random", "assignment": "all", "bins": BINS, "classes": [0, 1], "random_state": 5}
+    settings = {
+        "splitter": "random",
+        "assignment": "all",
+        "bins": BINS,
+        "classes": [0, 1],
+        "random_state": 5,
+    }
     members = [
         PrivateForestClassifier(epsilon=e, n_trees=3, max_depth=2, **settings).fit(*table(200, s))
         for s, e in enumerate((0.5, 2.0))
@@ -86,7 +92,9 @@ def test_a_structure_of_a_sites_forest_is_paid_for_by_that_site():
 
 
 def test_a_seeded_forest_voids_what_is_built_on_it():
-    grown = PrivateForestClassifier(epsilon=1.0, bins=BINS, classes=[0, 1], n_trees=2, max_depth=2, noise=Noise(seed=1))
+    grown = PrivateForestClassifier(
+        epsilon=1.0, bins=BINS, classes=[0, 1], n_trees=2, max_depth=2, noise=Noise(seed=1)
+    )
     scaffold = Structure.of(grown.fit(*table(100, 0)))
     assert not PooledCounts().combine([counted(scaffold=scaffold)]).guarantee.holds
 
@@ -136,7 +144,9 @@ def test_categories_and_missing_values_are_counted_where_the_bins_say():
 def test_the_whole_budget_goes_to_the_leaves():
     found = counted(epsilon=0.5, assignment="all")
     assert found.leaf_variance_ == pytest.approx(2 * (4 / 0.5) ** 2)
-    assert counted(epsilon=0.5, assignment="disjoint").leaf_variance_ == pytest.approx(2 * (1 / 0.5) ** 2)
+    assert counted(epsilon=0.5, assignment="disjoint").leaf_variance_ == pytest.approx(
+        2 * (1 / 0.5) ** 2
+    )
     assert found.guarantee_.epsilon == pytest.approx(0.5)
     assert total(found.events_).epsilon == pytest.approx(0.5)
     with_delta = counted(epsilon=0.5, delta=1e-5)
@@ -147,7 +157,10 @@ def test_the_whole_budget_goes_to_the_leaves():
 def test_leaf_counts_are_charged_first_and_drawn_once(tmp_path):
     ledger = Ledger(tmp_path / "site.ledger")
     ledger.allow("ward", Budget(epsilon=1.0, neighbours="add-remove"))
-    learner, charged = PrivateLeafCounts(epsilon=0.6, structure=structure()), {"ledger": ledger, "dataset": "ward"}
+    learner, charged = (
+        PrivateLeafCounts(epsilon=0.6, structure=structure()),
+        {"ledger": ledger, "dataset": "ward"},
+    )
     first = clone(learner).fit(*table(100, 0), key="once", **charged)
     again = clone(learner).fit(*table(100, 0), key="once", **charged)
     np.testing.assert_array_equal(first.counts_, again.counts_)
@@ -168,11 +181,20 @@ def test_another_structure_can_be_set_before_a_second_fit():
 def test_persons_have_at_most_their_cap_and_their_records_stay_hidden():
     X, y = table(60, 0)
     persons = np.repeat(np.arange(6), 10)
-    settings = {"structure": structure(), "unit": "person", "records_per_person": 2, "assignment": "all"}
+    settings = {
+        "structure": structure(),
+        "unit": "person",
+        "records_per_person": 2,
+        "assignment": "all",
+    }
     exact = PrivateLeafCounts(epsilon=math.inf, **settings).fit(X, y, persons=persons)
     assert exact.counts_.sum(axis=(1, 2)).tolist() == [12] * 4
-    noisy = PrivateLeafCounts(epsilon=1.0, neighbours="replace-one", **settings).fit(X, y, persons=persons)
-    assert noisy.public_size_ == max(1, round(float(noisy.counts_.sum() / 4)))  # nothing but the noisy counts
+    noisy = PrivateLeafCounts(epsilon=1.0, neighbours="replace-one", **settings).fit(
+        X, y, persons=persons
+    )
+    assert noisy.public_size_ == max(
+        1, round(float(noisy.counts_.sum() / 4))
+    )  # nothing but the noisy counts
     assert noisy.guarantee_.unit == "person"
 
 
@@ -196,15 +218,21 @@ def test_pooled_exact_counts_are_those_of_all_records_together():
 def test_precision_weighs_noise_against_records():
     members = [counted(2000, 0, 2.0, assignment="all"), counted(1000, 1, 0.5, assignment="all")]
     n = [m.counts_.sum() / (4 * 8) for m in members]
-    expected = np.array([k * CHANCE / (k * CHANCE + m.leaf_variance_) for k, m in zip(n, members, strict=True)])
+    expected = np.array(
+        [k * CHANCE / (k * CHANCE + m.leaf_variance_) for k, m in zip(n, members, strict=True)]
+    )
     ensemble = PooledCounts().combine(members)
     np.testing.assert_allclose(ensemble.weights, expected / expected.sum())
     scales = expected / expected.max()
-    np.testing.assert_allclose(ensemble.counts, sum(s * m.counts_ for s, m in zip(scales, members, strict=True)))
+    np.testing.assert_allclose(
+        ensemble.counts, sum(s * m.counts_ for s, m in zip(scales, members, strict=True))
+    )
     assert ensemble.variance == pytest.approx(
         sum(s**2 * m.leaf_variance_ for s, m in zip(scales, members, strict=True))
     )
-    np.testing.assert_allclose(ensemble.values * 4, probabilities(ensemble.counts, ensemble.variance))
+    np.testing.assert_allclose(
+        ensemble.values * 4, probabilities(ensemble.counts, ensemble.variance)
+    )
 
 
 def test_the_stated_variance_is_that_of_the_noise():
@@ -244,7 +272,9 @@ def test_order_of_members_does_not_matter():
 def test_pruned_pools_are_the_pruned_probabilities():
     members = [counted(200, s, 0.3) for s in range(2)]
     found = PooledCounts("equal", prune=True).combine(members)
-    np.testing.assert_allclose(found.values * 4, probabilities(found.counts, found.variance, prune=True))
+    np.testing.assert_allclose(
+        found.values * 4, probabilities(found.counts, found.variance, prune=True)
+    )
 
 
 def test_a_record_keeps_the_guarantee_of_its_own_site():
@@ -261,7 +291,12 @@ def test_a_record_keeps_the_guarantee_of_its_own_site():
         (structure(1), "splits"),
         (structure(n_trees=2), "number of trees or depth"),
         (structure(max_depth=2), "number of trees or depth"),
-        (Structure.random(Bins.even(-2, 1, n_features=3, n_bins=8), [0, 1], n_trees=4, max_depth=3), "bins"),
+        (
+            Structure.random(
+                Bins.even(-2, 1, n_features=3, n_bins=8), [0, 1], n_trees=4, max_depth=3
+            ),
+            "bins",
+        ),
         (Structure.random(BINS, [1, 0], n_trees=4, max_depth=3), "classes"),
     ],
 )
@@ -287,7 +322,8 @@ def test_through_a_masked_sum_the_hub_sees_only_the_pooled_counts():
             sites[other].receive(one.site, mask)
     sent = {s: sites[s].hide(member.counts_.ravel()) for s, member in enumerate(members)}
     np.testing.assert_array_equal(
-        add_up(sent, n_sites=3).reshape(members[0].counts_.shape), PooledCounts("equal").combine(members).counts
+        add_up(sent, n_sites=3).reshape(members[0].counts_.shape),
+        PooledCounts("equal").combine(members).counts,
     )
 
 
@@ -305,11 +341,19 @@ EPSILON = 0.7
 def worlds(records, monkeypatch, *, assignment, neighbours, place=None, halve=False):
     """Return the scale of the noise and every (probability, exact counts) it may be added to.
 
-    A record's tree is uniform and drawn for itself alone (`place` None), or given by a broken twin's rule.
+    A record's tree is uniform and drawn for itself alone (`place` None), or given by a broken
+    twin's rule.
     """
-    X, y = np.array([[x] for x, _ in records]).reshape(-1, 1), np.array([k for _, k in records], dtype=int)
+    X, y = (
+        np.array([[x] for x, _ in records]).reshape(-1, 1),
+        np.array([k for _, k in records], dtype=int),
+    )
     n = len(records)
-    every = list(itertools.product((0, 1), repeat=n)) if place is None else [tuple(place(i, n) for i in range(n))]
+    every = (
+        list(itertools.product((0, 1), repeat=n))
+        if place is None
+        else [tuple(place(i, n) for i in range(n))]
+    )
     out = []
     for owner in every if assignment == "disjoint" else every[:1]:
         seen = []
@@ -319,7 +363,9 @@ def worlds(records, monkeypatch, *, assignment, neighbours, place=None, halve=Fa
             return counts
 
         monkeypatch.setattr(pooling, "noisy", look)
-        monkeypatch.setattr(pooling, "owners", lambda task, n_trees, source, owner=owner: np.array(owner, dtype=int))
+        monkeypatch.setattr(
+            pooling, "owners", lambda task, n_trees, source, owner=owner: np.array(owner, dtype=int)
+        )
         settings = {"assignment": assignment, "neighbours": neighbours}
         PrivateLeafCounts(epsilon=EPSILON, structure=STUMPS, **settings).fit(X, y)
         monkeypatch.undo()
@@ -328,11 +374,15 @@ def worlds(records, monkeypatch, *, assignment, neighbours, place=None, halve=Fa
     return out[0][1], [(share, counts) for counts, _ in out]
 
 
-OUTPUTS = np.array(list(itertools.product((0, 1, 2), repeat=8)))  # beyond all counts the ratio stays what it is
+OUTPUTS = np.array(
+    list(itertools.product((0, 1, 2), repeat=8))
+)  # beyond all counts the ratio stays what it is
 
 
 def log_likelihood(scale, mixture):
-    return np.log(sum(p * np.exp(-np.abs(OUTPUTS - counts).sum(axis=1) / scale) for p, counts in mixture))
+    return np.log(
+        sum(p * np.exp(-np.abs(OUTPUTS - counts).sum(axis=1) / scale) for p, counts in mixture)
+    )
 
 
 def worst_loss(monkeypatch, neighbours, **how):
@@ -349,15 +399,21 @@ def worst_loss(monkeypatch, neighbours, **how):
     loss = 0.0
     for n in sizes[:-1] if neighbours == "add-remove" else sizes:
         for records in itertools.combinations_with_replacement(RECORDS, n):
-            for record, at in itertools.product(RECORDS, range(n + 1 if neighbours == "add-remove" else n)):
+            for record, at in itertools.product(
+                RECORDS, range(n + 1 if neighbours == "add-remove" else n)
+            ):
                 rest = records[at:] if neighbours == "add-remove" else records[at + 1 :]
-                loss = max(loss, float(np.abs(logs(records) - logs((*records[:at], record, *rest))).max()))
+                loss = max(
+                    loss, float(np.abs(logs(records) - logs((*records[:at], record, *rest))).max())
+                )
     return loss
 
 
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("assignment", ["all", "disjoint"])
-def test_the_loss_of_leaf_counts_is_at_most_epsilon_by_enumeration(assignment, neighbours, monkeypatch):
+def test_the_loss_of_leaf_counts_is_at_most_epsilon_by_enumeration(
+    assignment, neighbours, monkeypatch
+):
     loss = worst_loss(monkeypatch, neighbours, assignment=assignment)
     assert loss <= EPSILON * (1 + 1e-9)
     assert loss > 0.8 * EPSILON  # the enumeration has power
@@ -399,7 +455,11 @@ def looks_beyond_releases(aggregator):
         for s, member in enumerate(members):
             member.seen = np.zeros(60 + more * s)
         found = aggregator.combine(members)
-        seen.append(np.concatenate([found.weights, found.counts.ravel(), found.values.ravel(), [found.variance]]))
+        seen.append(
+            np.concatenate(
+                [found.weights, found.counts.ravel(), found.values.ravel(), [found.variance]]
+            )
+        )
     return not np.array_equal(*seen)
 
 
@@ -424,11 +484,18 @@ def extras(kind):
     """Return fitted attributes that differ between worlds whose noisy counts are the same, and that hold a source."""
     X, y = table(41, 0)
     found = [
-        kind(epsilon=1.0, structure=structure(), noise=Noise(seed=s)).fit(X[:n], y[:n]) for s, n in ((0, 40), (1, 41))
+        kind(epsilon=1.0, structure=structure(), noise=Noise(seed=s)).fit(X[:n], y[:n])
+        for s, n in ((0, 40), (1, 41))
     ]
-    names = {name for name in vars(found[0]) if repr(vars(found[0])[name]) != repr(vars(found[1]).get(name))}
+    names = {
+        name
+        for name in vars(found[0])
+        if repr(vars(found[0])[name]) != repr(vars(found[1]).get(name))
+    }
     sizes = [one.public_size_ == max(1, round(float(one.counts_.sum()))) for one in found]
-    return names - {"counts_", "values_", "noise", "public_size_"} | (set() if all(sizes) else {"public_size_"})
+    return names - {"counts_", "values_", "noise", "public_size_"} | (
+        set() if all(sizes) else {"public_size_"}
+    )
 
 
 def test_nothing_but_noisy_counts_leaves_the_site():

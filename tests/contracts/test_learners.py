@@ -11,11 +11,24 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 
-from consilience import Budget, Ledger, Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.errors import BudgetExceeded, ConsilienceError, LedgerDamaged, SchemaMismatch, SettingsError
+from consilience import (
+    Budget,
+    Ledger,
+    Noise,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateRidge,
+)
+from consilience.errors import (
+    BudgetExceeded,
+    ConsilienceError,
+    LedgerDamaged,
+    SchemaMismatch,
+    SettingsError,
+)
 from consilience.learners import base
-from consilience.learners.adaboost import PrivateAdaBoostClassifier
-from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.mechanisms import Source
 
 LEARNERS = [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge]
@@ -27,7 +40,9 @@ MECHANISMS = ["objective", "output", "generalized", "matrix"]
 
 def make(learner, **settings):
     """Return a learner with the relation of the others and, for trees, the bounds they cannot do without."""
-    return learner(**({"neighbours": "replace-one", "bounds": (-1, 1)} if learner in TREES else {}) | settings)
+    return learner(
+        **({"neighbours": "replace-one", "bounds": (-1, 1)} if learner in TREES else {}) | settings
+    )
 
 
 def released(fitted):
@@ -47,7 +62,9 @@ def table():
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
 def test_the_guarantee_is_never_weaker_than_asked(learner, mechanism, delta, neighbours, table):
-    fitted = learner(epsilon=0.7, delta=delta, mechanism=mechanism, neighbours=neighbours, public_size=300).fit(*table)
+    fitted = learner(
+        epsilon=0.7, delta=delta, mechanism=mechanism, neighbours=neighbours, public_size=300
+    ).fit(*table)
     guarantee = fitted.guarantee_
     assert guarantee.holds
     assert 0 < guarantee.epsilon <= 0.7
@@ -84,7 +101,9 @@ def test_the_charge_is_committed_before_any_noise_is_drawn(learner, ledger, tabl
 
 
 @pytest.mark.parametrize("learner", EVERY)
-def test_a_retry_with_the_same_key_returns_the_first_result_without_a_second_charge(learner, ledger, table):
+def test_a_retry_with_the_same_key_returns_the_first_result_without_a_second_charge(
+    learner, ledger, table
+):
     first = make(learner, epsilon=0.25).fit(*table, ledger=ledger, dataset="ward", key="k")
     again = make(learner, epsilon=0.25).fit(*table, ledger=ledger, dataset="ward", key="k")
     assert released(first) == released(again)
@@ -103,7 +122,9 @@ def test_an_exhausted_budget_stops_the_fit_before_it_starts(learner, ledger, tab
 
 @pytest.mark.parametrize("learner", EVERY)
 @pytest.mark.parametrize(
-    "settings", [{"noise": Noise(seed=1), "epsilon": 0.5}, {"epsilon": math.inf}], ids=["seeded", "infinite"]
+    "settings",
+    [{"noise": Noise(seed=1), "epsilon": 0.5}, {"epsilon": math.inf}],
+    ids=["seeded", "infinite"],
 )
 def test_what_has_no_guarantee_cannot_be_charged(learner, settings, ledger, table):
     with pytest.raises(SettingsError, match="Nothing was trained or charged"):
@@ -140,7 +161,9 @@ def test_a_seed_voids_the_guarantee_and_repeats_the_noise(learner, table):
 @pytest.mark.parametrize("learner", EVERY)
 def test_random_state_is_public_randomness_and_keeps_noise_fresh(learner, table):
     settings = {"mechanism": "matrix"} if learner in LEARNERS else {}
-    one, two = (make(learner, epsilon=0.5, random_state=0, **settings).fit(*table) for _ in range(2))
+    one, two = (
+        make(learner, epsilon=0.5, random_state=0, **settings).fit(*table) for _ in range(2)
+    )
     assert one.guarantee_.holds
     assert released(one) != released(two)
 
@@ -150,9 +173,15 @@ def test_no_random_state_stays_in_a_fitted_learner(learner, table):
     fitted = make(learner, epsilon=0.5).fit(*table)
     kept = {type(value).__name__ for value in vars(fitted).values()}
     assert not kept & {"Source", "Generator", "ChaCha", "RandomState"}
-    params = set(fitted.get_params()) | (set(TREES[1](epsilon=0.5).get_params()) if learner in TREES else set())
+    params = set(fitted.get_params()) | (
+        set(TREES[1](epsilon=0.5).get_params()) if learner in TREES else set()
+    )
     assert set(vars(fitted)) - params <= {
-        *({"bins_", "shape_", "counts_", "values_", "leaf_variance_"} if learner in TREES else {"coef_", "intercept_"}),
+        *(
+            {"bins_", "shape_", "counts_", "values_", "leaf_variance_"}
+            if learner in TREES
+            else {"coef_", "intercept_"}
+        ),
         "n_features_in_",
         "feature_names_in_",
         "classes_",
@@ -167,7 +196,9 @@ def test_no_random_state_stays_in_a_fitted_learner(learner, table):
 def test_worker_processes_draw_different_noise(learner, table):
     from joblib import Parallel, delayed
 
-    fits = Parallel(n_jobs=2)(delayed(clone(make(learner, epsilon=0.5)).fit)(*table) for _ in range(4))
+    fits = Parallel(n_jobs=2)(
+        delayed(clone(make(learner, epsilon=0.5)).fit)(*table) for _ in range(4)
+    )
     assert len({str(released(fitted)) for fitted in fits}) == 4
 
 
@@ -186,7 +217,9 @@ def test_rows_beyond_the_declared_norm_are_clipped_not_refused(learner, table):
     long = np.vstack([X, [[1e9, 0, 0, 0]]])
     clipped = np.vstack([X, [[1.0, 0, 0, 0]]])
     labels = np.append(y, 1)
-    one, two = (learner(epsilon=0.5, noise=Noise(seed=1)).fit(rows, labels) for rows in (long, clipped))
+    one, two = (
+        learner(epsilon=0.5, noise=Noise(seed=1)).fit(rows, labels) for rows in (long, clipped)
+    )
     np.testing.assert_allclose(one.coef_, two.coef_, rtol=1e-6, atol=1e-9)
 
 
@@ -205,7 +238,9 @@ def test_a_budget_of_exactly_epsilon_admits_a_fit_at_epsilon(learner, tmp_path, 
             ledger = Ledger(tmp_path / f"{number}-{mechanism}.db")
             ledger.allow("ward", Budget(epsilon=epsilon, delta=1e-5))
             settings = {"mechanism": mechanism} if learner in LEARNERS else {}
-            make(learner, epsilon=epsilon, delta=1e-5, **settings).fit(*table, ledger=ledger, dataset="ward")
+            make(learner, epsilon=epsilon, delta=1e-5, **settings).fit(
+                *table, ledger=ledger, dataset="ward"
+            )
             assert ledger.balance("ward").left.epsilon == 0
 
 
@@ -218,7 +253,14 @@ def test_dense_sparse_and_data_frames_train_alike(learner, table):
     X, y = table
     names = [f"c{i}" for i in range(4)]
     frame = pandas.DataFrame(X, columns=names)
-    forms = [X, sparse.csr_array(X), sparse.csc_matrix(X), frame, polars.DataFrame(dict(frame)), pyarrow.table(frame)]
+    forms = [
+        X,
+        sparse.csr_array(X),
+        sparse.csc_matrix(X),
+        frame,
+        polars.DataFrame(dict(frame)),
+        pyarrow.table(frame),
+    ]
     fits = [learner(epsilon=1.0, noise=Noise(seed=1)).fit(form, y) for form in forms]
     for fitted in fits[1:]:
         np.testing.assert_allclose(fitted.coef_, fits[0].coef_, rtol=1e-5, atol=1e-7)
@@ -276,14 +318,18 @@ def test_no_error_repeats_a_record(learner, table):
     cells[5, 1] = marked
     attempts = [
         lambda: make(learner, epsilon=0.5).fit(cells, y),
-        lambda: make(learner, epsilon=0.5, unit="person", records_per_person=2).fit(X, y, persons=[marked] * 3),
+        lambda: make(learner, epsilon=0.5, unit="person", records_per_person=2).fit(
+            X, y, persons=[marked] * 3
+        ),
         lambda: make(learner, epsilon=0.5).fit(X, y, persons=[marked] * len(y)),
         lambda: make(learner, epsilon=0.5).fit(X, y).predict(cells),
     ]
     if learner in CLASSIFIERS:
         odd = y.astype(object)
         odd[0] = marked
-        attempts.append(lambda: make(learner, epsilon=0.5, classes=["0", "1"]).fit(X, odd.astype(str)))
+        attempts.append(
+            lambda: make(learner, epsilon=0.5, classes=["0", "1"]).fit(X, odd.astype(str))
+        )
     for attempt in attempts:
         with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is what is tested
             attempt()
@@ -310,9 +356,13 @@ def test_one_record_and_a_zero_row_train(learner):
 @pytest.mark.parametrize("learner", CLASSIFIERS)
 def test_a_site_that_lacks_a_class_trains_and_can_predict_it(learner, table):
     X, _ = table
-    fitted = make(learner, epsilon=5.0, classes=["ill", "well", "unsure"]).fit(X, np.repeat("well", len(X)))
+    fitted = make(learner, epsilon=5.0, classes=["ill", "well", "unsure"]).fit(
+        X, np.repeat("well", len(X))
+    )
     assert list(fitted.classes_) == ["ill", "well", "unsure"]
-    scores = fitted.predict_proba(X) if hasattr(fitted, "predict_proba") else fitted.decision_function(X)
+    scores = (
+        fitted.predict_proba(X) if hasattr(fitted, "predict_proba") else fitted.decision_function(X)
+    )
     assert scores.shape == (len(X), 3)
     assert fitted.guarantee_.assumptions == ()
 
@@ -326,7 +376,10 @@ def test_an_undeclared_label_is_refused(learner, table):
 
 @pytest.mark.parametrize("learner", CLASSIFIERS)
 def test_labels_read_from_the_data_are_an_assumption(learner, table):
-    assert "read from the training labels" in make(learner, epsilon=0.5).fit(*table).guarantee_.assumptions[0]
+    assert (
+        "read from the training labels"
+        in make(learner, epsilon=0.5).fit(*table).guarantee_.assumptions[0]
+    )
     assert make(learner, epsilon=0.5, classes=[0, 1]).fit(*table).guarantee_.assumptions == ()
 
 
@@ -335,7 +388,9 @@ def test_renaming_the_labels_renames_the_predictions(learner, table):
     X, y = table
     seeded = {"epsilon": 1.0, "noise": Noise(seed=2), "random_state": 0}
     plain = make(learner, classes=[0, 1], **seeded).fit(X, y).predict(X)
-    named = make(learner, classes=["no", "yes"], **seeded).fit(X, np.array(["no", "yes"])[y]).predict(X)
+    named = (
+        make(learner, classes=["no", "yes"], **seeded).fit(X, np.array(["no", "yes"])[y]).predict(X)
+    )
     assert np.array_equal(np.array(["no", "yes"])[plain], named)
 
 
@@ -364,7 +419,9 @@ def test_an_empty_site_is_an_error_where_its_size_is_public_and_noise_where_it_i
 def test_hiding_persons_uses_few_records_of_each_and_scales_the_noise(learner, table):
     X, y = table
     persons = np.repeat(np.arange(100), 3)
-    by_person = make(learner, epsilon=1.0, unit="person", records_per_person=2).fit(X, y, persons=persons)
+    by_person = make(learner, epsilon=1.0, unit="person", records_per_person=2).fit(
+        X, y, persons=persons
+    )
     assert by_person.guarantee_.unit == "person"
     with pytest.raises(SettingsError, match="persons="):
         make(learner, epsilon=1.0, unit="person", records_per_person=2).fit(X, y)
@@ -379,8 +436,9 @@ def test_a_crash_after_the_charge_keeps_the_charge(learner, ledger, table, tmp_p
 import os, numpy as np
 from consilience import Ledger
 from {learner.__module__} import {learner.__name__}
-from consilience.learners import adaboost, perturbation, trees
-perturbation.solve = trees.noisy = adaboost.noisy = lambda *a, **k: os._exit(9)
+from consilience.learners import perturbation
+from consilience.learners.trees import adaboost, forest
+perturbation.solve = forest.noisy = adaboost.noisy = lambda *a, **k: os._exit(9)
 X = np.linspace(-0.5, 0.5, 40).reshape(10, 4)
 learner = {learner.__name__}(epsilon=0.25, **{settings})
 learner.fit(X, [0, 1] * 5, ledger=Ledger({str(ledger.path)!r}), dataset="ward", key="crash")
@@ -392,7 +450,9 @@ learner.fit(X, [0, 1] * 5, ledger=Ledger({str(ledger.path)!r}), dataset="ward", 
 
 
 def test_the_receipt_names_charge_and_cost(ledger, table):
-    fitted = PrivateLogisticRegression(epsilon=0.25, delta=1e-6).fit(*table, ledger=ledger, dataset="ward")
+    fitted = PrivateLogisticRegression(epsilon=0.25, delta=1e-6).fit(
+        *table, ledger=ledger, dataset="ward"
+    )
     text = json.dumps(fitted.receipt_)
     assert "ward" in text
     assert ledger.charges()[0].hash in text
@@ -401,5 +461,7 @@ def test_the_receipt_names_charge_and_cost(ledger, table):
 def test_a_budget_in_rho_takes_what_has_a_rho(tmp_path, table):
     ledger = Ledger(tmp_path / "rho.db")
     ledger.allow("ward", Budget(rho=0.5))
-    PrivateLogisticRegression(epsilon=0.5, delta=1e-6, mechanism="output").fit(*table, ledger=ledger, dataset="ward")
+    PrivateLogisticRegression(epsilon=0.5, delta=1e-6, mechanism="output").fit(
+        *table, ledger=ledger, dataset="ward"
+    )
     assert 0 < ledger.balance("ward").spent.rho < 0.125

@@ -8,8 +8,8 @@ import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
 from consilience import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.learners.adaboost import PrivateAdaBoostClassifier
-from consilience.learners.trees import PrivateForestClassifier, PrivateTreeClassifier
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 
 LEARNERS = [
     PrivateLogisticRegression,
@@ -19,10 +19,13 @@ LEARNERS = [
     partial(PrivateForestClassifier, bounds=(-5, 5), assignment="all"),
     partial(PrivateAdaBoostClassifier, bounds=(-5, 5)),
 ]
-# The suite asks for scores on 30 to 300 records. At these epsilons the lowest of them, forests' on three classes, is
-# reached with six standard deviations to spare: trees and rounds share an epsilon, a linear fit has its own.
+# The suite asks for scores on 30 to 300 records. At these epsilons the lowest of them, forests' on
+# three classes, is reached with six standard deviations to spare: trees and rounds share an
+# epsilon, a linear fit has its own.
 EPSILON, EPSILON_OF_TREES = 5.0, 50.0
-DEALT = partial(PrivateForestClassifier, bounds=(-5, 5), assignment="disjoint")  # records are dealt out by draws
+DEALT = partial(
+    PrivateForestClassifier, bounds=(-5, 5), assignment="disjoint"
+)  # records are dealt out by draws
 TWO_FITS = "compares two fits of the same data, which differ because each draws its own noise"
 MEANINGLESS_UNDER_NOISE = {
     "check_classifier_data_not_an_array": TWO_FITS,
@@ -62,7 +65,8 @@ class Unexcused(PrivateRidge):
 
 
 def test_ridge_also_passes_the_score_check_it_is_excused_from_once_its_bounds_are_declared():
-    # At the defaults (norm 1, labels within 1) scikit-learn's data are clipped, hence the tag `poor_score`.
+    # At the defaults (norm 1, labels within 1) scikit-learn's data are clipped, hence the tag
+    # `poor_score`.
     declared = {"data_norm": 10.0, "label_bound": 5.0, "regularization": 1e-4}
     assert failures(Unexcused(epsilon=math.inf, **declared)) == set()
     assert failures(Unexcused(epsilon=math.inf)) == {"check_regressors_train"}

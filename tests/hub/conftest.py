@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from consilience.contribution import Contribution
+from consilience.files.contribution import Contribution
+from consilience.files.sealed import SigningKey
 from consilience.hub.app import create_app
 from consilience.hub.auth import Rate, new_token
 from consilience.hub.hub import Hub, Settings
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import HEADER, digest, sign_request
-from consilience.sealed import SigningKey
-from consilience.study import Study
+from consilience.study.study import Study
 
 BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql/bin"))
 BACKENDS = ("sqlite", "postgresql")
@@ -55,8 +55,15 @@ class Postgres:
         if os.geteuid() == 0:
             owner = pwd.getpwnam("postgres" if _exists("postgres") else "nobody")
             os.chown(self.folder, owner.pw_uid, owner.pw_gid)
-            self.user = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
-        self._run("initdb", "-D", str(self.folder / "data"), "-U", "hub", "-A", "trust", "--no-sync")
+            self.user = [
+                "setpriv",
+                f"--reuid={owner.pw_uid}",
+                f"--regid={owner.pw_gid}",
+                "--clear-groups",
+            ]
+        self._run(
+            "initdb", "-D", str(self.folder / "data"), "-U", "hub", "-A", "trust", "--no-sync"
+        )
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self.user, str(self.programs / program), *arguments]
@@ -68,7 +75,9 @@ class Postgres:
         options = f"-k {self.folder} -c listen_addresses='' -c max_connections=200"
         options += "" if self.durable else " -c fsync=off -c synchronous_commit=off"
         log = str(self.folder / "log")
-        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-l", log, "-o", options, "start")
+        self._run(
+            "pg_ctl", "-D", str(self.folder / "data"), "-w", "-l", log, "-o", options, "start"
+        )
 
     def pid(self) -> int:
         return int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
@@ -83,10 +92,16 @@ class Postgres:
     def database(self) -> str:
         import psycopg
 
-        name = "hub_" + uuid.uuid4().hex[:12]  # a schema: as good as a database, and made in no time
-        with psycopg.connect(host=str(self.folder), user="hub", dbname="postgres", autocommit=True) as db:
+        name = (
+            "hub_" + uuid.uuid4().hex[:12]
+        )  # a schema: as good as a database, and made in no time
+        with psycopg.connect(
+            host=str(self.folder), user="hub", dbname="postgres", autocommit=True
+        ) as db:
             db.execute(f"CREATE SCHEMA {name}")
-        return f"postgresql+psycopg://hub@/postgres?host={self.folder}&options=-csearch_path%3D{name}"
+        return (
+            f"postgresql+psycopg://hub@/postgres?host={self.folder}&options=-csearch_path%3D{name}"
+        )
 
 
 def _exists(user: str) -> bool:
@@ -140,13 +155,22 @@ def table(n: int, seed: int) -> dict[str, Any]:
 
 
 def write_csv(path: Path, columns: dict[str, Any]) -> str:
-    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    lines = [
+        ",".join(columns),
+        *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+    ]
     path.write_text("\n".join(lines) + "\n")
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def study_text(name: str = "demo", *, min_sites: int = 2, aggregator: str = 'name = "Average"', **parts: str) -> str:
-    more = "\n".join(f'[{part}]\nfile = "{part}.csv"\nsha256 = "{sha}"' for part, sha in parts.items() if part != "hub")
+def study_text(
+    name: str = "demo", *, min_sites: int = 2, aggregator: str = 'name = "Average"', **parts: str
+) -> str:
+    more = "\n".join(
+        f'[{part}]\nfile = "{part}.csv"\nsha256 = "{sha}"'
+        for part, sha in parts.items()
+        if part != "hub"
+    )
     return f"""
 [study]
 name = "{name}"
@@ -187,10 +211,20 @@ class Ward:
         return ledger
 
     def train(
-        self, study: Study, *, sequence: int = 1, epsilon: float = 1.0, key: SigningKey | None = None
+        self,
+        study: Study,
+        *,
+        sequence: int = 1,
+        epsilon: float = 1.0,
+        key: SigningKey | None = None,
     ) -> Contribution:
         ledger = None if study.trusted else self.ledger
-        facts = {"site": self.name, "signing": key or self.key, "dataset": "ward", "sequence": sequence}
+        facts = {
+            "site": self.name,
+            "signing": key or self.key,
+            "dataset": "ward",
+            "sequence": sequence,
+        }
         return study.train(table(200, self.seed), ledger, epsilon=epsilon, **facts)
 
 
@@ -203,7 +237,9 @@ class Client:
     def __enter__(self) -> "Client":
         self._thread = start_blocking_portal()
         self._portal = self._thread.__enter__()
-        self._life = self._portal.wrap_async_context_manager(self.app.router.lifespan_context(self.app))
+        self._life = self._portal.wrap_async_context_manager(
+            self.app.router.lifespan_context(self.app)
+        )
         self._life.__enter__()
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://hub")
@@ -245,11 +281,16 @@ class World:
 
     def add_study(self, text: str | None = None) -> Study:
         text = text or study_text()
-        assert self.client.post("/api/studies", content=text, headers=self.coordinator).status_code == 201
+        assert (
+            self.client.post("/api/studies", content=text, headers=self.coordinator).status_code
+            == 201
+        )
         return Study.from_text(text)
 
     def invitation(self, study: str = "demo", **options: Any) -> str:
-        answer = self.client.post(f"/api/studies/{study}/invitations", json=options, headers=self.coordinator)
+        answer = self.client.post(
+            f"/api/studies/{study}/invitations", json=options, headers=self.coordinator
+        )
         return str(answer.json()["code"])
 
     def ward(self, name: str, study: str = "demo", **options: Any) -> Ward:
@@ -264,7 +305,9 @@ class World:
         header = sign_request(signing.pop("key", ward.key), method, path, digest(body), **signing)
         return self.client.request(method, path, content=body, headers={HEADER: header})
 
-    def submit(self, ward: Ward, contribution: Contribution | bytes, study: str = "demo", **signing: Any) -> Any:
+    def submit(
+        self, ward: Ward, contribution: Contribution | bytes, study: str = "demo", **signing: Any
+    ) -> Any:
         body = contribution if isinstance(contribution, bytes) else contribution.sealed.to_bytes()
         return self.call(ward, "POST", f"/api/studies/{study}/contributions", body, **signing)
 
@@ -298,7 +341,9 @@ def quick(folder: Path, url: str | None = None, **more: Any) -> Settings:
 @pytest.fixture
 def world(tmp_path: Path, url: str | None, request: Any) -> Iterator[World]:
     """A hub on each database; a parameter holds further settings."""
-    with Client(create_app(quick(tmp_path / "hub", url, **getattr(request, "param", {})))) as client:
+    with Client(
+        create_app(quick(tmp_path / "hub", url, **getattr(request, "param", {})))
+    ) as client:
         yield World(client, tmp_path)
 
 

@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consilience.contribution import Contribution
+from consilience.files.contribution import Contribution
+from consilience.files.release import Release
+from consilience.files.sealed import Sealed, SigningKey, canonical, message_of
 from consilience.hub.hub import rotation_message
 from consilience.protocol import ERRORS, HEADER, digest, sign_request
-from consilience.release import Release
-from consilience.sealed import Sealed, SigningKey, canonical, message_of
 
 
 def test_a_study_goes_from_invitation_to_release(world: Any, tools: Any, tmp_path: Any) -> None:
     study = world.add_study()
     wards = world.fill(study, 3)
-    assert world.call(wards[0], "GET", "/api/studies/demo/release").json()["error"]["code"] == "no-release"
+    assert (
+        world.call(wards[0], "GET", "/api/studies/demo/release").json()["error"]["code"]
+        == "no-release"
+    )
     world.combiner.run(at_once=True)
     answer = world.call(wards[0], "GET", "/api/studies/demo/release")
     (tmp_path / "release").write_bytes(answer.content)
@@ -63,7 +66,9 @@ def test_what_is_withdrawn_stays_out(world: Any, tools: Any) -> None:
     world.combiner.run(at_once=True)
     answer = world.call(wards[0], "POST", "/api/studies/demo/withdrawals", b"{}")
     assert answer.json()["state"] == "withdrawn"
-    assert world.call(wards[0], "POST", "/api/studies/demo/withdrawals", b"{}").json() == answer.json()
+    assert (
+        world.call(wards[0], "POST", "/api/studies/demo/withdrawals", b"{}").json() == answer.json()
+    )
     # The release that rested on it is gone at once, and none replaces it: one site is too few.
     assert tools.code(world.call(wards[1], "GET", "/api/studies/demo/release")) == "no-release"
     assert tools.code(world.call(wards[1], "GET", "/api/studies/demo/releases/1")) == "no-release"
@@ -82,7 +87,10 @@ def test_a_site_sees_nothing_of_another(world: Any, tools: Any) -> None:
     facts = world.call(wards[0], "GET", "/api/studies/demo").text
     assert wards[1].name not in facts
     for path in ("sites", "invitations"):
-        assert tools.code(world.call(wards[0], "GET", f"/api/studies/demo/{path}")) == "not-authenticated"
+        assert (
+            tools.code(world.call(wards[0], "GET", f"/api/studies/demo/{path}"))
+            == "not-authenticated"
+        )
     assert tools.code(world.call(wards[0], "GET", "/api/audit")) == "not-authenticated"
     world.add_study(tools.study_text("other"))
     assert tools.code(world.call(wards[0], "GET", "/api/studies/other")) == "not-authenticated"
@@ -97,14 +105,18 @@ def test_invitations_work_once_for_one_site_until_they_expire(world: Any, tools:
         return world.call(ward, "POST", "/api/enrolments", body)
 
     invitation = world.invitation(site="north")
-    assert re.fullmatch("[0-9a-f]{48}", invitation)  # a hyphen in front would be an option of `site join`
+    assert re.fullmatch(
+        "[0-9a-f]{48}", invitation
+    )  # a hyphen in front would be an option of `site join`
     assert tools.code(enrol(south, invitation)) == "invitation"
     assert tools.code(enrol(south, "guessed")) == "invitation"
     assert enrol(north, invitation).status_code == 201
     assert enrol(north, invitation).status_code == 201  # the answer was lost: nothing changes
     assert tools.code(enrol(south, invitation, "north")) == "invitation"
     assert tools.code(enrol(south, world.invitation(), "north")) == "name-taken"
-    assert tools.code(enrol(north, world.invitation(), "north-2")) == "name-taken"  # a key stands for one site
+    assert (
+        tools.code(enrol(north, world.invitation(), "north-2")) == "name-taken"
+    )  # a key stands for one site
     assert tools.code(enrol(south, world.invitation(days=1e-9))) == "invitation"
     assert tools.code(enrol(south, world.invitation(), "a\u0000b")) == "malformed"
     assert len(world.hub.store.sites("demo")) == 1
@@ -136,7 +148,11 @@ def test_forged_replayed_and_late_requests_are_refused(world: Any, tools: Any) -
 
 def test_nothing_is_received_of_a_file_whose_sender_is_not_enrolled(world: Any, tools: Any) -> None:
     world.add_study()
-    ward, stranger, path = world.ward("north"), SigningKey.generate(), "/api/studies/demo/contributions"
+    ward, stranger, path = (
+        world.ward("north"),
+        SigningKey.generate(),
+        "/api/studies/demo/contributions",
+    )
     received = []
 
     async def parts() -> Any:
@@ -154,7 +170,9 @@ def test_nothing_is_received_of_a_file_whose_sender_is_not_enrolled(world: Any, 
     assert len(received) == 3
 
 
-def test_contributions_of_another_site_or_study_are_refused_with_their_own_code(world: Any, tools: Any) -> None:
+def test_contributions_of_another_site_or_study_are_refused_with_their_own_code(
+    world: Any, tools: Any
+) -> None:
     study = world.add_study()
     other = world.add_study(tools.study_text("other"))
     changed = tools.study_text().replace("epsilon_max = 5.0", "epsilon_max = 6.0")
@@ -163,16 +181,24 @@ def test_contributions_of_another_site_or_study_are_refused_with_their_own_code(
     assert tools.code(world.submit(north, theirs)) == "wrong-site"
     assert tools.code(world.submit(north, north.train(study, key=south.key))) == "wrong-site"
     assert tools.code(world.submit(north, north.train(other))) == "study-differs"
-    from consilience.study import Study
+    from consilience.study.study import Study
 
     assert tools.code(world.submit(north, north.train(Study.from_text(changed)))) == "study-differs"
     assert world.hub.store.contributions("demo") == []
 
 
-def _resealed(contribution: Contribution, key: SigningKey, tensors: Any = None, **facts: Any) -> bytes:
+def _resealed(
+    contribution: Contribution, key: SigningKey, tensors: Any = None, **facts: Any
+) -> bytes:
     """Return a contribution with other facts or numbers under a valid signature."""
-    whole = {name: value for name, value in contribution.sealed.facts.items() if name not in ("key", "tensors")}
-    return Sealed.seal("contribution", {**whole, **facts}, tensors or contribution.sealed.tensors, key).to_bytes()
+    whole = {
+        name: value
+        for name, value in contribution.sealed.facts.items()
+        if name not in ("key", "tensors")
+    }
+    return Sealed.seal(
+        "contribution", {**whole, **facts}, tensors or contribution.sealed.tensors, key
+    ).to_bytes()
 
 
 def test_validly_signed_lies_are_rejected(world: Any, tools: Any) -> None:
@@ -185,7 +211,13 @@ def test_validly_signed_lies_are_rejected(world: Any, tools: Any) -> None:
     nothing: dict[str, Any] = {**facts["guarantee"], "epsilon": "inf"}
     lies: list[bytes] = [
         _resealed(honest, ward.key, guarantee=better),
-        _resealed(honest, ward.key, guarantee=nothing, events="[]", settings={**facts["settings"], "epsilon": "inf"}),
+        _resealed(
+            honest,
+            ward.key,
+            guarantee=nothing,
+            events="[]",
+            settings={**facts["settings"], "epsilon": "inf"},
+        ),
         _resealed(honest, ward.key, receipt=None),
         _resealed(honest, ward.key, settings={**facts["settings"], "regularization": 1e-9}),
         _resealed(honest, ward.key, classes=["no", "maybe"]),
@@ -214,11 +246,17 @@ def _not_finite(contribution: Contribution, key: SigningKey) -> bytes:
     tensors = {name: np.array(tensor) for name, tensor in contribution.sealed.tensors.items()}
     tensors["coef"][0, 0] = np.inf
     listed = {
-        name: {"dtype": one.dtype.name, "shape": list(one.shape), "sha256": hashlib.sha256(one.tobytes()).hexdigest()}
+        name: {
+            "dtype": one.dtype.name,
+            "shape": list(one.shape),
+            "sha256": hashlib.sha256(one.tobytes()).hexdigest(),
+        }
         for name, one in tensors.items()
     }
     facts = {**contribution.sealed.facts, "tensors": listed}
-    return Sealed("contribution", facts, tensors, key.sign(message_of("contribution", canonical(facts)))).to_bytes()
+    return Sealed(
+        "contribution", facts, tensors, key.sign(message_of("contribution", canonical(facts)))
+    ).to_bytes()
 
 
 def test_half_a_character_is_no_text(world: Any, tools: Any) -> None:
@@ -226,14 +264,17 @@ def test_half_a_character_is_no_text(world: Any, tools: Any) -> None:
     ward = world.ward("north")
     body = ward.train(study).sealed.to_bytes()
     hostile = body.replace(
-        b'\\"software\\":\\"', b'\\"software\\":\\"\\ud800'[: len(b'\\"software\\":\\"')] + b"\\ud800"
+        b'\\"software\\":\\"',
+        b'\\"software\\":\\"\\ud800'[: len(b'\\"software\\":\\"')] + b"\\ud800",
     )
     start = int.from_bytes(hostile[:8], "little") + len(hostile) - len(body)
     assert tools.code(world.submit(ward, start.to_bytes(8, "little") + hostile[8:])) == "rejected"
 
 
 def test_only_a_trusted_hub_takes_exact_learners(world: Any, tools: Any) -> None:
-    study = world.add_study(tools.study_text(hub="trusted", aggregator='name = "Average"\nepsilon = 1.0'))
+    study = world.add_study(
+        tools.study_text(hub="trusted", aggregator='name = "Average"\nepsilon = 1.0')
+    )
     ward = world.ward("north")
     assert world.submit(ward, ward.train(study)).status_code == 201
     world.add_study(tools.study_text("open"))
@@ -257,20 +298,33 @@ def test_a_key_can_be_rotated_and_revoked(world: Any, tools: Any) -> None:
     assert tools.code(world.call(ward, "GET", "/api/studies/demo", key=old)) == "key-revoked"
     ward.key = new
     assert world.submit(ward, ward.train(study)).status_code == 201
-    assert world.client.delete("/api/studies/demo/sites/north/key", headers=world.coordinator).status_code == 200
+    assert (
+        world.client.delete(
+            "/api/studies/demo/sites/north/key", headers=world.coordinator
+        ).status_code
+        == 200
+    )
     assert tools.code(world.call(ward, "GET", "/api/studies/demo")) == "key-revoked"
     assert [row["state"] for row in world.hub.store.contributions("demo")] == ["accepted"]
     # A revoked key never comes back; the site does, by an invitation in its own name.
     body = json.dumps({"invitation": world.invitation(site="north"), "site": "north"}).encode()
     assert tools.code(world.call(ward, "POST", "/api/enrolments", body)) == "name-taken"
     ward.key = SigningKey.generate()
-    assert tools.code(world.call(ward, "POST", "/api/enrolments", body.replace(b"north", b"south"))) == "invitation"
+    assert (
+        tools.code(world.call(ward, "POST", "/api/enrolments", body.replace(b"north", b"south")))
+        == "invitation"
+    )
     assert world.call(ward, "POST", "/api/enrolments", body).status_code == 201
     assert tools.code(world.submit(ward, ward.train(study))) == "stale"
     assert world.submit(ward, ward.train(study, sequence=2)).status_code == 201
-    answer = world.client.delete("/api/studies/demo/sites/north/key?withdraw=true", headers=world.coordinator)
+    answer = world.client.delete(
+        "/api/studies/demo/sites/north/key?withdraw=true", headers=world.coordinator
+    )
     assert answer.status_code == 200
-    assert {row["state"] for row in world.hub.store.contributions("demo")} == {"superseded", "withdrawn"}
+    assert {row["state"] for row in world.hub.store.contributions("demo")} == {
+        "superseded",
+        "withdrawn",
+    }
 
 
 def test_a_site_that_joined_to_fetch_only_fetches_only(world: Any, tools: Any) -> None:
@@ -287,7 +341,10 @@ def test_a_closed_study_takes_nothing_more_and_keeps_its_release(world: Any, too
     wards = world.fill(study, 2)
     world.combiner.run(at_once=True)
     late = world.ward("late")
-    assert world.client.post("/api/studies/demo/close", headers=world.coordinator).json()["status"] == "closed"
+    assert (
+        world.client.post("/api/studies/demo/close", headers=world.coordinator).json()["status"]
+        == "closed"
+    )
     assert tools.code(world.submit(late, late.train(study))) == "study-closed"
     answer = world.client.post("/api/studies/demo/invitations", json={}, headers=world.coordinator)
     assert tools.code(answer) == "study-closed"
@@ -303,8 +360,13 @@ def test_public_files_are_the_ones_the_study_names(world: Any, tools: Any, tmp_p
     ward, path = world.ward("north"), "/api/studies/demo/files/public.csv"
     content = (tmp_path / "public.csv").read_bytes()
     assert tools.code(world.call(ward, "GET", path)) == "not-found"
-    assert tools.code(world.client.put(path, content=content + b"\n", headers=world.coordinator)) == "file-differs"
-    other = world.client.put("/api/studies/demo/files/x.csv", content=content, headers=world.coordinator)
+    assert (
+        tools.code(world.client.put(path, content=content + b"\n", headers=world.coordinator))
+        == "file-differs"
+    )
+    other = world.client.put(
+        "/api/studies/demo/files/x.csv", content=content, headers=world.coordinator
+    )
     assert tools.code(other) == "not-found"
     assert tools.code(world.call(ward, "PUT", path, content)) == "not-authenticated"
     assert world.client.put(path, content=content, headers=world.coordinator).status_code == 200
@@ -329,7 +391,7 @@ def test_studies_are_checked_and_never_replaced(world: Any, tools: Any) -> None:
 
 
 def test_coordinators_log_in_with_a_password(sqlite_world: Any, tools: Any) -> None:
-    from consilience.hub.commands import add_coordinator
+    from consilience.hub.operating import add_coordinator
 
     world = sqlite_world
     add_coordinator(world.folder / "hub", "bea", "correct horse battery")
@@ -368,7 +430,9 @@ def test_files_beyond_the_limit_are_refused(tmp_path: Any, tools: Any) -> None:
             for _ in range(9):
                 yield b"x" * 9000
 
-        answer = client.post("/api/studies/demo/contributions", content=parts(), headers={HEADER: chunked})
+        answer = client.post(
+            "/api/studies/demo/contributions", content=parts(), headers={HEADER: chunked}
+        )
         assert tools.code(answer) == "too-large"
         assert list(world.hub.store.files.incoming.iterdir()) == []
 
@@ -387,15 +451,21 @@ def test_requests_beyond_the_rate_are_refused(tmp_path: Any, tools: Any) -> None
         assert tools.code(answers[-1]) == "too-many"
         other = world.ward("south")
         assert world.call(other, "GET", "/api/studies/demo").status_code == 200
-        guesses = [client.post("/api/sessions", json={"name": "ann", "password": "x"}) for _ in range(3)]
+        guesses = [
+            client.post("/api/sessions", json={"name": "ann", "password": "x"}) for _ in range(3)
+        ]
         assert tools.code(guesses[-1]) == "too-many"
 
 
-def test_an_address_beyond_its_rate_is_told_so_in_the_words_it_reads(tmp_path: Any, tools: Any) -> None:
+def test_an_address_beyond_its_rate_is_told_so_in_the_words_it_reads(
+    tmp_path: Any, tools: Any
+) -> None:
     from consilience.hub.app import create_app
     from consilience.hub.auth import Rate
 
-    with tools.Client(create_app(tools.quick(tmp_path / "hub", by_address=Rate(0.001, 2)))) as client:
+    with tools.Client(
+        create_app(tools.quick(tmp_path / "hub", by_address=Rate(0.001, 2)))
+    ) as client:
         assert client.get("/login").status_code == client.get("/api/hub").status_code == 200
         page, machine = client.get("/login"), client.get("/api/hub")
         assert (page.status_code, machine.status_code) == (429, 429)
@@ -411,7 +481,11 @@ def test_every_route_refuses_in_one_shape(world: Any, tools: Any) -> None:
     ward = world.ward("north")
     seen = set()
     described = world.client.get("/openapi.json").json()["paths"]
-    assert {path for path in described} >= {"/healthz", "/metrics", "/api/studies/{study}/contributions"}
+    assert {path for path in described} >= {
+        "/healthz",
+        "/metrics",
+        "/api/studies/{study}/contributions",
+    }
     for path in described:
         for wrong in ("demo", "%00", "%ff" * 999):
             filled = path
@@ -421,8 +495,12 @@ def test_every_route_refuses_in_one_shape(world: Any, tools: Any) -> None:
                 for body in (b"{}", b"\xff\x00"):
                     answers = [
                         world.client.request(method, filled, content=body),
-                        world.client.request(method, filled, content=body, headers={"authorization": "Bearer x"}),
-                        world.client.request(method, filled, content=body, headers={HEADER: "key=1"}),
+                        world.client.request(
+                            method, filled, content=body, headers={"authorization": "Bearer x"}
+                        ),
+                        world.client.request(
+                            method, filled, content=body, headers={HEADER: "key=1"}
+                        ),
                     ]
                     if body == b"{}":
                         answers.append(world.call(ward, method, filled, body))
@@ -452,7 +530,13 @@ def test_the_audit_log_names_every_change(world: Any) -> None:
     entries = world.client.get("/api/audit", headers=world.coordinator).json()["entries"]
     actions = [entry["action"] for entry in entries]
     assert actions[0] == "coordinator added"
-    for action in ("study created", "site invited", "site enrolled", "contribution accepted", "release published"):
+    for action in (
+        "study created",
+        "site invited",
+        "site enrolled",
+        "contribution accepted",
+        "release published",
+    ):
         assert action in actions
     assert [entry["number"] for entry in entries] == list(range(1, len(entries) + 1))
     assert all(a["hash"] == b["previous"] for a, b in pairwise(entries))

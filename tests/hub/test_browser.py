@@ -18,7 +18,8 @@ from consilience.protocol import HEADER, digest, sign_request
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 PASSWORD = "correct horse battery"
 
-# Every visible text against the first opaque colour behind it, by the formula of WCAG 2; a large text needs less.
+# Every visible text against the first opaque colour behind it, by the formula of WCAG 2; a large
+# text needs less.
 CONTRAST = """
 () => {
   const parse = c => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
@@ -53,7 +54,9 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield browser
         browser.close()
 
@@ -92,7 +95,9 @@ def live(tools: Any, tmp_path: Any, password: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def page_of(chromium: Any, live: Any, *, width: int = 1280, **more: Any) -> Iterator[Any]:
-    context = chromium.new_context(base_url=live.address, viewport={"width": width, "height": 800}, **more)
+    context = chromium.new_context(
+        base_url=live.address, viewport={"width": width, "height": 800}, **more
+    )
     context.set_default_timeout(10_000)
     page = context.new_page()
     page.complaints = []
@@ -113,7 +118,11 @@ def log_in(page: Any) -> None:
 
 
 def focused(page: Any) -> str:
-    return str(page.evaluate("(document.activeElement.innerText || document.activeElement.id || '').trim()"))
+    return str(
+        page.evaluate(
+            "(document.activeElement.innerText || document.activeElement.id || '').trim()"
+        )
+    )
 
 
 def tab_to(page: Any, text: str) -> None:
@@ -140,7 +149,9 @@ def seeded(live: Any, tools: Any) -> list[Any]:
     live.call(wards[3], "POST", "/api/studies/demo/withdrawals", b"{}")
     live.combiner.run(at_once=True)
     distilled = 'name = "SoftLabelDistillation"\nepsilon = 2.0'
-    live.add_study(tools.study_text("trusting", aggregator=distilled, hub="trusted", public="ab" * 32))
+    live.add_study(
+        tools.study_text("trusting", aggregator=distilled, hub="trusted", public="ab" * 32)
+    )
     return wards
 
 
@@ -198,7 +209,9 @@ def test_a_coordinator_needs_only_the_keyboard(chromium: Any, live: Any, tools: 
         assert "422" in page.complaints[0]
 
 
-def test_a_site_opens_its_view_without_scripts_and_sees_only_its_own(chromium: Any, live: Any, tools: Any) -> None:
+def test_a_site_opens_its_view_without_scripts_and_sees_only_its_own(
+    chromium: Any, live: Any, tools: Any
+) -> None:
     wards = seeded(live, tools)
     path = "/api/studies/demo/visits"
     signed = {HEADER: sign_request(wards[1].key, "POST", path, digest(b""))}
@@ -226,7 +239,9 @@ def test_a_site_opens_its_view_without_scripts_and_sees_only_its_own(chromium: A
 # --------------------------------------------------------------------------------------------- phones, colours, charts
 
 
-def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(chromium: Any, live: Any, tools: Any) -> None:
+def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(
+    chromium: Any, live: Any, tools: Any
+) -> None:
     ward = seeded(live, tools)[1]
     digest_ = live.hub.store.contributions("demo", site=ward.name)[0]["digest"]
     paths = [
@@ -238,7 +253,10 @@ def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(chromium: Any, 
         "/studies/trusting",
         "/studies/trusting/aggregate",
     ]
-    paths += [f"/studies/demo{rest}" for rest in ("", "/sites", "/invite", "/close", "/releases/1", "/releases/2")]
+    paths += [
+        f"/studies/demo{rest}"
+        for rest in ("", "/sites", "/invite", "/close", "/releases/1", "/releases/2")
+    ]
     paths += [f"/studies/demo/sites/{ward.name}", f"/studies/demo/sites/{ward.name}/revoke"]
     paths += [f"/studies/demo/contributions/{digest_}"]
     with page_of(chromium, live, width=360) as page:
@@ -257,7 +275,9 @@ def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(chromium: Any, 
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 assert page.evaluate(CONTRAST) == [], (path, scheme)
-        assert [text for text in page.complaints if "404" not in text] == []  # no policy was violated
+        assert [
+            text for text in page.complaints if "404" not in text
+        ] == []  # no policy was violated
 
 
 def test_charts_have_words_and_stay_inside(chromium: Any, live: Any, tools: Any) -> None:

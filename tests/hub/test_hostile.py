@@ -1,7 +1,7 @@
 """Hostile input: mutated files and requests. The hub refuses with a code, stores nothing and answers no 5xx.
 
-The mutations know the formats: most files here carry a right signature over wrong contents, for a signature check
-refuses all others at once. Every example follows from its number.
+The mutations know the formats: most files here carry a right signature over wrong contents, for a
+signature check refuses all others at once. Every example follows from its number.
 """
 
 import copy
@@ -23,14 +23,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from consilience.certificate import of_contribution, of_release
-from consilience.contribution import Contribution
 from consilience.errors import ConsilienceError
+from consilience.files.certificate import of_contribution, of_release
+from consilience.files.contribution import Contribution
+from consilience.files.release import Release
+from consilience.files.sealed import (
+    Sealed,
+    SealedFile,
+    SigningKey,
+    canonical,
+    is_signed,
+    message_of,
+)
 from consilience.hub.app import ROUTES, create_app
 from consilience.hub.auth import hash_password
 from consilience.protocol import ERRORS, HEADER, digest, sign_request
-from consilience.release import Release
-from consilience.sealed import Sealed, SealedFile, SigningKey, canonical, is_signed, message_of
 
 SHORT, LONG = 100, 100_000
 MOST_GROWTH = 128 << 20  # bytes of resident memory over all examples
@@ -45,7 +52,9 @@ class Forge:
 
     def __init__(self, sealed: Sealed, key: SigningKey) -> None:
         self.kind, self.key = sealed.kind, key
-        self.facts = {name: copy.deepcopy(value) for name, value in sealed.facts.items() if name != "tensors"}
+        self.facts = {
+            name: copy.deepcopy(value) for name, value in sealed.facts.items() if name != "tensors"
+        }
         self.facts["key"] = key.public
         self.tensors = {name: np.array(tensor) for name, tensor in sealed.tensors.items()}
         self.text: Callable[[dict[str, Any]], str] = _dumped
@@ -54,20 +63,38 @@ class Forge:
         self.tail = b""
 
     def to_bytes(self) -> bytes:
-        names = {"float64": "F64", "int64": "I64", "uint8": "U8", "bool": "BOOL", "float32": "F32", "float16": "F16"}
+        names = {
+            "float64": "F64",
+            "int64": "I64",
+            "uint8": "U8",
+            "bool": "BOOL",
+            "float32": "F32",
+            "float16": "F16",
+        }
         listed, header, body, at = {}, {}, b"", 0
         for name, tensor in self.tensors.items():
             content = np.ascontiguousarray(tensor).tobytes()
             form = {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
             listed[name] = {**form, "sha256": hashlib.sha256(content).hexdigest()}
             offsets = [at, at + len(content)]
-            header[name] = {"dtype": names[form["dtype"]], "shape": form["shape"], "data_offsets": offsets}
+            header[name] = {
+                "dtype": names[form["dtype"]],
+                "shape": form["shape"],
+                "data_offsets": offsets,
+            }
             body, at = body + content, at + len(content)
         text = self.text({**self.facts, "tensors": listed})
-        signed = self.key.sign(message_of(self.kind, "") + text.encode(errors="surrogatepass")).hex()
+        signed = self.key.sign(
+            message_of(self.kind, "") + text.encode(errors="surrogatepass")
+        ).hex()
         header["__metadata__"] = {"consilience": text, "kind": self.kind, "signature": signed}
         top = self.header(header).encode(errors="surrogatepass")
-        return struct.pack("<Q", len(top) if self.length is None else self.length) + top + body + self.tail
+        return (
+            struct.pack("<Q", len(top) if self.length is None else self.length)
+            + top
+            + body
+            + self.tail
+        )
 
 
 def _dumped(facts: Any) -> str:
@@ -130,7 +157,13 @@ def _nested(depth: int) -> Any:
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Return every place inside `value`: a container and where in it."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for at, one in list(inside):
         yield value, at
         yield from _places(one)
@@ -187,7 +220,9 @@ def _lie_in_tensors(rng: random.Random, forge: Forge) -> None:
             rng.choice((np.float64, np.int64, np.uint8, np.bool_, np.float32, np.float16))
         )
     elif how == 3:
-        forge.tensors[name] = tensor.reshape(rng.choice(((-1,), (1, -1), (-1, 1), (1, 1, 1, -1), (1, 1, 1, 1, -1))))
+        forge.tensors[name] = tensor.reshape(
+            rng.choice(((-1,), (1, -1), (-1, 1), (1, 1, 1, -1), (1, 1, 1, 1, -1)))
+        )
     elif how == 4:
         forge.tensors[name] = np.concatenate([tensor.reshape(-1)] * rng.choice((2, 3)))
     elif how == 5:
@@ -195,7 +230,9 @@ def _lie_in_tensors(rng: random.Random, forge: Forge) -> None:
     elif how == 6:
         del forge.tensors[name]
     elif how == 7:
-        forge.tensors[rng.choice(("more", "COEF", "a/b", "__metadata__x", "é", "", "m0.coef", "x" * 300))] = tensor
+        forge.tensors[
+            rng.choice(("more", "COEF", "a/b", "__metadata__x", "é", "", "m0.coef", "x" * 300))
+        ] = tensor
     else:
         forge.tensors[name] = np.zeros(rng.choice(((0,), (0, 3), (2, 0), ())), tensor.dtype)
 
@@ -228,7 +265,18 @@ def _lie_in_header(rng: random.Random, forge: Forge) -> None:
         entry, how = header[name], rng.randrange(12)
         if how == 0:
             entry["data_offsets"] = rng.choice(
-                ([0, 0], [0, 2**63], [2**62, 2**62 + 8], [-8, 0], [8, 0], [0.0, 8.0], [], "0", [0, 1, 2], None)
+                (
+                    [0, 0],
+                    [0, 2**63],
+                    [2**62, 2**62 + 8],
+                    [-8, 0],
+                    [8, 0],
+                    [0.0, 8.0],
+                    [],
+                    "0",
+                    [0, 1, 2],
+                    None,
+                )
             )
         elif how == 1:
             for other in header.values():  # all of them lie at the same place
@@ -239,32 +287,45 @@ def _lie_in_header(rng: random.Random, forge: Forge) -> None:
                 ([2**62], [2**32, 2**32], [-1], [0], [1] * 40, [2.0], [True], "2", None, [10**30])
             )
         elif how == 3:
-            entry["dtype"] = rng.choice(("F32", "F16", "BF16", "F8_E4M3", "U64", "I8", "", None, 7, "f64", "C64"))
+            entry["dtype"] = rng.choice(
+                ("F32", "F16", "BF16", "F8_E4M3", "U64", "I8", "", None, 7, "f64", "C64")
+            )
         elif how == 4:
             whole = _dumped(header)
             return whole[:-1] + f',"{name}":{_dumped(entry)}' + "}"
         elif how == 5:
-            header["__metadata__"][rng.choice(("more", "kind", "signature", "consilience"))] = _hostile(rng)
+            header["__metadata__"][rng.choice(("more", "kind", "signature", "consilience"))] = (
+                _hostile(rng)
+            )
         elif how == 6:
-            header[rng.choice(("more", "", "é"))] = {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}
+            header[rng.choice(("more", "", "é"))] = {
+                "dtype": "F64",
+                "shape": [0],
+                "data_offsets": [0, 0],
+            }
         elif how == 7:
             entry[rng.choice(("more", "shape", "dtype"))] = _hostile(rng)
         elif how == 8:
-            return json.dumps(header, indent=rng.choice((None, 1))) + rng.choice(("", " " * 64, "\n"))
+            return json.dumps(header, indent=rng.choice((None, 1))) + rng.choice(
+                ("", " " * 64, "\n")
+            )
         elif how == 9:
             del header[rng.choice(sorted(header))]
         elif how == 10:
             return '{"a":' * rng.choice((50, 5000)) + _dumped(header)
         else:
             header |= {
-                f"t{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(rng.choice((3, 300)))
+                f"t{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+                for i in range(rng.choice((3, 300)))
             }
         return _dumped(header)
 
     if rng.random() < 0.75:
         forge.header = edit
     elif rng.random() < 0.5:
-        forge.length = rng.choice((0, 1, 2**63, 2**64 - 1, 2**32, 8 << 20, 9 << 20, 100, rng.randrange(4000)))
+        forge.length = rng.choice(
+            (0, 1, 2**63, 2**64 - 1, 2**32, 8 << 20, 9 << 20, 100, rng.randrange(4000))
+        )
     else:
         forge.tail = rng.choice((b"\0", b"\0" * 8, b"\xff" * 4096))
 
@@ -273,7 +334,11 @@ def _edited(rng: random.Random, content: bytes, other: bytes) -> bytes:
     """Damage bytes: the signature refuses most of it, if the form does not before."""
     for _ in range(rng.choice((1, 1, 2, 4))):
         # Half of all edits hit the header: the rest of the file is covered by one digest.
-        at = rng.randrange(min(len(content), 3000) if rng.random() < 0.5 else len(content)) if content else 0
+        at = (
+            rng.randrange(min(len(content), 3000) if rng.random() < 0.5 else len(content))
+            if content
+            else 0
+        )
         junk = rng.choice(
             (
                 rng.randbytes(rng.randrange(1, 17)),
@@ -291,7 +356,9 @@ def _edited(rng: random.Random, content: bytes, other: bytes) -> bytes:
         )
         how = rng.randrange(7)
         if how == 0 and content:
-            content = content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
+            content = (
+                content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
+            )
         elif how == 1:
             content = content[:at] + content[at + len(junk) :]
         elif how == 2:
@@ -310,11 +377,15 @@ def _edited(rng: random.Random, content: bytes, other: bytes) -> bytes:
 LIES = (_lie_in_facts, _lie_in_facts, _lie_in_tensors, _lie_in_text, _lie_in_header)
 
 
-def _forged(rng: random.Random, sealed: Sealed, key: SigningKey, other: bytes, sequence: int | None = None) -> bytes:
+def _forged(
+    rng: random.Random, sealed: Sealed, key: SigningKey, other: bytes, sequence: int | None = None
+) -> bytes:
     if rng.random() < 0.1:
         return _edited(rng, sealed.to_bytes(), other)
     forge = Forge(sealed, key)
-    if sequence is not None and rng.random() < 0.5:  # else everything after the first that is taken would be stale
+    if (
+        sequence is not None and rng.random() < 0.5
+    ):  # else everything after the first that is taken would be stale
         forge.facts["sequence"] = sequence
     rng.choice(LIES)(rng, forge)
     said = forge.facts.get("sequence")
@@ -324,7 +395,11 @@ def _forged(rng: random.Random, sealed: Sealed, key: SigningKey, other: bytes, s
         forge.facts["sequence"] = sequence
     try:
         return forge.to_bytes()
-    except (ValueError, OverflowError, RecursionError):  # what cannot even be written, cannot be sent
+    except (
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ):  # what cannot even be written, cannot be sent
         return _edited(rng, sealed.to_bytes(), other)
 
 
@@ -345,7 +420,11 @@ class Target:
         texts = [
             tools.study_text(),
             forest,
-            tools.study_text("exact", hub="trusted", aggregator='name = "Average"\nepsilon = 1.0\nweights = "equal"'),
+            tools.study_text(
+                "exact",
+                hub="trusted",
+                aggregator='name = "Average"\nepsilon = 1.0\nweights = "equal"',
+            ),
         ]
         self.studies = [world.add_study(text) for text in texts]
         self.texts = texts
@@ -367,7 +446,9 @@ class Target:
         ledger = Ledger(ward.folder / f"{ward.name} {study.name}.ledger")
         ledger.allow("ward", Budget(epsilon=1000.0, neighbours=study.neighbours))
         facts = {"site": ward.name, "signing": ward.key, "dataset": "ward"}
-        return study.train(self.tools.table(200, 1), None if study.trusted else ledger, epsilon=1.0, **facts)
+        return study.train(
+            self.tools.table(200, 1), None if study.trusted else ledger, epsilon=1.0, **facts
+        )
 
     def _release(self) -> list[Release]:
         found = []
@@ -419,7 +500,11 @@ class Target:
         method, path, headers, body = _request(rng, self)
         answer = self.world.client.request(method, path, content=body, headers=headers)
         assert answer.status_code < 500, (number, method, path, answer.text)
-        if answer.status_code >= 400 and method != "HEAD" and answer.request.url.path.startswith("/api/"):
+        if (
+            answer.status_code >= 400
+            and method != "HEAD"
+            and answer.request.url.path.startswith("/api/")
+        ):
             assert self.code(answer) in ERRORS, (number, method, path)
         self.answers[f"request {answer.status_code}"] += 1
 
@@ -459,11 +544,16 @@ def _request(rng: random.Random, target: Target) -> tuple[str, str, dict[str, by
         "/visits/{link}",
         "/studies/{study}/releases/{sequence}",
     )
-    known = rng.choice([(method, path) for method, path, *_ in ROUTES] + [("GET", page) for page in pages])
+    known = rng.choice(
+        [(method, path) for method, path, *_ in ROUTES] + [("GET", page) for page in pages]
+    )
     method, path = (
         known
         if rng.random() < 0.85
-        else (rng.choice(("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "FOO")), known[1])
+        else (
+            rng.choice(("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "FOO")),
+            known[1],
+        )
     )
     while "{" in path:
         begin, end = path.index("{"), path.index("}")
@@ -493,7 +583,9 @@ def _request(rng: random.Random, target: Target) -> tuple[str, str, dict[str, by
     path = path.encode("utf-8").decode("latin-1")
     body = _body(rng, target, known[1])
     headers = {}
-    if rng.random() < 0.4 and not known[1].endswith(("/close", "/key")):  # what a coordinator may end would be ended
+    if rng.random() < 0.4 and not known[1].endswith(
+        ("/close", "/key")
+    ):  # what a coordinator may end would be ended
         headers |= target.world.coordinator
     elif rng.random() < 0.2:
         headers["authorization"] = rng.choice(
@@ -503,12 +595,20 @@ def _request(rng: random.Random, target: Target) -> tuple[str, str, dict[str, by
         headers[HEADER] = _signature(rng, target, method, path, body)
     if rng.random() < 0.1:
         headers["content-type"] = rng.choice(
-            ("application/json", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "\xff")
+            (
+                "application/json",
+                "text/plain",
+                "multipart/form-data",
+                "application/x-www-form-urlencoded",
+                "\xff",
+            )
         )
     if rng.random() < 0.1:
         headers["cookie"] = rng.choice(("session=x", "consilience=%00", "a" * 3000, "=;=;"))
     if rng.random() < 0.03:
-        headers["content-length"] = rng.choice(("-1", "x", "99999999999999", "9" * 5000, "1e3", "²"))
+        headers["content-length"] = rng.choice(
+            ("-1", "x", "99999999999999", "9" * 5000, "1e3", "²")
+        )
     return (
         method,
         path,
@@ -519,7 +619,9 @@ def _request(rng: random.Random, target: Target) -> tuple[str, str, dict[str, by
 
 def _signature(rng: random.Random, target: Target, method: str, path: str, body: bytes) -> str:
     key = rng.choice((target.ward.key, target.ward.key, target.beside.key, SigningKey.generate()))
-    whole = sign_request(key, method, path, digest(body), now=rng.choice((None, None, None, 0, 1e11)))
+    whole = sign_request(
+        key, method, path, digest(body), now=rng.choice((None, None, None, 0, 1e11))
+    )
     if rng.random() < 0.3:
         at = rng.randrange(len(whole))
         return rng.choice(
@@ -547,7 +649,9 @@ def _body(rng: random.Random, target: Target, path: str) -> bytes:
         "/api/sessions": ("name", "password"),
         "/api/keys/rotation": ("study", "new_key", "proof"),
     }
-    wanted = names.get(path, ("site", "fetch_only", "days") if path.endswith("invitations") else ("key",))
+    wanted = names.get(
+        path, ("site", "fetch_only", "days") if path.endswith("invitations") else ("key",)
+    )
     how = rng.randrange(6)
     if how == 0:
         return rng.randbytes(rng.randrange(200))
@@ -648,7 +752,9 @@ def test_hostile_files_and_requests_are_refused(target: Target, tmp_path: Path) 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("half", [1, 2])
-def test_100000_hostile_files_and_requests(target: Target, tmp_path: Path, half: int, record_property: Any) -> None:
+def test_100000_hostile_files_and_requests(
+    target: Target, tmp_path: Path, half: int, record_property: Any
+) -> None:
     record_property("numbers", _attack(target, tmp_path, LONG // 2, first=half * 10**6))
 
 
@@ -667,7 +773,9 @@ def test_inspecting_refuses_what_loading_refuses(target: Target, tmp_path: Path)
     for number in range(5 * SHORT):
         rng = random.Random(number)
         which = rng.randrange(2)
-        path.write_bytes(_forged(rng, target.honest[which].sealed, target.ward.key, target.others[which]))
+        path.write_bytes(
+            _forged(rng, target.honest[which].sealed, target.ward.key, target.others[which])
+        )
         whole = taken(lambda: Contribution.load(path))
         blocks = taken(lambda: Contribution.inspect(SealedFile(path, "contribution")))
         assert whole == blocks, number
@@ -677,15 +785,23 @@ def test_a_forged_file_that_tells_no_lie_is_the_honest_one(target: Target) -> No
     """The forge itself is sound: what the attempts above are refused for is their lie."""
     for honest in target.honest:
         forge = Forge(honest.sealed, target.ward.key)
-        assert canonical(forge.facts) == canonical({k: v for k, v in honest.sealed.facts.items() if k != "tensors"})
+        assert canonical(forge.facts) == canonical(
+            {k: v for k, v in honest.sealed.facts.items() if k != "tensors"}
+        )
         assert (
-            target.world.submit(target.ward, forge.to_bytes(), honest.study["name"]).json()["digest"] == honest.digest
+            target.world.submit(target.ward, forge.to_bytes(), honest.study["name"]).json()[
+                "digest"
+            ]
+            == honest.digest
         )
 
 
 def test_a_key_for_which_anyone_can_sign_is_nobodys(target: Target) -> None:
     """Points of small order: a signature of zeros fits some message in four, whoever makes it."""
-    prime, eighth = 2**255 - 19, bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05")
+    prime, eighth = (
+        2**255 - 19,
+        bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
+    )
     ys = [0, 1, prime - 1, prime, prime + 1, int.from_bytes(eighth, "little")]
     ys.append(prime - ys[-1])
     weak = [(y + sign * 2**255).to_bytes(32, "little") for y in ys for sign in (0, 1)]
@@ -717,7 +833,9 @@ def test_no_request_that_the_description_allows_ends_in_a_5xx(tmp_path: Path, to
         world = tools.World(client, tmp_path)
         world.add_study()
         described = client.get("/openapi.json").json()
-        described["paths"] = {path: what for path, what in described["paths"].items() if path.startswith("/api/")}
+        described["paths"] = {
+            path: what for path, what in described["paths"].items() if path.startswith("/api/")
+        }
         for path in described["paths"].values():  # a file is bytes to us, whatever is written in it
             for what in path.values():
                 content = what.get("requestBody", {}).get("content", {})
@@ -733,11 +851,17 @@ def test_no_request_that_the_description_allows_ends_in_a_5xx(tmp_path: Path, to
             def run(case: Any, known: bool) -> None:
                 path = case.formatted_path
                 headers = {name: str(value) for name, value in dict(case.headers or {}).items()}
-                headers = {name: value for name, value in headers.items() if value.isascii() and value.isprintable()}
+                headers = {
+                    name: value
+                    for name, value in headers.items()
+                    if value.isascii() and value.isprintable()
+                }
                 headers |= world.coordinator if known else {}
                 body = case.body if isinstance(case.body, bytes) else _encoded(case.body)
                 query = {name: str(value) for name, value in dict(case.query or {}).items()}
-                answer = client.request(case.method, path, content=body, headers=headers, params=query)
+                answer = client.request(
+                    case.method, path, content=body, headers=headers, params=query
+                )
                 assert answer.status_code < 500, (case.method, path, answer.text)
                 if answer.status_code >= 400:
                     codes.add(tools.code(answer))

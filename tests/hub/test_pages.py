@@ -48,11 +48,15 @@ class Browser:
         return self.request("GET", path, **content)
 
     def post(self, path: str, headers: Any = None, **fields: str) -> Any:
-        return self.request("POST", path, data={"token": self.token, **fields}, headers=headers or {})
+        return self.request(
+            "POST", path, data={"token": self.token, **fields}, headers=headers or {}
+        )
 
     def log_in(self) -> "Browser":
         """Come with a session, without the password that is slow on purpose."""
-        self.cookies["consilience"], _ = new_token(self.world.hub.store, "ann", hours=1, kind="test")
+        self.cookies["consilience"], _ = new_token(
+            self.world.hub.store, "ann", hours=1, kind="test"
+        )
         assert self.get("/studies").status_code == 200
         return self
 
@@ -104,7 +108,9 @@ def test_nobody_is_sent_to_log_in_and_then_to_where_they_wanted(hub: Any) -> Non
     assert 'value="/audit"' in nobody.get("/login?next=/audit").text
     answer = nobody.post("/login", name="bea", password=PASSWORD, next="/audit")
     assert answer.headers["location"] == "/audit"
-    cookie = next(line for line in answer.headers.get_list("set-cookie") if line.startswith("consilience="))
+    cookie = next(
+        line for line in answer.headers.get_list("set-cookie") if line.startswith("consilience=")
+    )
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert nobody.get("/audit").status_code == 200
@@ -115,7 +121,10 @@ def test_logging_in_leads_nowhere_else(hub: Any) -> None:
     for target in ("//evil.example", "https://evil.example", "/\\evil", "javascript:alert(1)", ""):
         nobody = Browser(known(hub))
         nobody.get("/login", params={"next": target})
-        assert nobody.post("/login", name="bea", password=PASSWORD, next=target).headers["location"] == "/studies"
+        assert (
+            nobody.post("/login", name="bea", password=PASSWORD, next=target).headers["location"]
+            == "/studies"
+        )
 
 
 def test_a_wrong_password_says_what_to_do_and_lets_nobody_in(hub: Any) -> None:
@@ -159,7 +168,13 @@ def test_logging_out_ends_the_session_at_the_hub(hub: Any, ann: Browser) -> None
 
 def addresses(world: Any) -> dict[str, str]:
     row = world.hub.store.contributions("demo")[0]
-    parts = {"study": "demo", "site": row["site"], "digest": row["digest"], "number": "1", "kind": "html"}
+    parts = {
+        "study": "demo",
+        "site": row["site"],
+        "digest": row["digest"],
+        "number": "1",
+        "kind": "html",
+    }
     return {**parts, "file": "test.csv"}
 
 
@@ -185,7 +200,9 @@ def test_every_page_answers_with_a_strict_policy(world: Any, tools: Any) -> None
             assert not re.search(r'(src|href|action)="(https?:)?//', answer.text)
             for table in re.findall(r"<table.*?</table>", answer.text, re.S):
                 assert "<caption" in table
-            for field in re.findall(r'<(?:input|textarea)(?![^>]*type="(?:hidden)")[^>]*id="([^"]+)"', answer.text):
+            for field in re.findall(
+                r'<(?:input|textarea)(?![^>]*type="(?:hidden)")[^>]*id="([^"]+)"', answer.text
+            ):
                 assert f'<label for="{field}"' in answer.text
 
 
@@ -196,9 +213,18 @@ def test_downloads_say_what_they_are(hub: Any, tools: Any, ann: Browser) -> None
         "/studies/demo/text": ("application/toml", "demo.toml"),
         "/studies/demo/files/test.csv": ("text/csv", "test.csv"),
         "/studies/demo/releases/1/file": ("application/octet-stream", "demo-release-1.safetensors"),
-        "/studies/demo/releases/1/certificate.txt": ("text/plain", "demo-release-1-certificate.txt"),
-        "/studies/demo/releases/1/certificate.html": ("text/html", "demo-release-1-certificate.html"),
-        f"/studies/demo/contributions/{digest}/certificate.txt": ("text/plain", "demo-ward-0-1-certificate.txt"),
+        "/studies/demo/releases/1/certificate.txt": (
+            "text/plain",
+            "demo-release-1-certificate.txt",
+        ),
+        "/studies/demo/releases/1/certificate.html": (
+            "text/html",
+            "demo-release-1-certificate.html",
+        ),
+        f"/studies/demo/contributions/{digest}/certificate.txt": (
+            "text/plain",
+            "demo-ward-0-1-certificate.txt",
+        ),
     }
     for path, (kind, name) in expected.items():
         answer = ann.get(path)
@@ -261,7 +287,9 @@ def test_pages_of_coordinators_are_closed_to_sites_and_to_nobody(hub: Any, tools
             if who == "anyone":
                 continue
             data = {"data": {"token": nobody.token}} if method == "POST" else {}
-            assert nobody.request(method, path.format(**facts), **data).status_code in (303, 401), path
+            assert nobody.request(method, path.format(**facts), **data).status_code in (303, 401), (
+                path
+            )
             data = {"data": {"token": site.token}} if method == "POST" else {}
             if who == "coordinator":
                 assert site.request(method, path.format(**facts), **data).status_code == 403, path
@@ -280,17 +308,29 @@ def test_a_site_sees_nothing_of_another_but_the_release(world: Any, tools: Any) 
         assert rows[ward.name]["digest"] not in page
         assert ward.key.public[:16] not in page
         assert f"/sites/{ward.name}" not in page
-        assert site.get(f"/studies/demo/contributions/{rows[ward.name]['digest']}").status_code == 404
-        assert site.get(f"/studies/demo/contributions/{rows[ward.name]['digest']}/certificate.txt").status_code == 404
+        assert (
+            site.get(f"/studies/demo/contributions/{rows[ward.name]['digest']}").status_code == 404
+        )
+        assert (
+            site.get(
+                f"/studies/demo/contributions/{rows[ward.name]['digest']}/certificate.txt"
+            ).status_code
+            == 404
+        )
         assert site.get(f"/studies/demo/sites/{ward.name}").status_code == 404
     none = site.get("/studies/demo/sites/none")
-    assert (none.status_code, none.text) == (404, site.get(f"/studies/demo/sites/{wards[1].name}").text)
+    assert (none.status_code, none.text) == (
+        404,
+        site.get(f"/studies/demo/sites/{wards[1].name}").text,
+    )
     assert site.get(f"/studies/{other.name}").text == site.get("/studies/nonexistent").text
     assert site.get("/audit").status_code == 403
     assert site.get("/studies/demo/sites").status_code == 403
 
 
-def test_a_release_that_was_withdrawn_is_shown_to_no_site(hub: Any, tools: Any, ann: Browser) -> None:
+def test_a_release_that_was_withdrawn_is_shown_to_no_site(
+    hub: Any, tools: Any, ann: Browser
+) -> None:
     wards = filled(hub, tools)
     site = Browser(hub).open_as(wards[0])
     hub.call(wards[1], "POST", "/api/studies/demo/withdrawals", b"{}")
@@ -315,7 +355,9 @@ def test_a_sites_link_works_once_and_its_view_ends_with_its_key(world: Any, tool
     second = Browser(world)
     second.get(made.json()["path"])
     assert second.post(made.json()["path"]).status_code == 401
-    assert world.client.post("/api/studies/demo/visits", headers=world.coordinator).status_code == 403
+    assert (
+        world.client.post("/api/studies/demo/visits", headers=world.coordinator).status_code == 403
+    )
     stranger = tools.Ward("x", world.folder)
     assert world.call(stranger, "POST", "/api/studies/demo/visits").status_code == 401
     world.hub.revoke("demo", ward.name, "coordinator:ann")
@@ -338,7 +380,9 @@ def test_a_link_is_good_for_five_minutes_and_cannot_be_forged(hub: Any, monkeypa
 # -------------------------------------------------------------------------------------------------------------- forms
 
 
-def test_a_form_needs_the_token_of_the_page_it_came_from(hub: Any, tools: Any, ann: Browser) -> None:
+def test_a_form_needs_the_token_of_the_page_it_came_from(
+    hub: Any, tools: Any, ann: Browser
+) -> None:
     wards = filled(hub, tools)
     other = Browser(hub).open_as(wards[0])
     facts = addresses(hub)
@@ -351,9 +395,14 @@ def test_a_form_needs_the_token_of_the_page_it_came_from(hub: Any, tools: Any, a
             assert answer.status_code == 403, path
         elsewhere = {"sec-fetch-site": "cross-site"}
         assert (
-            ann.request("POST", path.format(**facts), data={"token": ann.token}, headers=elsewhere).status_code == 403
+            ann.request(
+                "POST", path.format(**facts), data={"token": ann.token}, headers=elsewhere
+            ).status_code
+            == 403
         )
-    assert ann.request("POST", "/studies/demo/files/test.csv", files={"file": b"x"}).status_code == 403
+    assert (
+        ann.request("POST", "/studies/demo/files/test.csv", files={"file": b"x"}).status_code == 403
+    )
     assert hub.hub.store.counts() == before
     nobody = Browser(hub)
     assert nobody.post("/login", name="bea", password=PASSWORD).status_code == 403
@@ -372,28 +421,42 @@ def test_malformed_forms_are_refused(hub: Any, ann: Browser) -> None:
     hub.add_study()
     for kind, body in MALFORMED:
         for path in ("/new-study", "/login", "/studies/demo/files/x.csv"):
-            answer = ann.request("POST", path, content=body, headers={"content-type": kind.encode("latin-1")})
+            answer = ann.request(
+                "POST", path, content=body, headers={"content-type": kind.encode("latin-1")}
+            )
             assert answer.status_code in (400, 403), (kind, body)
     too_large = ann.request("POST", "/new-study", content=b"x" * (1 << 20 | 1))
     assert too_large.status_code == 413
     assert "What to do" in too_large.text
 
 
-def test_a_study_is_added_by_text_or_file_and_every_problem_is_shown(hub: Any, tools: Any, ann: Browser) -> None:
+def test_a_study_is_added_by_text_or_file_and_every_problem_is_shown(
+    hub: Any, tools: Any, ann: Browser
+) -> None:
     text = tools.study_text()
     ann.get("/new-study")
-    bad = text.replace("epsilon_max = 5.0", "").replace('name = "demo"', 'name = "<script>"\ncolour = 1')
-    answer = ann.request("POST", "/new-study", files={"token": (None, ann.token), "text": (None, bad)})
+    bad = text.replace("epsilon_max = 5.0", "").replace(
+        'name = "demo"', 'name = "<script>"\ncolour = 1'
+    )
+    answer = ann.request(
+        "POST", "/new-study", files={"token": (None, ann.token), "text": (None, bad)}
+    )
     assert answer.status_code == 422
     assert "epsilon_max" in answer.text
     assert "colour" in answer.text
     assert "<script>" not in answer.text
-    files = {"token": (None, ann.token), "text": (None, ""), "file": ("study.toml", text.replace("\n", "\r\n"))}
+    files = {
+        "token": (None, ann.token),
+        "text": (None, ""),
+        "file": ("study.toml", text.replace("\n", "\r\n")),
+    }
     answer = ann.request("POST", "/new-study", files=files)
     assert answer.headers["location"] == "/studies/demo?done=created"
     assert "Invite its sites next" in ann.get(answer.headers["location"]).text
     changed = text.replace("A test.", "Another.")
-    answer = ann.request("POST", "/new-study", files={"token": (None, ann.token), "text": (None, changed)})
+    answer = ann.request(
+        "POST", "/new-study", files={"token": (None, ann.token), "text": (None, changed)}
+    )
     assert answer.status_code == 422
     assert "already" in answer.text
 
@@ -408,7 +471,11 @@ NO_STUDIES = [
 def test_what_is_no_study_is_explained(ann: Browser) -> None:
     for text in NO_STUDIES:
         content = text if isinstance(text, bytes) else text.encode()
-        answer = ann.request("POST", "/new-study", files={"token": (None, ann.token), "file": ("study.toml", content)})
+        answer = ann.request(
+            "POST",
+            "/new-study",
+            files={"token": (None, ann.token), "file": ("study.toml", content)},
+        )
         assert answer.status_code == 422, text
         assert "against it" in answer.text
 
@@ -434,7 +501,9 @@ def test_closing_and_revoking_ask_first(hub: Any, tools: Any, ann: Browser) -> N
     assert hub.hub.store.sites("demo")[0]["status"] == "enrolled"
     ann.post(path, withdraw="yes")
     assert hub.hub.store.sites("demo")[0]["status"] == "revoked"
-    assert {row["state"] for row in hub.hub.store.contributions("demo", site=ward.name)} == {"withdrawn"}
+    assert {row["state"] for row in hub.hub.store.contributions("demo", site=ward.name)} == {
+        "withdrawn"
+    }
     assert "Invite it again" in ann.get(f"/studies/demo/sites/{ward.name}").text
     assert "cannot be opened again" in ann.get("/studies/demo/close").text
     ann.post("/studies/demo/close")
@@ -444,7 +513,9 @@ def test_closing_and_revoking_ask_first(hub: Any, tools: Any, ann: Browser) -> N
     assert "closed already" in ann.get("/studies/demo/close").text
 
 
-def test_a_public_file_is_uploaded_if_it_is_the_named_one(hub: Any, tools: Any, ann: Browser) -> None:
+def test_a_public_file_is_uploaded_if_it_is_the_named_one(
+    hub: Any, tools: Any, ann: Browser
+) -> None:
     sha = tools.write_csv(hub.folder / "test.csv", tools.table(60, 1))
     hub.add_study(tools.study_text(test=sha))
     content = (hub.folder / "test.csv").read_bytes()
@@ -477,10 +548,17 @@ def test_empty_states_say_what_to_do_next(hub: Any, ann: Browser) -> None:
     assert "Your next step" in Browser(hub).open_as(hub.wards["north"]).get("/studies/demo").text
 
 
-def test_a_study_shows_quality_beside_baselines_and_weights_with_reasons(hub: Any, tools: Any, ann: Browser) -> None:
+def test_a_study_shows_quality_beside_baselines_and_weights_with_reasons(
+    hub: Any, tools: Any, ann: Browser
+) -> None:
     filled(hub, tools)
     page = ann.get("/studies/demo").text
-    for said in ("one site alone (the median site)", "Average (equal)", "n = 200, epsilon = 1", "It does not"):
+    for said in (
+        "one site alone (the median site)",
+        "Average (equal)",
+        "n = 200, epsilon = 1",
+        "It does not",
+    ):
         assert said in page
     assert page.count('role="img"') == 2
     assert re.search(r"<svg[^>]*role=\"img\".*?<title>[^<]+</title><desc>[^<]+</desc>", page, re.S)
@@ -497,7 +575,9 @@ def test_what_a_site_spent_is_composed_over_time(hub: Any, tools: Any, ann: Brow
     assert "ε = 1.5" in Browser(hub).open_as(ward).get("/studies/demo").text
 
 
-def test_a_release_that_draws_noise_says_its_cost_and_is_made_once(hub: Any, tools: Any, ann: Browser) -> None:
+def test_a_release_that_draws_noise_says_its_cost_and_is_made_once(
+    hub: Any, tools: Any, ann: Browser
+) -> None:
     sha = tools.write_csv(hub.folder / "public.csv", tools.table(100, 5))
     distilled = 'name = "SoftLabelDistillation"\nepsilon = 2.0'
     study = hub.add_study(tools.study_text(aggregator=distilled, hub="trusted", public=sha))
@@ -516,7 +596,11 @@ def test_a_release_that_draws_noise_says_its_cost_and_is_made_once(hub: Any, too
     assert "left after" in page
     key = re.search(r'name="key" value="(\w+)"', page)[1]
     first, second = (ann.post("/studies/demo/aggregate", key=key) for _ in range(2))
-    assert first.headers["location"] == second.headers["location"] == "/studies/demo/releases/1?done=released"
+    assert (
+        first.headers["location"]
+        == second.headers["location"]
+        == "/studies/demo/releases/1?done=released"
+    )
     assert hub.hub.balance("demo").spent.epsilon == pytest.approx(2.0)
     assert "one whole site" in ann.get("/studies/demo/releases/1").text
     assert "Nothing has changed since release 1" in ann.get("/studies/demo/aggregate").text
@@ -532,7 +616,9 @@ def test_a_release_that_draws_noise_says_its_cost_and_is_made_once(hub: Any, too
 def test_hostile_names_and_texts_are_shown_as_text(hub: Any, tools: Any, ann: Browser) -> None:
     evil = "<img src=x onerror=alert(1)>\\\"'&"
     text = tools.study_text().replace("A test.", evil.replace("\\", "").replace('"', "'"))
-    study = hub.add_study(text.replace('"no", "yes"', '"<b>no", "yes"').replace('name = "a"', 'name = "<i>a"'))
+    study = hub.add_study(
+        text.replace('"no", "yes"', '"<b>no", "yes"').replace('name = "a"', 'name = "<i>a"')
+    )
     hub.ward("north")
     hub.hub.store.log("<u>who", "<s>what", "demo", **{"<q>": evil})
     db_write(hub, sites.update().values(name="<h6>'\"&"))
@@ -565,7 +651,9 @@ def test_the_audit_page_tells_whether_the_chain_is_whole(world: Any, tools: Any)
     assert "changed" in page
 
 
-def test_a_shortened_log_is_noticed_and_a_long_one_takes_several_looks(sqlite_world: Any, monkeypatch: Any) -> None:
+def test_a_shortened_log_is_noticed_and_a_long_one_takes_several_looks(
+    sqlite_world: Any, monkeypatch: Any
+) -> None:
     store = sqlite_world.hub.store
     for i in range(20):
         store.log("someone", "something", i=i)
@@ -578,7 +666,10 @@ def test_a_shortened_log_is_noticed_and_a_long_one_takes_several_looks(sqlite_wo
     db_write(sqlite_world, audit.delete().where(audit.c.number == last))
     fresh = Chain()
     assert [fresh.verify(store).broken for _ in range(4)][-1] == last
-    db_write(sqlite_world, settings.update().where(settings.c.name == "audit").values(value=f"{last - 1} {'0' * 64}"))
+    db_write(
+        sqlite_world,
+        settings.update().where(settings.c.name == "audit").values(value=f"{last - 1} {'0' * 64}"),
+    )
     assert chain.verify(store).broken is not None
 
 
@@ -593,7 +684,10 @@ def test_a_thousand_sites_are_paged_and_quick(hub: Any, tools: Any, ann: Browser
         one = dict(db.execute(sa.select(contributions)).mappings().first())
     many = range(1000)
     rows = [{**site, "name": f"clinic {i:04d}", "key": f"{i:064x}"} for i in many]
-    given = [{**one, "site": row["name"], "digest": f"{i:064x}", "sha256": f"{i:064x}"} for i, row in enumerate(rows)]
+    given = [
+        {**one, "site": row["name"], "digest": f"{i:064x}", "sha256": f"{i:064x}"}
+        for i, row in enumerate(rows)
+    ]
     db_write(hub, sites.insert().values(rows))
     db_write(hub, contributions.insert().values(given))
     assert "1–50 of 1,002" in ann.get("/studies/demo/sites").text
@@ -602,7 +696,13 @@ def test_a_thousand_sites_are_paged_and_quick(hub: Any, tools: Any, ann: Browser
     assert "clinic 0007" in found
     assert "clinic 0008" not in found
     assert "No site" in ann.get("/studies/demo/sites?like=%25").text
-    for path in ("/studies", "/studies/demo", "/studies/demo/sites", f"/studies/demo/sites/{wards[0].name}", "/audit"):
+    for path in (
+        "/studies",
+        "/studies/demo",
+        "/studies/demo/sites",
+        f"/studies/demo/sites/{wards[0].name}",
+        "/audit",
+    ):
         times = []
         for _ in range(5):
             began = time.perf_counter()
@@ -631,12 +731,20 @@ def test_charts_survive_any_numbers() -> None:
 def test_the_verdict_does_not_flatter() -> None:
     def rows(own: float, alone: float, width: float) -> list[dict[str, Any]]:
         made = []
-        for method, kind, value in (("Average", "study", own), ("public records alone", "baseline", alone)):
+        for method, kind, value in (
+            ("Average", "study", own),
+            ("public records alone", "baseline", alone),
+        ):
             error = {"value": value, "low": value - width, "high": value + width}
-            made.append({"method": method, "kind": kind, "error": error, "n_records": 100, "level": 0.95})
+            made.append(
+                {"method": method, "kind": kind, "error": error, "n_records": 100, "level": 0.95}
+            )
         return made
 
-    said = [showing.quality(rows(*case)).verdicts[0] for case in ((0.1, 0.3, 0.05), (0.2, 0.25, 0.1), (0.3, 0.2, 0.1))]
+    said = [
+        showing.quality(rows(*case)).verdicts[0]
+        for case in ((0.1, 0.3, 0.05), (0.2, 0.25, 0.1), (0.3, 0.2, 0.1))
+    ]
     assert said[0].startswith("Clearly better")
     assert "may be chance" in said[1]
     assert "joining does not help" in said[2]

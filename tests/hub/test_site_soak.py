@@ -11,18 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consilience.contribution import Contribution
 from consilience.errors import BudgetExceeded
+from consilience.files.contribution import Contribution
+from consilience.files.release import Release
+from consilience.files.sealed import SigningKey
 from consilience.hub.hub import Hub
 from consilience.privacy.guarantee import Budget
-from consilience.release import Release
-from consilience.sealed import SigningKey
-from consilience.site import Site
+from consilience.site.site import Site
 from forks import HubProcess, Mother, is_alive, kill, restart, settle
 
 N_SITES = 5
-# What a site does while it waits for its next training: most look again, one leaves, one changes its key.
-IDLE = (["fetch", "submit"], ["fetch", "submit"], ["withdraw", "fetch"], ["rotate", "fetch"], ["submit", "fetch"])
+# What a site does while it waits for its next training: most look again, one leaves, one changes
+# its key.
+IDLE = (
+    ["fetch", "submit"],
+    ["fetch", "submit"],
+    ["withdraw", "fetch"],
+    ["rotate", "fetch"],
+    ["submit", "fetch"],
+)
 
 
 class Ward:
@@ -33,7 +40,12 @@ class Ward:
         table = folder / f"records {i}.csv"
         tools.write_csv(table, tools.table(200, i))
         self.log.touch()
-        self.job = {"folder": str(self.folder), "name": f"ward {i}", "address": server.address, "code": code}
+        self.job = {
+            "folder": str(self.folder),
+            "name": f"ward {i}",
+            "address": server.address,
+            "code": code,
+        }
         self.job |= {"table": str(table), "idle": IDLE[i], "log": str(self.log)}
 
     def notes(self) -> list[str]:
@@ -57,7 +69,9 @@ class Ward:
         cost = sum(round(charge.epsilon * 10**9) for charge in charges.values())
         assert round(balance.spent.epsilon * 10**9) == cost <= len(charges) * 10**9
         assert balance.spent.epsilon <= balance.limit.epsilon
-        assert {one.digest: one.sequence for one in found} == answered  # each arrived, once, and nothing else did
+        assert {
+            one.digest: one.sequence for one in found
+        } == answered  # each arrived, once, and nothing else did
         for release in (self.folder / "studies" / "demo").glob("release-*.safetensors"):
             Release.load(release)
         for key in self.folder.glob("key*.pem"):
@@ -78,14 +92,24 @@ class Ward:
 
 
 def _survive(
-    folder: Path, url: str | None, tools: Any, *, n_kills: int, n_submissions: int, database: Any = None
+    folder: Path,
+    url: str | None,
+    tools: Any,
+    *,
+    n_kills: int,
+    n_submissions: int,
+    database: Any = None,
 ) -> dict[str, Any]:
     """Kill sites, and less often the hub and its database, at random; then compare all that everyone holds."""
     hub = Hub(tools.quick(folder / "hub", url))
     hub.add_study(tools.study_text(min_sites=2), "operator")
     codes = [hub.invite("demo", "operator")[0] for _ in range(N_SITES)]
     hub.close()
-    server, mother, per_site = HubProcess(folder / "hub", url), Mother("site"), n_submissions // N_SITES
+    server, mother, per_site = (
+        HubProcess(folder / "hub", url),
+        Mother("site"),
+        n_submissions // N_SITES,
+    )
     server.start()
     server.wait()
     wards = [Ward(i, folder, server, codes[i], tools) for i in range(N_SITES)]
@@ -97,11 +121,14 @@ def _survive(
         ward = wards[i]
         pid = mother.start(**ward.job, n=1 + k * per_site // n_kills, finish=False)
         before = len(ward.notes())
-        # A fifth is killed while it starts, three of ten while they wait for their next training, the rest at work.
+        # A fifth is killed while it starts, three of ten while they wait for their next training,
+        # the rest at work.
         moment = generator.random()
         awaited = () if moment < 0.2 else ward.job["idle"] if moment < 0.5 else ("",)
         until = time.monotonic() + 120
-        while awaited and not any(note.startswith(tuple(awaited)) for note in ward.notes()[before:]):
+        while awaited and not any(
+            note.startswith(tuple(awaited)) for note in ward.notes()[before:]
+        ):
             assert is_alive(pid) and time.monotonic() < until, (k, ward.notes()[before:][-5:])  # noqa: PT018
             time.sleep(0.002)
         time.sleep(float(generator.random() ** 2) * (0.2 if moment < 0.5 else 0.6))
@@ -113,7 +140,9 @@ def _survive(
         if k % 10 == 9:
             server.kill()
             killed["hub"] += 1
-            if k % 20 == 9:  # half of the times the site sees the hub come back, else both are gone at once
+            if (
+                k % 20 == 9
+            ):  # half of the times the site sees the hub come back, else both are gone at once
                 server.start()
                 server.wait()
                 time.sleep(float(generator.random()) * 0.1)
@@ -122,7 +151,9 @@ def _survive(
             server.start()
             server.wait()
         notes = ward.notes()
-        last = "between" if len(notes) == before or notes[-1] in ("done", "unavailable") else notes[-1]
+        last = (
+            "between" if len(notes) == before or notes[-1] in ("done", "unavailable") else notes[-1]
+        )
         killed[f"site: {last}"] += 1
         training[i] += last in ("train", "between")
     for ward in wards:
@@ -140,7 +171,8 @@ def _survive(
     for i, ward in enumerate(wards):
         answered = {row["digest"]: row["sequence"] for row in rows if row["site"] == f"ward {i}"}
         wasted += ward.check(answered, training[i], per_site)
-        ward.spend_the_rest()  # while the hub is there: a rotation that was stopped is completed first
+        # while the hub is there: a rotation that was stopped is completed first
+        ward.spend_the_rest()
     server.kill()
     server.end()
     assert len(rows) == N_SITES * per_site
@@ -149,7 +181,9 @@ def _survive(
     assert all(states[f"ward {i}", "accepted"] == 1 for i in (0, 1, 3, 4))
     hub.verify()
     contents = [hub.store.content(row["sha256"]) for row in rows]
-    n_kept = sum(isinstance(one, bytes) for one in contents) + len(list((folder / "hub" / "files").glob("*/*")))
+    n_kept = sum(isinstance(one, bytes) for one in contents) + len(
+        list((folder / "hub" / "files").glob("*/*"))
+    )
     assert n_kept == len(rows) + len(hub.store.releases("demo"))
     hub.close()
     return {"kills": dict(killed), "submissions": len(rows), "wasted charges": wasted}
@@ -160,7 +194,9 @@ def test_a_killed_site_resumes_and_pays_once(tmp_path: Path, url: str | None, to
 
 
 @pytest.mark.soak
-def test_200_kills_of_sites_during_50_submissions_on_sqlite(tmp_path: Path, tools: Any, record_property: Any) -> None:
+def test_200_kills_of_sites_during_50_submissions_on_sqlite(
+    tmp_path: Path, tools: Any, record_property: Any
+) -> None:
     record_property("numbers", _survive(tmp_path, None, tools, n_kills=200, n_submissions=50))
 
 
@@ -169,5 +205,7 @@ def test_200_kills_of_sites_hub_and_database(
     tmp_path: Path, durable_postgres: Any, tools: Any, record_property: Any
 ) -> None:
     url = durable_postgres.database()
-    numbers = _survive(tmp_path, url, tools, n_kills=200, n_submissions=50, database=durable_postgres)
+    numbers = _survive(
+        tmp_path, url, tools, n_kills=200, n_submissions=50, database=durable_postgres
+    )
     record_property("numbers", numbers)

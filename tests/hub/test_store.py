@@ -19,13 +19,13 @@ import pytest
 import sqlalchemy as sa
 
 from consilience.errors import SettingsError
-from consilience.hub import commands
+from consilience.files.sealed import SigningKey
+from consilience.hub import operating as commands
 from consilience.hub.app import create_app
 from consilience.hub.hub import Hub
 from consilience.hub.store import Files, Store, hashed, now
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, Refusal, digest, sign_request
-from consilience.sealed import SigningKey
 from forks import HubProcess, restart, settle
 
 
@@ -41,7 +41,10 @@ def test_writes_that_wait_together_are_committed_together_and_fail_alone(store: 
 
     def work(i: int) -> None:
         def insert(db: sa.Connection) -> int:
-            db.execute(sa.text("INSERT INTO settings (name, value) VALUES (:name, 'x')"), {"name": f"n{i // 2}"})
+            db.execute(
+                sa.text("INSERT INTO settings (name, value) VALUES (:name, 'x')"),
+                {"name": f"n{i // 2}"},
+            )
             return i
 
         try:
@@ -75,7 +78,10 @@ def test_any_edit_of_the_audit_log_is_noticed(store: Store) -> None:
         def change(db: sa.Connection, edit: str = edit) -> None:
             kept = db.execute(sa.text("SELECT * FROM audit ORDER BY number")).mappings().all()
             db.execute(sa.text(edit))
-            found = [dict(row) for row in db.execute(sa.text("SELECT * FROM audit ORDER BY number")).mappings()]
+            found = [
+                dict(row)
+                for row in db.execute(sa.text("SELECT * FROM audit ORDER BY number")).mappings()
+            ]
             assert found != [dict(row) for row in kept]
 
         copy = store.audit(limit=100)
@@ -84,8 +90,8 @@ def test_any_edit_of_the_audit_log_is_noticed(store: Store) -> None:
             store.verify()
 
         def mend(db: sa.Connection, copy: Any = copy) -> None:
+            from consilience.files.sealed import canonical
             from consilience.hub.tables import audit
-            from consilience.sealed import canonical
 
             db.execute(audit.delete())
             db.execute(audit.insert(), [{**row, "facts": canonical(row["facts"])} for row in copy])
@@ -135,9 +141,15 @@ def test_a_newer_database_is_not_touched(tmp_path: Path, url: str | None) -> Non
         Store(tmp_path / "hub", "mysql://x/y")
 
 
-def test_an_older_database_is_brought_up_to_date(tmp_path: Path, url: str | None, tools: Any) -> None:
+def test_an_older_database_is_brought_up_to_date(
+    tmp_path: Path, url: str | None, tools: Any
+) -> None:
     store = Store(tmp_path / "hub", url)
-    for statement in ("DROP TABLE bodies", "DROP INDEX sites_by_key", "DELETE FROM versions WHERE version > 1"):
+    for statement in (
+        "DROP TABLE bodies",
+        "DROP INDEX sites_by_key",
+        "DELETE FROM versions WHERE version > 1",
+    ):
         store.write(lambda db, statement=statement: db.execute(sa.text(statement)))
     store.close()
     with tools.Client(create_app(tools.quick(tmp_path / "hub", url))) as client:
@@ -145,11 +157,15 @@ def test_an_older_database_is_brought_up_to_date(tmp_path: Path, url: str | None
         world.fill(world.add_study(), 2)
         world.combiner.run(at_once=True)
         assert world.hub.store.release("demo")["n_sites"] == 2
-        indexes = {index["name"] for index in sa.inspect(world.hub.store._engines[0]).get_indexes("sites")}
+        indexes = {
+            index["name"] for index in sa.inspect(world.hub.store._engines[0]).get_indexes("sites")
+        }
         assert indexes == {"sites_by_key"}
 
 
-def test_a_contribution_is_kept_in_the_database_if_it_is_small_and_in_a_file_if_not(world: Any, tools: Any) -> None:
+def test_a_contribution_is_kept_in_the_database_if_it_is_small_and_in_a_file_if_not(
+    world: Any, tools: Any
+) -> None:
     study = world.add_study()
     (ward,) = world.fill(study, 1)
     (row,) = world.hub.store.contributions("demo")
@@ -163,7 +179,9 @@ def test_a_contribution_is_kept_in_the_database_if_it_is_small_and_in_a_file_if_
         newest = again.hub.store.contributions("demo")[-1]
         assert again.hub.store.content(newest["sha256"]).stat().st_size == newest["size"]
         again.hub.verify()
-        again.hub.store.write(lambda db: db.execute(sa.text("UPDATE bodies SET content = :x"), {"x": b"x"}))
+        again.hub.store.write(
+            lambda db: db.execute(sa.text("UPDATE bodies SET content = :x"), {"x": b"x"})
+        )
         with pytest.raises(SettingsError, match="damaged"):
             again.hub.verify()
 
@@ -177,7 +195,9 @@ def test_a_kept_file_is_whole_under_its_digest(tmp_path: Path) -> None:
     assert not arrived.exists()
 
 
-def test_nonces_are_forgotten_when_their_requests_have_expired(store: Store, monkeypatch: Any) -> None:
+def test_nonces_are_forgotten_when_their_requests_have_expired(
+    store: Store, monkeypatch: Any
+) -> None:
     store.spend_nonce("k", "a")
     with pytest.raises(Refusal):
         store.spend_nonce("k", "a")
@@ -188,7 +208,9 @@ def test_nonces_are_forgotten_when_their_requests_have_expired(store: Store, mon
         assert db.execute(sa.text("SELECT count(*) FROM nonces")).scalar() == 1
 
 
-def test_a_backup_is_whole_while_sites_submit_and_grants_nothing_old(sqlite_world: Any, tools: Any) -> None:
+def test_a_backup_is_whole_while_sites_submit_and_grants_nothing_old(
+    sqlite_world: Any, tools: Any
+) -> None:
     world = sqlite_world
     study = world.add_study()
     wards = world.fill(study, 2)
@@ -224,7 +246,9 @@ def test_a_backup_is_whole_while_sites_submit_and_grants_nothing_old(sqlite_worl
         commands.restore(world.folder / "copy", world.folder / "second")
 
 
-def test_a_restored_hub_draws_no_noise_until_a_budget_is_allowed_again(sqlite_world: Any, tools: Any) -> None:
+def test_a_restored_hub_draws_no_noise_until_a_budget_is_allowed_again(
+    sqlite_world: Any, tools: Any
+) -> None:
     world = sqlite_world
     noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
     world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
@@ -237,10 +261,14 @@ def test_a_restored_hub_draws_no_noise_until_a_budget_is_allowed_again(sqlite_wo
     assert commands.aggregate(world.folder / "second", "demo", request="one")["sequence"] == 1
 
 
-def test_the_operators_commands_work_beside_a_running_hub(world: Any, url: str | None, tools: Any) -> None:
+def test_the_operators_commands_work_beside_a_running_hub(
+    world: Any, url: str | None, tools: Any
+) -> None:
     folder = world.folder / "hub"
     public = tools.write_csv(world.folder / "public.csv", tools.table(50, 3))
-    (world.folder / "study.toml").write_text(tools.study_text(aggregator='name = "PublicBlend"', public=public))
+    (world.folder / "study.toml").write_text(
+        tools.study_text(aggregator='name = "PublicBlend"', public=public)
+    )
     row = commands.add_study(folder, world.folder / "study.toml", url=url)
     study = world.hub.study("demo")[1]
     assert row["digest"] == study.digest
@@ -263,10 +291,19 @@ def test_the_operators_commands_work_beside_a_running_hub(world: Any, url: str |
 
 
 def _survive(
-    folder: Path, url: str | None, tools: Any, *, n_kills: int, n_submissions: int, database: Any = None
+    folder: Path,
+    url: str | None,
+    tools: Any,
+    *,
+    n_kills: int,
+    n_submissions: int,
+    database: Any = None,
 ) -> None:
     """Submit while the hub (and the database) is killed at random; compare what was answered with what is kept."""
-    text, wards = tools.study_text(min_sites=2), [tools.Ward(f"ward {i}", folder, seed=i) for i in range(5)]
+    text, wards = (
+        tools.study_text(min_sites=2),
+        [tools.Ward(f"ward {i}", folder, seed=i) for i in range(5)],
+    )
     hub = Hub(tools.quick(folder / "hub", url))
     hub.add_study(text, "operator")
     study = hub.study("demo")[1]
@@ -315,7 +352,9 @@ def _survive(
         thread.start()
     released = 0
     for kills in range(n_kills):
-        while released < (kills + 1) * n_submissions // n_kills:  # so that each kill meets submissions under way
+        while (
+            released < (kills + 1) * n_submissions // n_kills
+        ):  # so that each kill meets submissions under way
             go.release()
             released += 1
         time.sleep(float(generator.random()) * 0.1)
@@ -333,7 +372,9 @@ def _survive(
     hub = Hub(tools.quick(folder / "hub", url, sweep_after_seconds=-1.0))
     rows = hub.store.contributions("demo")
     assert len(answered) == len(wards) * per_ward
-    assert {row["digest"] for row in rows} == answered  # nothing lost, and nothing that was not answered in the end
+    assert {
+        row["digest"] for row in rows
+    } == answered  # nothing lost, and nothing that was not answered in the end
     assert len({row["digest"] for row in rows}) == len(rows)  # nothing doubled
     newest = {row["site"]: row["sequence"] for row in rows if row["state"] == "accepted"}
     assert newest == {ward.name: per_ward for ward in wards}
@@ -345,12 +386,16 @@ def _survive(
     assert len(set(changes)) == len(changes)
     assert changes[0] == hub.store.study("demo")["changes"] == len(rows)
     contents = [hub.store.content(row["sha256"]) for row in rows]
-    n_kept = sum(isinstance(one, bytes) for one in contents) + len(list((folder / "hub" / "files").glob("*/*")))
+    n_kept = sum(isinstance(one, bytes) for one in contents) + len(
+        list((folder / "hub" / "files").glob("*/*"))
+    )
     assert n_kept == len(rows) + len(changes)
     hub.close()
 
 
-def test_a_killed_hub_loses_and_doubles_nothing(tmp_path: Path, url: str | None, tools: Any) -> None:
+def test_a_killed_hub_loses_and_doubles_nothing(
+    tmp_path: Path, url: str | None, tools: Any
+) -> None:
     _survive(tmp_path, url, tools, n_kills=6, n_submissions=20)
 
 
@@ -360,7 +405,9 @@ def test_200_kills_during_50_submissions_on_sqlite(tmp_path: Path, tools: Any) -
 
 
 @pytest.mark.soak
-def test_200_kills_of_hub_and_database_during_50_submissions(tmp_path: Path, durable_postgres: Any, tools: Any) -> None:
+def test_200_kills_of_hub_and_database_during_50_submissions(
+    tmp_path: Path, durable_postgres: Any, tools: Any
+) -> None:
     url = durable_postgres.database()
     _survive(tmp_path, url, tools, n_kills=200, n_submissions=50, database=durable_postgres)
 
@@ -393,7 +440,11 @@ def test_a_hub_over_https_is_a_hub(tmp_path: Path, tools: Any) -> None:
     )
     cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
     cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     private.write_bytes(key.private_bytes(*form))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -416,7 +467,11 @@ def test_a_hub_over_https_is_a_hub(tmp_path: Path, tools: Any) -> None:
                 assert time.monotonic() < until
                 time.sleep(0.1)
         hub = Hub(tools.quick(tmp_path / "hub"))
-        assert answer.json()["key"] == hub.key.public == SigningKey.load(tmp_path / "hub" / "hub.key").public
+        assert (
+            answer.json()["key"]
+            == hub.key.public
+            == SigningKey.load(tmp_path / "hub" / "hub.key").public
+        )
         hub.close()
     finally:
         process.terminate()

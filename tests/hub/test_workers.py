@@ -15,14 +15,14 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from consilience.errors import SettingsError
-from consilience.hub import commands
+from consilience.files.release import Release
+from consilience.files.sealed import Sealed
+from consilience.hub import operating as commands
 from consilience.hub.app import create_app
 from consilience.hub.files import Bucket
 from consilience.hub.hub import Hub
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, digest, sign_request
-from consilience.release import Release
-from consilience.sealed import Sealed
 from forks import HubProcess
 
 CONTRIBUTIONS = "/api/studies/demo/contributions"
@@ -34,10 +34,16 @@ def bucket(monkeypatch: Any) -> Iterator[Any]:
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    facts = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s"}
+    facts = {
+        "ENDPOINT_URL": f"http://{host}:{port}",
+        "ACCESS_KEY_ID": "k",
+        "SECRET_ACCESS_KEY": "s",
+    }
     for name, value in {**facts, "DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    httpx.post(f"{facts['ENDPOINT_URL']}/moto-api/reset")  # buckets outlive the server within a process
+    httpx.post(
+        f"{facts['ENDPOINT_URL']}/moto-api/reset"
+    )  # buckets outlive the server within a process
     boto3.client("s3").create_bucket(Bucket="shared")
     try:
         yield boto3.resource("s3").Bucket("shared")
@@ -81,13 +87,17 @@ def test_a_backup_of_any_database_is_restored_on_any_other(
 # ----------------------------------------------------------------------------------------------- what workers agree on
 
 
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)  # SQLite has the key in the database's folder
+@pytest.mark.parametrize(
+    "url", ["postgresql"], indirect=True
+)  # SQLite has the key in the database's folder
 def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str, tools: Any) -> None:
     with pytest.raises(SettingsError, match=r"Copy hub\.key"):
         Hub(tools.quick(world.folder / "stranger", url))
     assert not (world.folder / "stranger" / "hub.key").exists()
     (world.folder / "other").mkdir()
-    hub = Hub(tools.quick(world.folder / "other"))  # has a key of its own, from a database of its own
+    hub = Hub(
+        tools.quick(world.folder / "other")
+    )  # has a key of its own, from a database of its own
     hub.close()
     with pytest.raises(SettingsError, match=r"Copy hub\.key"):
         Hub(tools.quick(world.folder / "other", url))
@@ -96,7 +106,9 @@ def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str, tool
     hub.close()
 
 
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)  # SQLite has the ledger in the database's folder
+@pytest.mark.parametrize(
+    "url", ["postgresql"], indirect=True
+)  # SQLite has the ledger in the database's folder
 def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str, tools: Any) -> None:
     noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
     world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
@@ -123,7 +135,9 @@ def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str, to
 
 # -------------------------------------------------------------------------------------------------------------- bucket
 
-IN_FILES = pytest.param({"small_bytes": -1}, id="in files")  # what is in the database needs no bucket
+IN_FILES = pytest.param(
+    {"small_bytes": -1}, id="in files"
+)  # what is in the database needs no bucket
 
 
 @pytest.mark.parametrize("world", [IN_FILES], indirect=True)
@@ -158,7 +172,9 @@ def test_files_in_a_bucket_serve_workers_on_several_machines(
 
 
 @pytest.mark.parametrize("sqlite_world", [IN_FILES], indirect=True)
-def test_what_no_row_names_is_swept_from_the_bucket_and_nothing_of_others(sqlite_world: Any, bucket: Any) -> None:
+def test_what_no_row_names_is_swept_from_the_bucket_and_nothing_of_others(
+    sqlite_world: Any, bucket: Any
+) -> None:
     world = sqlite_world
     world.fill(world.add_study(), 1)
     bucket.put_object(Key="a/notes.txt", Body=b"not a hub's")
@@ -168,17 +184,26 @@ def test_what_no_row_names_is_swept_from_the_bucket_and_nothing_of_others(sqlite
     named = {row["sha256"] for row in world.hub.store.contributions("demo")}
     assert files.sweep(named, 3600.0) == 0  # it may be on its way to a row
     assert files.sweep(named, -1.0) == 1
-    assert {one.key for one in bucket.objects.all()} == {"a/notes.txt", *(f"a/{name}" for name in named)}
+    assert {one.key for one in bucket.objects.all()} == {
+        "a/notes.txt",
+        *(f"a/{name}" for name in named),
+    }
     with pytest.raises(SettingsError, match="files of another hub"):
         files.check(set())
 
 
 @pytest.mark.parametrize("sqlite_world", [IN_FILES], indirect=True)
-def test_a_bucket_that_cannot_be_used_changes_nothing(sqlite_world: Any, bucket: Any, tools: Any) -> None:
+def test_a_bucket_that_cannot_be_used_changes_nothing(
+    sqlite_world: Any, bucket: Any, tools: Any
+) -> None:
     world = sqlite_world
     study = world.add_study()
     (ward,) = world.fill(study, 1)
-    for wrong, words in (("s3://absent", "cannot be used"), ("https://shared", "Got 'https"), ("s3://x", "Got")):
+    for wrong, words in (
+        ("s3://absent", "cannot be used"),
+        ("https://shared", "Got 'https"),
+        ("s3://x", "Got"),
+    ):
         with pytest.raises(SettingsError, match=words):
             commands.use_bucket(world.folder / "hub", wrong)
     assert world.hub.store.remembered("bucket") is None
@@ -195,7 +220,9 @@ def test_a_bucket_that_cannot_be_used_changes_nothing(sqlite_world: Any, bucket:
 
 
 @pytest.mark.parametrize("sqlite_world", [IN_FILES], indirect=True)
-def test_a_backup_of_a_hub_with_a_bucket_is_whole_by_itself(sqlite_world: Any, bucket: Any, tools: Any) -> None:
+def test_a_backup_of_a_hub_with_a_bucket_is_whole_by_itself(
+    sqlite_world: Any, bucket: Any, tools: Any
+) -> None:
     world = sqlite_world
     world.fill(world.add_study(), 2)
     commands.use_bucket(world.folder / "hub", "s3://shared/a")
@@ -231,11 +258,15 @@ def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> No
     def submit(name: str) -> int:
         until = time.monotonic() + 120
         with httpx.Client(timeout=30) as client:
-            while time.monotonic() < until:  # as a site behind a proxy: the other worker after a failure
+            while (
+                time.monotonic() < until
+            ):  # as a site behind a proxy: the other worker after a failure
                 address = workers[next(turn)].address
                 header = sign_request(keys[name], "POST", CONTRIBUTIONS, digest(bodies[name]))
                 try:
-                    answer = client.post(address + CONTRIBUTIONS, content=bodies[name], headers={HEADER: header})
+                    answer = client.post(
+                        address + CONTRIBUTIONS, content=bodies[name], headers={HEADER: header}
+                    )
                 except httpx.TransportError:
                     continue
                 if answer.status_code == 503:
@@ -250,7 +281,10 @@ def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> No
         answers = [pool.submit(submit, name) for name in bodies]
         assert half.wait(120)
         workers[0].kill()
-        assert {answer.result() for answer in answers} <= {200, 201}  # 200: it had it, and died before it said so
+        assert {answer.result() for answer in answers} <= {
+            200,
+            201,
+        }  # 200: it had it, and died before it said so
     until = time.monotonic() + 60
     while world.hub.store.due() and time.monotonic() < until:
         time.sleep(0.05)

@@ -12,7 +12,15 @@ from scipy import sparse
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners import batch
 from consilience.learners.batch import solve_many
-from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax, Squared, gradient_error, solve
+from consilience.learners.erm import (
+    Huber,
+    HuberHinge,
+    Logistic,
+    Softmax,
+    Squared,
+    gradient_error,
+    solve,
+)
 
 LOSSES = [Logistic(), HuberHinge(), HuberHinge(h=0.05), Huber(0.3, 1.0), Softmax(2), Softmax(5)]
 name_of = repr
@@ -45,7 +53,9 @@ def public_tolerance(loss, counts, d, lam, linear_norm=0.0):
     """1e-8 of the regularisation, or the floor that rounding sets, from the largest site."""
     facts = {"n_records": max(counts, default=0), "n_features": d, "linear_norm": linear_norm}
     lam = float(np.min(lam))
-    return max(1e-8 * lam, 8 * gradient_error(loss, regularization=lam, tolerance=1e-8 * lam, **facts))
+    return max(
+        1e-8 * lam, 8 * gradient_error(loss, regularization=lam, tolerance=1e-8 * lam, **facts)
+    )
 
 
 def exact_gradient_norm(X, y, loss, coef, lam, b=0.0):
@@ -89,7 +99,9 @@ def test_every_site_gets_what_the_single_solver_gives_it(loss, counts, d, streng
         # Two gradients of at most τ, each off by at most τ/8, are at points at most 2.25τ/λ apart.
         assert np.linalg.norm(found.coef[j] - one.coef) <= 2.25 * tolerance / lam[j]
         assert found.gradient_norm[j] <= tolerance
-        exact = exact_gradient_norm(X[mine], y[mine], loss, found.coef[j], lam[j], 0.0 if bj is None else bj)
+        exact = exact_gradient_norm(
+            X[mine], y[mine], loss, found.coef[j], lam[j], 0.0 if bj is None else bj
+        )
         assert exact <= found.gradient_norm[j] + tolerance / 8
 
 
@@ -98,7 +110,9 @@ def test_answers_agree_to_one_part_in_a_million(loss):
     counts = np.random.default_rng(1).integers(0, 40, size=70)
     X, y, sites = problem(loss, counts, 30)
     tolerance = public_tolerance(loss, counts, 30, 0.05)
-    found = solve_many(X, y, loss, sites=sites, n_sites=70, regularization=0.05, tolerance=tolerance)
+    found = solve_many(
+        X, y, loss, sites=sites, n_sites=70, regularization=0.05, tolerance=tolerance
+    )
     for j in range(70):
         mine = sites == j
         one = solve(X[mine], y[mine], loss, regularization=0.05, tolerance=tolerance)
@@ -125,7 +139,9 @@ def test_a_site_of_one_class_is_like_any_other(loss, d):
     X, _, sites = problem(loss, [22, 22, 5], d)
     y = np.ones(len(X), dtype=np.int64)
     tolerance = public_tolerance(loss, [22], d, 22e-4)
-    found = solve_many(X, y, loss, sites=sites, n_sites=3, regularization=22e-4, tolerance=tolerance)
+    found = solve_many(
+        X, y, loss, sites=sites, n_sites=3, regularization=22e-4, tolerance=tolerance
+    )
     assert len(found.alone) == 0
     for j in range(3):
         one = solve(X[sites == j], y[sites == j], loss, regularization=22e-4, tolerance=tolerance)
@@ -146,7 +162,13 @@ def test_a_site_without_records_gets_the_minimum_of_noise_and_ridge():
     )
     np.testing.assert_array_equal(found.coef, -b / 2)
     nothing = solve_many(
-        np.zeros((0, 3)), [], Softmax(3), sites=np.zeros(0, int), n_sites=0, regularization=2.0, tolerance=1e-9
+        np.zeros((0, 3)),
+        [],
+        Softmax(3),
+        sites=np.zeros(0, int),
+        n_sites=0,
+        regularization=2.0,
+        tolerance=1e-9,
     )
     assert nothing.coef.shape == (0, 3, 3)
 
@@ -157,9 +179,13 @@ def test_sparse_single_precision_and_scattered_records_give_the_same_answer():
     how = {"n_sites": 50, "regularization": 0.1, "tolerance": 1e-9}
     plain = solve_many(X, y, Logistic(), sites=sites, **how).coef
     for other in (sparse.csr_array(X), X.astype(np.float32), np.asfortranarray(X)):
-        np.testing.assert_array_equal(solve_many(other, y, Logistic(), sites=sites, **how).coef, plain)
+        np.testing.assert_array_equal(
+            solve_many(other, y, Logistic(), sites=sites, **how).coef, plain
+        )
     order = np.arange(500).reshape(50, 10).T.ravel()  # keeps the order within a site
-    np.testing.assert_array_equal(solve_many(X[order], y[order], Logistic(), sites=sites[order], **how).coef, plain)
+    np.testing.assert_array_equal(
+        solve_many(X[order], y[order], Logistic(), sites=sites[order], **how).coef, plain
+    )
 
 
 def test_the_answer_depends_neither_on_threads_nor_on_other_sites_records(monkeypatch):
@@ -168,7 +194,9 @@ def test_the_answer_depends_neither_on_threads_nor_on_other_sites_records(monkey
     how = {"sites": sites, "n_sites": 300, "regularization": 0.01, "tolerance": 1e-9}
     first = solve_many(X, y, Logistic(), n_threads=1, **how).coef
     for n_threads in (1, 2, 5, None):
-        np.testing.assert_array_equal(solve_many(X, y, Logistic(), n_threads=n_threads, **how).coef, first)
+        np.testing.assert_array_equal(
+            solve_many(X, y, Logistic(), n_threads=n_threads, **how).coef, first
+        )
     others = sites != 7
     X[others], y[others] = X[others][::-1], -y[others]
     np.testing.assert_array_equal(solve_many(X, y, Logistic(), **how).coef[7], first[7])
@@ -185,7 +213,9 @@ def test_sites_that_the_fast_method_misses_or_refuses_are_solved_alone(monkeypat
     how = {"sites": sites, "n_sites": 4, "regularization": 0.1, "tolerance": tolerance}
     found = solve_many(X, y, Logistic(), **how)
     np.testing.assert_array_equal(found.alone, [3])  # too large
-    monkeypatch.setattr(batch, "_solve_sites", lambda *arguments: arguments[-1][0].fill(1e-3))  # finds nothing
+    monkeypatch.setattr(
+        batch, "_solve_sites", lambda *arguments: arguments[-1][0].fill(1e-3)
+    )  # finds nothing
     missed = solve_many(X, y, Logistic(), **how)
     np.testing.assert_array_equal(missed.alone, [0, 1, 2, 3])
     np.testing.assert_allclose(missed.coef, found.coef, atol=1e-6)
@@ -198,7 +228,9 @@ def test_a_certificate_beyond_the_public_radius_does_not_count():
     task.solve_block(np.arange(3))
     assert np.all(task.length <= task.radius)
     np.testing.assert_allclose(task.length, np.linalg.norm(task.coef, axis=(1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(task.radius, (math.sqrt(2 * 0.1 * 22 * math.log(2)) + 2e-8) / 0.1, rtol=1e-12)
+    np.testing.assert_allclose(
+        task.radius, (math.sqrt(2 * 0.1 * 22 * math.log(2)) + 2e-8) / 0.1, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("as_sparse", [False, True])
@@ -208,14 +240,23 @@ def test_memory_beyond_the_answer_is_a_few_blocks(as_sparse):
     X, y, sites = X[order], y[order], sites[order]
     if as_sparse:
         X = sparse.csr_array(X)
-    how = {"sites": sites, "n_sites": 4000, "regularization": 0.1, "tolerance": 1e-8, "n_threads": 2}
+    how = {
+        "sites": sites,
+        "n_sites": 4000,
+        "regularization": 0.1,
+        "tolerance": 1e-8,
+        "n_threads": 2,
+    }
     solve_many(X, y, Logistic(), **how)
     tracemalloc.start()
     found = solve_many(X, y, Logistic(), **how)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # Two threads hold a gathered block each, sparse ones twice; per record a label and its place in the order.
-    assert peak <= found.coef.nbytes + 2 * 8 * batch._ENTRIES * (3 if as_sparse else 1.2) + 40 * len(y)
+    # Two threads hold a gathered block each, sparse ones twice; per record a label and its place in
+    # the order.
+    assert peak <= found.coef.nbytes + 2 * 8 * batch._ENTRIES * (
+        3 if as_sparse else 1.2
+    ) + 40 * len(y)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +279,14 @@ def test_memory_beyond_the_answer_is_a_few_blocks(as_sparse):
 )
 def test_settings_that_cannot_work_are_refused_before_a_record_is_read(change, word):
     X, y, sites = problem(Logistic(), [4] * 3, 4)
-    how = {"loss": Logistic(), "sites": sites, "n_sites": 3, "regularization": 1.0, "tolerance": 1e-9, **change}
+    how = {
+        "loss": Logistic(),
+        "sites": sites,
+        "n_sites": 3,
+        "regularization": 1.0,
+        "tolerance": 1e-9,
+        **change,
+    }
     with pytest.raises(SettingsError, match=word):
         solve_many(np.full_like(X, np.nan), y, **how)
 

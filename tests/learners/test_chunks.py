@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
-import consilience.study
+import consilience.study.study
 from consilience import (
     Bins,
     Categorical,
@@ -27,10 +27,12 @@ from consilience import (
     Schema,
 )
 from consilience.errors import GuaranteeVoid, SchemaMismatch, SettingsError
-from consilience.learners import coded, erm, trees
+from consilience.files.sealed import SigningKey
+from consilience.learners import erm
 from consilience.learners.linear import _Ball, _Coding, _MappedPartitions
+from consilience.learners.trees import binned as coded
+from consilience.learners.trees import forest as trees
 from consilience.privacy.mechanisms import Noise
-from consilience.sealed import SigningKey
 from studies import study
 from studies import table as study_table
 
@@ -57,7 +59,10 @@ def table(n_records=1500, seed=0):
             "pressure": pa.array(rng.normal(size=n_records), mask=rng.random(n_records) < 0.1),
             "age": pa.array(age.astype(np.float32), mask=rng.random(n_records) < 0.1),
             "dose": np.where(rng.random(n_records) < 0.1, -9, rng.integers(0, 9999, n_records)),
-            "ward": pa.array(rng.choice(["a", "b", "c", "elsewhere"], n_records), mask=rng.random(n_records) < 0.1),
+            "ward": pa.array(
+                rng.choice(["a", "b", "c", "elsewhere"], n_records),
+                mask=rng.random(n_records) < 0.1,
+            ),
             "ill": np.where(ill, "yes", "no"),
         }
     )
@@ -82,25 +87,43 @@ LINEAR = [
     (PrivateLogisticRegression, TWO, {"mechanism": "output", "fit_intercept": False}),
     (PrivateLogisticRegression, TWO, {"mechanism": "generalized", "delta": 1e-6}),
     (PrivateLogisticRegression, TWO, {"mechanism": "matrix", "random_state": 3}),
-    (PrivateLogisticRegression, TWO, {"neighbours": "add-remove", "public_size": 1000, "data_norm": 0.7}),
+    (
+        PrivateLogisticRegression,
+        TWO,
+        {"neighbours": "add-remove", "public_size": 1000, "data_norm": 0.7},
+    ),
     (PrivateLogisticRegression, TWO, {"calibration": "chaudhuri2011"}),
     (PrivateLogisticRegression, THREE, {"mechanism": "objective", "delta": 1e-6}),
-    (PrivateLogisticRegression, THREE, {"mechanism": "output", "neighbours": "add-remove", "public_size": 9}),
+    (
+        PrivateLogisticRegression,
+        THREE,
+        {"mechanism": "output", "neighbours": "add-remove", "public_size": 9},
+    ),
     (PrivateLinearSVC, TWO, {"mechanism": "objective"}),
     (PrivateLinearSVC, TWO, {"mechanism": "matrix", "random_state": 3}),
     (PrivateLinearSVC, THREE, {"mechanism": "output"}),
     (PrivateLinearSVC, THREE, {"mechanism": "generalized", "delta": 1e-6}),
     (PrivateRidge, NUMBER, {"mechanism": "objective", "label_bound": 10.0}),
     (PrivateRidge, NUMBER, {"mechanism": "output", "label_bound": 4.0, "delta": 1e-6}),
-    (PrivateRidge, NUMBER, {"mechanism": "generalized", "neighbours": "add-remove", "public_size": 10**6}),
+    (
+        PrivateRidge,
+        NUMBER,
+        {"mechanism": "generalized", "neighbours": "add-remove", "public_size": 10**6},
+    ),
     (PrivateRidge, NUMBER, {"mechanism": "matrix", "random_state": 3}),
 ]
 TREES = [
     (PrivateTreeClassifier, {"max_depth": 3}),
     (PrivateForestClassifier, {"n_trees": 5, "max_depth": 3}),
-    (PrivateForestClassifier, {"n_trees": 5, "max_depth": 3, "neighbours": "replace-one", "max_features": 2}),
+    (
+        PrivateForestClassifier,
+        {"n_trees": 5, "max_depth": 3, "neighbours": "replace-one", "max_features": 2},
+    ),
     (PrivateForestClassifier, {"n_trees": 3, "max_depth": 2, "delta": 1e-6}),
-    (PrivateForestClassifier, {"n_trees": 4, "max_depth": 3, "splitter": "random", "random_state": 1}),
+    (
+        PrivateForestClassifier,
+        {"n_trees": 4, "max_depth": 3, "splitter": "random", "random_state": 1},
+    ),
     (PrivateForestClassifier, {"delta": 1e-6, "public_size": 2000}),
     (PrivateAdaBoostClassifier, {"n_rounds": 3}),
 ]
@@ -125,7 +148,8 @@ def both(learner, schema, folder, chunk_records=61, **settings):
 @pytest.mark.parametrize(("learner", "schema", "settings"), LINEAR)
 def test_linear_training_in_chunks_is_training_in_memory(learner, schema, settings, folder):
     whole, chunked = both(learner, schema, folder, **settings, epsilon=1.0, noise=Noise(seed=1))
-    # The same noise, the closing one included, on minima that are each within 1e-8 of the exact one, up to its size.
+    # The same noise, the closing one included, on minima that are each within 1e-8 of the exact
+    # one, up to its size.
     size = settings.get("label_bound", 1.0) / settings.get("data_norm", 1.0)
     np.testing.assert_allclose(chunked.coef_, whole.coef_, rtol=1e-7, atol=1e-7 * size)
     np.testing.assert_allclose(chunked.intercept_, whole.intercept_, rtol=1e-7, atol=1e-7 * size)
@@ -135,10 +159,13 @@ def test_linear_training_in_chunks_is_training_in_memory(learner, schema, settin
 
 
 @pytest.mark.parametrize(("learner", "schema", "settings"), LINEAR)
-def test_the_minimum_is_the_same_to_the_solvers_tolerance_and_so_is_the_guarantee(learner, schema, settings, folder):
+def test_the_minimum_is_the_same_to_the_solvers_tolerance_and_so_is_the_guarantee(
+    learner, schema, settings, folder
+):
     exact = {name: value for name, value in settings.items() if name != "calibration"}
     whole, chunked = both(learner, schema, folder, chunk_records=1000, **exact, epsilon=math.inf)
-    # Both gradients are within 1e-8 of the ridge of zero, so both coefficients within 1e-8 of the minimum.
+    # Both gradients are within 1e-8 of the ridge of zero, so both coefficients within 1e-8 of the
+    # minimum.
     size = settings.get("label_bound", 1.0) / settings.get("data_norm", 1.0)
     np.testing.assert_allclose(chunked.coef_, whole.coef_, atol=2.5e-8 * size)
     one, other = both(learner, schema, folder, **settings, epsilon=0.5)
@@ -152,7 +179,9 @@ def test_the_minimum_is_the_same_to_the_solvers_tolerance_and_so_is_the_guarante
 def test_trees_from_chunks_are_trees_from_memory(learner, settings, schema, folder):
     settings = {"random_state": 2, **settings, "bins": Bins.of(schema)}
     for epsilon in (1.0, math.inf):
-        whole, chunked = both(learner, schema, folder, **settings, epsilon=epsilon, noise=Noise(seed=1))
+        whole, chunked = both(
+            learner, schema, folder, **settings, epsilon=epsilon, noise=Noise(seed=1)
+        )
         assert np.array_equal(whole.shape_.feature, chunked.shape_.feature)
         assert np.array_equal(whole.shape_.last, chunked.shape_.last)
         assert np.array_equal(whole.counts_, chunked.counts_)
@@ -164,10 +193,18 @@ def test_trees_from_chunks_are_trees_from_memory(learner, settings, schema, fold
 
 @pytest.mark.parametrize("limit", ["NODES_KEPT", "MOST_COUNTS", "BLOCK_RECORDS"])
 def test_limits_of_memory_change_no_tree(limit, folder, monkeypatch):
-    settings = {"n_trees": 5, "max_depth": 3, "bins": Bins.of(TWO), "epsilon": math.inf, "noise": Noise(seed=4)}
+    settings = {
+        "n_trees": 5,
+        "max_depth": 3,
+        "bins": Bins.of(TWO),
+        "epsilon": math.inf,
+        "noise": Noise(seed=4),
+    }
     before = both(PrivateForestClassifier, TWO, folder, **settings)
     monkeypatch.setattr(trees if limit == "MOST_COUNTS" else coded, limit, 100)
-    for one, other in zip(before, both(PrivateForestClassifier, TWO, folder, **settings), strict=True):
+    for one, other in zip(
+        before, both(PrivateForestClassifier, TWO, folder, **settings), strict=True
+    ):
         assert np.array_equal(one.counts_, other.counts_)
         assert np.array_equal(one.shape_.last, other.shape_.last)
 
@@ -202,16 +239,24 @@ def test_named_labels_are_those_of_the_schema(folder):
 
 
 @pytest.mark.parametrize(
-    "methods", [("PrivateLogisticRegression", "Average"), ("PrivateForestClassifier", "WeightedVote")]
+    "methods",
+    [("PrivateLogisticRegression", "Average"), ("PrivateForestClassifier", "WeightedVote")],
 )
-def test_a_study_trains_on_large_parquet_in_chunks_and_promises_the_same(methods, tmp_path, ledger, monkeypatch):
+def test_a_study_trains_on_large_parquet_in_chunks_and_promises_the_same(
+    methods, tmp_path, ledger, monkeypatch
+):
     agreed, path, made, read = study(*methods), tmp_path / "study.parquet", [], []
     pq.write_table(study_table(400), path)
     passed = ParquetRows._pass
     monkeypatch.setattr(ParquetRows, "_pass", lambda *given: read.append(given) or passed(*given))
-    for limit in (consilience.study.IN_MEMORY, 100):
-        monkeypatch.setattr(consilience.study, "IN_MEMORY", limit)
-        settings = {"epsilon": 0.2, "site": "north", "signing": SigningKey.generate(), "dataset": "ward"}
+    for limit in (consilience.study.study.IN_MEMORY, 100):
+        monkeypatch.setattr(consilience.study.study, "IN_MEMORY", limit)
+        settings = {
+            "epsilon": 0.2,
+            "site": "north",
+            "signing": SigningKey.generate(),
+            "dataset": "ward",
+        }
         made.append(agreed.accept(agreed.train(path, ledger, **settings)))
         assert bool(read) is (limit == 100)
     assert made[0].guarantee == made[1].guarantee
@@ -269,9 +314,13 @@ def test_persons_and_undeclared_classes_are_refused_before_a_record_is_read(lear
     source.chunks = lambda: pytest.fail("a record was read")
     if not isinstance(learner, PrivateRidge):
         with pytest.raises(SettingsError, match="declared classes"):
-            type(learner)(**{**learner.get_params(), "classes": None}).fit(source, ledger=ledger, dataset="ward")
+            type(learner)(**{**learner.get_params(), "classes": None}).fit(
+                source, ledger=ledger, dataset="ward"
+            )
     with pytest.raises(SettingsError, match="unit='record'"):
-        type(learner)(**{**learner.get_params(), "unit": "person", "records_per_person": 2}).fit(source)
+        type(learner)(**{**learner.get_params(), "unit": "person", "records_per_person": 2}).fit(
+            source
+        )
 
 
 def refused(ledger, folder, schema=TWO):
@@ -294,7 +343,9 @@ def test_a_file_that_does_not_fit_is_named_with_its_column_and_never_a_value(fol
     message = refused(ledger, folder)
     assert "'9.parquet'" in message
     assert "'age' holds list" in message
-    pq.write_table(table(200).set_column(5, "ill", pa.array(["no"] * 199 + [MARK])), bad, row_group_size=30)
+    pq.write_table(
+        table(200).set_column(5, "ill", pa.array(["no"] * 199 + [MARK])), bad, row_group_size=30
+    )
     message = refused(ledger, folder)
     assert "'9.parquet'" in message
     assert "'ill'" in message
@@ -337,7 +388,9 @@ def test_no_records_at_all_are_a_table_under_add_remove(tmp_path):
 # --------------------------------------------------------------------------------------------- progress, passes, memory
 
 
-def test_progress_goes_to_the_end_of_each_pass_and_nothing_is_shown_where_there_is_no_terminal(folder, capfd):
+def test_progress_goes_to_the_end_of_each_pass_and_nothing_is_shown_where_there_is_no_terminal(
+    folder, capfd
+):
     seen = []
     rows = ParquetRows(folder, TWO, 200, progress=lambda done, total: seen.append((done, total)))
     PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(rows)
@@ -345,7 +398,9 @@ def test_progress_goes_to_the_end_of_each_pass_and_nothing_is_shown_where_there_
     assert [done for done, _ in seen].count(1500) >= rows.passes >= 3
     n_linear, passes = len(seen), rows.passes
     PrivateForestClassifier(epsilon=1.0, classes=[0, 1], bins=Bins.of(TWO), max_depth=3).fit(rows)
-    assert rows.passes == passes + 1  # trees read the files once, and then one pass per level and one for the leaves
+    assert (
+        rows.passes == passes + 1
+    )  # trees read the files once, and then one pass per level and one for the leaves
     assert [done for done, _ in seen[n_linear:]].count(1500) == 1 + 3 + 1
     PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(ParquetRows(folder, TWO))
     assert capfd.readouterr() == ("", "")
@@ -389,7 +444,9 @@ def test_reading_stops_when_nobody_wants_more(folder):
 def test_a_thinned_table_holds_copies_and_an_even_share_whatever_the_chunks():
     X, y = np.arange(300.0).reshape(100, 3), np.arange(100)
     for length in (1, 7, 100):
-        parts = erm._thin(10, ((X[i : i + length], y[i : i + length]) for i in range(0, 100, length)))
+        parts = erm._thin(
+            10, ((X[i : i + length], y[i : i + length]) for i in range(0, 100, length))
+        )
         assert np.concatenate([labels for _, labels in parts]).tolist() == list(range(0, 100, 10))
         assert all(not np.shares_memory(rows, X) for rows, _ in parts)
 
@@ -422,9 +479,13 @@ def test_sixteen_times_the_records_take_hardly_more_memory(learner, tmp_path):
         pq.write_table(made, tmp_path / f"{name}.parquet", row_group_size=n_records)
     paths = [str(tmp_path / f"{name}.parquet") for name in ("small", "large")]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PEAK), learner, *paths], stdout=subprocess.PIPE, check=True, text=True
+        [sys.executable, "-c", textwrap.dedent(PEAK), learner, *paths],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
     )
-    # Encoded, the large table takes 64 MB, its codes 9 MB; a subset of 2^15 records is 3 MB, dictionary pages 10 MB.
+    # Encoded, the large table takes 64 MB, its codes 9 MB; a subset of 2^15 records is 3 MB,
+    # dictionary pages 10 MB.
     assert int(done.stdout) < 32 << 20
 
 
@@ -447,16 +508,29 @@ def test_sums_over_partitions_are_as_exact_as_the_bound_says():
     signs = _Coding("test", np.array([0, 1]), 1)
     ball = _Ball(1.0, False)
     records = _MappedPartitions(source, ball, signs, 4, 5000)
-    assert records.gather(lambda chunks: sum(len(labels) for _, labels in chunks)) == [1, 1, 1, 897, 1, 3099, 0, 1000]
+    assert records.gather(lambda chunks: sum(len(labels) for _, labels in chunks)) == [
+        1,
+        1,
+        1,
+        897,
+        1,
+        3099,
+        0,
+        1000,
+    ]
     coef = rng.normal(size=4)
     there = erm.certified_gradient(records, None, erm.Logistic(), coef, regularization=5.0)
-    exact = erm.certified_gradient(X, signs(y), erm.Logistic(), coef, regularization=5.0, dtype=np.longdouble)
+    exact = erm.certified_gradient(
+        X, signs(y), erm.Logistic(), coef, regularization=5.0, dtype=np.longdouble
+    )
     bound = erm.gradient_error(erm.Logistic(), n_records=5000, n_features=4, regularization=5.0)
     assert np.linalg.norm(there - exact) <= bound
     whole = erm.solve(X, signs(y), erm.Logistic(), regularization=5.0, tolerance=1e-7)
     parts = erm.solve(records, None, erm.Logistic(), regularization=5.0, tolerance=1e-7)
     np.testing.assert_allclose(parts.coef, whole.coef, atol=2e-7 / 5.0)
-    wide = erm.solve(records, None, erm.Logistic(), regularization=5.0, tolerance=1e-11)  # beyond doubles
+    wide = erm.solve(
+        records, None, erm.Logistic(), regularization=5.0, tolerance=1e-11
+    )  # beyond doubles
     assert wide.coef.dtype == np.longdouble
 
 

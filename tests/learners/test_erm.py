@@ -93,8 +93,11 @@ def test_slope_and_bend_are_the_derivatives_of_value(loss):
         shift = np.full(n, step) if k == 1 else step * np.eye(k)[:, [a]]
         slope = (loss.value(z + shift, y) - loss.value(z - shift, y)) / (2 * step)
         second = (loss.slope(z + shift, y) - loss.slope(z - shift, y)) / (2 * step)
-        # Central differences: rounding 1e-16/1e-6 in values up to 10; kinks of second order are hit by no sample.
-        np.testing.assert_allclose(loss.slope(z, y) if k == 1 else loss.slope(z, y)[a], slope, atol=1e-8)
+        # Central differences: rounding 1e-16/1e-6 in values up to 10; kinks of second order are hit
+        # by no sample.
+        np.testing.assert_allclose(
+            loss.slope(z, y) if k == 1 else loss.slope(z, y)[a], slope, atol=1e-8
+        )
         np.testing.assert_allclose(bend if k == 1 else bend[a], second, atol=1e-7)
 
 
@@ -105,7 +108,11 @@ def test_public_constants_bound_what_records_in_the_unit_ball_can_do(loss):
     z = rng.standard_cauchy(size=n if k == 1 else (k, n)) * 3
     y = labels(loss, rng, n)
     slopes = np.abs(loss.slope(z, y)) if k == 1 else np.linalg.norm(loss.slope(z, y), axis=0)
-    bends = loss.bend(z, y) if k == 1 else np.linalg.eigvalsh(loss.bend(z, y).transpose(2, 0, 1)).max(axis=1)
+    bends = (
+        loss.bend(z, y)
+        if k == 1
+        else np.linalg.eigvalsh(loss.bend(z, y).transpose(2, 0, 1)).max(axis=1)
+    )
     assert slopes.max() <= loss.lipschitz
     assert bends.max() <= loss.curvature + 1e-15
     assert loss.value(np.zeros_like(z), y).max() <= loss.at_zero + 1e-15
@@ -122,7 +129,9 @@ def test_losses_survive_huge_outputs(loss, size):
         z, y = np.array([[size, -size], [0.0, 0.0], [-size, size]]), np.array([0, 0])
     for evaluated in (loss.value(z, y), loss.slope(z, y), loss.bend(z, y)):
         assert np.all(np.isfinite(evaluated))
-    np.testing.assert_allclose(loss.value(z, y)[1], size if loss.n_outputs == 1 else 2 * size, rtol=0.1)
+    np.testing.assert_allclose(
+        loss.value(z, y)[1], size if loss.n_outputs == 1 else 2 * size, rtol=0.1
+    )
     assert loss.value(z, y)[0] < 1e-20
 
 
@@ -157,7 +166,9 @@ def test_answers_agree_with_scipy(loss):
     peer = optimize.minimize(
         value,
         np.zeros(math.prod(shape)),
-        jac=lambda f: certified_gradient(X, y, loss, f.reshape(shape), regularization=lam, linear=b).ravel(),
+        jac=lambda f: certified_gradient(
+            X, y, loss, f.reshape(shape), regularization=lam, linear=b
+        ).ravel(),
         method="L-BFGS-B",
         options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 5000, "maxcor": 50},
     )
@@ -197,7 +208,11 @@ def certified(X, y, loss, *, lam, b=None, tolerance, source=None):
     solution = solve(records, given, loss, regularization=lam, linear=b, tolerance=tolerance)
     dense = X.toarray() if sparse.issparse(X) else X
     slope = loss.slope(solution.coef.astype(np.longdouble) @ dense.T.astype(np.longdouble), y)
-    exact = slope @ dense.astype(np.longdouble) + np.longdouble(lam) * solution.coef + (0 if b is None else b)
+    exact = (
+        slope @ dense.astype(np.longdouble)
+        + np.longdouble(lam) * solution.coef
+        + (0 if b is None else b)
+    )
     error = gradient_error(
         loss,
         n_records=len(y),
@@ -229,7 +244,14 @@ def degenerate(X, y, kind):
     return X, y
 
 
-KINDS = ["plain", "zero columns", "duplicated columns", "one class", "separable", "all records equal"]
+KINDS = [
+    "plain",
+    "zero columns",
+    "duplicated columns",
+    "one class",
+    "separable",
+    "all records equal",
+]
 
 
 @settings(max_examples=400, deadline=None)
@@ -247,10 +269,15 @@ def test_the_gradient_is_certified_whatever_the_problem(loss, n, d, strength, no
     lam = max(n, 1) * strength
     b = np.random.default_rng(seed).normal(size=coef_shape(loss, d))
     b *= noise / np.linalg.norm(b)
-    # The smallest tolerance that extended precision vouches for would be refused by few; take what learners use
-    # (1e-9 per record), or the public floor where λ and b leave no such accuracy.
+    # The smallest tolerance that extended precision vouches for would be refused by few; take what
+    # learners use (1e-9 per record), or the public floor where λ and b leave no such accuracy.
     floor = 4.1 * gradient_error(
-        loss, n_records=n, n_features=d, regularization=lam, linear_norm=noise * 1.0001, dtype=np.longdouble
+        loss,
+        n_records=n,
+        n_features=d,
+        regularization=lam,
+        linear_norm=noise * 1.0001,
+        dtype=np.longdouble,
     )
     certified(X, y, loss, lam=lam, b=b, tolerance=max(1e-9 * max(n, 1), floor))
 
@@ -264,7 +291,9 @@ def test_few_passes_suffice_on_ordinary_problems(loss):
 
 def test_no_records_leave_the_noise_over_the_regularization():
     b = np.array([3.0, -4.0])
-    solution = solve(np.empty((0, 2)), np.empty(0), Logistic(), regularization=2.0, linear=b, tolerance=1e-12)
+    solution = solve(
+        np.empty((0, 2)), np.empty(0), Logistic(), regularization=2.0, linear=b, tolerance=1e-12
+    )
     np.testing.assert_allclose(solution.coef, -b / 2, rtol=1e-15)
 
 
@@ -284,15 +313,22 @@ def test_more_features_than_memory_for_a_hessian_still_converge():
 
 @pytest.mark.parametrize(
     ("loss", "n", "d", "strength", "noise", "seed"),
-    [(HuberHinge(h=0.001), 3000, 30, 1e-4, 1e6, 3510079461), (Softmax(10), 60, 600, 1e-8, 0.0, 374834488)],
+    [
+        (HuberHinge(h=0.001), 3000, 30, 1e-4, 1e6, 3510079461),
+        (Softmax(10), 60, 600, 1e-8, 0.0, 374834488),
+    ],
     ids=str,
 )
 def test_problems_that_once_hung_are_solved(loss, n, d, strength, noise, seed):
-    # The first: a Hessian indefinite in single precision. The second: a diagonal metric that left the records' span.
+    # The first: a Hessian indefinite in single precision. The second: a diagonal metric that left
+    # the records' span.
     X, y = degenerate(*problem(loss, n, d, seed), "all records equal")
     b = np.random.default_rng(seed).normal(size=coef_shape(loss, d))
     b *= noise / np.linalg.norm(b)
-    assert certified(X, y, loss, lam=n * strength, b=b, tolerance=max(1e-9 * n, 1e-4 * noise)).passes < 500
+    assert (
+        certified(X, y, loss, lam=n * strength, b=b, tolerance=max(1e-9 * n, 1e-4 * noise)).passes
+        < 500
+    )
 
 
 def test_extended_precision_takes_over_where_double_cannot_vouch():
@@ -303,7 +339,12 @@ def test_extended_precision_takes_over_where_double_cannot_vouch():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"tolerance": 1e-30}, {"tolerance": math.nan}, {"regularization": 0.0}, {"regularization": math.nan}],
+    [
+        {"tolerance": 1e-30},
+        {"tolerance": math.nan},
+        {"regularization": 0.0},
+        {"regularization": math.nan},
+    ],
     ids=name_of,
 )
 def test_settings_that_cannot_work_are_refused_before_a_record_is_read(settings):
@@ -314,7 +355,9 @@ def test_settings_that_cannot_work_are_refused_before_a_record_is_read(settings)
             raise AssertionError("a record was read")
 
     with pytest.raises(SettingsError):
-        solve(Unreadable(), None, Logistic(), **{"regularization": 1.0, "tolerance": 1e-6} | settings)
+        solve(
+            Unreadable(), None, Logistic(), **{"regularization": 1.0, "tolerance": 1e-6} | settings
+        )
 
 
 def test_a_matrix_is_refused_for_several_classes():
@@ -395,7 +438,9 @@ def test_rounding_stays_within_the_public_bound(loss, n, d, strength, noise, kin
         for dtype in (np.float64, np.longdouble)
     )
     bounds = [
-        gradient_error(loss, n_records=n, n_features=d, regularization=lam, linear_norm=noise, dtype=dtype)
+        gradient_error(
+            loss, n_records=n, n_features=d, regularization=lam, linear_norm=noise, dtype=dtype
+        )
         for dtype in (np.float64, np.longdouble)
     ]
     assert float(np.sqrt(((double - extended) ** 2).sum())) <= sum(bounds)
@@ -405,14 +450,18 @@ def test_rounding_stays_within_the_public_bound(loss, n, d, strength, noise, kin
 def test_the_bound_leaves_room_for_the_tolerance_that_learners_use():
     for n, strength in [(8_678, 1e-2), (8_678, 1e-3), (346_598, 1e-2), (346_598, 1e-4)]:
         lam = n * strength
-        error = gradient_error(Logistic(), n_records=n, n_features=54, regularization=lam, linear_norm=2500.0)
+        error = gradient_error(
+            Logistic(), n_records=n, n_features=54, regularization=lam, linear_norm=2500.0
+        )
         assert 4 * error <= max(1e-8 * lam, 1e-9 * n)
 
 
 # Memory
 
 
-@pytest.mark.parametrize(("loss", "layout"), [(Logistic(), "C"), (Logistic(), "F"), (Softmax(4), "C")], ids=str)
+@pytest.mark.parametrize(
+    ("loss", "layout"), [(Logistic(), "C"), (Logistic(), "F"), (Softmax(4), "C")], ids=str
+)
 def test_dense_records_are_not_copied(loss, layout):
     X, y = problem(loss, 120_000, 40)
     X = np.asarray(X, order=layout)

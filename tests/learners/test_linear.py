@@ -8,10 +8,11 @@ from scipy import optimize, sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.data import Numeric, ParquetRows, Schema
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
 from consilience.learners.perturbation import LinearTask, logistic_gap, plan_linear
+from consilience.tables.chunks import ParquetRows
+from consilience.tables.schema import Numeric, Schema
 
 
 def made_up(n_records=600, n_features=5, n_classes=2, seed=1):
@@ -19,16 +20,30 @@ def made_up(n_records=600, n_features=5, n_classes=2, seed=1):
     X = source.normal(n_records * n_features).reshape(n_records, n_features)
     X /= 1.01 * np.linalg.norm(X, axis=1).max()
     weights = source.normal(n_features * n_classes).reshape(n_features, n_classes) * 8
-    return X, (X @ weights + source.normal(n_records * n_classes).reshape(n_records, -1)).argmax(axis=1)
+    return X, (X @ weights + source.normal(n_records * n_classes).reshape(n_records, -1)).argmax(
+        axis=1
+    )
 
 
 def task(loss, *, n_units=789, dimension=50, n_problems=1):
-    return LinearTask(None, np.zeros((0, dimension)), np.zeros(0), None, loss, dimension, n_units, n_units, n_problems)
+    return LinearTask(
+        None,
+        np.zeros((0, dimension)),
+        np.zeros(0),
+        None,
+        loss,
+        dimension,
+        n_units,
+        n_units,
+        n_problems,
+    )
 
 
 def test_exact_training_agrees_with_scikit_learn():
     X, y = made_up()
-    peer = LogisticRegression(C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000).fit(X, y)
+    peer = LogisticRegression(
+        C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000
+    ).fit(X, y)
     ours = PrivateLogisticRegression(epsilon=math.inf, fit_intercept=False).fit(X, y)
     np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
     np.testing.assert_allclose(ours.predict_proba(X), peer.predict_proba(X), atol=1e-6)
@@ -36,7 +51,9 @@ def test_exact_training_agrees_with_scikit_learn():
 
 def test_exact_softmax_training_agrees_with_scikit_learn():
     X, y = made_up(n_classes=4)
-    peer = LogisticRegression(C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000).fit(X, y)
+    peer = LogisticRegression(
+        C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000
+    ).fit(X, y)
     ours = PrivateLogisticRegression(epsilon=math.inf, fit_intercept=False).fit(X, y)
     np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
     np.testing.assert_allclose(ours.predict_proba(X), peer.predict_proba(X), atol=1e-6)
@@ -53,7 +70,10 @@ def test_exact_ridge_agrees_with_scikit_learn_while_residuals_are_small():
 def test_exact_ridge_clips_labels_to_their_bound():
     X, _ = made_up()
     wild = np.where(X[:, 0] > 0, 1e6, -1e6)
-    one, two = (PrivateRidge(epsilon=math.inf, label_bound=2.0).fit(X, y) for y in (wild, np.clip(wild, -2, 2)))
+    one, two = (
+        PrivateRidge(epsilon=math.inf, label_bound=2.0).fit(X, y)
+        for y in (wild, np.clip(wild, -2, 2))
+    )
     np.testing.assert_allclose(one.coef_, two.coef_, atol=1e-7)
 
 
@@ -73,7 +93,9 @@ def test_exact_svc_minimises_the_smoothed_hinge():
 
 def test_the_intercept_is_learned_and_regularised():
     X, _ = made_up()
-    fitted = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(X, np.ones(len(X), dtype=int))
+    fitted = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(
+        X, np.ones(len(X), dtype=int)
+    )
     assert 0 < fitted.intercept_[0] < 10
 
 
@@ -97,7 +119,8 @@ def test_softmax_noise_sums_to_zero_over_the_classes():
     X, y = made_up(n_classes=3)
     for mechanism in ("objective", "output"):
         fitted = PrivateLogisticRegression(epsilon=0.1, mechanism=mechanism).fit(X, y)
-        # What remains is closing noise: three Laplace draws, each beyond 25 scales with probability 1e-11.
+        # What remains is closing noise: three Laplace draws, each beyond 25 scales with probability
+        # 1e-11.
         assert np.abs(fitted.coef_.sum(axis=0)).max() < 75 * fitted.events_[-1].scale
 
 
@@ -125,7 +148,12 @@ def test_more_epsilon_never_means_more_noise_or_more_ridge(loss, mechanism, delt
     noise, ridge = [], []
     for epsilon in np.geomspace(0.01, 10, 25):
         learner = PrivateLogisticRegression(
-            epsilon=epsilon, delta=delta, mechanism=mechanism, neighbours=neighbours, public_size=789, random_state=0
+            epsilon=epsilon,
+            delta=delta,
+            mechanism=mechanism,
+            neighbours=neighbours,
+            public_size=789,
+            random_state=0,
         )
         plan = plan_linear(learner, task(loss))
         noise.append(getattr(plan.noise, "scale", None) or plan.noise.sigma)
@@ -135,7 +163,8 @@ def test_more_epsilon_never_means_more_noise_or_more_ridge(loss, mechanism, delt
 
 
 def test_the_2011_calibration_is_the_papers_and_is_not_monotone():
-    # n=789, Λ=.01, c=1: below the threshold 2 ln(1 + 1/7.89) = .239 extra ridge, just above it almost no noise budget.
+    # n=789, Λ=.01, c=1: below the threshold 2 ln(1 + 1/7.89) = .239 extra ridge, just above it
+    # almost no noise budget.
     def scale(epsilon, calibration):
         learner = PrivateLinearSVC(epsilon=epsilon / 0.99, calibration=calibration)
         plan = plan_linear(learner, task(HuberHinge(0.5)))
@@ -145,7 +174,11 @@ def test_the_2011_calibration_is_the_papers_and_is_not_monotone():
     assert scale(0.1, "chaudhuri2011")[1] == pytest.approx(1 / math.expm1(0.025))
     assert scale(0.25, "chaudhuri2011")[0] == pytest.approx(2 / (0.25 - 2 * math.log1p(1 / 7.89)))
     assert scale(0.25, "chaudhuri2011")[0] > 4 * scale(0.1, "chaudhuri2011")[0]
-    assert scale(0.25, "tight")[0] < scale(0.1, "tight")[0] <= scale(0.1, "chaudhuri2011")[0] * (1 + 1e-9)
+    assert (
+        scale(0.25, "tight")[0]
+        < scale(0.1, "tight")[0]
+        <= scale(0.1, "chaudhuri2011")[0] * (1 + 1e-9)
+    )
     assert scale(0.25, "tight")[0] < scale(0.25, "chaudhuri2011")[0] / 10
 
 
@@ -156,7 +189,8 @@ def test_the_2011_calibration_states_its_true_guarantee():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"delta": 1e-5}, {"neighbours": "add-remove", "public_size": 9}, {"mechanism": "generalized"}]
+    "settings",
+    [{"delta": 1e-5}, {"neighbours": "add-remove", "public_size": 9}, {"mechanism": "generalized"}],
 )
 def test_the_2011_calibration_is_refused_beyond_its_paper(settings):
     X, y = made_up()
@@ -166,7 +200,11 @@ def test_the_2011_calibration_is_refused_beyond_its_paper(settings):
 
 def test_kifers_noise_is_the_papers_and_doubles_under_replacement():
     learner = PrivateLinearSVC(
-        epsilon=1 / 0.99, delta=1e-5, mechanism="generalized", neighbours="add-remove", public_size=789
+        epsilon=1 / 0.99,
+        delta=1e-5,
+        mechanism="generalized",
+        neighbours="add-remove",
+        public_size=789,
     )
     added = plan_linear(learner, task(HuberHinge(0.5)))
     assert added.noise.sigma == pytest.approx(math.sqrt(8 * math.log(2e5) + 4))
@@ -195,7 +233,11 @@ def test_the_provable_matrix_perturbation_draws_linear_noise_and_public_matrices
 def test_persons_cost_as_many_gradients_as_they_have_records():
     def scale(per_person, mechanism):
         learner = PrivateLinearSVC(
-            epsilon=1.0, unit="person", records_per_person=per_person, mechanism=mechanism, regularization=10.0
+            epsilon=1.0,
+            unit="person",
+            records_per_person=per_person,
+            mechanism=mechanism,
+            regularization=10.0,
         )
         return plan_linear(learner, task(HuberHinge(0.5))).noise.scale
 
@@ -208,12 +250,17 @@ def test_the_gap_between_logistic_gradients_matches_a_search_over_pairs():
         def gap(v):
             a, b = v[:2], v[2:]
             a, b = a / max(1, np.linalg.norm(a)), b / max(1, np.linalg.norm(b))
-            return -np.linalg.norm(a / (1 + np.exp(radius * a[0])) - b / (1 + np.exp(radius * b[0])))
+            return -np.linalg.norm(
+                a / (1 + np.exp(radius * a[0])) - b / (1 + np.exp(radius * b[0]))
+            )
 
         starts = Noise(seed=5).open().normal(32).reshape(8, 4)
         return max(
             -optimize.minimize(
-                gap, start, method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 4000}
+                gap,
+                start,
+                method="Nelder-Mead",
+                options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 4000},
             ).fun
             for start in starts
         )
@@ -227,13 +274,18 @@ def test_the_gap_between_logistic_gradients_matches_a_search_over_pairs():
 def test_output_noise_never_exceeds_what_the_regulariser_allows():
     # J(f) <= J(0) bounds every minimum, so a tiny Λ cannot ask for unbounded noise.
     learner = PrivateLogisticRegression(epsilon=1.0, mechanism="output", regularization=1e-9)
-    assert plan_linear(learner, task(Logistic())).noise.sensitivity <= 2 * math.sqrt(2 * math.log(2) / 1e-9)
+    assert plan_linear(learner, task(Logistic())).noise.sensitivity <= 2 * math.sqrt(
+        2 * math.log(2) / 1e-9
+    )
 
 
 def test_the_closing_noise_is_invisible():
     for loss in (Logistic(), HuberHinge(0.5), Softmax(10), Huber(1.0, 1.0)):
         for mechanism in ("objective", "output"):
-            plan = plan_linear(PrivateLogisticRegression(epsilon=0.1, mechanism=mechanism), task(loss, n_units=8678))
+            plan = plan_linear(
+                PrivateLogisticRegression(epsilon=0.1, mechanism=mechanism),
+                task(loss, n_units=8678),
+            )
             assert plan.closing.epsilon == pytest.approx(0.001)
             assert plan.closing.scale < 1e-3
 
@@ -241,10 +293,14 @@ def test_the_closing_noise_is_invisible():
 def test_training_from_parquet_chunks_equals_training_in_memory(tmp_path):
     X, y = made_up(n_records=5000, n_features=4)
     names = [f"c{i}" for i in range(4)]
-    table = pa.table({**{name: X[:, i] for i, name in enumerate(names)}, "ill": np.where(y, "yes", "no")})
+    table = pa.table(
+        {**{name: X[:, i] for i, name in enumerate(names)}, "ill": np.where(y, "yes", "no")}
+    )
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=700)
     schema = Schema(
-        columns=[Numeric(name=name, low=-1.0, high=1.0) for name in names], label="ill", classes=("no", "yes")
+        columns=[Numeric(name=name, low=-1.0, high=1.0) for name in names],
+        label="ill",
+        classes=("no", "yes"),
     )
     rows = ParquetRows(tmp_path / "t.parquet", schema, chunk_records=512)
     encoded = schema.encode(table)

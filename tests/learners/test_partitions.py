@@ -28,7 +28,11 @@ from consilience.learners.linear import in_chunks  # noqa: E402
 from consilience.privacy.mechanisms import Noise  # noqa: E402
 
 MARK = "Zyzzyva7351"
-SCHEMA = Schema([Numeric("a", -1, 1, missing="middle"), Categorical("b", ("x", "y"))], "ill", classes=("no", "yes"))
+SCHEMA = Schema(
+    [Numeric("a", -1, 1, missing="middle"), Categorical("b", ("x", "y"))],
+    "ill",
+    classes=("no", "yes"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +49,12 @@ def arrays(n_records=3000):
 
 def frame(n_records=3000):
     X, y = arrays(n_records)
-    columns = {"ill": np.where(y, "yes", "no"), "a": X[:, 0], "b": np.where(X[:, 1] > 0, "x", "y"), "other": MARK}
+    columns = {
+        "ill": np.where(y, "yes", "no"),
+        "a": X[:, 0],
+        "b": np.where(X[:, 1] > 0, "x", "y"),
+        "other": MARK,
+    }
     made = pd.DataFrame(columns)
     made.loc[::50, "a"] = np.nan
     return made
@@ -53,8 +62,12 @@ def frame(n_records=3000):
 
 LEARNERS = [
     PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], noise=Noise(seed=1)),
-    PrivateLogisticRegression(epsilon=1.0, classes=[0, 1, 2], mechanism="output", noise=Noise(seed=1)),
-    PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1], neighbours="add-remove", public_size=10),
+    PrivateLogisticRegression(
+        epsilon=1.0, classes=[0, 1, 2], mechanism="output", noise=Noise(seed=1)
+    ),
+    PrivateLogisticRegression(
+        epsilon=math.inf, classes=[0, 1], neighbours="add-remove", public_size=10
+    ),
     PrivateLinearSVC(epsilon=1.0, classes=[0, 1, 2], delta=1e-6, noise=Noise(seed=1)),
     PrivateRidge(epsilon=1.0, mechanism="generalized", noise=Noise(seed=1)),
 ]
@@ -109,11 +122,20 @@ def test_what_travels_holds_no_noise_no_learner_and_no_record(monkeypatch):
     X, y = arrays()
     seed = 0x5EED5EED5EED
     for learner in LEARNERS:
-        learner = type(learner)(**{**learner.get_params(), "noise": Noise(seed=seed), "epsilon": 1.0})
+        learner = type(learner)(
+            **{**learner.get_params(), "noise": Noise(seed=seed), "epsilon": 1.0}
+        )
         learner.fit(da.from_array(X, chunks=(700, 4)), da.from_array(y, chunks=700))
     assert len(sent) > 10
     for content in sent:
-        for word in (b"Noise", b"Source", b"ChaCha", b"Private", b"mechanisms", seed.to_bytes(6, "little")):
+        for word in (
+            b"Noise",
+            b"Source",
+            b"ChaCha",
+            b"Private",
+            b"mechanisms",
+            seed.to_bytes(6, "little"),
+        ):
             assert word not in content.replace(b"PrivateLogisticRegression", b"").replace(
                 b"PrivateLinearSVC", b""
             ).replace(b"PrivateRidge", b"")  # the learner's name, for errors
@@ -125,7 +147,13 @@ def test_forests_read_partitions_one_at_a_time():
 
     X, y, _ = SCHEMA.encode(frame())
     rows = DaskRows(dd.from_pandas(frame(), npartitions=4), schema=SCHEMA)
-    settings = {"epsilon": 1.0, "classes": [0, 1], "bins": Bins.of(SCHEMA), "max_depth": 2, "noise": Noise(seed=1)}
+    settings = {
+        "epsilon": 1.0,
+        "classes": [0, 1],
+        "bins": Bins.of(SCHEMA),
+        "max_depth": 2,
+        "noise": Noise(seed=1),
+    }
     here, there = (PrivateForestClassifier(**settings).fit(*table) for table in ((X, y), (rows,)))
     assert np.array_equal(here.counts_, there.counts_)
 
@@ -138,7 +166,9 @@ def test_a_share_of_each_partition_is_taken_before_anything_is_made_of_it():
     assert np.array_equal(np.concatenate([X for parts in found for X, _ in parts]), expected.X)
     assert np.array_equal(np.concatenate([y for parts in found for _, y in parts]), expected.y)
     X, y = arrays(100)
-    ((given,),) = DaskRows(da.from_array(X, chunks=100), da.from_array(y, chunks=100)).gather(list, every=9)
+    ((given,),) = DaskRows(da.from_array(X, chunks=100), da.from_array(y, chunks=100)).gather(
+        list, every=9
+    )
     assert np.array_equal(given[0], X[::9])
     assert np.array_equal(given[1], y[::9])
 
@@ -154,16 +184,26 @@ def test_chunks_of_partitions_can_be_kept():
 
 def bad_frames():
     good = frame(100)
-    yield "'a'", good.assign(a=[MARK] + ["0.1"] * 99), Schema([Numeric("a", -1, 1)], "ill", classes=("no", "yes"))
+    yield (
+        "'a'",
+        good.assign(a=[MARK] + ["0.1"] * 99),
+        Schema([Numeric("a", -1, 1)], "ill", classes=("no", "yes")),
+    )
     yield "'b'", good.assign(b=[*good["b"][:-1], MARK]), SCHEMA
     yield "'ill'", good.assign(ill=[*good["ill"][:-1], MARK]), SCHEMA
 
 
-@pytest.mark.parametrize(("column", "table", "schema"), [*bad_frames()], ids=["number", "category", "label"])
-def test_a_bad_partition_is_refused_before_the_charge_and_never_quoted(column, table, schema, ledger, capfd, caplog):
+@pytest.mark.parametrize(
+    ("column", "table", "schema"), [*bad_frames()], ids=["number", "category", "label"]
+)
+def test_a_bad_partition_is_refused_before_the_charge_and_never_quoted(
+    column, table, schema, ledger, capfd, caplog
+):
     rows = DaskRows(dd.from_pandas(table, npartitions=3), schema=schema)
     with pytest.raises(SchemaMismatch) as caught:
-        PrivateLogisticRegression(epsilon=0.5, classes=[0, 1]).fit(rows, ledger=ledger, dataset="ward")
+        PrivateLogisticRegression(epsilon=0.5, classes=[0, 1]).fit(
+            rows, ledger=ledger, dataset="ward"
+        )
     assert ledger.charges() == []
     assert column in str(caught.value)
     for said in (str(caught.value), *capfd.readouterr(), caplog.text):
@@ -178,7 +218,10 @@ def test_other_libraries_errors_are_named_and_not_quoted(ledger):
     X, y = arrays(100)
     table = da.from_array(X, chunks=(50, 4))
     learner = PrivateLogisticRegression(epsilon=0.5, classes=[0, 1])
-    for given in (table.map_blocks(broken, dtype=float), da.from_array(X.astype(str).astype(object), chunks=(50, 4))):
+    for given in (
+        table.map_blocks(broken, dtype=float),
+        da.from_array(X.astype(str).astype(object), chunks=(50, 4)),
+    ):
         with pytest.raises(SchemaMismatch) as caught:
             learner.fit(given, da.from_array(y, chunks=50), ledger=ledger, dataset="ward")
         assert MARK not in str(caught.value)
@@ -203,7 +246,9 @@ def test_what_is_no_table_is_refused():
         DaskRows(here, da.from_array(y, chunks=25))
     with pytest.raises(SchemaMismatch, match="shape"):
         PrivateRidge(epsilon=1.0).fit(here, da.from_array(y, chunks=(60, 40)))
-    person = Schema([Numeric("a", -1, 1)], "ill", classes=("no", "yes"), person="b", max_records_per_person=1)
+    person = Schema(
+        [Numeric("a", -1, 1)], "ill", classes=("no", "yes"), person="b", max_records_per_person=1
+    )
     with pytest.raises(SettingsError, match="person"):
         DaskRows(dd.from_pandas(frame(10), npartitions=1), schema=person)
     assert in_chunks(X, y) is None

@@ -58,16 +58,22 @@ def test_without_noise_the_axes_are_the_exact_eigenvectors(X):
     moment = sum(np.outer(row, row) for row in inside)
     values, vectors = np.linalg.eigh(moment)
     for pca in (PrivatePCA(epsilon=math.inf, n_components=3).fit(X), PublicPCA(3).fit(X)):
-        for axis, value, exact in zip(pca.components_, pca.explained_ratio_, vectors.T[::-1], strict=False):
+        for axis, value, exact in zip(
+            pca.components_, pca.explained_ratio_, vectors.T[::-1], strict=False
+        ):
             assert abs(axis @ exact) == pytest.approx(1, abs=1e-9)
             assert value == pytest.approx(exact @ moment @ exact / values.sum(), rel=1e-9)
-    np.testing.assert_allclose(PrivatePCA(epsilon=math.inf, n_components=1).fit(X).moment_, moment, rtol=1e-12)
+    np.testing.assert_allclose(
+        PrivatePCA(epsilon=math.inf, n_components=1).fit(X).moment_, moment, rtol=1e-12
+    )
 
 
 def test_the_vector_is_as_long_as_the_matrix_in_the_frobenius_norm():
     half = Noise(seed=1).open().normal(49).reshape(7, 7)
     matrix = half + half.T
-    assert np.linalg.norm(as_vector(matrix)) == pytest.approx(np.linalg.norm(matrix, "fro"), rel=1e-14)
+    assert np.linalg.norm(as_vector(matrix)) == pytest.approx(
+        np.linalg.norm(matrix, "fro"), rel=1e-14
+    )
     np.testing.assert_allclose(as_matrix(as_vector(matrix)), matrix, rtol=1e-14)
     assert as_vector(matrix).shape == (28,)
 
@@ -85,7 +91,9 @@ def test_no_pair_of_neighbours_moves_the_moment_by_more_than_its_sensitivity(the
 
 
 @pytest.mark.parametrize("cap", [1, 3])
-@pytest.mark.parametrize(("neighbours", "factor"), [("replace-one", math.sqrt(2)), ("add-remove", 1.0)])
+@pytest.mark.parametrize(
+    ("neighbours", "factor"), [("replace-one", math.sqrt(2)), ("add-remove", 1.0)]
+)
 def test_a_search_for_the_worst_neighbours_attains_the_planned_sensitivity(cap, neighbours, factor):
     """No slack and no gap: random restarts of an optimiser reach the sensitivity to 1e-6 and never pass it."""
 
@@ -98,7 +106,12 @@ def test_a_search_for_the_worst_neighbours_attains_the_planned_sensitivity(cap, 
     starts = Noise(seed=5).open().normal(12 * 2 * cap * 3).reshape(12, -1)
     found = max(-optimize.minimize(distance, start, method="L-BFGS-B").fun for start in starts)
     learner = PrivatePCA(
-        epsilon=1.0, n_components=1, neighbours=neighbours, unit="person", records_per_person=cap, delta=1e-6
+        epsilon=1.0,
+        n_components=1,
+        neighbours=neighbours,
+        unit="person",
+        records_per_person=cap,
+        delta=1e-6,
     )
     planned = plan_of(learner, 3).noise.sensitivity
     assert planned == pytest.approx(cap * factor)
@@ -109,7 +122,9 @@ def test_a_search_for_the_worst_neighbours_attains_the_planned_sensitivity(cap, 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 @pytest.mark.parametrize("epsilon", [0.05, 0.7, 3.0])
 def test_the_events_cost_what_was_asked_and_the_noise_follows_them(neighbours, delta, epsilon):
-    plan = plan_of(PrivatePCA(epsilon=epsilon, delta=delta, n_components=1, neighbours=neighbours), 6)
+    plan = plan_of(
+        PrivatePCA(epsilon=epsilon, delta=delta, n_components=1, neighbours=neighbours), 6
+    )
     whole = total(plan.events)
     assert whole.epsilon == pytest.approx(epsilon, rel=1e-9)
     assert whole.epsilon <= epsilon * (1 + 2**-50)
@@ -137,7 +152,8 @@ def test_closing_noise_is_invisible_beside_the_noise_that_protects(n_features, d
 def test_noise_has_the_stated_variance_on_and_off_the_diagonal(delta):
     """Mean square of 3000 draws against its distribution, two-sided 1e-6; off-diagonals carry half the variance.
 
-    Pure noise is not Gaussian, so there the bound is Chebyshev's in place of chi-square's, at 1e-3 (fixed seeds).
+    Pure noise is not Gaussian, so there the bound is Chebyshev's in place of chi-square's, at 1e-3
+    (fixed seeds).
     """
     n_fits, d = 1000, 3
     empty = np.zeros((1, d))
@@ -151,8 +167,15 @@ def test_noise_has_the_stated_variance_on_and_off_the_diagonal(delta):
     for where, share in ((np.eye(d, dtype=bool), 1.0), (np.triu(np.ones((d, d), bool), 1), 0.5)):
         sample = draws[:, where]
         if delta:
-            low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], sample.size) / sample.size * share * plan.noise.sigma**2
-        else:  # E b⁴ = 3 D(D+1)(D+2)(D+3)/(D(D+2)) s⁴ for one coordinate of D = 6, correlated ones at worst equal
+            low, high = (
+                stats.chi2.ppf([5e-7, 1 - 5e-7], sample.size)
+                / sample.size
+                * share
+                * plan.noise.sigma**2
+            )
+        # E b⁴ = 3 D(D+1)(D+2)(D+3)/(D(D+2)) s⁴ for one coordinate of D = 6, correlated ones at
+        # worst equal
+        else:
             variance, fourth = 7 * plan.noise.scale**2, 3 * 7 * 9 * plan.noise.scale**4
             slack = math.sqrt((fourth - variance**2) / n_fits / 1e-3)
             low, high = share * (variance - slack), share * (variance + slack)
@@ -164,7 +187,9 @@ def test_the_moment_on_the_grid_is_exact_whatever_the_order_and_the_blocks():
     steps = np.trunc(clip_rows(X, 1.0) * 2**21).astype(np.int64).astype(object)
     exact = steps.T.dot(steps)  # Python integers
     computed = _second_moment(X, 6, 1.0, on_grid=True)
-    assert all(float(computed[i, j]) == float(exact[i, j]) / 2**42 for i in range(6) for j in range(6))
+    assert all(
+        float(computed[i, j]) == float(exact[i, j]) / 2**42 for i in range(6) for j in range(6)
+    )
     shuffled = X[Noise(seed=1).open().permutation(len(X))]
     assert np.array_equal(_second_moment(shuffled, 6, 1.0, on_grid=True), computed)
     np.testing.assert_allclose(computed, _second_moment(X, 6, 1.0, on_grid=False), atol=5000 * 4e-6)
@@ -192,7 +217,8 @@ def test_dense_sparse_framed_and_chunked_tables_release_the_same(X):
     pandas = pytest.importorskip("pandas")
     forms = [X, sparse.csr_array(X), pandas.DataFrame(X, columns=list("abcde")), Chunks(X)]
     found = [
-        PrivatePCA(epsilon=1.0, delta=1e-5, n_components=2, noise=Noise(seed=1)).fit(form).moment_ for form in forms
+        PrivatePCA(epsilon=1.0, delta=1e-5, n_components=2, noise=Noise(seed=1)).fit(form).moment_
+        for form in forms
     ]
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
@@ -200,7 +226,9 @@ def test_dense_sparse_framed_and_chunked_tables_release_the_same(X):
 @pytest.mark.parametrize("norm", [1e-6, 0.25, 3.0, 1e9])
 def test_rescaling_the_data_and_its_declared_norm_rescales_the_moment(X, norm):
     pca = PrivatePCA(epsilon=1.0, n_components=2, noise=Noise(seed=1))
-    scaled = PrivatePCA(epsilon=1.0, n_components=2, noise=Noise(seed=1), data_norm=norm).fit(X * norm)
+    scaled = PrivatePCA(epsilon=1.0, n_components=2, noise=Noise(seed=1), data_norm=norm).fit(
+        X * norm
+    )
     np.testing.assert_allclose(scaled.moment_ / norm**2, pca.fit(X).moment_, atol=len(X) * 1e-6)
 
 
@@ -229,7 +257,12 @@ def test_the_guarantee_says_what_was_asked(X):
     assert (one.unit, one.neighbours, one.delta, one.holds) == ("record", "replace-one", 0.0, True)
     assert one.epsilon == pytest.approx(0.5)
     learner = PrivatePCA(
-        epsilon=0.5, delta=1e-6, n_components=2, unit="person", records_per_person=2, neighbours="add-remove"
+        epsilon=0.5,
+        delta=1e-6,
+        n_components=2,
+        unit="person",
+        records_per_person=2,
+        neighbours="add-remove",
     )
     two = learner.fit(X, persons=persons).guarantee_
     assert (two.unit, two.neighbours, two.delta) == ("person", "add-remove", 1e-6)
@@ -240,13 +273,20 @@ def test_the_guarantee_says_what_was_asked(X):
 def test_a_persons_records_beyond_the_cap_do_not_count():
     X = np.tile([[1.0, 0.0]], (500, 1))
     learner = PrivatePCA(
-        epsilon=1e6, n_components=1, unit="person", records_per_person=3, noise=Noise(seed=1), delta=1e-5
+        epsilon=1e6,
+        n_components=1,
+        unit="person",
+        records_per_person=3,
+        noise=Noise(seed=1),
+        delta=1e-5,
     )
     moment = learner.fit(X, persons=np.zeros(500)).moment_
     assert moment[0, 0] == pytest.approx(3, abs=0.1)
 
 
-def test_a_fit_is_charged_once_before_anything_is_drawn_and_a_retry_not_again(ledger, X, monkeypatch):
+def test_a_fit_is_charged_once_before_anything_is_drawn_and_a_retry_not_again(
+    ledger, X, monkeypatch
+):
     spent_at_first_draw = []
     words = Source.words
 
@@ -261,7 +301,9 @@ def test_a_fit_is_charged_once_before_anything_is_drawn_and_a_retry_not_again(le
     assert [charge.purpose for charge in ledger.charges("ward")] == ["PrivatePCA"]
     assert first.receipt_["delta"] == 1e-5
     drawn = len(spent_at_first_draw)
-    again = PrivatePCA(epsilon=0.7, delta=1e-5, n_components=2).fit(X, ledger=ledger, dataset="ward", key="k")
+    again = PrivatePCA(epsilon=0.7, delta=1e-5, n_components=2).fit(
+        X, ledger=ledger, dataset="ward", key="k"
+    )
     assert len(spent_at_first_draw) == drawn
     assert np.array_equal(again.moment_, first.moment_)
     assert np.array_equal(again.components_, first.components_)
@@ -274,13 +316,23 @@ def test_the_whole_budget_of_a_data_set_can_be_spent_on_one_fit(tmp_path, X):
     for epsilon in (0.1, 0.3, 0.7, 1.0):
         ledger = Ledger(tmp_path / f"{epsilon}.db")
         ledger.allow("ward", Budget(epsilon=epsilon, delta=1e-5))
-        PrivatePCA(epsilon=epsilon, delta=1e-5, n_components=1).fit(X, ledger=ledger, dataset="ward")
+        PrivatePCA(epsilon=epsilon, delta=1e-5, n_components=1).fit(
+            X, ledger=ledger, dataset="ward"
+        )
         assert ledger.balance("ward").left.epsilon == 0
 
 
 def test_nothing_but_the_release_stays_in_a_fitted_projection(X):
     fitted = PrivatePCA(epsilon=0.5, n_components=2).fit(X)
-    released = {"n_features_in_", "moment_", "components_", "explained_ratio_", "events_", "guarantee_", "receipt_"}
+    released = {
+        "n_features_in_",
+        "moment_",
+        "components_",
+        "explained_ratio_",
+        "events_",
+        "guarantee_",
+        "receipt_",
+    }
     assert set(vars(fitted)) - set(fitted.get_params()) == released
     from_moment = PrivatePCA(epsilon=0.5, n_components=2)
     from_moment._restore({"moment": fitted.moment_})
@@ -299,7 +351,9 @@ def test_sites_moments_add_up_to_the_pooled_axes():
     np.testing.assert_allclose(joint.components_, pooled.components_, atol=1e-9)
     np.testing.assert_allclose(joint.transform(tables[0]), pooled.transform(tables[0]), atol=1e-9)
     alone = combine_moments(sites, n_components=2, assumption=DISJOINT, weights=[0, 2, 0])
-    np.testing.assert_allclose(alone.components_, PublicPCA(2).fit(tables[1]).components_, atol=1e-9)
+    np.testing.assert_allclose(
+        alone.components_, PublicPCA(2).fit(tables[1]).components_, atol=1e-9
+    )
 
 
 def test_more_sites_give_better_axes_than_one():
@@ -325,7 +379,9 @@ def test_a_joint_projection_promises_the_largest_epsilon_under_a_stated_assumpti
     assert joint.epsilon == pytest.approx(0.9)
     assert DISJOINT in joint.assumptions
     seeded = PrivatePCA(epsilon=1.0, n_components=1, noise=Noise(seed=1)).fit(X).second_moment_
-    assert not combine_moments([*sites, seeded], n_components=1, assumption=DISJOINT).guarantee_.holds
+    assert not combine_moments(
+        [*sites, seeded], n_components=1, assumption=DISJOINT
+    ).guarantee_.holds
 
 
 def test_moments_that_cannot_be_added_are_refused(X):
@@ -340,7 +396,11 @@ def test_moments_that_cannot_be_added_are_refused(X):
     for weights in ([1, 1], [-1], [0], [math.nan]):
         with pytest.raises(SettingsError, match="weights"):
             combine_moments([site], n_components=1, assumption=DISJOINT, weights=weights)
-    for broken in (site.moment[:2], site.moment + np.triu(np.ones((5, 5)), 1), np.full((2, 2), math.nan)):
+    for broken in (
+        site.moment[:2],
+        site.moment + np.triu(np.ones((5, 5)), 1),
+        np.full((2, 2), math.nan),
+    ):
         with pytest.raises(SchemaMismatch, match="second moment"):
             SecondMoment(broken, site.guarantee)
 
@@ -369,7 +429,9 @@ def test_moments_that_cannot_be_added_are_refused(X):
 )
 def test_a_bad_setting_is_named_before_anything_is_charged(wrong, ledger, X):
     with pytest.raises(SettingsError) as caught:
-        PrivatePCA(**{"epsilon": 0.5, "n_components": 2, **wrong}).fit(X, ledger=ledger, dataset="ward")
+        PrivatePCA(**{"epsilon": 0.5, "n_components": 2, **wrong}).fit(
+            X, ledger=ledger, dataset="ward"
+        )
     assert all(name in str(caught.value) or name == "unit" for name in wrong)
     assert ledger.charges() == []
 
@@ -384,9 +446,13 @@ def test_no_error_repeats_a_record(X):
         lambda: PublicPCA(1).fit(cells),
         lambda: fitted.transform(cells),
         lambda: PrivatePCA(epsilon=0.5, n_components=1).fit(X, persons=[marked] * len(X)),
-        lambda: PrivatePCA(epsilon=0.5, n_components=1, unit="person", records_per_person=1).fit(X, persons=[marked]),
+        lambda: PrivatePCA(epsilon=0.5, n_components=1, unit="person", records_per_person=1).fit(
+            X, persons=[marked]
+        ),
         lambda: PrivatePCA(epsilon=0.5, n_components=1, unit="person", records_per_person=1).fit(X),
-        lambda: PrivatePCA(epsilon=0.5, n_components=1, unit="person", records_per_person=1).fit(Chunks(X)),
+        lambda: PrivatePCA(epsilon=0.5, n_components=1, unit="person", records_per_person=1).fit(
+            Chunks(X)
+        ),
     ]
     for attempt in attempts:
         with pytest.raises(ConsilienceError) as caught:

@@ -105,7 +105,9 @@ def test_the_twin_that_trains_everyone_on_everything_is_caught():
     learner = Watched(epsilon=1.0, classes=[0, 1])
     honest, broken = (kind(learner, GRID, epsilon=0.8) for kind in (PrivateTuning, Everyone))
     assert dearest_record(honest, X, y)[0] <= 0.8 * (1 + 1e-12)
-    assert dearest_record(broken, X, y)[0] == pytest.approx(3 * 0.8), "three trainings for the price of one"
+    assert dearest_record(broken, X, y)[0] == pytest.approx(3 * 0.8), (
+        "three trainings for the price of one"
+    )
     assert broken.guarantee_.epsilon == pytest.approx(0.8), "the twin claims what it does not keep"
 
 
@@ -115,7 +117,9 @@ def test_all_records_of_a_person_go_to_one_part():
     learner = Watched(epsilon=1.0, classes=[0, 1], unit="person", records_per_person=3)
     tuning, broken = (kind(learner, GRID, epsilon=0.8) for kind in (PrivateTuning, SplitPersons))
     assert dearest_record(tuning, X, y, persons=persons)[0] <= 0.8 * (1 + 1e-12)
-    assert [len(rows) for rows, *_ in Watched.seen] == [100, 100, 100], "20 persons of five records each"
+    assert [len(rows) for rows, *_ in Watched.seen] == [100, 100, 100], (
+        "20 persons of five records each"
+    )
     assert tuning.guarantee_.unit == "person"
     assert dearest_record(broken, X, y, persons=persons)[0] > 1.6
 
@@ -135,7 +139,9 @@ def test_all_records_of_a_person_go_to_one_part():
     ids=str,
 )
 @pytest.mark.parametrize("learner", [PrivateLogisticRegression, PrivateLinearSVC])
-def test_the_charged_part_costs_at_least_as_much_as_every_other_in_every_quantity(learner, settings):
+def test_the_charged_part_costs_at_least_as_much_as_every_other_in_every_quantity(
+    learner, settings
+):
     """The ledger adds up the events of one part; this is why that pays for all of them."""
     X, y = table(200)
     persons = np.arange(200) // 2 if settings.get("unit") == "person" else None
@@ -167,7 +173,9 @@ def test_candidates_whose_costs_cannot_be_compared_are_refused(ledger):
     X, y = table(200)
     mixed = [{"mechanism": "output"}, {"mechanism": "generalized"}]
     with pytest.raises(SettingsError, match="one 'mechanism'"):
-        PrivateTuning(logistic(), mixed, epsilon=0.5, delta=1e-6).fit(X, y, ledger=ledger, dataset="ward")
+        PrivateTuning(logistic(), mixed, epsilon=0.5, delta=1e-6).fit(
+            X, y, ledger=ledger, dataset="ward"
+        )
     assert ledger.charges() == []
 
 
@@ -200,9 +208,13 @@ def test_a_retry_with_the_same_key_returns_the_first_choice_without_drawing(ledg
     X, y = table(300)
     labels = np.array(["no", "yes"])[y]
     learner = logistic(classes=["yes", "no"])
-    first = PrivateTuning(learner, GRID, epsilon=0.5).fit(X, labels, ledger=ledger, dataset="ward", key="k")
+    first = PrivateTuning(learner, GRID, epsilon=0.5).fit(
+        X, labels, ledger=ledger, dataset="ward", key="k"
+    )
     monkeypatch.setattr(Source, "words", lambda *_: pytest.fail("noise was drawn"))
-    again = PrivateTuning(learner, GRID, epsilon=0.5).fit(X, labels, ledger=ledger, dataset="ward", key="k")
+    again = PrivateTuning(learner, GRID, epsilon=0.5).fit(
+        X, labels, ledger=ledger, dataset="ward", key="k"
+    )
     assert again.best_params_ == first.best_params_
     assert np.array_equal(again.best_learner_.coef_, first.best_learner_.coef_)
     assert np.array_equal(again.predict(X), first.predict(X))
@@ -225,7 +237,16 @@ def test_a_budget_that_is_too_small_stops_before_any_training(ledger, monkeypatc
 class Constant(ClassifierMixin, PrivateLearner):
     """Always answers `label`; costs what it is told to."""
 
-    def __init__(self, *, epsilon, label=0, neighbours="replace-one", noise=None, unit="record", records_per_person=1):
+    def __init__(
+        self,
+        *,
+        epsilon,
+        label=0,
+        neighbours="replace-one",
+        noise=None,
+        unit="record",
+        records_per_person=1,
+    ):
         self.epsilon, self.label, self.neighbours, self.noise = epsilon, label, neighbours, noise
         self.unit, self.records_per_person = unit, records_per_person
 
@@ -234,7 +255,9 @@ class Constant(ClassifierMixin, PrivateLearner):
         return self._fit(None, [], ledger, dataset, key)
 
     def _plan(self, task):
-        event = Laplace(unit=self.unit, neighbours=self.neighbours, sensitivity=1.0, scale=1 / self.epsilon)
+        event = Laplace(
+            unit=self.unit, neighbours=self.neighbours, sensitivity=1.0, scale=1 / self.epsilon
+        )
         return type("Plan", (), {"events": [event]})()
 
     def _train(self, task, plan, source):
@@ -266,7 +289,10 @@ def test_the_choice_follows_the_exponential_mechanism(settings, exponent, n_slot
     wrong_chosen, expected = 0, []
     for seed in range(n_fits):
         tuning = PrivateTuning(
-            Constant(epsilon=1.0, **settings), {"label": [0, 1]}, epsilon=0.9, noise=Noise(seed=seed)
+            Constant(epsilon=1.0, **settings),
+            {"label": [0, 1]},
+            epsilon=0.9,
+            noise=Noise(seed=seed),
         )
         n = n_slots * per_person
         persons = np.repeat(np.arange(n_slots), per_person) if per_person > 1 else None
@@ -276,7 +302,8 @@ def test_the_choice_follows_the_exponential_mechanism(settings, exponent, n_slot
             type("Task", (), {"y": np.zeros(n), "persons": persons})(), 3, Noise(seed=seed).open()
         )[-1].sum()
         expected.append(1 / (1 + math.exp(exponent * 0.9 * judged)))
-    # Given the parts, the number is a sum of independent draws of these chances: at most binomial in spread.
+    # Given the parts, the number is a sum of independent draws of these chances: at most binomial
+    # in spread.
     mean = np.mean(expected)
     assert stats.binomtest(wrong_chosen, n_fits, mean).pvalue > 1e-6
     for mutant in (0.5, 2.0):
@@ -301,7 +328,9 @@ def test_errors_are_counted_on_each_record_alone():
 
 def test_a_good_candidate_is_found_and_kept():
     X, y = table(6000)
-    tuned = PrivateTuning(logistic(), {"regularization": [1e-2, 1e4]}, epsilon=2.0, noise=Noise(seed=1)).fit(X, y)
+    tuned = PrivateTuning(
+        logistic(), {"regularization": [1e-2, 1e4]}, epsilon=2.0, noise=Noise(seed=1)
+    ).fit(X, y)
     assert tuned.best_params_ == {"regularization": 1e-2}
     assert tuned.best_learner_.regularization == 1e-2
     assert tuned.score(X, y) > 0.85
@@ -309,14 +338,24 @@ def test_a_good_candidate_is_found_and_kept():
     assert tuned.predict_proba(X).shape == (6000, 2)
     assert tuned.decision_function(X).shape == (6000,)
     assert list(tuned.classes_) == [0, 1]
-    assert not hasattr(PrivateTuning(PrivateLinearSVC(epsilon=1.0), GRID, epsilon=1.0), "predict_proba")
+    assert not hasattr(
+        PrivateTuning(PrivateLinearSVC(epsilon=1.0), GRID, epsilon=1.0), "predict_proba"
+    )
     assert not tuned.guarantee_.holds, "seeded"
 
 
 def test_candidates_that_were_not_chosen_are_not_kept():
     X, y = table(300)
     tuned = PrivateTuning(logistic(), GRID, epsilon=1.0).fit(X, y)
-    released = {"best_index_", "best_params_", "best_learner_", "events_", "guarantee_", "receipt_", "n_features_in_"}
+    released = {
+        "best_index_",
+        "best_params_",
+        "best_learner_",
+        "events_",
+        "guarantee_",
+        "receipt_",
+        "n_features_in_",
+    }
     assert set(vars(tuned)) - set(tuned.get_params(deep=False)) == released | {"_learners"}
     assert tuned._learners == ()
     assert tuned.best_learner_.noise is None
@@ -345,7 +384,15 @@ def test_under_add_remove_parts_are_drawn_for_each_record_and_may_be_empty():
 
 @pytest.mark.parametrize(
     "candidates",
-    [[], {}, {"epsilon": [1, 2]}, [{"delta": 0.1}], {"noise": [Noise()]}, {"unit": ["person"]}, {"depth": [3]}],
+    [
+        [],
+        {},
+        {"epsilon": [1, 2]},
+        [{"delta": 0.1}],
+        {"noise": [Noise()]},
+        {"unit": ["person"]},
+        {"depth": [3]},
+    ],
     ids=str,
 )
 def test_candidates_that_would_change_the_guarantee_are_refused(candidates, ledger):
@@ -367,7 +414,9 @@ def test_what_cannot_be_tuned_is_refused_with_a_reason(ledger):
     with pytest.raises(SettingsError, match="fewer candidates"):
         PrivateTuning(logistic(), GRID, epsilon=0.5).fit(X[:3], y[:3], **fit)
     with pytest.raises(SettingsError, match="delta"):
-        PrivateTuning(Constant(epsilon=1.0), {"label": [0, 1]}, epsilon=0.5, delta=1e-6).fit(X, y, **fit)
+        PrivateTuning(Constant(epsilon=1.0), {"label": [0, 1]}, epsilon=0.5, delta=1e-6).fit(
+            X, y, **fit
+        )
     with pytest.raises(SettingsError, match="public_size"):
         PrivateTuning(logistic(neighbours="add-remove"), GRID, epsilon=0.5).fit(X, y, **fit)
     for wrong in ({"epsilon": 0}, {"epsilon": 0.5, "delta": 1.0}, {"epsilon": 0.5, "noise": 3}):
@@ -385,8 +434,14 @@ def test_no_error_repeats_a_record():
     cells[5, 1] = odd[3] = marked
     attempts = [
         (lambda: PrivateTuning(logistic(), GRID, epsilon=0.5).fit(cells, y), SchemaMismatch),
-        (lambda: PrivateTuning(logistic(classes=["0", "1"]), GRID, epsilon=0.5).fit(X, odd), SchemaMismatch),
-        (lambda: PrivateTuning(logistic(), GRID, epsilon=0.5).fit(X, y, persons=[marked] * 50), SettingsError),
+        (
+            lambda: PrivateTuning(logistic(classes=["0", "1"]), GRID, epsilon=0.5).fit(X, odd),
+            SchemaMismatch,
+        ),
+        (
+            lambda: PrivateTuning(logistic(), GRID, epsilon=0.5).fit(X, y, persons=[marked] * 50),
+            SettingsError,
+        ),
     ]
     for attempt, kind in attempts:
         with pytest.raises(ConsilienceError) as caught:
@@ -396,10 +451,16 @@ def test_no_error_repeats_a_record():
 
 
 def test_scikit_learns_checks_pass_and_private_ones_fail_only_where_two_fits_are_compared():
-    two_fits = {"check_classifier_data_not_an_array", "check_supervised_y_2d", "check_fit_idempotent"}
+    two_fits = {
+        "check_classifier_data_not_an_array",
+        "check_supervised_y_2d",
+        "check_fit_idempotent",
+    }
     candidates = {"regularization": [1e-3]}
     learner = PrivateLogisticRegression(epsilon=1.0)
-    exact = PrivateTuning(learner, candidates, epsilon=math.inf, noise=Noise(seed=2))  # seeded: the parts are drawn
+    exact = PrivateTuning(
+        learner, candidates, epsilon=math.inf, noise=Noise(seed=2)
+    )  # seeded: the parts are drawn
     private = PrivateTuning(learner, candidates, epsilon=5.0)
     for tuning, expected in ((exact, set()), (private, two_fits)):
         with warnings.catch_warnings():
@@ -418,7 +479,9 @@ def test_public_choice_needs_more_regularisation_where_the_private_table_is_smal
     learner = logistic(mechanism="output")
 
     def chosen(n_records, epsilon):
-        return choose_on_public(learner.set_params(epsilon=epsilon), grid, X, y, n_records=n_records)["regularization"]
+        return choose_on_public(
+            learner.set_params(epsilon=epsilon), grid, X, y, n_records=n_records
+        )["regularization"]
 
     few, many = chosen(100, 0.5), chosen(50_000, 0.5)
     assert few > many
@@ -429,7 +492,9 @@ def test_public_choice_is_repeatable_and_takes_lists_frames_and_persons():
     pandas = pytest.importorskip("pandas")
     X, y = table(200)
     first = choose_on_public(logistic(), GRID, X, y, n_records=500)
-    assert choose_on_public(logistic(), [{"regularization": r} for r in GRID["regularization"]], X, y, n_records=500)
+    assert choose_on_public(
+        logistic(), [{"regularization": r} for r in GRID["regularization"]], X, y, n_records=500
+    )
     assert first == choose_on_public(logistic(), GRID, X, y, n_records=500)
     assert first == choose_on_public(logistic(), GRID, X.tolist(), list(y), n_records=500)
     assert first == choose_on_public(logistic(), GRID, pandas.DataFrame(X), y, n_records=500)
@@ -439,11 +504,15 @@ def test_public_choice_is_repeatable_and_takes_lists_frames_and_persons():
     assert choose_on_public(by_person, GRID, X, y, n_records=500, persons=persons, repeats=1) in [
         {"regularization": r} for r in GRID["regularization"]
     ]
-    ridge = choose_on_public(PrivateRidge(epsilon=1.0), GRID, X, X[:, 0], n_records=500, cv=3, repeats=1)
+    ridge = choose_on_public(
+        PrivateRidge(epsilon=1.0), GRID, X, X[:, 0], n_records=500, cv=3, repeats=1
+    )
     assert ridge["regularization"] in GRID["regularization"]
 
 
-def test_on_real_digits_the_public_choice_is_near_the_best_and_noiseless_validation_is_not(data_folder):
+def test_on_real_digits_the_public_choice_is_near_the_best_and_noiseless_validation_is_not(
+    data_folder,
+):
     """MNIST 3 against 7 on 20 public axes: 500 public digits choose Λ for 1,000 private ones at ε=1."""
     digits = pq.read_table(data_folder / "mnist.parquet")
     label, split = digits["label"].to_numpy(), np.array(digits["split"].to_pylist())
@@ -456,14 +525,18 @@ def test_on_real_digits_the_public_choice_is_near_the_best_and_noiseless_validat
     X = PublicPCA(20).fit(X[public]).transform(X)
     grid = {"regularization": [1e-4, 1e-2, 1.0]}
     learner = PrivateLogisticRegression(epsilon=1.0, classes=[3, 7])
-    chosen = choose_on_public(learner, grid, X[public], y[public], n_records=1000, repeats=2)["regularization"]
+    chosen = choose_on_public(learner, grid, X[public], y[public], n_records=1000, repeats=2)[
+        "regularization"
+    ]
     exact = PrivateLogisticRegression(epsilon=math.inf, classes=[3, 7])
     noiseless = choose_on_public(exact, grid, X[public], y[public], repeats=1)["regularization"]
 
     def error(value):
         scores = []
         for seed in range(8):
-            fitted = learner.set_params(regularization=value, noise=Noise(seed=seed)).fit(X[private], y[private])
+            fitted = learner.set_params(regularization=value, noise=Noise(seed=seed)).fit(
+                X[private], y[private]
+            )
             scores.append(fitted.score(X[~train], y[~train]))
         return 1 - np.mean(scores)
 

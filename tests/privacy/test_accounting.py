@@ -44,7 +44,12 @@ from consilience.privacy.guarantee import Guarantee, Neighbours
 
 ADD = {"unit": "record", "neighbours": "add-remove"}
 REPLACE = {"unit": "record", "neighbours": "replace-one"}
-CONSTANTS = {"logistic": (0.25, 1.0), "huber-hinge": (1.0, 1.0), "softmax": (0.5, math.sqrt(2)), "huber": (1.0, 0.7)}
+CONSTANTS = {
+    "logistic": (0.25, 1.0),
+    "huber-hinge": (1.0, 1.0),
+    "softmax": (0.5, math.sqrt(2)),
+    "huber": (1.0, 0.7),
+}
 
 
 def objective(kind, loss, scale, *, strong=8.0, k=1, classes=3, delta=1e-5, who=REPLACE, **changes):
@@ -63,11 +68,15 @@ def objective(kind, loss, scale, *, strong=8.0, k=1, classes=3, delta=1e-5, who=
 
 def composed(scale, *, at_delta, times=3, who=ADD, **changes):
     """Two levels of splits and the leaves of each of three trees."""
-    splits = [Selection(sensitivity=2.0, scale=wide * scale, monotone="yes", **who) for wide in (3, 2)]
+    splits = [
+        Selection(sensitivity=2.0, scale=wide * scale, monotone="yes", **who) for wide in (3, 2)
+    ]
     leaves = Laplace(sensitivity=1.0, scale=scale, **who)
     if at_delta > 0:
         leaves = DiscreteGaussian(sensitivity=1.0, sigma=scale, at_delta=at_delta, **who)
-    return Composed(**{"parts": (*splits, leaves), "times": times, "at_delta": at_delta, **who, **changes})
+    return Composed(
+        **{"parts": (*splits, leaves), "times": times, "at_delta": at_delta, **who, **changes}
+    )
 
 
 # Every kind of event as a function of its noise scale.
@@ -75,12 +84,16 @@ KINDS = {
     "Laplace": lambda scale: Laplace(sensitivity=1.5, scale=scale, **ADD),
     "L2Laplace": lambda scale: L2Laplace(sensitivity=0.3, scale=scale, **REPLACE),
     "Gaussian": lambda scale: Gaussian(sensitivity=1.0, sigma=scale, at_delta=1e-5, **ADD),
-    "DiscreteGaussian": lambda scale: DiscreteGaussian(sensitivity=1.0, sigma=scale, at_delta=1e-5, **ADD),
+    "DiscreteGaussian": lambda scale: DiscreteGaussian(
+        sensitivity=1.0, sigma=scale, at_delta=1e-5, **ADD
+    ),
     "Selection": lambda scale: Selection(sensitivity=1.0, scale=scale, monotone="no", **REPLACE),
     "Closing": lambda scale: Closing(dimension=5, distance=1e-8, scale=scale, **REPLACE),
     "Composed": lambda scale: composed(scale, at_delta=0.0),
     "Composed at a delta": lambda scale: composed(scale, at_delta=1e-6),
-    "SoftObjectiveGaussian": lambda scale: objective(SoftObjectiveGaussian, "softmax", scale, sensitivity=1.5),
+    "SoftObjectiveGaussian": lambda scale: objective(
+        SoftObjectiveGaussian, "softmax", scale, sensitivity=1.5
+    ),
 } | {
     f"{kind.__name__} {loss} {who['neighbours']} k={k}": (
         lambda scale, kind=kind, loss=loss, who=who, k=k: objective(kind, loss, scale, k=k, who=who)
@@ -102,7 +115,10 @@ def exact_log_delta(epsilon, mu):
     epsilon, mu = mpmath.mpf(epsilon), mpmath.mpf(mu)
     with mpmath.workdps(60):
         return float(
-            mpmath.log(mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.e**epsilon * mpmath.ncdf(-mu / 2 - epsilon / mu))
+            mpmath.log(
+                mpmath.ncdf(mu / 2 - epsilon / mu)
+                - mpmath.e**epsilon * mpmath.ncdf(-mu / 2 - epsilon / mu)
+            )
         )
 
 
@@ -111,7 +127,9 @@ def exact_log_delta(epsilon, mu):
 def test_the_gaussian_profile_agrees_with_sixty_digits(mu, distance):
     epsilon = distance * mu
     # Cancellation costs digits of δ when mu is tiny; what is left is far finer than any δ is known.
-    assert gaussian_log_delta(epsilon, mu) == pytest.approx(exact_log_delta(epsilon, mu), abs=1e-13 + 1e-11 / mu)
+    assert gaussian_log_delta(epsilon, mu) == pytest.approx(
+        exact_log_delta(epsilon, mu), abs=1e-13 + 1e-11 / mu
+    )
 
 
 def test_the_gaussian_profile_never_claims_zero_where_something_is_seen():
@@ -124,7 +142,9 @@ def test_the_gaussian_profile_never_claims_zero_where_something_is_seen():
 
 def test_known_calibration_of_the_gaussian_mechanism():
     assert gaussian_sigma(epsilon=1, delta=1e-5, sensitivity=1) == pytest.approx(3.7306, abs=5e-5)
-    oracle = privacy_loss_distribution.from_gaussian_mechanism(3.7306316348, value_discretization_interval=1e-5)
+    oracle = privacy_loss_distribution.from_gaussian_mechanism(
+        3.7306316348, value_discretization_interval=1e-5
+    )
     assert oracle.get_epsilon_for_delta(1e-5) == pytest.approx(1.0, abs=2e-4)
 
 
@@ -140,7 +160,9 @@ def test_gaussian_calibration_is_sharp_and_never_over(epsilon, delta, sensitivit
 @pytest.mark.parametrize("excess", [1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-14])
 def test_an_epsilon_of_almost_nothing_is_found_at_once(excess):
     # δ at epsilon 0 a hair above what is asked: the root lies at 2e-5 · excess.
-    mu = optimize.brentq(lambda mu: math.exp(gaussian_log_delta(0.0, mu)) - 1e-5 * (1 + excess), 1e-6, 1, xtol=1e-20)
+    mu = optimize.brentq(
+        lambda mu: math.exp(gaussian_log_delta(0.0, mu)) - 1e-5 * (1 + excess), 1e-6, 1, xtol=1e-20
+    )
     event = Gaussian(sensitivity=mu, sigma=1.0, at_delta=1e-5, **ADD)
     assert event.epsilon <= 3e-5 * excess + 1e-15
 
@@ -154,7 +176,9 @@ def test_noise_of_nothing_hides_nothing():
 
 def test_an_impossible_calibration_says_so():
     with pytest.raises(SettingsError, match="No amount of noise"):
-        calibrate_scale(lambda scale: objective(ObjectiveL2Laplace, "huber", scale, strong=1.0), epsilon=0.5)
+        calibrate_scale(
+            lambda scale: objective(ObjectiveL2Laplace, "huber", scale, strong=1.0), epsilon=0.5
+        )
 
 
 def test_something_insensitive_needs_no_particular_noise():
@@ -197,7 +221,9 @@ def test_discrete_laplace_costs_its_sensitivity_over_its_scale():
 def test_selection_costs_twice_unless_scores_move_together(scores, moves, scale, monotone):
     event = Selection(sensitivity=1.0, scale=scale, monotone=monotone, **ADD)
     scores = np.array(scores)
-    moves = np.array(moves[: len(scores)]) * (1 if monotone == "yes" else np.resize([1, -1], len(scores)))
+    moves = np.array(moves[: len(scores)]) * (
+        1 if monotone == "yes" else np.resize([1, -1], len(scores))
+    )
     loss = special.log_softmax(scores / scale) - special.log_softmax((scores + moves) / scale)
     assert np.abs(loss).max() <= event.epsilon * (1 + 1e-12)
     # Bounded range, and with it ε²/8 in every Rényi order.
@@ -217,7 +243,10 @@ def test_selection_attains_its_bounds():
 
 def test_closing_pays_for_twice_the_distance_in_every_coordinate():
     event = Closing(dimension=9, distance=0.5, scale=20.0, **ADD)
-    there, here = np.full(9, 0.5 / 3), np.full(9, -0.5 / 3)  # both 0.5 away from the ideal vector in L2
+    there, here = (
+        np.full(9, 0.5 / 3),
+        np.full(9, -0.5 / 3),
+    )  # both 0.5 away from the ideal vector in L2
     assert event.epsilon == pytest.approx(np.abs(there - here).sum() / 20.0)
     assert Closing(dimension=9, distance=0.0, scale=20.0, **ADD).epsilon == 0.0
 
@@ -226,22 +255,31 @@ def test_closing_pays_for_twice_the_distance_in_every_coordinate():
 
 
 def test_known_number_of_the_joint_logistic_bound():
-    joint = calibrate_scale(lambda s: objective(ObjectiveL2Laplace, "logistic", s, strong=8.68), epsilon=0.1)
+    joint = calibrate_scale(
+        lambda s: objective(ObjectiveL2Laplace, "logistic", s, strong=8.68), epsilon=0.1
+    )
     assert joint == pytest.approx(22.34, abs=0.005)
-    assert 2 / (0.1 - math.log1p(0.25 / 8.68)) == pytest.approx(27.9, abs=0.05)  # gradient and determinant apart
+    assert 2 / (0.1 - math.log1p(0.25 / 8.68)) == pytest.approx(
+        27.9, abs=0.05
+    )  # gradient and determinant apart
 
 
 def test_known_number_of_the_gaussian_profile():
-    sigma = calibrate_scale(lambda s: objective(ObjectiveGaussian, "huber-hinge", s, strong=7.89, who=ADD), epsilon=1.0)
-    assert sigma == pytest.approx(4.19, abs=0.005)
-    assert optimize.brentq(lambda s: exact_log_delta(1 - math.log1p(1 / 7.89), 1 / s) - math.log(1e-5), 1, 10) == (
-        pytest.approx(sigma, rel=1e-9)
+    sigma = calibrate_scale(
+        lambda s: objective(ObjectiveGaussian, "huber-hinge", s, strong=7.89, who=ADD), epsilon=1.0
     )
+    assert sigma == pytest.approx(4.19, abs=0.005)
+    assert optimize.brentq(
+        lambda s: exact_log_delta(1 - math.log1p(1 / 7.89), 1 / s) - math.log(1e-5), 1, 10
+    ) == (pytest.approx(sigma, rel=1e-9))
 
 
 @unhurried
 @given(
-    scale=st.floats(1e-3, 1e6), strong=st.floats(1e-6, 1e6), k=st.integers(1, 5), who=st.sampled_from([ADD, REPLACE])
+    scale=st.floats(1e-3, 1e6),
+    strong=st.floats(1e-6, 1e6),
+    k=st.integers(1, 5),
+    who=st.sampled_from([ADD, REPLACE]),
 )
 def test_the_joint_bound_is_the_maximum_over_all_slopes(scale, strong, k, who):
     event = objective(ObjectiveL2Laplace, "logistic", scale, strong=strong, k=k, who=who)
@@ -319,14 +357,18 @@ def pulls(loss, records, strong, f):
     who=st.sampled_from([ADD, REPLACE]),
     swap=st.booleans(),
 )
-def test_exact_densities_in_one_dimension_stay_below_what_is_charged(loss, common, gone, new, strong, scale, who, swap):
+def test_exact_densities_in_one_dimension_stay_below_what_is_charged(
+    loss, common, gone, new, strong, scale, who, swap
+):
     k = max(len(gone), len(new)) if who is REPLACE else len(gone)
     first, second = common + gone, common + (new if who is REPLACE else [])
     if swap:
         first, second = second, first
     reach = (12 * scale + 4) / strong
     f = np.linspace(-reach, reach, 40001)
-    (b1, bend1), (b2, bend2) = (pulls(LOSSES[loss], records, strong, f) for records in (first, second))
+    (b1, bend1), (b2, bend2) = (
+        pulls(LOSSES[loss], records, strong, f) for records in (first, second)
+    )
     jacobian = np.log(bend1) - np.log(bend2)
 
     pure = objective(ObjectiveL2Laplace, loss, scale, strong=strong, k=k, who=who)
@@ -337,20 +379,28 @@ def test_exact_densities_in_one_dimension_stay_below_what_is_charged(loss, commo
     log_ratio = (b2**2 - b1**2) / (2 * scale**2) + jacobian
     for rest in (0.0, 0.2, 1.0, 2.0):
         epsilon = gaussian.jacobian + rest
-        seen = np.trapezoid(density * np.maximum(-np.expm1(np.minimum(epsilon - log_ratio, 1)), 0), f)
+        seen = np.trapezoid(
+            density * np.maximum(-np.expm1(np.minimum(epsilon - log_ratio, 1)), 0), f
+        )
         assert seen <= math.exp(min(gaussian.log_delta(epsilon), 0.0)) * (1 + 1e-6) + 1e-9
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     theta=st.lists(st.floats(-30, 30), min_size=4, max_size=4),
-    rows=st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1), st.integers(0, 2)), min_size=3, max_size=3),
+    rows=st.lists(
+        st.tuples(st.floats(-1, 1), st.floats(-1, 1), st.integers(0, 2)), min_size=3, max_size=3
+    ),
     strong=st.floats(0.05, 5),
     scale=st.floats(0.3, 5),
     who=st.sampled_from([ADD, REPLACE]),
 )
-def test_exact_softmax_densities_in_the_sum_zero_subspace_stay_below_what_is_charged(theta, rows, strong, scale, who):
-    basis = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])  # orthonormal, classes' sum zero
+def test_exact_softmax_densities_in_the_sum_zero_subspace_stay_below_what_is_charged(
+    theta, rows, strong, scale, who
+):
+    basis = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt(
+        [[2], [6]]
+    )  # orthonormal, classes' sum zero
     coordinates = np.array(theta).reshape(2, 2)
     W = basis.T @ coordinates
 
@@ -360,12 +410,17 @@ def test_exact_softmax_densities_in_the_sum_zero_subspace_stay_below_what_is_cha
             x = np.array([a, c]) / max(1.0, math.hypot(a, c))
             p = special.softmax(W @ x)
             b = b - basis @ np.outer(p - np.eye(3)[y], x)
-            hessian = hessian + np.kron(basis @ (np.diag(p) - np.outer(p, p)) @ basis.T, np.outer(x, x))
+            hessian = hessian + np.kron(
+                basis @ (np.diag(p) - np.outer(p, p)) @ basis.T, np.outer(x, x)
+            )
         return np.linalg.norm(b), np.linalg.slogdet(hessian)[1]
 
     common, gone, new = rows
     event = objective(ObjectiveL2Laplace, "softmax", scale, strong=strong, who=who)
-    (b1, det1), (b2, det2) = b_and_log_det([common, gone]), b_and_log_det([common] + [new] * (who is REPLACE))
+    (b1, det1), (b2, det2) = (
+        b_and_log_det([common, gone]),
+        b_and_log_det([common] + [new] * (who is REPLACE)),
+    )
     assert abs((b2 - b1) / scale + det1 - det2) <= event.epsilon * (1 + 1e-9)
 
 
@@ -396,7 +451,10 @@ def test_exact_densities_with_soft_labels_stay_below_the_profile(classes):
         if attempt % 2:
             voter, other = (np.eye(classes)[np.where(x > 0, k, 1 - k)] for k in (0, 1))
         rest = rng.dirichlet(np.ones(classes), n)
-        first, second = (rest + voter) / 2, (rest + other) / 2  # two voters: shares move by half a vote
+        first, second = (
+            (rest + voter) / 2,
+            (rest + other) / 2,
+        )  # two voters: shares move by half a vote
         first[0], second[0] = np.eye(classes)[rng.integers(0, classes, 2)]
         event = objective(
             SoftObjectiveGaussian,
@@ -424,7 +482,9 @@ def test_soft_labels_cost_as_much_as_their_corners():
     hard = objective(ObjectiveGaussian, "softmax", 6.0)
     for epsilon in (0.5, 1.0, 3.0):
         rest = epsilon - soft.jacobian
-        assert soft.log_delta(epsilon) == pytest.approx(math.log(9) + gaussian_log_delta(rest, 2 * math.sqrt(2) / 6.0))
+        assert soft.log_delta(epsilon) == pytest.approx(
+            math.log(9) + gaussian_log_delta(rest, 2 * math.sqrt(2) / 6.0)
+        )
         assert soft.log_delta(epsilon) >= hard.log_delta(epsilon)
 
 
@@ -481,7 +541,10 @@ def planned(loss, epsilon, *, n_units=500, dimension=6, n_problems=1, **settings
         settings["records_per_person"] = 3
     made = learner(epsilon=epsilon, public_size=n_units, random_state=1, **settings)
     return plan_linear(
-        made, LinearTask(None, None, np.zeros(0), None, with_loss, dimension, n_units, n_units, n_problems)
+        made,
+        LinearTask(
+            None, None, np.zeros(0), None, with_loss, dimension, n_units, n_units, n_problems
+        ),
     )
 
 
@@ -498,15 +561,23 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @settings(max_examples=120, deadline=None)
-@given(loss=st.sampled_from(sorted(LEARNERS)), chosen=SETTINGS, epsilon=st.floats(1e-3, 30), factor=st.floats(1, 50))
-def test_a_learner_with_more_epsilon_never_draws_more_noise_nor_adds_more_ridge(loss, chosen, epsilon, factor):
+@given(
+    loss=st.sampled_from(sorted(LEARNERS)),
+    chosen=SETTINGS,
+    epsilon=st.floats(1e-3, 30),
+    factor=st.floats(1, 50),
+)
+def test_a_learner_with_more_epsilon_never_draws_more_noise_nor_adds_more_ridge(
+    loss, chosen, epsilon, factor
+):
     assume(not (loss == "softmax" and chosen["mechanism"] == "matrix"))
     private, open_ = planned(loss, epsilon, **chosen), planned(loss, epsilon * factor, **chosen)
     assert scale_of(open_.noise) <= scale_of(private.noise) * (1 + 1e-9)
     assert open_.regularization <= private.regularization * (1 + 1e-12)
     for plan, asked in ((private, epsilon), (open_, epsilon * factor)):
         whole = total(plan.events)
-        # The ledger's discount for floating point: beyond it a budget of exactly epsilon would not suffice.
+        # The ledger's discount for floating point: beyond it a budget of exactly epsilon would not
+        # suffice.
         assert Fraction(whole.epsilon) <= Fraction(asked) * (1 + Fraction(1, 2**50))
         assert whole.delta <= chosen["delta"]
         assert whole.neighbours == chosen["neighbours"]
@@ -523,7 +594,13 @@ def test_problems_share_the_budget(delta):
 def test_the_case_split_of_2011_asks_for_more_noise_above_its_threshold():
     # The thesis' setting: n = 789, Λ = 0.01, c = 1. The closing step takes a hundredth of epsilon.
     def paper(epsilon):
-        return planned("huber-hinge", epsilon / 0.99, n_units=789, calibration="chaudhuri2011", regularization=0.01)
+        return planned(
+            "huber-hinge",
+            epsilon / 0.99,
+            n_units=789,
+            calibration="chaudhuri2011",
+            regularization=0.01,
+        )
 
     threshold = 2 * math.log1p(1 / 7.89)
     assert threshold == pytest.approx(0.239, abs=5e-4)
@@ -538,7 +615,9 @@ def test_the_case_split_of_2011_asks_for_more_noise_above_its_threshold():
 
 @pytest.mark.parametrize("who", ["add-remove", "replace-one"])
 def test_kifer_moves_twice_as_many_gradients_under_replace_one(who):
-    plan = planned("huber-hinge", 1 / 0.99, n_units=789, mechanism="generalized", neighbours=who, delta=1e-5)
+    plan = planned(
+        "huber-hinge", 1 / 0.99, n_units=789, mechanism="generalized", neighbours=who, delta=1e-5
+    )
     reach = 2 if who == "replace-one" else 1
     assert plan.regularization == pytest.approx(7.89 + 2)
     assert plan.noise.sigma == pytest.approx(reach * math.sqrt(8 * math.log(2e5) + 4), rel=1e-9)
@@ -546,15 +625,21 @@ def test_kifer_moves_twice_as_many_gradients_under_replace_one(who):
 
 
 @given(
-    loss=st.sampled_from(sorted(LEARNERS)), chosen=SETTINGS, epsilon=st.floats(1e-3, 100), dimension=st.integers(1, 60)
+    loss=st.sampled_from(sorted(LEARNERS)),
+    chosen=SETTINGS,
+    epsilon=st.floats(1e-3, 100),
+    dimension=st.integers(1, 60),
 )
 @settings(max_examples=60, deadline=None)
 def test_closing_covers_what_the_solver_vouches_for(loss, chosen, epsilon, dimension):
     assume(not (loss == "softmax" and chosen["mechanism"] == "matrix"))
     plan = planned(loss, epsilon, dimension=dimension, **chosen)
-    # closing.md: the tolerance, a quarter of it for rounding at any number of records, an eighth for storing doubles.
+    # closing.md: the tolerance, a quarter of it for rounding at any number of records, an eighth
+    # for storing doubles.
     strong = getattr(plan.noise, "strong_convexity", plan.regularization)
-    assert plan.closing.distance >= 1.25 * plan.tolerance / strong + plan.tolerance / (8 * plan.regularization)
+    assert plan.closing.distance >= 1.25 * plan.tolerance / strong + plan.tolerance / (
+        8 * plan.regularization
+    )
     assert plan.closing.dimension == dimension * (4 if loss == "softmax" else 1)
     assert plan.closing.epsilon == pytest.approx(0.01 * epsilon, rel=1e-9)
 
@@ -576,14 +661,19 @@ def test_totals_are_monotone_and_order_free(picked, extra):
 
 
 def test_zero_concentrated_costs_add_and_convert_fourfold():
-    here, there = Gaussian(sensitivity=1, sigma=2, at_delta=1e-5, **REPLACE), Laplace(sensitivity=1, scale=5, **ADD)
+    here, there = (
+        Gaussian(sensitivity=1, sigma=2, at_delta=1e-5, **REPLACE),
+        Laplace(sensitivity=1, scale=5, **ADD),
+    )
     assert total_rho([here], Neighbours.REPLACE_ONE) == 1 / 8
     assert total_rho([here, there], Neighbours.REPLACE_ONE) == pytest.approx(1 / 8 + 4 * 0.2**2 / 2)
     # Exact for a Gaussian: two steps of mu are one of 2 mu, and rho is mu²/2.
     twice = Gaussian(sensitivity=2, sigma=3, at_delta=1e-5, **REPLACE)
     once = Gaussian(sensitivity=1, sigma=3, at_delta=1e-5, **ADD)
     assert total_rho([once], Neighbours.REPLACE_ONE) == pytest.approx(twice.rho)
-    assert total_rho([objective(ObjectiveGaussian, "logistic", 5.0)], Neighbours.REPLACE_ONE) is None
+    assert (
+        total_rho([objective(ObjectiveGaussian, "logistic", 5.0)], Neighbours.REPLACE_ONE) is None
+    )
     with pytest.raises(GuaranteeVoid):
         total_rho([here], Neighbours.ADD_REMOVE)
 
@@ -613,14 +703,21 @@ def test_a_report_of_pure_events_is_never_above_their_sum_by_more_than_its_grid(
     answer = report(events, delta=1e-6)
     assert answer["sum"] == pytest.approx(20 * 2 * 0.1 + 0.1)
     assert answer["pld"] <= answer["sum"] + 1e-9
-    # Optimal composition of 20 randomised responses at 0.2 and one at 0.1, by the binomial distribution.
+    # Optimal composition of 20 randomised responses at 0.2 and one at 0.1, by the binomial
+    # distribution.
     wins = np.arange(21)
     weights = stats.binom.pmf(wins, 20, special.expit(0.2))
     losses = (2 * wins - 20) * 0.2
 
     def seen(epsilon):
         parts = [(special.expit(0.1), 0.1), (special.expit(-0.1), -0.1)]
-        return sum(q * (weights * np.maximum(-np.expm1(epsilon - losses - step), 0)).sum() for q, step in parts) - 1e-6
+        return (
+            sum(
+                q * (weights * np.maximum(-np.expm1(epsilon - losses - step), 0)).sum()
+                for q, step in parts
+            )
+            - 1e-6
+        )
 
     assert answer["pld"] == pytest.approx(optimize.brentq(seen, 0, 5), abs=3e-3)
 
@@ -639,7 +736,9 @@ def test_a_report_survives_costs_of_nothing_and_of_everything():
     nothing = report([Gaussian(sensitivity=0.0, sigma=1.0, at_delta=1e-5, **ADD)], delta=1e-5)
     assert nothing["pld"] == pytest.approx(0.0, abs=1e-3)
     for scale in (1e-3, 1e-6, 1e-300):
-        assert report([Laplace(sensitivity=1e3, scale=scale, **ADD)], delta=1e-5)["sum"] == 1e3 / scale
+        assert (
+            report([Laplace(sensitivity=1e3, scale=scale, **ADD)], delta=1e-5)["sum"] == 1e3 / scale
+        )
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])
@@ -656,7 +755,9 @@ def test_a_composed_event_costs_what_its_parts_cost_one_after_the_other():
     each = [part for part in event.parts for _ in range(3)]
     assert event.guarantee == total(each)
     assert event.epsilon == pytest.approx(3 * (2 / 6 + 2 / 4 + 1 / 2), rel=1e-15)
-    assert event.rho == pytest.approx(3 * ((1 / 3) ** 2 / 8 + (1 / 2) ** 2 / 8 + (1 / 2) ** 2 / 2), rel=1e-15)
+    assert event.rho == pytest.approx(
+        3 * ((1 / 3) ** 2 / 8 + (1 / 2) ** 2 / 8 + (1 / 2) ** 2 / 2), rel=1e-15
+    )
     assert event.rho == pytest.approx(total_rho(each, Neighbours.ADD_REMOVE))
     assert total_rho([event], Neighbours.REPLACE_ONE) == pytest.approx(4 * event.rho)
     gaussians = composed(2.0, at_delta=1e-6)
@@ -715,9 +816,13 @@ def test_the_conversion_is_the_best_of_all_orders(log_rho, log_delta):
 
 @pytest.mark.parametrize(("rho", "delta"), [(0.05, 1e-5), (1.0, 1e-12), (1e-3, 1e-9), (2.0, 0.1)])
 def test_the_conversion_agrees_with_dp_accounting_and_covers_the_gaussian(rho, delta):
-    accounted = report([Gaussian(sensitivity=math.sqrt(2 * rho), sigma=1.0, at_delta=delta, **ADD)], delta=delta)
+    accounted = report(
+        [Gaussian(sensitivity=math.sqrt(2 * rho), sigma=1.0, at_delta=delta, **ADD)], delta=delta
+    )
     assert zcdp_epsilon(rho, delta) <= accounted["zcdp"]
-    assert zcdp_epsilon(rho, delta) == pytest.approx(accounted["zcdp"], rel=0.02)  # its orders are a grid
+    assert zcdp_epsilon(rho, delta) == pytest.approx(
+        accounted["zcdp"], rel=0.02
+    )  # its orders are a grid
     assert math.exp(gaussian_log_delta(zcdp_epsilon(rho, delta), math.sqrt(2 * rho))) <= delta
 
 
@@ -730,8 +835,11 @@ def test_the_largest_cost_that_fits_is_found_from_below(epsilon, delta):
 
 
 def test_the_conversion_keeps_its_digits_at_both_ends():
-    # Once ln m - ln(1 + m) is taken as a difference, its rounding makes an epsilon of 1e-14 free of charge.
-    assert zcdp_epsilon(1e-40, 1e-60) == pytest.approx(2 * math.sqrt(1e-40 * math.log(1e60 / 1e21)), rel=0.05)
+    # Once ln m - ln(1 + m) is taken as a difference, its rounding makes an epsilon of 1e-14 free of
+    # charge.
+    assert zcdp_epsilon(1e-40, 1e-60) == pytest.approx(
+        2 * math.sqrt(1e-40 * math.log(1e60 / 1e21)), rel=0.05
+    )
     assert zcdp_epsilon(0.0, 1e-5) == 0.0
     assert zcdp_epsilon(math.inf, 1e-5) == math.inf
     assert zcdp_epsilon(1e308, 1e-5) == pytest.approx(1e308)
@@ -752,12 +860,16 @@ def test_an_event_survives_the_way_through_json(event):
 
 def test_event_files_are_canonical():
     text = events_to_json([Laplace(sensitivity=1, scale=0.1, **ADD)])
-    assert text == ('[{"event":"Laplace","neighbours":"add-remove","scale":0.1,"sensitivity":1,"unit":"record"}]')
+    assert text == (
+        '[{"event":"Laplace","neighbours":"add-remove","scale":0.1,"sensitivity":1,"unit":"record"}]'
+    )
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=list(KINDS))
 @pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -1.0, True, "1", None, [], 10**400], ids=lambda value: str(value)[:6]
+    "value",
+    [math.nan, math.inf, -1.0, True, "1", None, [], 10**400],
+    ids=lambda value: str(value)[:6],
 )
 def test_no_number_of_an_event_may_be_anything_else(event, value):
     for name, kept in asdict(event).items():
@@ -852,5 +964,9 @@ def test_hostile_event_files_are_refused(text):
 
 
 def test_an_events_guarantee_carries_its_unit_and_relation():
-    event = objective(ObjectiveGaussian, "huber", 9.0, who={"unit": "person", "neighbours": "add-remove"})
-    assert event.guarantee == Guarantee(epsilon=event.epsilon, delta=1e-5, unit="person", neighbours="add-remove")
+    event = objective(
+        ObjectiveGaussian, "huber", 9.0, who={"unit": "person", "neighbours": "add-remove"}
+    )
+    assert event.guarantee == Guarantee(
+        epsilon=event.epsilon, delta=1e-5, unit="person", neighbours="add-remove"
+    )

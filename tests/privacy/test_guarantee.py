@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consilience.errors import GuaranteeVoid, SettingsError
-from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit, compose, compose_disjoint
+from consilience.privacy.guarantee import (
+    Budget,
+    Guarantee,
+    Neighbours,
+    Unit,
+    compose,
+    compose_disjoint,
+)
 
 EPSILONS = st.floats(0, 1e6) | st.just(math.inf)
 DELTAS = st.just(0.0) | st.floats(1e-300, 1)
@@ -87,7 +94,9 @@ def test_infinite_epsilon_is_a_true_statement_and_void_is_not():
 # ---------------------------------------------------------------------------------------------------------- converting
 
 
-@given(epsilon=st.floats(0, 29), delta=st.floats(1e-30, 1e-13))  # the sum stays below 1, where it is cut
+@given(
+    epsilon=st.floats(0, 29), delta=st.floats(1e-30, 1e-13)
+)  # the sum stays below 1, where it is cut
 def test_replacing_is_removing_then_adding(epsilon, delta):
     converted = made(epsilon=epsilon, delta=delta, neighbours="add-remove").convert("replace-one")
     # P <= e^ε M + δ and M <= e^ε Q + δ, chained by hand.
@@ -108,9 +117,17 @@ def test_the_conversion_of_delta_is_attained_by_two_chained_releases():
 
 def test_a_pure_guarantee_stays_pure_and_delta_never_passes_one():
     assert made(epsilon=3.0, neighbours="add-remove").convert("replace-one").delta == 0.0
-    assert made(epsilon=50.0, delta=1e-5, neighbours="add-remove").convert("replace-one").delta == 1.0
-    assert made(epsilon=math.inf, delta=1e-5, neighbours="add-remove").convert("replace-one").delta == 1.0
-    assert made(epsilon=800.0, delta=1e-310, neighbours="add-remove").convert("replace-one").delta == 1.0
+    assert (
+        made(epsilon=50.0, delta=1e-5, neighbours="add-remove").convert("replace-one").delta == 1.0
+    )
+    assert (
+        made(epsilon=math.inf, delta=1e-5, neighbours="add-remove").convert("replace-one").delta
+        == 1.0
+    )
+    assert (
+        made(epsilon=800.0, delta=1e-310, neighbours="add-remove").convert("replace-one").delta
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(("origin", "target"), list(itertools.permutations(Neighbours, 2)))
@@ -175,22 +192,31 @@ def test_disjoint_parts_cost_as_much_as_the_dearest(parts):
     assert whole.epsilon <= compose(*parts).epsilon
 
 
-@pytest.mark.parametrize("together", [compose, lambda *parts: compose_disjoint(*parts, assumption="disjoint")])
+@pytest.mark.parametrize(
+    "together", [compose, lambda *parts: compose_disjoint(*parts, assumption="disjoint")]
+)
 def test_one_void_part_voids_the_whole_and_every_reason_is_kept(together):
-    void = [Guarantee.void(reason, unit="record", neighbours="replace-one") for reason in ("seeded", "no proof")]
+    void = [
+        Guarantee.void(reason, unit="record", neighbours="replace-one")
+        for reason in ("seeded", "no proof")
+    ]
     whole = together(made(), void[0], void[1], void[0])
     assert whole.void_reason == "seeded; no proof"
     assert (whole.epsilon, whole.delta) == (math.inf, 0.0)
 
 
-@pytest.mark.parametrize("together", [compose, lambda *parts: compose_disjoint(*parts, assumption="disjoint")])
+@pytest.mark.parametrize(
+    "together", [compose, lambda *parts: compose_disjoint(*parts, assumption="disjoint")]
+)
 def test_units_never_mix(together):
     with pytest.raises(GuaranteeVoid, match="per person and per record"):
         together(made(), made(unit="person"))
 
 
 def test_relations_are_aligned_before_they_are_added():
-    whole = compose(made(epsilon=1.0, delta=1e-6), made(epsilon=0.5, delta=1e-6, neighbours="add-remove"))
+    whole = compose(
+        made(epsilon=1.0, delta=1e-6), made(epsilon=0.5, delta=1e-6, neighbours="add-remove")
+    )
     assert whole.neighbours is Neighbours.REPLACE_ONE
     assert whole.epsilon == 2.0
     assert whole.delta == pytest.approx(1e-6 + (1 + math.exp(0.5)) * 1e-6)
@@ -223,7 +249,10 @@ def test_deltas_never_sum_beyond_one_and_epsilons_never_overflow():
 
 @given(guarantee=guarantees())
 def test_a_guarantee_survives_the_way_through_json(guarantee):
-    assert Guarantee.from_dict(json.loads(json.dumps(guarantee.as_dict(), allow_nan=False))) == guarantee
+    assert (
+        Guarantee.from_dict(json.loads(json.dumps(guarantee.as_dict(), allow_nan=False)))
+        == guarantee
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,7 +306,9 @@ def test_other_shapes_are_refused(values):
 
 def test_a_budget_limits_epsilon_or_rho():
     assert Budget(epsilon=1, delta=1e-5).unit is Unit.RECORD
-    assert Budget(rho=0.1, unit="person", neighbours="add-remove").neighbours is Neighbours.ADD_REMOVE
+    assert (
+        Budget(rho=0.1, unit="person", neighbours="add-remove").neighbours is Neighbours.ADD_REMOVE
+    )
     assert replace(Budget(epsilon=1), epsilon=2).epsilon == 2
 
 

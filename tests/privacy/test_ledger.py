@@ -17,7 +17,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from consilience.errors import BudgetExceeded, ConsilienceError, GuaranteeVoid, LedgerDamaged, SettingsError
+from consilience.errors import (
+    BudgetExceeded,
+    ConsilienceError,
+    GuaranteeVoid,
+    LedgerDamaged,
+    SettingsError,
+)
 from consilience.privacy.accounting import (
     Event,
     Gaussian,
@@ -36,8 +42,12 @@ def pure(epsilon: float, *, unit: str = "record", neighbours: str = "replace-one
     return Laplace(unit=unit, neighbours=neighbours, sensitivity=epsilon, scale=1.0)
 
 
-def gaussian(*, sigma: float = 10.0, delta: float = 1e-6, neighbours: str = "replace-one") -> Gaussian:
-    return Gaussian(unit="record", neighbours=neighbours, sensitivity=1.0, sigma=sigma, at_delta=delta)
+def gaussian(
+    *, sigma: float = 10.0, delta: float = 1e-6, neighbours: str = "replace-one"
+) -> Gaussian:
+    return Gaussian(
+        unit="record", neighbours=neighbours, sensitivity=1.0, sigma=sigma, at_delta=delta
+    )
 
 
 def spend(ledger: Ledger, epsilon: float, key: str, **settings_: str) -> Charge:
@@ -55,7 +65,9 @@ def edit(path: Path, statement: str, values: tuple[object, ...] = ()) -> None:
     """Change the file behind the ledger's back, as someone would who owns it."""
     db = sqlite3.connect(path, isolation_level=None)
     try:
-        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        for (name,) in db.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        ).fetchall():
             db.execute(f"DROP TRIGGER {name}")
         db.execute("PRAGMA ignore_check_constraints = ON")
         db.execute("PRAGMA synchronous = OFF")
@@ -68,7 +80,9 @@ def run(script: str, *arguments: object, timeout_seconds: float = 120) -> dict:
     """Run a script in a fresh single-threaded interpreter, which may fork; its last line is JSON."""
     command = [sys.executable, "-W", "error", "-c", PRELUDE + script, *map(str, arguments)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
         try:
             output, errors = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -153,7 +167,9 @@ print(json.dumps({"charged": [k for w, k in lines if w == "charged"], "sealed": 
 """
 
 
-def check_race(path: Path, *, n_processes: int, n_attempts: int, n_fitting: int, cost: float) -> dict:
+def check_race(
+    path: Path, *, n_processes: int, n_attempts: int, n_fitting: int, cost: float
+) -> dict:
     """Race on a budget of ``n_fitting * cost`` and check that exactly those that fit were charged."""
     Ledger(path).allow("ward", Budget(epsilon=n_fitting * cost))
     found = run(RACE, path, n_processes, n_attempts, cost, timeout_seconds=900)
@@ -177,7 +193,8 @@ def check_kills(path: Path, *, n_kills: int) -> dict:
     keys = [charge.key for charge in charges]
     assert len(keys) == len(set(keys))
     assert set(found["charged"]) <= set(keys)
-    # A kill can fall between a commit and its confirmation, once per kill: charged, never run, never lost.
+    # A kill can fall between a commit and its confirmation, once per kill: charged, never run,
+    # never lost.
     assert len(keys) - len(found["charged"]) <= n_kills
     assert set(found["sealed"]) <= {charge.key for charge in charges if charge.state == "sealed"}
     assert all(ledger.sealed(key) == key.encode() * 999 for key in found["sealed"])
@@ -224,7 +241,11 @@ def test_sealing_twice_accepts_the_same_bytes_and_refuses_others(ledger):
 def test_a_key_cannot_pay_for_another_training(ledger):
     ledger.allow("other", Budget(epsilon=1.0))
     ledger.seal(spend(ledger, 0.4, "one"), b"")
-    for events, dataset, study in (([pure(0.3)], "ward", ""), ([pure(0.4)], "other", ""), ([pure(0.4)], "ward", "s")):
+    for events, dataset, study in (
+        ([pure(0.3)], "ward", ""),
+        ([pure(0.4)], "other", ""),
+        ([pure(0.4)], "ward", "s"),
+    ):
         with pytest.raises(SettingsError, match="another training"):
             ledger.charge(events, dataset=dataset, key="one", purpose="test", study=study)
     assert len(ledger.charges()) == 1
@@ -273,8 +294,8 @@ def test_a_charge_that_does_not_fit_is_refused_with_all_four_parts_and_leaves_no
     with pytest.raises(BudgetExceeded) as caught:
         spend(ledger, 0.3, "two")
     assert str(caught.value) == (
-        "Data set 'ward' cannot be charged epsilon=0.3 for 'test': 0.2 of 1.0 is left. Nothing was charged or drawn. "
-        "Use epsilon <= 0.2, or ask the data owner to raise the limit."
+        "Data set 'ward' cannot be charged epsilon=0.3 for 'test': 0.2 of 1.0 is left. Nothing "
+        "was charged or drawn. Use epsilon <= 0.2, or ask the data owner to raise the limit."
     )
     assert ledger.verify() == head
     spend(ledger, 0.2, "two")
@@ -399,7 +420,8 @@ def test_units_are_never_merged(ledger):
 
 def test_two_calibrated_halves_and_ten_tenths_fill_a_budget_of_one(ledger):
     scale = calibrate_scale(
-        lambda s: Laplace(unit="record", neighbours="replace-one", sensitivity=0.7, scale=s), epsilon=0.5
+        lambda s: Laplace(unit="record", neighbours="replace-one", sensitivity=0.7, scale=s),
+        epsilon=0.5,
     )
     half = Laplace(unit="record", neighbours="replace-one", sensitivity=0.7, scale=scale)
     for key in "ab":
@@ -478,8 +500,9 @@ def test_the_table_itself_refuses_a_charge_of_nothing_or_less(ledger):
         for epsilon, delta in ((0, 0), (-1, 0), (None, 0), (1, -1), (1, None), (0.5, 0)):
             with pytest.raises(sqlite3.IntegrityError):
                 db.execute(
-                    "INSERT INTO entries (number, kind, time, version, dataset, unit, neighbours, key, previous, hash,"
-                    " nano_epsilon, femto_delta) VALUES (9, 'charge', '', '', '', '', '', 'k', '', '', ?, ?)",
+                    "INSERT INTO entries (number, kind, time, version, dataset, unit, "
+                    "neighbours, key, previous, hash, nano_epsilon, femto_delta) VALUES (9, "
+                    "'charge', '', '', '', '', '', 'k', '', '', ?, ?)",
                     (epsilon, delta),
                 )
     finally:
@@ -525,7 +548,9 @@ def test_texts_are_short_printable_and_never_echoed(ledger):
 def test_every_kind_of_event_comes_back_from_the_file(ledger):
     events: list[Event] = [
         pure(0.01),
-        Selection(unit="record", neighbours="replace-one", sensitivity=1.0, scale=200.0, monotone="no"),
+        Selection(
+            unit="record", neighbours="replace-one", sensitivity=1.0, scale=200.0, monotone="no"
+        ),
     ]
     ledger.charge(events, dataset="ward", key="one", purpose="test")
     assert events_to_json(ledger.charges("ward")[0].events) == events_to_json(events)
@@ -549,7 +574,9 @@ def written(tmp_path_factory) -> Path:
     return path
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_any_edit_of_any_field_of_any_row_is_found(written, tmp_path, data):
     path = tmp_path / "edited.sqlite"
@@ -557,7 +584,9 @@ def test_any_edit_of_any_field_of_any_row_is_found(written, tmp_path, data):
     db = sqlite3.connect(path)
     db.row_factory = sqlite3.Row
     table = data.draw(st.sampled_from(["entries"] * 8 + ["payloads", "head"]))
-    row = data.draw(st.sampled_from([dict(r) for r in db.execute(f"SELECT rowid AS place, * FROM {table}")]))
+    row = data.draw(
+        st.sampled_from([dict(r) for r in db.execute(f"SELECT rowid AS place, * FROM {table}")])
+    )
     db.close()
     column = data.draw(st.sampled_from([name for name in row if name not in ("place", "one")]))
     old = row[column]
@@ -635,7 +664,9 @@ def test_a_changed_result_is_not_handed_out(written, tmp_path):
         ("UPDATE entries SET key = 'nobody' WHERE number = 3", "what entry 3 sealed"),
     ],
 )
-def test_a_rehashed_chain_that_breaks_the_rules_is_found_all_the_same(written, tmp_path, statement, where):
+def test_a_rehashed_chain_that_breaks_the_rules_is_found_all_the_same(
+    written, tmp_path, statement, where
+):
     from consilience.privacy.ledger import _GENESIS, _digest
 
     path = tmp_path / "edited.sqlite"
@@ -647,7 +678,10 @@ def test_a_rehashed_chain_that_breaks_the_rules_is_found_all_the_same(written, t
     for row in db.execute("SELECT * FROM entries ORDER BY number").fetchall():
         entry = {**dict(row), "previous": previous}
         previous = _digest(entry)
-        db.execute("UPDATE entries SET previous = ?, hash = ? WHERE number = ?", (entry["previous"], previous, row[0]))
+        db.execute(
+            "UPDATE entries SET previous = ?, hash = ? WHERE number = ?",
+            (entry["previous"], previous, row[0]),
+        )
     db.execute("UPDATE head SET hash = ?", (previous,))
     db.close()
     with pytest.raises(LedgerDamaged, match=where):
@@ -686,7 +720,9 @@ def test_a_restored_old_backup_is_noticed_only_by_a_head_written_down_outside(le
 # ------------------------------------------------------------------------------------------- the file
 
 
-def test_a_new_ledger_and_its_backup_are_for_the_owner_only_and_leave_nothing_beside_them(ledger, tmp_path):
+def test_a_new_ledger_and_its_backup_are_for_the_owner_only_and_leave_nothing_beside_them(
+    ledger, tmp_path
+):
     ledger.backup(tmp_path / "backup.sqlite")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["backup.sqlite", "ledger.sqlite"]
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in tmp_path.iterdir())
@@ -718,7 +754,9 @@ def test_a_file_that_is_no_ledger_is_refused_and_not_touched(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(LedgerDamaged) as caught:
         Ledger(path)
-    assert "another program" in four_parts(caught.value) or "not a database" in four_parts(caught.value)
+    assert "another program" in four_parts(caught.value) or "not a database" in four_parts(
+        caught.value
+    )
     assert path.read_bytes() == content
 
 
@@ -801,7 +839,9 @@ def test_a_full_disk_refuses_the_charge_and_loses_none(ledger, monkeypatch):
 
     def full(*arguments, **options):
         db = connect(*arguments, **options)
-        db.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size where that is larger
+        db.execute(
+            "PRAGMA max_page_count = 1"
+        )  # SQLite takes the present size where that is larger
         return db
 
     monkeypatch.setattr(sqlite3, "connect", full)
@@ -844,7 +884,9 @@ print(json.dumps({"keys": keys, "message": message}))
 
 
 def test_a_read_only_file_is_a_clear_error_and_nothing_is_charged():
-    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: a user without rights must be able to reach it
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # not tmp_path: a user without rights must be able to reach it
         path = Path(folder) / "ledger.sqlite"
         Ledger(path).allow("ward", Budget(epsilon=1.0))
         path.chmod(0o444)
@@ -941,7 +983,9 @@ print(json.dumps({"children": said, "threads": mine}))
         ledger.path,
     )
     assert len(found["children"]) == 18
-    assert sorted(charge.key for charge in ledger.charges()) == sorted(found["children"] + found["threads"])
+    assert sorted(charge.key for charge in ledger.charges()) == sorted(
+        found["children"] + found["threads"]
+    )
     ledger.verify()
 
 

@@ -11,7 +11,9 @@ SHORT = runpy.run_path(str(Path(__file__).with_name("test_ledger.py")))
 
 
 def test_eight_processes_of_a_thousand_attempts_spend_exactly_what_fits(tmp_path):
-    found = SHORT["check_race"](tmp_path / "ledger.sqlite", n_processes=8, n_attempts=1000, n_fitting=3000, cost=0.01)
+    found = SHORT["check_race"](
+        tmp_path / "ledger.sqlite", n_processes=8, n_attempts=1000, n_fitting=3000, cost=0.01
+    )
     sys.stdout.write(
         f"{len(found['charged'])} charged, {len(found['refused'])} refused, {8000 / found['seconds']:.0f} attempts/s\n"
     )

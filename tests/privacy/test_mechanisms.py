@@ -1,7 +1,7 @@
 """Noise: where it comes from, how it is distributed, and that what is charged is what is drawn.
 
-Distributions are compared at a false-alarm rate of 1e-6 a test. Sources without a seed are used where only they run
-the exact samplers; audit.py's tests go deeper.
+Distributions are compared at a false-alarm rate of 1e-6 a test. Sources without a seed are used
+where only they run the exact samplers; audit.py's tests go deeper.
 """
 
 import copy
@@ -117,7 +117,9 @@ def test_a_source_is_refused_after_a_fork():
     source.words(1)
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads may be running; the child only writes and exits
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # threads may be running; the child only writes and exits
         child = os.fork()
     if child == 0:  # pragma: no cover - coverage does not follow a fork
         try:
@@ -135,7 +137,13 @@ def test_a_source_is_refused_after_a_fork():
 def test_a_source_belongs_to_the_process_that_opened_it(monkeypatch):
     source = Source()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    for draw in (source.words, source.uniform, source.normal, source.exponential, source.permutation):
+    for draw in (
+        source.words,
+        source.uniform,
+        source.normal,
+        source.exponential,
+        source.permutation,
+    ):
         with pytest.raises(ConsilienceError, match="after a fork"):
             draw(3)
 
@@ -146,14 +154,16 @@ def test_a_source_belongs_to_the_process_that_opened_it(monkeypatch):
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", SOURCES)
 @pytest.mark.parametrize(
-    ("draw", "distribution"), [("uniform", stats.uniform), ("exponential", stats.expon), ("normal", stats.norm)]
+    ("draw", "distribution"),
+    [("uniform", stats.uniform), ("exponential", stats.expon), ("normal", stats.norm)],
 )
 def test_elementary_draws_have_their_distribution(draw, distribution, seed):
     values = getattr(Source(seed), draw)(50_001)
     assert values.shape == (50_001,)
     assert stats.kstest(values, distribution.cdf).pvalue > FALSE_ALARM
     if draw == "uniform":
-        # Low and high bits, and how far they reach towards zero: -log2 is exponential all the way down.
+        # Low and high bits, and how far they reach towards zero: -log2 is exponential all the way
+        # down.
         assert stats.kstest(-np.log(values), stats.expon.cdf).pvalue > FALSE_ALARM
         assert stats.kstest((values * 2**30) % 1, stats.uniform.cdf).pvalue > FALSE_ALARM
 
@@ -219,7 +229,9 @@ def test_l2_laplace_has_a_gamma_radius_and_a_uniform_direction(dimension):
             shape = (dimension - 1) / 2
             assert stats.kstest((1 + column) / 2, stats.beta(shape, shape).cdf).pvalue > FALSE_ALARM
     for wrong in (0.9, 1.1):  # the test has power
-        assert stats.kstest(radius * wrong, stats.gamma(dimension, scale=2.5).cdf).pvalue < FALSE_ALARM
+        assert (
+            stats.kstest(radius * wrong, stats.gamma(dimension, scale=2.5).cdf).pvalue < FALSE_ALARM
+        )
 
 
 @pytest.mark.statistical
@@ -232,27 +244,37 @@ def test_gaussian_vectors_have_the_sigma_of_their_event():
 
 
 def test_no_dimension_no_noise():
-    assert l2_laplace(0, event=L2Laplace(sensitivity=1.0, scale=1.0, **WHO), source=Source()).shape == (0,)
-    assert gaussian(0, event=Gaussian(sensitivity=1.0, sigma=1.0, at_delta=0.1, **WHO), source=Source()).shape == (0,)
+    assert l2_laplace(
+        0, event=L2Laplace(sensitivity=1.0, scale=1.0, **WHO), source=Source()
+    ).shape == (0,)
+    assert gaussian(
+        0, event=Gaussian(sensitivity=1.0, sigma=1.0, at_delta=0.1, **WHO), source=Source()
+    ).shape == (0,)
 
 
 def test_objective_noise_is_drawn_at_the_scale_of_its_event():
     facts = {"loss": "logistic", "n_classes": 2, "curvature": 0.25, "lipschitz": 1.0}
     event = ObjectiveL2Laplace(strong_convexity=1.0, records_per_unit=1, scale=2.0, **facts, **WHO)
     plain = L2Laplace(sensitivity=1.0, scale=2.0, **WHO)
-    assert np.array_equal(l2_laplace(3, event=event, source=Source(1)), l2_laplace(3, event=plain, source=Source(1)))
+    assert np.array_equal(
+        l2_laplace(3, event=event, source=Source(1)), l2_laplace(3, event=plain, source=Source(1))
+    )
 
 
 @pytest.mark.parametrize("dimension", [1, 3, 50, 2000])
 def test_a_drawn_vector_is_within_draw_error_of_the_exact_one(dimension):
     # The same words through extended precision: the exact draw, as far as 64 bits tell.
     scale = 3.7
-    drawn = l2_laplace(dimension, event=L2Laplace(sensitivity=1.0, scale=scale, **WHO), source=Source(9))
+    drawn = l2_laplace(
+        dimension, event=L2Laplace(sensitivity=1.0, scale=scale, **WHO), source=Source(9)
+    )
     source, wide = Source(9), np.longdouble
 
     def exponential(n):
         half = source.uniform(n).astype(wide) / 2
-        return np.where((source.words(n) & np.uint64(1)).astype(bool), -np.log(half), -np.log1p(-half))
+        return np.where(
+            (source.words(n) & np.uint64(1)).astype(bool), -np.log(half), -np.log1p(-half)
+        )
 
     pairs = (dimension + 1) // 2
     radius = np.sqrt(2 * exponential(pairs))
@@ -315,7 +337,9 @@ def test_closing_noise_is_laplace_in_every_coordinate(seed):
 @pytest.mark.parametrize("seed", SOURCES)
 @pytest.mark.parametrize("monotone", ["yes", "no"])
 def test_selection_is_the_exponential_mechanism(seed, monotone):
-    event = Selection(sensitivity=1.0, scale=2.0, monotone=monotone, unit="record", neighbours="add-remove")
+    event = Selection(
+        sensitivity=1.0, scale=2.0, monotone=monotone, unit="record", neighbours="add-remove"
+    )
     scores, source = np.array([0.0, 1.0, 3.0, -2.0]), Source(seed)
     picked = Counter(select(scores, event=event, source=source) for _ in range(3000))
     assert agrees([picked[i] for i in range(4)], special.softmax(scores / 2.0))
@@ -342,14 +366,20 @@ def test_closing_refuses_what_is_not_finite(value, seed):
         close(np.array([0.0, value]), event=event, source=Source(seed))
 
 
-@pytest.mark.parametrize("counts", [[2.7], [2.0], [math.nan], ["2"], [True], np.array([2**64 - 1], np.uint64)])
+@pytest.mark.parametrize(
+    "counts", [[2.7], [2.0], [math.nan], ["2"], [True], np.array([2**64 - 1], np.uint64)]
+)
 def test_counts_are_integers(counts):
     # A fraction cut off could turn a change of 0.1 into one of 1; a number beyond 2^63 would wrap.
     with pytest.raises(SettingsError, match="integers"):
-        laplace_counts(np.array(counts), event=Laplace(sensitivity=1, scale=1.0, **WHO), source=Source())
+        laplace_counts(
+            np.array(counts), event=Laplace(sensitivity=1, scale=1.0, **WHO), source=Source()
+        )
     with pytest.raises(SettingsError, match="integers"):
         gaussian_counts(
-            np.array(counts), event=DiscreteGaussian(sensitivity=1, sigma=1.0, at_delta=0.1, **WHO), source=Source(1)
+            np.array(counts),
+            event=DiscreteGaussian(sensitivity=1, sigma=1.0, at_delta=0.1, **WHO),
+            source=Source(1),
         )
 
 
@@ -375,7 +405,8 @@ ROWS = st.sampled_from([np.float64, np.float32]).flatmap(
     lambda dtype: hnp.arrays(
         dtype,
         hnp.array_shapes(min_dims=2, max_dims=2, max_side=6),
-        elements=st.floats(-4, 4, width=32) | st.sampled_from([0.0, 1.0, 0.5, 0.6, 0.8, 1e-30, 1e18]),
+        elements=st.floats(-4, 4, width=32)
+        | st.sampled_from([0.0, 1.0, 0.5, 0.6, 0.8, 1e-30, 1e18]),
     )
 )
 

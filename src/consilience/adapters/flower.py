@@ -1,9 +1,10 @@
 """Flower apps that carry contributions and releases over a federation that runs Flower 1.41 already.
 
-``client_app`` is a relay: it hands out what the site submitted to its outbox, and puts a release there after checking
-it. ``server_app`` asks every connected SuperNode, keeps each answer durably before it asks for the next, combines, and
-sends the release to all. Both only move files between `Outbox` and `Collection`, so a run that stops, at either end or
-in between, is repeated and goes on from the files. Only Flower's public names are imported. Guide: docs/flower.md.
+``client_app`` is a relay: it hands out what the site submitted to its outbox, and puts a release
+there after checking it. ``server_app`` asks every connected SuperNode, keeps each answer durably
+before it asks for the next, combines, and sends the release to all. Both only move files between
+`Outbox` and `Collection`, so a run that stops, at either end or in between, is repeated and goes on
+from the files. Only Flower's public names are imported. Guide: docs/flower.md.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from consilience.adapters.relay import Collection, Outbox
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
-from consilience.release import Release
+from consilience.files.release import Release
 
-PATIENCE_SECONDS = (
-    180.0  # how long one question waits for its answer: 100 MB over a slow line, or a SuperNode's restart
-)
-AGAIN_SECONDS = (10.0, 120.0)  # before a SuperNode that failed, or had nothing, is asked again: at first, at most
+# How long one question waits for its answer: 100 MB over a slow line, or a SuperNode's restart.
+PATIENCE_SECONDS = 180.0
+# Before a SuperNode that failed, or had nothing, is asked again: at first, and at most.
+AGAIN_SECONDS = (10.0, 120.0)
 POLL_SECONDS = 0.5
 
 client_app = ClientApp()
@@ -35,8 +36,11 @@ logger = logging.getLogger("flwr.consilience")  # Flower shows what this logger 
 
 
 def _message(facts: Mapping[str, Any], files: Mapping[str, bytes]) -> RecordDict:
-    # Flower sends an array in chunks, whatever its size; bytes in a ConfigRecord travel as one piece.
-    arrays = {name: Array("uint8", (len(content),), "bytes", content) for name, content in files.items()}
+    # Flower sends an array in chunks, whatever its size; bytes in a ConfigRecord travel as one
+    # piece.
+    arrays = {
+        name: Array("uint8", (len(content),), "bytes", content) for name, content in files.items()
+    }
     return RecordDict({"facts": ConfigRecord(dict(facts)), "files": ArrayRecord(arrays)})
 
 
@@ -48,13 +52,18 @@ def _parts(content: RecordDict) -> tuple[Mapping[str, Any], dict[str, bytes]]:
 # --------------------------------------------------------------------------------------------------------- at a site
 
 
-def _answered(message: Message, answer: Callable[[Mapping[str, Any], Mapping[str, bytes]], RecordDict]) -> Message:
+def _answered(
+    message: Message, answer: Callable[[Mapping[str, Any], Mapping[str, bytes]], RecordDict]
+) -> Message:
     """Answer a question, or send a code and nothing else: what went wrong at a site is for its own log."""
     try:
         content = answer(*_parts(message.content))
     except ConsilienceError as problem:
         logger.warning("%s", problem)
-        content = _message({"problem": "rejected" if isinstance(problem, ContributionRejected) else "not-found"}, {})
+        content = _message(
+            {"problem": "rejected" if isinstance(problem, ContributionRejected) else "not-found"},
+            {},
+        )
     except Exception:
         logger.exception("The relay failed. Nothing was lost.")
         content = _message({"problem": "unavailable"}, {})
@@ -65,8 +74,8 @@ def _configured(context: Context, name: str) -> str:
     value = context.node_config.get(name)
     if not isinstance(value, str):
         raise SettingsError(
-            f"The SuperNode was started without {name}. Nothing was sent. Start it with --node-config "
-            "'outbox=\"FOLDER\" coordinator=\"KEY\"'."
+            f"The SuperNode was started without {name}. Nothing was sent. Start it with "
+            "--node-config 'outbox=\"FOLDER\" coordinator=\"KEY\"'."
         )  # fmt: skip
     return value
 
@@ -76,8 +85,12 @@ def collect(message: Message, context: Context) -> Message:
     """Hand out the submitted contributions that the coordinator does not hold."""
 
     def answer(question: Mapping[str, Any], _: Mapping[str, bytes]) -> RecordDict:
-        offer = Outbox.find(_configured(context, "outbox"), question["study"]).offer(question["held"])
-        return _message({"present": list(offer.present), "release": offer.release or ""}, offer.files)
+        offer = Outbox.find(_configured(context, "outbox"), question["study"]).offer(
+            question["held"]
+        )
+        return _message(
+            {"present": list(offer.present), "release": offer.release or ""}, offer.files
+        )
 
     return _answered(message, answer)
 
@@ -103,11 +116,19 @@ class Exchange:
 
     grid: Grid
     collection: Collection
-    waiting: dict[int, tuple[str, float]] = field(default_factory=dict)  # by node: the question, until when
+    waiting: dict[int, tuple[str, float]] = field(
+        default_factory=dict
+    )  # by node: the question, until when
     later: dict[int, float] = field(default_factory=dict)  # by node: not to be asked before
-    pauses: dict[int, float] = field(default_factory=dict)  # by node: how long it is left alone next time
-    refused: dict[int, set[str]] = field(default_factory=dict)  # by node: digests that were not taken in this run
-    heard: dict[int, bool] = field(default_factory=dict)  # by node that has sent all it has: whether it had anything
+    pauses: dict[int, float] = field(
+        default_factory=dict
+    )  # by node: how long it is left alone next time
+    refused: dict[int, set[str]] = field(
+        default_factory=dict
+    )  # by node: digests that were not taken in this run
+    heard: dict[int, bool] = field(
+        default_factory=dict
+    )  # by node that has sent all it has: whether it had anything
     holding: dict[int, str] = field(default_factory=dict)  # by node: digest of the release it has
     outside: set[int] = field(default_factory=set)  # have no outbox for this study
 
@@ -116,7 +137,9 @@ class Exchange:
         study = self.collection.study.digest
 
         def question(node: int) -> RecordDict | None:
-            if self.heard.get(node) or (node in self.outside.union(self.heard) and self._complete()):
+            if self.heard.get(node) or (
+                node in self.outside.union(self.heard) and self._complete()
+            ):
                 return None
             held = self.collection.held(str(node)) | self.refused.get(node, set())
             return _message({"study": study, "held": sorted(held)}, {})
@@ -148,7 +171,10 @@ class Exchange:
         absent = sum(map(missing, senders))
         logger.info("%s is at %d SuperNodes.", path.name, have)
         if absent:
-            logger.warning("%d SuperNodes that contributed do not have it yet: run again to deliver it.", absent)
+            logger.warning(
+                "%d SuperNodes that contributed do not have it yet: run again to deliver it.",
+                absent,
+            )
 
     def _senders(self) -> set[int]:
         """Return the SuperNodes that brought a member; a coordinator may have been given another by hand."""
@@ -168,7 +194,10 @@ class Exchange:
         until = time.monotonic() + seconds
         while not done(nodes := set(self.grid.get_node_ids())) and time.monotonic() < until:
             for node in sorted(nodes - set(self.waiting)):
-                if time.monotonic() >= self.later.get(node, 0.0) and (content := question(node)) is not None:
+                if (
+                    time.monotonic() >= self.later.get(node, 0.0)
+                    and (content := question(node)) is not None
+                ):
                     self._ask(node, kind, content)
             for node in list(self.waiting):
                 self._hear(node, handle)
@@ -184,7 +213,9 @@ class Exchange:
         self.later[node] = time.monotonic() + pause
         self.pauses[node] = min(2 * pause, AGAIN_SECONDS[1])
 
-    def _hear(self, node: int, handle: Callable[[int, Mapping[str, Any], Mapping[str, bytes]], None]) -> None:
+    def _hear(
+        self, node: int, handle: Callable[[int, Mapping[str, Any], Mapping[str, bytes]], None]
+    ) -> None:
         identity, until = self.waiting[node]
         reply = next(iter(self.grid.pull_messages([identity])), None)
         if reply is None and time.monotonic() < until:
@@ -203,7 +234,11 @@ class Exchange:
             self.outside.discard(node)
             handle(node, facts, files)
         except (KeyError, TypeError, ValueError, AttributeError) as malformed:
-            logger.warning("SuperNode %d sent no answer to what was asked (%s).", node, type(malformed).__name__)
+            logger.warning(
+                "SuperNode %d sent no answer to what was asked (%s).",
+                node,
+                type(malformed).__name__,
+            )
 
     def _collected(self, node: int, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         present = {str(digest) for digest in facts["present"]}
@@ -213,7 +248,9 @@ class Exchange:
                 logger.info("Contribution %d of %s is kept.", found.sequence, found.site)
             except ConsilienceError as problem:
                 logger.warning("SuperNode %d: %s", node, problem)
-            if digest not in self.collection.held(str(node)):  # refused, or another SuperNode brought it
+            if digest not in self.collection.held(
+                str(node)
+            ):  # refused, or another SuperNode brought it
                 self.refused.setdefault(node, set()).add(digest)
         for _ in self.collection.settle(str(node), present):
             logger.info("SuperNode %d: a contribution was withdrawn by its site.", node)
@@ -234,7 +271,11 @@ def main(grid: Grid, context: Context) -> None:
     collection = Collection(str(settings["folder"]))
     with collection.alone():
         exchange = Exchange(grid, collection)
-        logger.info("Study %s; releases are signed with key %s.", collection.study.name, collection.key.public)
+        logger.info(
+            "Study %s; releases are signed with key %s.",
+            collection.study.name,
+            collection.key.public,
+        )
         exchange.collect(60.0 * float(settings.get("collect-minutes", 10)))
         logger.info("%d of %d sites are in.", len(collection.arrived), len(collection.sites))
         path = collection.combine(str(settings.get("request", "first")))

@@ -1,9 +1,10 @@
 """Both ends of a relay: folders between which signed files travel, whoever carries them.
 
-At a site, `Outbox` is the shared folder of ``consilience site join FOLDER``: ``site submit`` puts contributions there,
-the relay hands out these and nothing else, and puts releases where ``site fetch`` finds them. It needs neither the
-site's key nor its ledger nor its records. At the coordinator, `Collection` keeps whatever arrived, before anything
-else is asked for, and makes the release. What stopped at any moment goes on from the files.
+At a site, `Outbox` is the shared folder of ``consilience site join FOLDER``: ``site submit`` puts
+contributions there, the relay hands out these and nothing else, and puts releases where ``site
+fetch`` finds them. It needs neither the site's key nor its ledger nor its records. At the
+coordinator, `Collection` keeps whatever arrived, before anything else is asked for, and makes the
+release. What stopped at any moment goes on from the files.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from consilience.contribution import KIND, Contribution
 from consilience.errors import ConsilienceError, SettingsError
+from consilience.files.contribution import KIND, Contribution
+from consilience.files.release import KIND as RELEASE
+from consilience.files.release import Release, Source
+from consilience.files.sealed import SealedFile, SigningKey, refused, write_durably
 from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
-from consilience.release import KIND as RELEASE
-from consilience.release import Release, Source
-from consilience.sealed import SealedFile, SigningKey, refused, write_durably
-from consilience.study import Study
+from consilience.study.study import Study
 
 MOST_AT_ONCE = 64 << 20  # bytes in one answer, unless a single file has more
 _KEY = re.compile("[0-9a-f]{64}")
@@ -67,18 +68,24 @@ class Outbox:
             if found.digest == study:
                 return cls(place, found)
         raise SettingsError(
-            f"There is no outbox for the study that was asked for in {parent.name!r}. Nothing was sent. Put its file "
-            "into a folder there, and join that: consilience site join FOLDER"
+            f"There is no outbox for the study that was asked for in {parent.name!r}. Nothing was "
+            "sent. Put its file into a folder there, and join that: consilience site join FOLDER"
         )
 
     def offer(self, held: Several[str]) -> Offer:
         """Return what is here, with the files that are not `held`, oldest first."""
-        found = sorted((facts["sequence"], digest, path) for digest, (path, facts) in self._files(KIND).items())
+        found = sorted(
+            (facts["sequence"], digest, path) for digest, (path, facts) in self._files(KIND).items()
+        )
         files: dict[str, bytes] = {}
         for _, digest, path in found:
-            if digest not in held and (not files or _size(files) + path.stat().st_size <= MOST_AT_ONCE):
+            if digest not in held and (
+                not files or _size(files) + path.stat().st_size <= MOST_AT_ONCE
+            ):
                 files[digest] = path.read_bytes()
-        releases = {facts["sequence"]: digest for digest, (_, facts) in self._files(RELEASE).items()}
+        releases = {
+            facts["sequence"]: digest for digest, (_, facts) in self._files(RELEASE).items()
+        }
         newest = releases[max(releases)] if releases else None
         return Offer(tuple(digest for _, digest, _ in found), files, newest)
 
@@ -106,7 +113,10 @@ class Outbox:
                 file = SealedFile(path, kind)
             except ConsilienceError:
                 continue
-            if file.facts.get("study") == self.study.reference and type(file.facts.get("sequence")) is int:
+            if (
+                file.facts.get("study") == self.study.reference
+                and type(file.facts.get("sequence")) is int
+            ):
                 found[file.digest] = (path, file.facts)
         return found
 
@@ -137,15 +147,16 @@ class _Held:
 class Collection:
     """The coordinator's folder of one study.
 
-    It holds the study's file and its public files, ``sites.json`` (name and public key of every site that may
-    contribute), ``key.pem`` (signs releases), ``contributions/SENDER/DIGEST.safetensors``, ``withdrawn/`` and
-    ``releases/``; and where the aggregator draws noise, ``ledger.sqlite`` and ``draws/``.
+    It holds the study's file and its public files, ``sites.json`` (name and public key of every
+    site that may contribute), ``key.pem`` (signs releases),
+    ``contributions/SENDER/DIGEST.safetensors``, ``withdrawn/`` and ``releases/``; and where the
+    aggregator draws noise, ``ledger.sqlite`` and ``draws/``.
 
     Privacy
     -------
-    Combining charges what `Study.combine` says. Where it draws noise it does so once for each `request`: who took
-    part is written down before the ledger is charged, so that the same request, after whatever stopped it, finds the
-    same members, the same charge and the same release.
+    Combining charges what `Study.combine` says. Where it draws noise it does so once for each
+    `request`: who took part is written down before the ledger is charged, so that the same request,
+    after whatever stopped it, finds the same members, the same charge and the same release.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -157,14 +168,18 @@ class Collection:
     @cached_property
     def _held(self) -> dict[str, _Held]:
         """By digest, read once: from then on this process is the one that changes it."""
-        files = (*self.folder.glob("contributions/*/*.safetensors"), *self.folder.glob("withdrawn/*.safetensors"))
+        files = (
+            *self.folder.glob("contributions/*/*.safetensors"),
+            *self.folder.glob("withdrawn/*.safetensors"),
+        )
         return {path.stem: _Held.read(path) for path in sorted(files)}
 
     @contextmanager
     def alone(self, *, seconds: float = 60.0) -> Iterator[None]:
         """Keep every other process out, so that two runs cannot combine or draw at once.
 
-        Another one is waited for: the app of a SuperLink that was killed takes some seconds to notice it.
+        Another one is waited for: the app of a SuperLink that was killed takes some seconds to
+        notice it.
         """
         with (self.folder / ".lock").open("w") as file:
             until = time.monotonic() + seconds
@@ -175,8 +190,8 @@ class Collection:
                 except BlockingIOError:
                     if time.monotonic() >= until:
                         raise SettingsError(
-                            f"Another run is collecting for {self.study.name!r}. Nothing was done. Wait for it, or "
-                            "stop it."
+                            f"Another run is collecting for {self.study.name!r}. Nothing was "
+                            "done. Wait for it, or stop it."
                         ) from None
                     time.sleep(0.5)
             yield
@@ -194,12 +209,17 @@ class Collection:
         """Names and public keys of the sites that may contribute."""
         try:
             found = json.loads((self.folder / "sites.json").read_text(encoding="utf-8"))
-            if isinstance(found, dict) and found and all(_KEY.fullmatch(str(key)) for key in found.values()):
+            if (
+                isinstance(found, dict)
+                and found
+                and all(_KEY.fullmatch(str(key)) for key in found.values())
+            ):
                 return {str(name): str(key) for name, key in found.items()}
         except (OSError, ValueError):
             pass
         raise SettingsError(
-            "The file sites.json must name every site and its public key (consilience site status --json prints it). "
+            "The file sites.json must name every site and its public key (consilience site "
+            "status --json prints it). "
             'Nothing was asked of anyone. Write it as {"north": "3f9a...", "south": "..."}.'
         )
 
@@ -207,7 +227,11 @@ class Collection:
 
     def held(self, sender: str) -> set[str]:
         """Return the digests that `sender` need not send again."""
-        return {digest for digest, one in self._held.items() if one.withdrawn or one.path.parent.name == sender}
+        return {
+            digest
+            for digest, one in self._held.items()
+            if one.withdrawn or one.path.parent.name == sender
+        }
 
     @property
     def arrived(self) -> dict[str, str]:
@@ -230,8 +254,13 @@ class Collection:
             if found.digest in self._held:
                 return found
             number = (found.site, found.sequence)
-            if any((one.contribution.site, one.contribution.sequence) == number for one in self._held.values()):
-                raise refused(f"another contribution {found.sequence} of {found.site!r} is here already")
+            if any(
+                (one.contribution.site, one.contribution.sequence) == number
+                for one in self._held.values()
+            ):
+                raise refused(
+                    f"another contribution {found.sequence} of {found.site!r} is here already"
+                )
             self._move(part, own / f"{found.digest}.safetensors")
         finally:
             part.unlink(missing_ok=True)
@@ -239,7 +268,11 @@ class Collection:
 
     def settle(self, sender: str, present: Several[str]) -> list[str]:
         """Take out what `sender` delivered and no longer has: its site withdrew it. Return those digests."""
-        gone = [digest for digest in self.held(sender) - set(present) if not self._held[digest].withdrawn]
+        gone = [
+            digest
+            for digest in self.held(sender) - set(present)
+            if not self._held[digest].withdrawn
+        ]
         for digest in gone:
             self._move(self._held[digest].path, self.folder / "withdrawn" / f"{digest}.safetensors")
         return gone
@@ -270,11 +303,14 @@ class Collection:
     def combine(self, request: str = "first") -> Path:
         """Return the release of what is here: the one that exists if nothing changed, else a new one.
 
-        Where the aggregator draws noise, the release of this `request` is returned once it exists, whoever came since.
+        Where the aggregator draws noise, the release of this `request` is returned once it exists,
+        whoever came since.
         """
         done = self.releases()
         charged: dict[str, Any] = {}
-        members, sequence = self._planned(request) if self.study.draws_noise else (self._enough(), len(done) + 1)
+        members, sequence = (
+            self._planned(request) if self.study.draws_noise else (self._enough(), len(done) + 1)
+        )
         if self.study.draws_noise:
             charged = {
                 "ledger": self._ledger,
@@ -287,13 +323,18 @@ class Collection:
         for digest, one in self._held.items():
             if members.get(one.contribution.site, digest) != digest:
                 earlier[one.contribution.site].append(one.contribution.guarantee)
-        sources = tuple(Source.of(self._held[members[site]].contribution, earlier[site]) for site in sorted(members))
+        sources = tuple(
+            Source.of(self._held[members[site]].contribution, earlier[site])
+            for site in sorted(members)
+        )
         if done and not charged and Release.load(done[-1]).sources == sources:
             return done[-1]
         files = [self._held[members[site]].path for site in sorted(members)]
         release = self.study.combine(
             [Contribution.load(path, trusted=self.study.trusted) for path in files],
-            None if self.study.public is None else self.study.public.read(self.study.schema, self.folder),
+            None
+            if self.study.public is None
+            else self.study.public.read(self.study.schema, self.folder),
             signing=self.key,
             sequence=sequence,
             earlier=earlier,
@@ -308,15 +349,19 @@ class Collection:
         for one in sorted(self._held.values(), key=lambda one: one.contribution.sequence):
             newest[one.contribution.site] = one
         sites = self.sites
-        return {site: one.path.stem for site, one in newest.items() if not one.withdrawn and site in sites}
+        return {
+            site: one.path.stem
+            for site, one in newest.items()
+            if not one.withdrawn and site in sites
+        }
 
     def _enough(self) -> dict[str, str]:
         members = self._members()
         if len(members) < self.study.min_sites:
             raise SettingsError(
-                f"Study {self.study.name!r} makes no release of fewer than {self.study.min_sites} sites, and "
-                f"{len(members)} of {len(self.sites)} are in. Nothing was combined or charged, and what arrived is "
-                "kept. Run again when more have submitted."
+                f"Study {self.study.name!r} makes no release of fewer than {self.study.min_sites} "
+                f"sites, and {len(members)} of {len(self.sites)} are in. Nothing was combined or "
+                "charged, and what arrived is kept. Run again when more have submitted."
             )
         return members
 
@@ -329,10 +374,13 @@ class Collection:
             write_durably(path, json.dumps(plan, indent=1).encode())
         plan = json.loads(path.read_text(encoding="utf-8"))
         members: dict[str, str] = plan["members"]
-        if any(self._held[digest].withdrawn or site not in self.sites for site, digest in members.items()):
+        if any(
+            self._held[digest].withdrawn or site not in self.sites
+            for site, digest in members.items()
+        ):
             raise SettingsError(
-                f"The draw {request!r} includes a site that has withdrawn since. Nothing was drawn, charged or sent. "
-                "Name another request, to draw from what is here now."
+                f"The draw {request!r} includes a site that has withdrawn since. Nothing was "
+                "drawn, charged or sent. Name another request, to draw from what is here now."
             )
         return members, int(plan["sequence"])
 
@@ -343,7 +391,7 @@ class Collection:
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise SettingsError(
-            f"A request or sender is named by lower-case letters, digits and hyphens. Got {name!r} instead. Nothing "
-            "was done."
+            "A request or sender is named by lower-case letters, digits and hyphens. Got "
+            f"{name!r} instead. Nothing was done."
         )
     return name

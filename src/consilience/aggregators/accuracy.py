@@ -1,7 +1,7 @@
 """How well a member does on records of its own site: counted on records kept from training, noised, charged.
 
-An accuracy is a fact about records like any other (privacy-engineering.md, row 10), so the only one that leaves a site
-is a `PrivateAccuracy`, and it cannot be made without noise.
+An accuracy is a fact about records like any other (privacy-engineering.md, row 10), so the only one
+that leaves a site is a `PrivateAccuracy`, and it cannot be made without noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from consilience.data import cap_records
+from consilience.aggregators.members import Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import is_positive, run_charged
 from consilience.learners.tuning import count_errors
@@ -22,12 +22,13 @@ from consilience.privacy.accounting import Event, Laplace, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, compose_disjoint
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, laplace_counts
-
-from .members import Member, as_members
+from consilience.tables.groups import cap_records
 
 Array = NDArray[Any]
 
-HELD_OUT = "the records that accuracy was counted on were kept from training by slot, whatever they hold"
+HELD_OUT = (
+    "the records that accuracy was counted on were kept from training by slot, whatever they hold"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class PrivateAccuracy:
 
     Privacy
     -------
-    ``guarantee``, per unit and neighbours as named there. Under replace-one ``total`` is the public number of records.
+    ``guarantee``, per unit and neighbours as named there. Under replace-one ``total`` is the public
+    number of records.
     """
 
     correct: int
@@ -69,8 +71,9 @@ def hold_out(
 
     Privacy
     -------
-    A record's part never depends on what it holds, nor, under add-remove, on its place or on how many others there
-    are: one draw for each slot, or a permutation of the public number of slots (docs/guarantees/integration.md).
+    A record's part never depends on what it holds, nor, under add-remove, on its place or on how
+    many others there are: one draw for each slot, or a permutation of the public number of slots
+    (docs/guarantees/integration.md).
     """
     if neighbours not in ("replace-one", "add-remove") or not 0 < share < 1:
         raise SettingsError(
@@ -78,9 +81,15 @@ def hold_out(
             f"{neighbours!r} and {share!r} instead."
         )
     source = (Noise() if noise is None else noise).open()
-    slots = np.arange(n_records) if persons is None else np.unique(np.asarray(persons), return_inverse=True)[1]
+    slots = (
+        np.arange(n_records)
+        if persons is None
+        else np.unique(np.asarray(persons), return_inverse=True)[1]
+    )
     if len(slots) != n_records:
-        raise SchemaMismatch("'persons' must hold one id per record. Nothing was held out. Check its length.")
+        raise SchemaMismatch(
+            "'persons' must hold one id per record. Nothing was held out. Check its length."
+        )
     n_slots = int(slots.max(initial=-1)) + 1
     if neighbours == "add-remove":
         kept: Array = source.uniform(n_slots) < share
@@ -108,7 +117,8 @@ def private_accuracy(
     Parameters
     ----------
     learner
-        Fitted, on other records of the site (`hold_out`) or on the same: that decides only how costs add up.
+        Fitted, on other records of the site (`hold_out`) or on the same: that decides only how
+        costs add up.
     neighbours
         The learner's own unless given.
     persons, records_per_person
@@ -118,25 +128,33 @@ def private_accuracy(
 
     Privacy
     -------
-    epsilon per unit and neighbours as set, against everyone. Add-remove: right and wrong predictions are both noisy,
-    and a record is in one of the two counts. Replace-one: the number of records is public (of persons, where they are
-    the unit, while their records are noisy counts). Proof: docs/guarantees/integration.md.
+    epsilon per unit and neighbours as set, against everyone. Add-remove: right and wrong
+    predictions are both noisy, and a record is in one of the two counts. Replace-one: the number of
+    records is public (of persons, where they are the unit, while their records are noisy counts).
+    Proof: docs/guarantees/integration.md.
     """
     if not is_positive(epsilon):
         raise SettingsError(
-            f"The 'epsilon' of private_accuracy must be a finite number > 0. Got {epsilon!r} instead. Nothing was "
-            "counted. An exact accuracy never leaves a site; measure it on public records instead."
+            f"The 'epsilon' of private_accuracy must be a finite number > 0. Got {epsilon!r} "
+            "instead. Nothing was counted. An exact accuracy never leaves a site; measure it on "
+            "public records instead."
         )
     relation = _relation(learner, neighbours)
     rows = X.tocsr() if sparse.issparse(X) else np.asarray(X, dtype=np.float64)
     labels, cap = np.asarray(y), 1 if records_per_person is None else int(records_per_person)
     if (persons is None) != (records_per_person is None) or cap < 1:
         raise SettingsError(
-            "Hiding persons needs both 'persons' and 'records_per_person' >= 1, hiding records neither. Nothing was "
-            "counted."
+            "Hiding persons needs both 'persons' and 'records_per_person' >= 1, hiding records "
+            "neither. Nothing was counted."
         )
-    if rows.ndim != 2 or labels.shape != (rows.shape[0],) or (persons is not None and len(labels) != np.size(persons)):
-        raise SchemaMismatch("Records, labels and persons differ in number. Nothing was counted. Check their shapes.")
+    if (
+        rows.ndim != 2
+        or labels.shape != (rows.shape[0],)
+        or (persons is not None and len(labels) != np.size(persons))
+    ):
+        raise SchemaMismatch(
+            "Records, labels and persons differ in number. Nothing was counted. Check their shapes."
+        )
     replaced = relation is Neighbours.REPLACE_ONE
     both = persons is not None or not replaced
     moved = float(cap * (2 if both and replaced else 1))
@@ -144,7 +162,11 @@ def private_accuracy(
     event = Laplace(sensitivity=moved, scale=moved / epsilon, unit=unit, neighbours=relation)
 
     def draw(source: Source) -> dict[str, Array]:
-        kept = slice(None) if persons is None else cap_records(persons, cap, source.uniform(len(labels)))
+        kept = (
+            slice(None)
+            if persons is None
+            else cap_records(persons, cap, source.uniform(len(labels)))
+        )
         wrong = count_errors(learner, rows[kept], labels[kept])
         right = len(labels[kept]) - wrong
         exact = np.array([right, wrong] if both else [right], dtype=np.int64)
@@ -152,20 +174,28 @@ def private_accuracy(
 
     opened = Noise() if noise is None else noise
     state, receipt = run_charged(
-        draw, (event,), noise=opened, ledger=ledger, dataset=dataset, key=key, purpose="private_accuracy"
+        draw,
+        (event,),
+        noise=opened,
+        ledger=ledger,
+        dataset=dataset,
+        key=key,
+        purpose="private_accuracy",
     )
     noisy = state["counts"].tolist()
     seeded = Guarantee.void("seeded noise", unit=unit, neighbours=relation)
     guarantee = total((event,)) if opened.seed is None else seeded
-    return PrivateAccuracy(noisy[0], max(1, sum(noisy)) if both else len(labels), (event,), guarantee, receipt)
+    return PrivateAccuracy(
+        noisy[0], max(1, sum(noisy)) if both else len(labels), (event,), guarantee, receipt
+    )
 
 
 def _relation(learner: Any, neighbours: str | None) -> Neighbours:
     asked = getattr(learner, "neighbours", None) if neighbours is None else neighbours
     if asked not in ("replace-one", "add-remove"):
         raise SettingsError(
-            "The 'neighbours' of private_accuracy must be 'replace-one' or 'add-remove', and the learner has none of "
-            f"its own. Got {asked!r} instead. Nothing was counted."
+            "The 'neighbours' of private_accuracy must be 'replace-one' or 'add-remove', and the "
+            f"learner has none of its own. Got {asked!r} instead. Nothing was counted."
         )
     return Neighbours(asked)
 
@@ -185,13 +215,15 @@ class ScoredMember(Member):
 def scored(member: Any, accuracy: PrivateAccuracy, *, held_out: bool = False) -> ScoredMember:
     """Join a fitted learner and its accuracy into one member.
 
-    ``held_out=True`` states, as an assumption of the guarantee, that no unit was in training and in the count, and by
-    `hold_out`: then the larger of the two epsilons holds. Otherwise they add up.
+    ``held_out=True`` states, as an assumption of the guarantee, that no unit was in training and in
+    the count, and by `hold_out`: then the larger of the two epsilons holds. Otherwise they add up.
     """
     (one,) = as_members([member])
     facts = {name: getattr(one, name) for name in Member.__dataclass_fields__}
     if one.guarantee is not None:
         parts = (one.guarantee, accuracy.guarantee)
-        facts["guarantee"] = compose_disjoint(*parts, assumption=HELD_OUT) if held_out else compose(*parts)
+        facts["guarantee"] = (
+            compose_disjoint(*parts, assumption=HELD_OUT) if held_out else compose(*parts)
+        )
     facts["events"] = (*one.events, *accuracy.events)
     return ScoredMember(**facts, accuracy=accuracy)

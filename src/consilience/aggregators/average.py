@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
-from consilience.data import Public
+from consilience.aggregators.members import (
+    DISJOINT,
+    LinearEnsemble,
+    Member,
+    aligned,
+    as_members,
+    joint_guarantee,
+)
 from consilience.errors import SettingsError
 from consilience.learners.base import is_positive, run_charged
 from consilience.learners.perturbation import (
@@ -20,12 +27,18 @@ from consilience.learners.perturbation import (
     plan_linear,
     public_radius,
 )
-from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, gaussian_sigma, total
+from consilience.privacy.accounting import (
+    Closing,
+    Event,
+    Gaussian,
+    L2Laplace,
+    gaussian_sigma,
+    total,
+)
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, close, draw_error, gaussian, l2_laplace
-
-from .members import DISJOINT, LinearEnsemble, Member, aligned, as_members, joint_guarantee
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
@@ -38,21 +51,23 @@ class Average:
     Parameters
     ----------
     weights
-        ``"precision"`` weighs by what the known noise scales and sizes imply (algorithms.md E.2), ``"size"`` by the
-        public number of units, ``"equal"`` not at all.
+        ``"precision"`` weighs by what the known noise scales and sizes imply (algorithms.md E.2),
+        ``"size"`` by the public number of units, ``"equal"`` not at all.
     epsilon, delta
-        None: members bring their own noise, and averaging is post-processing. A number, or one per member: members
-        are exact models, and the aggregator adds noise once, enough for each site's epsilon.
+        None: members bring their own noise, and averaging is post-processing. A number, or one per
+        member: members are exact models, and the aggregator adds noise once, enough for each site's
+        epsilon.
     classes
         The declared classes; otherwise the union of the members'.
     curvature
-        Public guess of the mean second derivative along a coordinate, used by ``"precision"`` where no public
-        records are given.
+        Public guess of the mean second derivative along a coordinate, used by ``"precision"`` where
+        no public records are given.
 
     Privacy
     -------
-    Without `epsilon`: each site's own guarantee, against everyone. With it: `epsilon` per unit of each site against
-    those who see the ensemble, not against the aggregator. Proof: docs/guarantees/average.md.
+    Without `epsilon`: each site's own guarantee, against everyone. With it: `epsilon` per unit of
+    each site against those who see the ensemble, not against the aggregator. Proof:
+    docs/guarantees/average.md.
     """
 
     def __init__(
@@ -67,7 +82,8 @@ class Average:
     ) -> None:
         if weights not in ("precision", "size", "equal"):
             raise SettingsError(
-                f"The 'weights' parameter of Average must be 'precision', 'size' or 'equal'. Got {weights!r} instead."
+                "The 'weights' parameter of Average must be 'precision', 'size' or 'equal'. Got "
+                f"{weights!r} instead."
             )
         self.weights = weights
         self.epsilon = epsilon
@@ -89,7 +105,8 @@ class Average:
         found = as_members(members)
         classes, coef, intercept, known = aligned(found, self.classes)
         shares = self._weights(found, public)
-        # A class is averaged over the members that know it; one that nobody knows keeps a score of 0.
+        # A class is averaged over the members that know it; one that nobody knows keeps a score of
+        # 0.
         mass = shares[:, None] * (known if coef.shape[1] > 1 else known.any(axis=1, keepdims=True))
         mass = mass / np.where(mass.sum(axis=0) > 0, mass.sum(axis=0), 1.0)
         mean = np.einsum("nk,nkd->kd", mass, coef)
@@ -99,8 +116,8 @@ class Average:
             return LinearEnsemble(classes, mean, offset, shares, joint_guarantee(found), own)
         if not known.all():
             raise SettingsError(
-                "Noise at the aggregator needs members that all know the same classes. Nothing was combined. "
-                "Declare the classes at every site."
+                "Noise at the aggregator needs members that all know the same classes. Nothing "
+                "was combined. Declare the classes at every site."
             )
         plan = _Central(self, found, shares)
         state, _ = run_charged(
@@ -120,8 +137,8 @@ class Average:
             return np.full(len(members), 1 / len(members))
         if any(member.size is None for member in members):
             raise SettingsError(
-                f"Weights by {self.weights} need every member's public size, and one has none. Nothing was combined. "
-                "Use weights='equal', or members trained by this package."
+                f"Weights by {self.weights} need every member's public size, and one has none. "
+                "Nothing was combined. Use weights='equal', or members trained by this package."
             )
         sizes = np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
         if self.weights == "size":
@@ -146,14 +163,23 @@ def typical_curvature(members: Sequence[Member], public: Public) -> float:
     The noise that survives averaging is the noise along flat directions, so those set the damping.
     """
     scale = members[0].to_user
-    X = np.asarray(public.X.todense() if hasattr(public.X, "todense") else public.X, dtype=np.float64) * scale
+    X = (
+        np.asarray(
+            public.X.todense() if hasattr(public.X, "todense") else public.X, dtype=np.float64
+        )
+        * scale
+    )
     values = np.linalg.eigvalsh(X.T @ X / max(len(X), 1))
     return float(0.25 * values[: max(1, len(values) // 2)].mean())
 
 
 def _settings(learner: Any) -> list[Any]:
     """Return what a linear learner was asked for, as far as noise and ridge may depend on it."""
-    return [value for name, value in vars(learner).items() if name not in ("classes", "noise") and name[-1] != "_"]
+    return [
+        value
+        for name, value in vars(learner).items()
+        if name not in ("classes", "noise") and name[-1] != "_"
+    ]
 
 
 class _Central:
@@ -161,35 +187,51 @@ class _Central:
 
     def __init__(self, average: Average, members: Sequence[Member], weights: Array) -> None:
         epsilons = np.broadcast_to(np.asarray(average.epsilon, dtype=np.float64), (len(members),))
-        if not all(is_positive(float(epsilon)) for epsilon in epsilons) or not 0 <= average.delta < 1:
+        if (
+            not all(is_positive(float(epsilon)) for epsilon in epsilons)
+            or not 0 <= average.delta < 1
+        ):
             raise SettingsError(
-                "The 'epsilon' of Average must be finite and > 0, one number or one per member, and 'delta' lie in "
-                f"[0, 1). Got {average.epsilon!r} and {average.delta!r} instead. Nothing was combined."
+                "The 'epsilon' of Average must be finite and > 0, one number or one per member, "
+                f"and 'delta' lie in [0, 1). Got {average.epsilon!r} and {average.delta!r} "
+                "instead. Nothing was combined."
             )
-        # A void guarantee is infinite too, but such a member brought noise, and no minimum of its objective.
+        # A void guarantee is infinite too, but such a member brought noise, and no minimum of its
+        # objective.
         stated = [m.guarantee for m in members]
         exact = all(g is not None and g.holds and math.isinf(g.epsilon) for g in stated)
         learners = [m.learner for m in members if exact and hasattr(m.learner, "data_norm")]
         facts = {(o.data_norm, o.fit_intercept, o.unit, o.neighbours) for o in learners}
-        if len(learners) < len(members) or len(facts) != 1 or len({m.to_user for m in members}) != 1:
+        if (
+            len(learners) < len(members)
+            or len(facts) != 1
+            or len({m.to_user for m in members}) != 1
+        ):
             raise SettingsError(
-                "Noise at the aggregator is for exact members (epsilon=math.inf) of this package with one data_norm, "
-                "intercept setting, unit and neighbours. Nothing was combined. Leave out Average's epsilon if members "
-                "brought noise."
+                "Noise at the aggregator is for exact members (epsilon=math.inf) of this package "
+                "with one data_norm, intercept setting, unit and neighbours. Nothing was "
+                "combined. Leave out Average's epsilon if members brought noise."
             )
         self.members, self.delta = members, average.delta
         self.noise = Noise() if average.noise is None else average.noise
         self.outputs, self.features = np.asarray(members[0].coef).shape
         self.intercept = bool(members[0].learner.fit_intercept)
         plans, reach = [], []
-        known: dict[Any, tuple[Any, float]] = {}  # thousands of sites may share their settings and size
+        known: dict[
+            Any, tuple[Any, float]
+        ] = {}  # thousands of sites may share their settings and size
         for member, share in zip(members, weights, strict=True):
             size = int(member.size or 1)
             same = (type(member.learner), size, *_settings(member.learner))
             if same not in known:
                 loss = member.learner._loss(self.outputs if self.outputs > 1 else 2)
-                task = LinearTask(None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size)
-                known[same] = plan_linear(member.learner, task), output_sensitivity(member.learner, task)
+                task = LinearTask(
+                    None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size
+                )
+                known[same] = (
+                    plan_linear(member.learner, task),
+                    output_sensitivity(member.learner, task),
+                )
             plans.append(known[same][0])
             reach.append(share * known[same][1])
         # One-against-rest members move once per class; softmax members move in one class less.
@@ -203,15 +245,20 @@ class _Central:
         if self.delta > 0:
             # Each site's own epsilon fixes a sigma; the largest serves all.
             sigma = max(
-                gaussian_sigma(epsilon=(1 - CLOSING_SHARE) * float(e), delta=self.delta, sensitivity=float(r))
+                gaussian_sigma(
+                    epsilon=(1 - CLOSING_SHARE) * float(e), delta=self.delta, sensitivity=float(r)
+                )
                 for e, r in zip(epsilons, self.reach, strict=True)
             )
-            self.event = Gaussian(sensitivity=float(self.reach.max()), sigma=sigma, at_delta=self.delta, **who)
+            self.event = Gaussian(
+                sensitivity=float(self.reach.max()), sigma=sigma, at_delta=self.delta, **who
+            )
         else:
             scale = float(self.reach[most]) / main
             self.event = L2Laplace(sensitivity=float(self.reach.max()), scale=scale, **who)
         released = self.outputs * (self.features + self.intercept)
-        # Inexact minima and rounding, averaged like the minima themselves; then the draw's own rounding.
+        # Inexact minima and rounding, averaged like the minima themselves; then the draw's own
+        # rounding.
         sums = (len(members) + 8) * 2.0**-52
         distance = float(
             sum(
@@ -232,7 +279,11 @@ class _Central:
         """Return the joint guarantee and each site's: its own reach against the common noise."""
         each: dict[float, Guarantee] = {}
         for reach in set(self.reach.tolist()):
-            facts: Any = {"unit": self.event.unit, "neighbours": self.event.neighbours, "sensitivity": reach}
+            facts: Any = {
+                "unit": self.event.unit,
+                "neighbours": self.event.neighbours,
+                "sensitivity": reach,
+            }
             own: Event = (
                 Gaussian(sigma=self.event.sigma, at_delta=self.delta, **facts)
                 if isinstance(self.event, Gaussian)
@@ -243,7 +294,9 @@ class _Central:
 
     def _stated(self, events: list[Event]) -> Guarantee:
         if self.noise.seed is not None:
-            return Guarantee.void("seeded noise", unit=events[0].unit, neighbours=events[0].neighbours)
+            return Guarantee.void(
+                "seeded noise", unit=events[0].unit, neighbours=events[0].neighbours
+            )
         whole = total(events)
         return Guarantee(
             epsilon=whole.epsilon,
@@ -256,7 +309,9 @@ class _Central:
     def draw(self, coef: Array, intercept: Array, source: Source) -> dict[str, Array]:
         """Add the noise in the coordinates of the unit ball, where sensitivities are, and go back."""
         draw: Any = gaussian if isinstance(self.event, Gaussian) else l2_laplace
-        drawn = draw(self.dimension, event=self.event, source=source).reshape(-1, self.features + self.intercept)
+        drawn = draw(self.dimension, event=self.event, source=source).reshape(
+            -1, self.features + self.intercept
+        )
         if self.outputs > 1 and self.joint:
             drawn = helmert(self.outputs).T @ drawn
         scale = self.members[0].to_user

@@ -1,8 +1,9 @@
 """PublicBlend: labelled public records and the sites' average, each trusted as far as cross-validation says.
 
-Everything here reads what sites released and records that are public, so for a record of a site it is post-processing.
-This file also holds what all aggregators with labelled records share: reading them beside the members
-(`read_labelled`), and fitting ridges around a centre, weighed by cross-validation (`Mixture`).
+Everything here reads what sites released and records that are public, so for a record of a site it
+is post-processing. This file also holds what all aggregators with labelled records share: reading
+them beside the members (`read_labelled`), and fitting ridges around a centre, weighed by
+cross-validation (`Mixture`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from scipy import optimize, sparse
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array
 
-from consilience.data import Public
+from consilience.aggregators.average import precision_weights, typical_curvature
+from consilience.aggregators.members import (
+    LinearEnsemble,
+    Member,
+    aligned,
+    as_members,
+    joint_guarantee,
+)
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import is_positive
 from consilience.learners.erm import Huber, Logistic, Loss, Softmax, Squared, gradient_error, solve
-
-from .average import precision_weights, typical_curvature
-from .members import LinearEnsemble, Member, aligned, as_members, joint_guarantee
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
@@ -64,7 +70,9 @@ class Labelled:
     @property
     def average(self) -> tuple[Array, Array]:
         """Coefficients (1 or K, d) and intercepts of the members' precision-weighted average (E.2)."""
-        return np.einsum("nk,nkd->kd", self.mass, self.coef), np.einsum("nk,nk->k", self.mass, self.intercept)
+        return np.einsum("nk,nkd->kd", self.mass, self.coef), np.einsum(
+            "nk,nk->k", self.mass, self.intercept
+        )
 
     def margins(self) -> Array:
         """Return each member's scores of the records, (N, 1 or K, m), in the labels' scale."""
@@ -75,7 +83,9 @@ class Labelled:
     def ensemble(self, coef: Array, intercept: Array, weights: Array) -> LinearEnsemble:
         """Return the ensemble of these coefficients, with the guarantees of post-processing."""
         own = tuple(member.guarantee for member in self.members)
-        return LinearEnsemble(self.classes, coef, intercept, weights, joint_guarantee(self.members), own)
+        return LinearEnsemble(
+            self.classes, coef, intercept, weights, joint_guarantee(self.members), own
+        )
 
 
 def read_labelled(
@@ -85,12 +95,14 @@ def read_labelled(
     name, found = type(aggregator).__name__, as_members(members)
     if public is None or public.y is None:
         raise SettingsError(
-            f"{name} fits to labelled records, and was given none. Nothing was combined. Pass Public(X, y), or use "
-            "Average, which needs no records."
+            f"{name} fits to labelled records, and was given none. Nothing was combined. Pass "
+            "Public(X, y), or use Average, which needs no records."
         )
     huber = aggregator.huber
     if huber is not None and not is_positive(huber):
-        raise SettingsError(f"The 'huber' parameter of {name} must be None or a number > 0. Got {huber!r} instead.")
+        raise SettingsError(
+            f"The 'huber' parameter of {name} must be None or a number > 0. Got {huber!r} instead."
+        )
     classes, coef, intercept, known = aligned(found, aggregator.classes)
     X, labels = _checked(public, name, coef.shape[2])
     shares = prior_shares(found, Public(X) if weigh_by_public else None)
@@ -105,21 +117,26 @@ def _checked(public: Public, name: str, n_features: int) -> tuple[Any, Array]:
         X = check_array(public.X, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
     except ValueError:
         raise SchemaMismatch(
-            f"{name} was given aggregation records that are fewer than two, or not all finite numbers. Nothing was "
-            "combined. Encode the table with the study's schema, which says what becomes of missing values."
+            f"{name} was given aggregation records that are fewer than two, or not all finite "
+            "numbers. Nothing was combined. Encode the table with the study's schema, which says "
+            "what becomes of missing values."
         ) from None
     if X.shape[1] != n_features:
         raise SchemaMismatch(
-            f"{name} was given aggregation records of {X.shape[1]} features, and the members have {n_features}. "
-            "Nothing was combined. Encode the table with the study's schema."
+            f"{name} was given aggregation records of {X.shape[1]} features, and the members have "
+            f"{n_features}. Nothing was combined. Encode the table with the study's schema."
         )
     labels = np.asarray(public.y)
     if labels.ndim != 1:
-        raise SchemaMismatch(f"{name} needs one label per record. Nothing was combined. Pass y as one column.")
+        raise SchemaMismatch(
+            f"{name} needs one label per record. Nothing was combined. Pass y as one column."
+        )
     return X, labels
 
 
-def _encoded(labels: Array, classes: Array | None, huber: float | None, name: str) -> tuple[Array, Loss, float]:
+def _encoded(
+    labels: Array, classes: Array | None, huber: float | None, name: str
+) -> tuple[Array, Loss, float]:
     if classes is None:
         try:
             numbers = np.asarray(labels, dtype=np.float64)
@@ -127,15 +144,15 @@ def _encoded(labels: Array, classes: Array | None, huber: float | None, name: st
             numbers = np.full(1, np.nan)
         if not np.isfinite(numbers).all():
             raise SchemaMismatch(
-                f"{name} combines regressors, and a label is not a finite number. Nothing was combined. "
-                "Leave out records without a label."
+                f"{name} combines regressors, and a label is not a finite number. Nothing was "
+                "combined. Leave out records without a label."
             )
         scale = float(np.abs(numbers).max()) or 1.0
         return numbers / scale, Squared(1.0) if huber is None else Huber(huber / scale, 1.0), scale
     if not np.isin(labels, classes).all():
         raise SchemaMismatch(
-            f"{name} was given a label that no member knows. Nothing was combined. Declare it in 'classes', or leave "
-            "out such records."
+            f"{name} was given a label that no member knows. Nothing was combined. Declare it in "
+            "'classes', or leave out such records."
         )
     order = np.argsort(classes, kind="stable")
     codes = order[np.searchsorted(classes, labels, sorter=order)]
@@ -154,7 +171,9 @@ def prior_shares(members: Sequence[Member], public: Public | None) -> Array:
     """Return the members' weights before any label is looked at: by precision, or equal where sizes are unknown."""
     if any(member.size is None for member in members):
         return np.full(len(members), 1 / len(members))
-    return precision_weights(members, 0.02 if public is None else typical_curvature(members, public))
+    return precision_weights(
+        members, 0.02 if public is None else typical_curvature(members, public)
+    )
 
 
 @dataclass(frozen=True)
@@ -213,7 +232,10 @@ class Ridge:
         high = 1.0
         while objective(2 * high) < objective(high) and high < 64:
             high *= 2
-        return float(optimize.minimize_scalar(objective, bounds=(0.0, 2 * high), method="bounded").x) / size
+        return (
+            float(optimize.minimize_scalar(objective, bounds=(0.0, 2 * high), method="bounded").x)
+            / size
+        )
 
 
 def folds(y: Array, random_state: Any) -> list[Array]:
@@ -233,8 +255,8 @@ def folds(y: Array, random_state: Any) -> list[Array]:
 class Known:
     """What is known of the average's error before any label is looked at: how far off it is in which direction.
 
-    A ridge of strength s is (s/2) Σ (error along an axis)²/(variance along it), so s = 1 is the density of noise and
-    sampling error, and the fit what Bayes' rule makes of average and records.
+    A ridge of strength s is (s/2) Σ (error along an axis)²/(variance along it), so s = 1 is the
+    density of noise and sampling error, and the fit what Bayes' rule makes of average and records.
     """
 
     ridge: Ridge  # over records in the axes' coordinates
@@ -248,13 +270,19 @@ class Known:
         if any(member.size is None for member in task.members):
             return None
         moment = plain.Z.T @ plain.Z / len(plain.y)
-        values, turned = np.linalg.eigh(np.asarray(moment.todense() if sparse.issparse(moment) else moment))
-        values = np.maximum(values, 1e-3 * values.mean())  # a direction that no public record has is not known flat
+        values, turned = np.linalg.eigh(
+            np.asarray(moment.todense() if sparse.issparse(moment) else moment)
+        )
+        values = np.maximum(
+            values, 1e-3 * values.mean()
+        )  # a direction that no public record has is not known flat
         variance = np.zeros(len(values))
         for member, share in zip(task.members, task.shares, strict=True):
             scale = ball.scale_of(member)
             bend = plain.loss.curvature * values * scale**2
-            variance += (share * scale) ** 2 * (_noise_along(member, bend) + 1 / (max(member.size or 0, 1) * bend))
+            variance += (share * scale) ** 2 * (
+                _noise_along(member, bend) + 1 / (max(member.size or 0, 1) * bend)
+            )
         spread = np.sqrt(variance)
         records = np.asarray(plain.Z @ (turned * spread))
         unit = 1 / ((float(np.linalg.norm(records, axis=1).max()) or 1.0) * (1 + 1e-12))
@@ -286,16 +314,19 @@ def _noise_along(member: Member, bend: Array) -> Array:
 class Mixture:
     """Ridges around a centre, at several strengths, mixed in proportion to their held-out likelihood.
 
-    A choice among candidates is as noisy as the cross-validation it rests on; with 50 records that costs more than the
-    candidates differ. A mixture weighted by exp(-total held-out loss) moves with that noise continuously, and as the
-    loss is convex it is never worse than the same mixture of the candidates' losses.
+    A choice among candidates is as noisy as the cross-validation it rests on; with 50 records that
+    costs more than the candidates differ. A mixture weighted by exp(-total held-out loss) moves
+    with that noise continuously, and as the loss is convex it is never worse than the same mixture
+    of the candidates' losses.
     """
 
     ridge: Ridge
     centre: Array  # the members' average; records say how far to go in its direction
     candidates: tuple[tuple[bool, float], ...]  # (around the centre rather than around 0, strength)
     weights: Array
-    known: Known | None = None  # what strengths around the centre are measured in, if not in the ridge's t
+    known: Known | None = (
+        None  # what strengths around the centre are measured in, if not in the ridge's t
+    )
 
     @classmethod
     def by_cross_validation(
@@ -315,11 +346,16 @@ class Mixture:
         total = np.zeros(len(candidates))
         for test in tests:
             held_out = ridge.at(test)
-            total += [held_out.losses(theta).sum() for theta in mixture._fits(np.flatnonzero(~test))]
-        loss = total / (len(tests) / min(N_FOLDS, len(ridge.y)))  # of all records, each held out once
+            total += [
+                held_out.losses(theta).sum() for theta in mixture._fits(np.flatnonzero(~test))
+            ]
+        loss = total / (
+            len(tests) / min(N_FOLDS, len(ridge.y))
+        )  # of all records, each held out once
         worse = loss - loss.min()
         if ridge.loss.n_outputs == 1 and not ridge.loss.monotone:
-            # A residual's log-likelihood is its square over twice the variance, and the best candidate tells that.
+            # A residual's log-likelihood is its square over twice the variance, and the best
+            # candidate tells that.
             worse = worse * len(ridge.y) / max(2 * loss.min(), np.finfo(float).tiny)
         weights = weights * np.exp(-worse)
         weights = np.where(weights < NEGLIGIBLE * weights.max(), 0.0, weights)
@@ -328,12 +364,16 @@ class Mixture:
     @property
     def trust(self) -> float:
         """Weight of the candidates around the members' average; the rest is around zero: records alone."""
-        return float(sum(w for w, (around, _) in zip(self.weights, self.candidates, strict=True) if around))
+        return float(
+            sum(w for w, (around, _) in zip(self.weights, self.candidates, strict=True) if around)
+        )
 
     def fit(self, rows: Array | None = None) -> Array:
         """Return the mixture fitted to the chosen rows, or to all."""
         fits = self._fits(rows)
-        return np.asarray(sum(weight * theta for weight, theta in zip(self.weights, fits, strict=True)))
+        return np.asarray(
+            sum(weight * theta for weight, theta in zip(self.weights, fits, strict=True))
+        )
 
     def _fits(self, rows: Array | None) -> Iterator[Array]:
         ridge, known = self.ridge.at(rows), None if self.known is None else self.known.at(rows)
@@ -355,11 +395,12 @@ class Mixture:
 class PublicBlend:
     """Blend labelled public records with the members' average: what to use when there are such records.
 
-    The logistic (softmax, squared) loss of the public records plus a ridge around a centre: the members'
-    precision-weighted average, scaled to fit, or zero. Around the average the ridge is measured in the errors that the
-    members' known noise and sizes imply, so that each direction moves as far as it is uncertain. Over both centres and
-    all strengths of the ridge the results are mixed in proportion to their cross-validated likelihood, with even odds
-    on the two centres and, around the average, most on the strength that the known errors imply. Public records alone
+    The logistic (softmax, squared) loss of the public records plus a ridge around a centre: the
+    members' precision-weighted average, scaled to fit, or zero. Around the average the ridge is
+    measured in the errors that the members' known noise and sizes imply, so that each direction
+    moves as far as it is uncertain. Over both centres and all strengths of the ridge the results
+    are mixed in proportion to their cross-validated likelihood, with even odds on the two centres
+    and, around the average, most on the strength that the known errors imply. Public records alone
     and the average alone are both among them.
 
     Parameters
@@ -371,17 +412,21 @@ class PublicBlend:
     random_state
         Public randomness: which public records are held out together.
 
-    The ensemble's ``weights`` add up to the share of the mixture that rests on the members' average; the rest is
-    public records alone. A half or less says that joining did not help.
+    The ensemble's ``weights`` add up to the share of the mixture that rests on the members'
+    average; the rest is public records alone. A half or less says that joining did not help.
 
     Privacy
     -------
-    Each site's own guarantee, against everyone: post-processing. None for the public records. Proof:
-    docs/guarantees/feature.md.
+    Each site's own guarantee, against everyone: post-processing. None for the public records.
+    Proof: docs/guarantees/feature.md.
     """
 
     def __init__(
-        self, *, classes: Sequence[Any] | None = None, huber: float | None = None, random_state: Any = 0
+        self,
+        *,
+        classes: Sequence[Any] | None = None,
+        huber: float | None = None,
+        random_state: Any = 0,
     ) -> None:
         self.classes = classes
         self.huber = huber
@@ -396,14 +441,21 @@ class PublicBlend:
         step = 0.5 if len(task.y) <= FEW_RECORDS else 1.0
         alone = np.arange(0.5, -5.1, -step)
         around = alone if known is None else np.arange(2.0, -4.1, -step)
-        # How much is expected of a strength before any label is looked at; the average alone is one step beyond.
+        # How much is expected of a strength before any label is looked at; the average alone is one
+        # step beyond.
         expected = np.ones(len(around) + 1)
         if known is not None:
             expected /= 1 + (np.array([around[0] + step, *around]) / EXPECTED_WITHIN) ** 2
         prior = np.concatenate([expected / expected.sum(), np.full(len(alone), 1 / len(alone))])
-        candidates = [(True, math.inf), *((True, t) for t in 10.0**around), *((False, t) for t in 10.0**alone)]
+        candidates = [
+            (True, math.inf),
+            *((True, t) for t in 10.0**around),
+            *((False, t) for t in 10.0**alone),
+        ]
         centre = ball.enter(*task.average)
-        mixture = Mixture.by_cross_validation(ridge, centre, candidates, self.random_state, prior=prior, known=known)
+        mixture = Mixture.by_cross_validation(
+            ridge, centre, candidates, self.random_state, prior=prior, known=known
+        )
         return task.ensemble(*ball.leave(mixture.fit()), task.shares * mixture.trust)
 
 
@@ -429,11 +481,20 @@ class Ball:
         if not self.with_intercept:
             return X
         half, one = math.sqrt(0.5), np.ones((X.shape[0], 1))
-        return sparse.csr_array(sparse.hstack([X, one]) * half) if sparse.issparse(X) else np.hstack([X, one]) * half
+        return (
+            sparse.csr_array(sparse.hstack([X, one]) * half)
+            if sparse.issparse(X)
+            else np.hstack([X, one]) * half
+        )
 
     def scale_of(self, member: Member) -> float:
         """Return what a coordinate of the member's own unit ball is multiplied by to become one of this ball."""
-        return member.to_user * self.norm / self.label_scale * (math.sqrt(2) if self.with_intercept else 1.0)
+        return (
+            member.to_user
+            * self.norm
+            / self.label_scale
+            * (math.sqrt(2) if self.with_intercept else 1.0)
+        )
 
     def enter(self, coef: Array, intercept: Array) -> Array:
         """Return the coefficients (p,) or (K, p) that give the same scores on `records`."""

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from consilience.data import Public
+from consilience.aggregators.blend import Labelled, folds, read_labelled
+from consilience.aggregators.members import LinearEnsemble
 from consilience.errors import SettingsError
 from consilience.learners.base import is_positive
 from consilience.learners.erm import Loss
-
-from .blend import Labelled, folds, read_labelled
-from .members import LinearEnsemble
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
@@ -24,8 +23,9 @@ Array = NDArray[Any]
 class SiteBoosting:
     """Boost over the members: each round adds a little of the score that fits best what is still unexplained.
 
-    LogitBoost with componentwise linear base learners (Friedman, Hastie & Tibshirani 2000); for regressors L2Boost
-    (Bühlmann & Yu 2003), with `huber` its robust form. Few rounds use few members, so this also selects.
+    LogitBoost with componentwise linear base learners (Friedman, Hastie & Tibshirani 2000); for
+    regressors L2Boost (Bühlmann & Yu 2003), with `huber` its robust form. Few rounds use few
+    members, so this also selects.
 
     Parameters
     ----------
@@ -40,8 +40,8 @@ class SiteBoosting:
 
     Privacy
     -------
-    Each site's own guarantee, against everyone: post-processing. None for the public records. Proof:
-    docs/guarantees/feature.md.
+    Each site's own guarantee, against everyone: post-processing. None for the public records.
+    Proof: docs/guarantees/feature.md.
     """
 
     def __init__(
@@ -66,14 +66,18 @@ class SiteBoosting:
         whole = isinstance(self.n_rounds, int | np.integer) and not isinstance(self.n_rounds, bool)
         if not whole or self.n_rounds < 1 or not is_positive(self.shrinkage) or self.shrinkage > 1:
             raise SettingsError(
-                "The 'n_rounds' parameter of SiteBoosting must be an integer >= 1 and 'shrinkage' a number in (0, 1]. "
-                f"Got {self.n_rounds!r} and {self.shrinkage!r} instead."
+                "The 'n_rounds' parameter of SiteBoosting must be an integer >= 1 and "
+                f"'shrinkage' a number in (0, 1]. Got {self.n_rounds!r} and {self.shrinkage!r} "
+                "instead."
             )
         task = read_labelled(self, members, public)
         columns = self._columns(task)
         boost = _Boost(columns, task.y, task.loss, self.shrinkage)
         tests = folds(task.y, self.random_state)
-        held_out = sum(boost.path(np.flatnonzero(~test), np.flatnonzero(test), self.n_rounds)[1] for test in tests)
+        held_out = sum(
+            boost.path(np.flatnonzero(~test), np.flatnonzero(test), self.n_rounds)[1]
+            for test in tests
+        )
         stop = 1 + int(np.argmin(held_out))
         steps, _ = boost.path(np.arange(len(task.y)), np.zeros(0, dtype=np.intp), stop)
         return self._ensemble(task, steps)
@@ -123,18 +127,23 @@ class _Boost:
             z = scores[0] if k == 1 else scores
             slope = np.atleast_2d(self.loss.slope(z, y))
             g, h = -(slope @ H), self._bend(z, y) @ squares
-            # A weighted least-squares fit of the working response by column j alone lowers the loss by g²/2h.
+            # A weighted least-squares fit of the working response by column j alone lowers the loss
+            # by g²/2h.
             gain = np.divide(g * g, h, out=np.zeros_like(g), where=h > 1e-12 * h.max())
             best = np.unravel_index(int(np.argmax(gain)), g.shape)
             step = self.shrinkage * float(g[best] / h[best]) if gain[best] > 0 else 0.0
             steps[best] += step
             scores[best[0]] += step * H[:, best[1]]
             test_scores[best[0]] += step * T[:, best[1]]
-            losses[r] = float(np.sum(self.loss.value(test_scores[0] if k == 1 else test_scores, y_test)))
+            losses[r] = float(
+                np.sum(self.loss.value(test_scores[0] if k == 1 else test_scores, y_test))
+            )
         return steps, losses
 
     def _bend(self, z: Array, y: Array) -> Array:
         """Return each record's curvature per output; a Huber loss, which has none where it is linear, the largest."""
         if self.loss.n_outputs > 1:
             return np.asarray(np.einsum("kkj->kj", self.loss.bend(z, y)))
-        return np.atleast_2d(self.loss.bend(z, y) if self.loss.monotone else np.full(len(y), self.loss.curvature))
+        return np.atleast_2d(
+            self.loss.bend(z, y) if self.loss.monotone else np.full(len(y), self.loss.curvature)
+        )

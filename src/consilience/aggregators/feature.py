@@ -1,7 +1,8 @@
 """FeatureMethod: members as features of the aggregation data; selection among many; several levels.
 
-A linear member turns a record x into the number f_i·x. The feature method learns, on labelled aggregation records,
-how to weigh these numbers, so the result is f = Σ ω_i f_i with learned ω (Xie, Plis & Sarwate, ICASSP 2017).
+A linear member turns a record x into the number f_i·x. The feature method learns, on labelled
+aggregation records, how to weigh these numbers, so the result is f = Σ ω_i f_i with learned ω (Xie,
+Plis & Sarwate, ICASSP 2017).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 from sklearn.utils import check_random_state
 
-from consilience.data import Public
+from consilience.aggregators.average import TRUSTED
+from consilience.aggregators.blend import Labelled, Mixture, Ridge, read_labelled
+from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.base import is_positive, run_charged
 from consilience.learners.erm import Logistic, gradient_error, solve
@@ -29,28 +32,43 @@ from consilience.learners.perturbation import (
     plan_linear,
     public_radius,
 )
-from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, Selection, gaussian_sigma, total
+from consilience.privacy.accounting import (
+    Closing,
+    Event,
+    Gaussian,
+    L2Laplace,
+    Selection,
+    gaussian_sigma,
+    total,
+)
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import Ledger
-from consilience.privacy.mechanisms import Noise, Source, clip_rows, close, draw_error, gaussian, l2_laplace
+from consilience.privacy.mechanisms import (
+    Noise,
+    Source,
+    clip_rows,
+    close,
+    draw_error,
+    gaussian,
+    l2_laplace,
+)
 from consilience.privacy.mechanisms import select as draw_one
-
-from .average import TRUSTED
-from .blend import Labelled, Mixture, Ridge, read_labelled
-from .members import DISJOINT, LinearEnsemble, Member
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
 STRENGTHS = (math.inf, *10.0 ** np.arange(2.0, -4.1, -0.5))
 PRIVATE_REGULARIZATION = 1e-2  # nothing about private aggregation records may choose it
-GRAIN = 1 << 20  # to which a regressor's error is rounded: scores stay integers, whose sums are exact
+GRAIN = (
+    1 << 20
+)  # to which a regressor's error is rounded: scores stay integers, whose sums are exact
 
 AGGREGATOR_ONLY = (
-    "Noise at the aggregator was asked for over exact members (the thesis' second scenario). It protects the "
-    "aggregation records and not the sites: the result is a combination of the sites' exact models, so with fewer "
-    "sites than features it lies in their span, and a changed record of a site changes the span. Nothing was combined "
-    "or charged. Train the members with an epsilon of their own, or ask for mechanism='output', which calibrates noise "
-    "to both."
+    "Noise at the aggregator was asked for over exact members (the thesis' second scenario). It "
+    "protects the aggregation records and not the sites: the result is a combination of the "
+    "sites' exact models, so with fewer sites than features it lies in their span, and a changed "
+    "record of a site changes the span. Nothing was combined or charged. Train the members with "
+    "an epsilon of their own, or ask for mechanism='output', which calibrates noise to both."
 )
 
 
@@ -58,7 +76,8 @@ AGGREGATOR_ONLY = (
 class FeatureEnsemble(LinearEnsemble):
     """A linear ensemble Σ weights_i f_i whose aggregation records have a guarantee of their own.
 
-    ``aggregation_guarantee`` is theirs; None says that they were public and nothing is promised to them.
+    ``aggregation_guarantee`` is theirs; None says that they were public and nothing is promised to
+    them.
     """
 
     aggregation_guarantee: Guarantee | None = None
@@ -70,29 +89,34 @@ class FeatureMethod:
     Parameters
     ----------
     regularization
-        ``"auto"`` mixes strengths in proportion to their cross-validated likelihood on public records (with
-        `epsilon`, where nothing may be tried out: 0.01). A number is Λ of ``mean(loss) + Λ/2 ‖ω - centre‖²``.
+        ``"auto"`` mixes strengths in proportion to their cross-validated likelihood on public
+        records (with `epsilon`, where nothing may be tried out: 0.01). A number is Λ of
+        ``mean(loss) + Λ/2 ‖ω - centre‖²``.
     toward
         The centre: the members' ``"precision"`` average, scaled to fit, or ``"zero"``.
     scaling
-        ``"public"`` divides each member's scores by their size on the public records (with `epsilon`: by the member's
-        length), so that one Λ suits any amount of noise; ``"none"`` leaves them.
+        ``"public"`` divides each member's scores by their size on the public records (with
+        `epsilon`: by the member's length), so that one Λ suits any amount of noise; ``"none"``
+        leaves them.
     epsilon, delta
-        None: the aggregation records are public. A number: they are private too, and hidden at this cost.
+        None: the aggregation records are public. A number: they are private too, and hidden at this
+        cost.
     mechanism
-        With `epsilon`: ``"objective"`` for members that brought their own noise; ``"output"`` adds noise once, for
-        sites and aggregation records alike, to exact members at a trusted aggregator (two classes only; the noise is
-        large).
+        With `epsilon`: ``"objective"`` for members that brought their own noise; ``"output"`` adds
+        noise once, for sites and aggregation records alike, to exact members at a trusted
+        aggregator (two classes only; the noise is large).
     max_members
-        Use at most so many members, chosen by orthogonal matching pursuit on public records. On private ones one
-        after the other, each drawn by how many records the chosen get right together with it, at a cost.
+        Use at most so many members, chosen by orthogonal matching pursuit on public records. On
+        private ones one after the other, each drawn by how many records the chosen get right
+        together with it, at a cost.
     selection_share
-        With `epsilon` and `max_members`: the share of `epsilon` that pays for choosing. 0 chooses for independence
-        alone, by column-pivoted QR of the released models, which costs nothing.
+        With `epsilon` and `max_members`: the share of `epsilon` that pays for choosing. 0 chooses
+        for independence alone, by column-pivoted QR of the released models, which costs nothing.
     n_bags
         Average the weights over so many bootstrap samples of the public records; 0 for none.
     data_norm, label_bound
-        With `epsilon`: declared bounds on a private aggregation record's norm and, for regressors, label.
+        With `epsilon`: declared bounds on a private aggregation record's norm and, for regressors,
+        label.
     classes, huber, random_state
         As `PublicBlend`.
     noise
@@ -102,10 +126,11 @@ class FeatureMethod:
 
     Privacy
     -------
-    Public aggregation records: each site's own guarantee, against everyone; nothing for the aggregation records.
-    With `epsilon`: in addition (epsilon, delta) per aggregation record, replace-one, in ``aggregation_guarantee``; with
-    ``mechanism="output"`` the same for each site's units, against those who see the ensemble, not against the
-    aggregator. Not hidden: the number of aggregation records. Proof: docs/guarantees/feature.md.
+    Public aggregation records: each site's own guarantee, against everyone; nothing for the
+    aggregation records. With `epsilon`: in addition (epsilon, delta) per aggregation record,
+    replace-one, in ``aggregation_guarantee``; with ``mechanism="output"`` the same for each site's
+    units, against those who see the ensemble, not against the aggregator. Not hidden: the number of
+    aggregation records. Proof: docs/guarantees/feature.md.
     """
 
     def __init__(
@@ -154,15 +179,22 @@ class FeatureMethod:
     ) -> FeatureEnsemble:
         """Return the combination of linear `members` that fits the labelled aggregation records in `public`.
 
-        With `epsilon` these records are treated as private, whatever they are passed in, and `dataset` is charged
-        before noise is drawn.
+        With `epsilon` these records are treated as private, whatever they are passed in, and
+        `dataset` is charged before noise is drawn.
         """
         self._check_settings()
         task = read_labelled(self, members, public, weigh_by_public=self.epsilon is None)
         if self.epsilon is None:
-            kept = np.arange(len(task.members)) if self.max_members is None else select(task, self.max_members)
+            kept = (
+                np.arange(len(task.members))
+                if self.max_members is None
+                else select(task, self.max_members)
+            )
             return self._on_public(task, kept)
-        exact = [g is not None and g.holds and math.isinf(g.epsilon) for g in (m.guarantee for m in task.members)]
+        exact = [
+            g is not None and g.holds and math.isinf(g.epsilon)
+            for g in (m.guarantee for m in task.members)
+        ]
         charged = {"ledger": ledger, "dataset": dataset, "key": key}
         if self.mechanism == "output":
             return self._at_trusted_aggregator(task, all(exact), charged)
@@ -175,7 +207,9 @@ class FeatureMethod:
         ridge = Ridge(features.records, task.y, task.loss)
         # θ = stretch·ω'', so a strength Λ in the features' own scale is Λ/stretch² in the ball's.
         strengths = STRENGTHS if self.regularization == "auto" else (float(self.regularization),)
-        candidates = [(self.toward == "precision", strength / features.stretch**2) for strength in strengths]
+        candidates = [
+            (self.toward == "precision", strength / features.stretch**2) for strength in strengths
+        ]
         centre = features.enter(task.mass)
         if len(candidates) == 1:
             mixture = Mixture(ridge, centre, tuple(candidates), np.ones(1))
@@ -192,36 +226,51 @@ class FeatureMethod:
     def _on_private(self, task: Labelled, charged: dict[str, Any]) -> FeatureEnsemble:
         epsilon, relation = float(self.epsilon or 0.0), Neighbours.REPLACE_ONE
         joint = task.ensemble(*task.average, task.shares).guarantee
-        if joint is not None:  # what cannot be stated together must be refused before anything is charged
-            planned = Guarantee(epsilon=epsilon, delta=self.delta, unit=Unit.RECORD, neighbours=relation)
+        if (
+            joint is not None
+        ):  # what cannot be stated together must be refused before anything is charged
+            planned = Guarantee(
+                epsilon=epsilon, delta=self.delta, unit=Unit.RECORD, neighbours=relation
+            )
             compose_disjoint(joint, planned, assumption=DISJOINT)
         if not (np.isfinite(task.coef).all() and np.isfinite(task.intercept).all()):
             raise SettingsError(
-                "A member's coefficients are not all finite numbers. Nothing was combined or charged. Leave it out."
+                "A member's coefficients are not all finite numbers. Nothing was combined or "
+                "charged. Leave it out."
             )
         kept, choice = np.arange(len(task.members)), None
         if self.max_members is not None and self.max_members < len(kept):
             if self.selection_share > 0:
                 choice = Choice.planned(task, self)
-            kept = independent(task, self.max_members)  # of the size that is planned for; a choice replaces it
+            kept = independent(
+                task, self.max_members
+            )  # of the size that is planned for; a choice replaces it
         chosen = [] if choice is None else choice.events
         learner = self._learner(task, epsilon - math.fsum(event.epsilon for event in chosen))
         n, dimension = len(task.y), len(kept) * task.n_outputs
-        one = LinearTask(None, None, np.zeros(0), None, learner._loss(max(2, task.n_outputs)), dimension, n, n)
+        one = LinearTask(
+            None, None, np.zeros(0), None, learner._loss(max(2, task.n_outputs)), dimension, n, n
+        )
         training = tuple(plan_linear(learner, one).events)
         events = [*chosen, *training]
 
         def draw(source: Source) -> dict[str, Array]:
             final = kept if choice is None else choice.draw(source)
-            records = _Features.on_private(task, final, self.data_norm, scaled=self.scaling == "public").records
+            records = _Features.on_private(
+                task, final, self.data_norm, scaled=self.scaling == "public"
+            ).records
             learner.set_params(noise=Noise(seed=int(source.words(1)[0])) if source.seeded else None)
             learner.fit(records, task.labels)  # charged already, with the choice
-            assert learner.events_ == training  # a plan knows sizes only, whichever members were chosen
+            assert (
+                learner.events_ == training
+            )  # a plan knows sizes only, whichever members were chosen
             return {"kept": final, "theta": np.asarray(learner.coef_)}
 
         noise = Noise() if self.noise is None else self.noise
         state, _ = run_charged(draw, events, noise=noise, purpose=type(self).__name__, **charged)
-        features = _Features.on_private(task, state["kept"], self.data_norm, scaled=self.scaling == "public")
+        features = _Features.on_private(
+            task, state["kept"], self.data_norm, scaled=self.scaling == "public"
+        )
         own = total(events)
         if noise.seed is not None:
             own = Guarantee.void("seeded noise", unit=own.unit, neighbours=own.neighbours)
@@ -231,7 +280,9 @@ class FeatureMethod:
         settings: dict[str, Any] = {
             "epsilon": epsilon,
             "delta": self.delta,
-            "regularization": PRIVATE_REGULARIZATION if self.regularization == "auto" else self.regularization,
+            "regularization": PRIVATE_REGULARIZATION
+            if self.regularization == "auto"
+            else self.regularization,
             "fit_intercept": False,
         }
         if task.classes is None:
@@ -239,7 +290,9 @@ class FeatureMethod:
             return PrivateRidge(label_bound=self.label_bound, huber=huber, **settings)
         return PrivateLogisticRegression(classes=task.classes, **settings)
 
-    def _at_trusted_aggregator(self, task: Labelled, exact: bool, charged: dict[str, Any]) -> FeatureEnsemble:
+    def _at_trusted_aggregator(
+        self, task: Labelled, exact: bool, charged: dict[str, Any]
+    ) -> FeatureEnsemble:
         plan = TrustedAggregator(self, task, exact)
         state, _ = run_charged(
             plan.draw,
@@ -249,19 +302,27 @@ class FeatureMethod:
             **charged,
         )
         whole, each, own = plan.guarantees()
-        return FeatureEnsemble(task.classes, state["coef"], state["intercept"], state["weights"], whole, each, own)
+        return FeatureEnsemble(
+            task.classes, state["coef"], state["intercept"], state["weights"], whole, each, own
+        )
 
     def _check_settings(self) -> None:
         def need(name: str, fits: bool, must: str) -> None:
             if not fits:
                 got = getattr(self, name)
-                raise SettingsError(f"The {name!r} parameter of FeatureMethod must be {must}. Got {got!r} instead.")
+                raise SettingsError(
+                    f"The {name!r} parameter of FeatureMethod must be {must}. Got {got!r} instead."
+                )
 
         def whole(value: Any) -> bool:
             return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
         automatic = isinstance(self.regularization, str) and self.regularization == "auto"
-        need("regularization", automatic or is_positive(self.regularization), "'auto' or a number > 0")
+        need(
+            "regularization",
+            automatic or is_positive(self.regularization),
+            "'auto' or a number > 0",
+        )
         need("toward", self.toward in ("precision", "zero"), "'precision' or 'zero'")
         need("scaling", self.scaling in ("public", "none"), "'public' or 'none'")
         need("mechanism", self.mechanism in ("objective", "output"), "'objective' or 'output'")
@@ -271,19 +332,37 @@ class FeatureMethod:
             "None or an integer >= 1",
         )
         share = self.selection_share
-        need("selection_share", isinstance(share, int | float) and 0 <= share < 1, "a number in [0, 1)")
+        need(
+            "selection_share",
+            isinstance(share, int | float) and 0 <= share < 1,
+            "a number in [0, 1)",
+        )
         need("n_bags", whole(self.n_bags) and self.n_bags >= 0, "an integer >= 0")
         need("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
         need("data_norm", is_positive(self.data_norm), "a number > 0")
         need("label_bound", is_positive(self.label_bound), "a number > 0")
         if self.epsilon is None:
-            need("delta", self.delta == 0, "0 where the aggregation records are public (no epsilon)")
+            need(
+                "delta", self.delta == 0, "0 where the aggregation records are public (no epsilon)"
+            )
             return
         need("epsilon", is_positive(self.epsilon), "None or a finite number > 0")
-        need("delta", isinstance(self.delta, int | float) and 0 <= self.delta < 1, "a number in [0, 1)")
-        need("n_bags", self.n_bags == 0, "0 with epsilon: every bag would be one more use of the private records")
+        need(
+            "delta",
+            isinstance(self.delta, int | float) and 0 <= self.delta < 1,
+            "a number in [0, 1)",
+        )
+        need(
+            "n_bags",
+            self.n_bags == 0,
+            "0 with epsilon: every bag would be one more use of the private records",
+        )
         all_of_them = self.max_members is None or self.mechanism == "objective"
-        need("max_members", all_of_them, "None with mechanism='output', whose noise is for all members")
+        need(
+            "max_members",
+            all_of_them,
+            "None with mechanism='output', whose noise is for all members",
+        )
 
 
 @dataclass(frozen=True)
@@ -307,12 +386,16 @@ class _Features:
         return cls(scores / stretch, kept, sizes, stretch, task.n_outputs)
 
     @classmethod
-    def on_private(cls, task: Labelled, kept: Array, data_norm: float, *, scaled: bool) -> _Features:
+    def on_private(
+        cls, task: Labelled, kept: Array, data_norm: float, *, scaled: bool
+    ) -> _Features:
         """Scale by released models and declared bounds alone: ‖M x‖ <= ‖M‖_op ‖x‖ (algorithms.md, E.5)."""
         M = task.coef[kept].reshape(-1, task.coef.shape[2]) * data_norm
         X = clip_rows(task.X, data_norm) * (1 / data_norm)
         X = np.asarray(X.todense()) if sparse.issparse(X) else X
-        if task.with_intercept:  # (x / norm, 1) / √2 is in the unit ball; M holds what it is multiplied by
+        if (
+            task.with_intercept
+        ):  # (x / norm, 1) / √2 is in the unit ball; M holds what it is multiplied by
             M = np.hstack([M, task.intercept[kept].reshape(-1, 1)])
             X = np.hstack([X, np.ones((len(X), 1))]) * math.sqrt(0.5)
         lengths = np.linalg.norm(M, axis=1) if scaled else np.ones(len(M))
@@ -332,7 +415,9 @@ class _Features:
         theta = theta.reshape(self.outputs, -1) * (self.sizes * self.stretch)
         return theta[0] if self.outputs == 1 else theta
 
-    def ensemble(self, task: Labelled, theta: Array, aggregation: Guarantee | None = None) -> FeatureEnsemble:
+    def ensemble(
+        self, task: Labelled, theta: Array, aggregation: Guarantee | None = None
+    ) -> FeatureEnsemble:
         """Return Σ ω f over the kept members; a member's weight is the mean of its classes' own."""
         shape = (self.outputs, len(self.kept), self.outputs)
         omega = (np.atleast_2d(theta) / (self.sizes * self.stretch)).reshape(shape)
@@ -344,14 +429,16 @@ class _Features:
         joint = plain.guarantee
         if joint is not None and aggregation is not None:
             joint = compose_disjoint(joint, aggregation, assumption=DISJOINT)
-        return FeatureEnsemble(plain.classes, coef, intercept, weights, joint, plain.guarantees, aggregation)
+        return FeatureEnsemble(
+            plain.classes, coef, intercept, weights, joint, plain.guarantees, aggregation
+        )
 
 
 def select(task: Labelled, most: int) -> Array:
     """Return the members, at most `most`, that orthogonal matching pursuit picks on public records (E.8).
 
-    Scores divided by their size on the public records are the members whitened by the public second moment. Each step
-    takes the member whose scores explain most of what is left of the labels.
+    Scores divided by their size on the public records are the members whitened by the public second
+    moment. Each step takes the member whose scores explain most of what is left of the labels.
     """
     scores = task.margins()
     left = _centred_labels(task)
@@ -365,7 +452,9 @@ def select(task: Labelled, most: int) -> Array:
                 gains[i] = float(np.square(_orthonormal(fresh).T @ left).sum())
         best = int(np.argmax(gains))
         chosen.append(best)
-        basis = np.hstack([basis, _orthonormal(scores[best].T - basis @ (basis.T @ scores[best].T))])
+        basis = np.hstack(
+            [basis, _orthonormal(scores[best].T - basis @ (basis.T @ scores[best].T))]
+        )
         left = left - basis @ (basis.T @ left)
     return np.sort(chosen)
 
@@ -373,8 +462,13 @@ def select(task: Labelled, most: int) -> Array:
 def independent(task: Labelled, most: int) -> Array:
     """Return `most` members chosen for precision and independence, by column-pivoted QR of released models alone."""
     rows = task.coef.reshape(len(task.members), -1)
-    rows = rows / np.where(np.linalg.norm(rows, axis=1) > 0, np.linalg.norm(rows, axis=1), 1.0)[:, None]
-    _, _, order = linalg.qr((rows * np.sqrt(task.shares)[:, None]).T, mode="economic", pivoting=True)
+    rows = (
+        rows
+        / np.where(np.linalg.norm(rows, axis=1) > 0, np.linalg.norm(rows, axis=1), 1.0)[:, None]
+    )
+    _, _, order = linalg.qr(
+        (rows * np.sqrt(task.shares)[:, None]).T, mode="economic", pivoting=True
+    )
     return np.sort(order[: min(most, len(rows))])
 
 
@@ -407,7 +501,9 @@ class Choice:
         scores = (X @ task.coef.reshape(-1, X.shape[1]).T).reshape(shape) + task.intercept
         scores *= task.shares[:, None]
         if regression:
-            labels = np.clip(np.asarray(task.labels, dtype=np.float64) / method.label_bound, -1.0, 1.0)
+            labels = np.clip(
+                np.asarray(task.labels, dtype=np.float64) / method.label_bound, -1.0, 1.0
+            )
             return cls(scores / method.label_bound, task.shares, labels, True, event, n_chosen)
         codes = (task.y > 0).astype(np.int64) if task.n_outputs == 1 else task.y
         return cls(scores, task.shares, codes, False, event, n_chosen)
@@ -420,7 +516,8 @@ class Choice:
     def counts(self, chosen: Sequence[int], candidates: Sequence[int]) -> Array:
         """Return how many records the chosen members' average gets right together with each candidate; integers.
 
-        A record adds 0 or 1 to each, by itself; for regressors a part of `GRAIN` that falls with the error.
+        A record adds 0 or 1 to each, by itself; for regressors a part of `GRAIN` that falls with
+        the error.
         """
         base, mass = np.zeros((self.scores.shape[0], self.scores.shape[2])), 0.0
         for i in chosen:
@@ -440,10 +537,12 @@ class Choice:
     def draw(self, source: Source) -> Array:
         """Return the members drawn, in the order of their numbers.
 
-        Probabilities are ∝ weight · exp(count / scale): what is public anyway, the precision, counts first. As a whole
-        number that is added to a count it moves no count.
+        Probabilities are ∝ weight · exp(count / scale): what is public anyway, the precision,
+        counts first. As a whole number that is added to a count it moves no count.
         """
-        prior = np.rint(np.maximum(self.event.scale * np.log(np.maximum(self.weights, 1e-300)), -(2.0**50)))
+        prior = np.rint(
+            np.maximum(self.event.scale * np.log(np.maximum(self.weights, 1e-300)), -(2.0**50))
+        )
         chosen: list[int] = []
         while len(chosen) < self.n_chosen:
             left = [i for i in range(len(self.weights)) if i not in chosen]
@@ -482,17 +581,21 @@ class Branch(Member):
         return self.variance
 
 
-def branch(ensemble: LinearEnsemble, members: Sequence[Member], *, curvature: float = 0.02) -> Branch:
+def branch(
+    ensemble: LinearEnsemble, members: Sequence[Member], *, curvature: float = 0.02
+) -> Branch:
     """Return the `ensemble` of `members` (as `as_members` read them) as a member: sizes add, noise averages out.
 
     Privacy
     -------
-    Post-processing: the branch carries the ensemble's guarantee, that of a record at any site below it.
+    Post-processing: the branch carries the ensemble's guarantee, that of a record at any site below
+    it.
     """
     if len(members) != len(ensemble.weights):
         raise SettingsError(
-            f"A branch was to be made of {len(members)} members, and its ensemble has {len(ensemble.weights)}. "
-            "Nothing was combined. Pass the members that the ensemble was made of."
+            f"A branch was to be made of {len(members)} members, and its ensemble has "
+            f"{len(ensemble.weights)}. Nothing was combined. Pass the members that the ensemble "
+            "was made of."
         )
     sizes = [member.size for member in members]
     known = all(size is not None for size in sizes)
@@ -506,7 +609,9 @@ def branch(ensemble: LinearEnsemble, members: Sequence[Member], *, curvature: fl
         coef=ensemble.coef,
         intercept=ensemble.intercept,
         scale_to_user=members[0].to_user if known else 1.0,
-        variance=float(sum(w * w * m.noise_variance(curvature) for w, m in zip(shares, members, strict=True)))
+        variance=float(
+            sum(w * w * m.noise_variance(curvature) for w, m in zip(shares, members, strict=True))
+        )
         if known
         else 0.0,
     )
@@ -515,25 +620,42 @@ def branch(ensemble: LinearEnsemble, members: Sequence[Member], *, curvature: fl
 class TrustedAggregator:
     """Output perturbation of the feature method over exact members: noise for sites and aggregation records (E.6).
 
-    All in the coordinates of the unit ball. Members are at most `longest` long, so x'' = M x/(√N·longest) is in the
-    unit ball of R^N; ω minimises mean(ℓ(y ω·x'')) + Λ/2‖ω‖², and f = Mᵀω/(√N·longest) is released with noise.
+    All in the coordinates of the unit ball. Members are at most `longest` long, so x'' = M
+    x/(√N·longest) is in the unit ball of R^N; ω minimises mean(ℓ(y ω·x'')) + Λ/2‖ω‖², and f =
+    Mᵀω/(√N·longest) is released with noise.
     """
 
     def __init__(self, method: FeatureMethod, task: Labelled, exact: bool) -> None:
         learners = [member.learner for member in task.members]
-        exact = exact and all(hasattr(learner, "data_norm") for learner in learners)  # a branch has no settings
-        settings = {(m.learner.data_norm, m.learner.fit_intercept) for m in task.members} if exact else set()
+        exact = exact and all(
+            hasattr(learner, "data_norm") for learner in learners
+        )  # a branch has no settings
+        settings = (
+            {(m.learner.data_norm, m.learner.fit_intercept) for m in task.members}
+            if exact
+            else set()
+        )
         norms = {(learner.unit, learner.neighbours) for learner in learners} if exact else set()
-        if len(settings) != 1 or norms != {("record", "replace-one")} or task.classes is None or task.n_outputs > 1:
+        if (
+            len(settings) != 1
+            or norms != {("record", "replace-one")}
+            or task.classes is None
+            or task.n_outputs > 1
+        ):
             raise SettingsError(
-                "mechanism='output' is for exact two-class members (epsilon=math.inf) of this package with one "
-                "data_norm and intercept setting, unit='record' and neighbours='replace-one'. Nothing was combined or "
-                "charged. Leave out FeatureMethod's mechanism if members brought noise."
+                "mechanism='output' is for exact two-class members (epsilon=math.inf) of this "
+                "package with one data_norm and intercept setting, unit='record' and "
+                "neighbours='replace-one'. Nothing was combined or charged. Leave out "
+                "FeatureMethod's mechanism if members brought noise."
             )
         self.task, self.delta, self.epsilon = task, method.delta, float(method.epsilon or 0.0)
         self.seeded = method.noise is not None and method.noise.seed is not None
         self.data_norm, self.with_constant = settings.pop()
-        self.strength = PRIVATE_REGULARIZATION if method.regularization == "auto" else float(method.regularization)
+        self.strength = (
+            PRIVATE_REGULARIZATION
+            if method.regularization == "auto"
+            else float(method.regularization)
+        )
         self.ridge = self.strength * len(task.y)
         features = task.coef.shape[2] + bool(self.with_constant)
         reaches, slack, lengths = [], [], []
@@ -563,7 +685,8 @@ class TrustedAggregator:
             Logistic(), n_records=len(task.y), n_features=len(learners), regularization=self.ridge
         )
         self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
-        # Inexact members move f like changed ones; inexact ω by tolerance/ridge; features and sums are rounded.
+        # Inexact members move f like changed ones; inexact ω by tolerance/ridge; features and sums
+        # are rounded.
         rounded = 4 * (features + len(learners) + 8) * 2.0**-52 * site_gain(self.strength)
         distance = gain * math.fsum(slack) + 1.25 * self.tolerance / self.ridge + rounded
         distance += 2 * draw_error(features) * public_radius(self.event, features)
@@ -595,7 +718,9 @@ class TrustedAggregator:
         """Return ω of the rescaled features and f, before any noise."""
         M = self.members_in_ball() / self.stretch
         Z = clip_rows(self.records_in_ball() @ M.T, 1.0)
-        found = solve(Z, self.task.y, Logistic(), regularization=self.ridge, tolerance=self.tolerance)
+        found = solve(
+            Z, self.task.y, Logistic(), regularization=self.ridge, tolerance=self.tolerance
+        )
         omega = np.asarray(found.coef, dtype=np.float64)
         return omega, np.asarray(M.T @ omega)
 
@@ -603,13 +728,21 @@ class TrustedAggregator:
         """Add the noise and go back to the user's coordinates; ω itself is not released."""
         noise: Any = gaussian if isinstance(self.event, Gaussian) else l2_laplace
         _, f = self.exact()
-        f = close(f + noise(self.features, event=self.event, source=source), event=self.closing, source=source)
+        f = close(
+            f + noise(self.features, event=self.event, source=source),
+            event=self.closing,
+            source=source,
+        )
         n = len(self.task.members)
         weights = np.full(n, 1 / n)  # nominal: the true ones are not covered by the noise
         if not self.with_constant:
             return {"coef": f[None] / self.data_norm, "intercept": np.zeros(1), "weights": weights}
         half = math.sqrt(0.5)
-        return {"coef": f[None, :-1] * (half / self.data_norm), "intercept": f[-1:] * half, "weights": weights}
+        return {
+            "coef": f[None, :-1] * (half / self.data_norm),
+            "intercept": f[-1:] * half,
+            "weights": weights,
+        }
 
     def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...], Guarantee]:
         """Return the joint guarantee, each site's, and the aggregation records'."""
@@ -625,7 +758,9 @@ class TrustedAggregator:
             else L2Laplace(sensitivity=reach, scale=self.event.scale, **self.who)
         )
         whole = total([own, self.closing])
-        return Guarantee(epsilon=whole.epsilon, delta=whole.delta, assumptions=(DISJOINT, TRUSTED), **self.who)
+        return Guarantee(
+            epsilon=whole.epsilon, delta=whole.delta, assumptions=(DISJOINT, TRUSTED), **self.who
+        )
 
 
 def site_gain(strength: float) -> float:

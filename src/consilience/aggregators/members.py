@@ -1,7 +1,8 @@
 """What an aggregator may know of a member, and what it makes of many: an ensemble.
 
-Aggregators never see a record of a site. They see what the site released, the public facts written on it, and what is
-public anyway. Everything here is post-processing, so a record of site i keeps the guarantee its own site gave it.
+Aggregators never see a record of a site. They see what the site released, the public facts written
+on it, and what is public anyway. Everything here is post-processing, so a record of site i keeps
+the guarantee its own site gave it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_array
 
-from consilience.contribution import Contribution
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.linear import best_class, class_chances
-from consilience.privacy.accounting import Event, Gaussian, L2Laplace, Objective, ObjectiveGaussian, ObjectiveL2Laplace
+from consilience.privacy.accounting import (
+    Event,
+    Gaussian,
+    L2Laplace,
+    Objective,
+    ObjectiveGaussian,
+    ObjectiveL2Laplace,
+)
 from consilience.privacy.guarantee import Guarantee, compose_disjoint
 
 Array = NDArray[Any]
@@ -53,20 +60,27 @@ class Member:
     def noise_variance(self, curvature: float = 0.0) -> float:
         """Return the variance of the noise in each coordinate of the unit ball, known from the events.
 
-        ``curvature`` is a public guess of the mean second derivative along a coordinate; it damps noise that was
-        drawn in the objective (algorithms.md, E.2). An exact model has variance 0.
+        ``curvature`` is a public guess of the mean second derivative along a coordinate; it damps
+        noise that was drawn in the objective (algorithms.md, E.2). An exact model has variance 0.
         """
         assert self.coef is not None
-        noises = [event for event in self.events if isinstance(event, L2Laplace | Gaussian | Objective)]
+        noises = [
+            event for event in self.events if isinstance(event, L2Laplace | Gaussian | Objective)
+        ]
         dimension = self.coef.shape[1] + bool(self.learner.fit_intercept)
-        # One draw for all classes spans one class less; one draw per class (several events) spans one each.
+        # One draw for all classes spans one class less; one draw per class (several events) spans
+        # one each.
         dimension *= max(1, len(self.coef) - 1) if len(noises) == 1 else 1
         variances = []
         for event in noises:
             drawn = event.sigma**2 if isinstance(event, Gaussian | ObjectiveGaussian) else 0.0
             if isinstance(event, L2Laplace | ObjectiveL2Laplace):
                 drawn = event.scale**2 * (dimension + 1)
-            damping = event.strong_convexity + curvature * (self.size or 0) if isinstance(event, Objective) else 1.0
+            damping = (
+                event.strong_convexity + curvature * (self.size or 0)
+                if isinstance(event, Objective)
+                else 1.0
+            )
             variances.append(drawn / damping**2)
         return math.fsum(variances) / max(1, len(variances))
 
@@ -74,17 +88,19 @@ class Member:
 def as_members(fitted: Sequence[Any]) -> list[Member]:
     """Read what is released off contributions or fitted learners; any scikit-learn estimator will do."""
     if not fitted:
-        raise SettingsError("An aggregator needs at least one member. Got none. Nothing was combined.")
+        raise SettingsError(
+            "An aggregator needs at least one member. Got none. Nothing was combined."
+        )
     members = []
     for given in fitted:
-        learner = given.learner if isinstance(given, Contribution) else given
-        if isinstance(learner, Member):
-            members.append(learner)
+        if isinstance(given, Member):
+            members.append(given)
             continue
+        learner = getattr(given, "learner", given)  # a contribution has one
         if not hasattr(learner, "predict"):
             raise SettingsError(
-                f"A {type(learner).__name__} was given as a member, but it cannot predict. Nothing was combined. "
-                "Pass fitted learners."
+                f"A {type(learner).__name__} was given as a member, but it cannot predict. "
+                "Nothing was combined. Pass fitted learners."
             )
         coef = getattr(learner, "coef_", None)
         members.append(
@@ -104,7 +120,8 @@ def as_members(fitted: Sequence[Any]) -> list[Member]:
 def joint_guarantee(members: Sequence[Member]) -> Guarantee | None:
     """Return what holds for a record of any site after combining by post-processing: its own site's guarantee.
 
-    The largest of them, under the stated assumption; None if a member of another library promises nothing.
+    The largest of them, under the stated assumption; None if a member of another library promises
+    nothing.
     """
     stated = [member.guarantee for member in members if member.guarantee is not None]
     return compose_disjoint(*stated, assumption=DISJOINT) if len(stated) == len(members) else None
@@ -115,29 +132,44 @@ def aligned(
 ) -> tuple[Array | None, Array, Array, Array]:
     """Bring linear members to one list of classes: (classes, coef (N, K or 1, d), intercept (N, K or 1), known (N, K)).
 
-    Two common classes keep one row; otherwise every member gets one row per class, a two-class member's margin split
-    evenly over its two. ``known`` tells which classes a member was trained to tell apart; its rows of others are 0.
+    Two common classes keep one row; otherwise every member gets one row per class, a two-class
+    member's margin split evenly over its two. ``known`` tells which classes a member was trained to
+    tell apart; its rows of others are 0.
     """
     if not all(member.is_linear for member in members):
         raise SettingsError(
             "This aggregator combines coefficients, and a member has none. Nothing was combined. "
             "Use voting or distillation for members that are not linear."
         )
-    if len({(member.classes is None, member.coef.shape[1]) for member in members if member.coef is not None}) > 1:
+    if (
+        len(
+            {
+                (member.classes is None, member.coef.shape[1])
+                for member in members
+                if member.coef is not None
+            }
+        )
+        > 1
+    ):
         raise SchemaMismatch(
-            "The members differ in their number of features, or regressors are mixed with classifiers. Nothing was "
-            "combined. Train all of them on one schema."
+            "The members differ in their number of features, or regressors are mixed with "
+            "classifiers. Nothing was combined. Train all of them on one schema."
         )
     if members[0].classes is None:
         coef = np.stack([np.asarray(m.coef) for m in members])
-        return None, coef, np.stack([np.asarray(m.intercept) for m in members]), np.ones((len(members), 1), dtype=bool)
+        return (
+            None,
+            coef,
+            np.stack([np.asarray(m.intercept) for m in members]),
+            np.ones((len(members), 1), dtype=bool),
+        )
     lists = [np.asarray(member.classes) for member in members]
     every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
     different = {id(one): one for one in lists}  # thousands of members may share one list
     if not all(np.isin(one, every).all() for one in different.values()):
         raise SchemaMismatch(
-            "A member knows a class that is not declared. Nothing was combined. Declare it in 'classes', or leave out "
-            "the member."
+            "A member knows a class that is not declared. Nothing was combined. Declare it in "
+            "'classes', or leave out the member."
         )
     rows = 1 if len(every) <= 2 else len(every)
     coef = np.zeros((len(members), rows, np.asarray(members[0].coef).shape[1]))
@@ -163,7 +195,8 @@ def aligned(
 class LinearEnsemble:
     """A linear classifier or regressor made of members; predicts like a fitted scikit-learn estimator.
 
-    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights`` their shares.
+    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
+    their shares.
     """
 
     classes: Array | None
@@ -183,8 +216,8 @@ class LinearEnsemble:
         X = check_array(X, accept_sparse="csr", dtype=np.float64)
         if X.shape[1] != self.coef.shape[1]:
             raise SchemaMismatch(
-                f"The ensemble was made for {self.coef.shape[1]} features and was given {X.shape[1]}. Nothing was "
-                "predicted. Encode the table with the study's schema."
+                f"The ensemble was made for {self.coef.shape[1]} features and was given "
+                f"{X.shape[1]}. Nothing was predicted. Encode the table with the study's schema."
             )
         scores = np.asarray(X @ self.coef.T + self.intercept)
         return scores.ravel() if scores.shape[1] == 1 else scores

@@ -1,8 +1,9 @@
 """PooledCounts: one forest that all sites fill together, each counting once over a structure that is public.
 
-A forest of its own spends a site's budget on finding splits that other sites find again. Here the structure comes from
-elsewhere: from public randomness, from public records, or from a forest that was released anyway. A site spends all
-of its budget on the leaves, and the hub adds up what the sites counted.
+A forest of its own spends a site's budget on finding splits that other sites find again. Here the
+structure comes from elsewhere: from public randomness, from public records, or from a forest that
+was released anyway. A site spends all of its budget on the leaves, and the hub adds up what the
+sites counted.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from consilience.data import Public
+from consilience.aggregators.members import as_members, joint_guarantee
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.bins import Bins
-from consilience.learners.trees import (
+from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.forest import (
     PrivateForestClassifier,
     Shape,
     Task,
@@ -36,19 +37,20 @@ from consilience.learners.trees import (
 )
 from consilience.privacy.guarantee import Guarantee, compose
 from consilience.privacy.mechanisms import Noise, Source
-
-from .members import as_members, joint_guarantee
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
-CHANCE = 0.15  # how a class' share of a leaf varies from record to record, p(1-p); for the sites' weights
+# how a class' share of a leaf varies from record to record, p(1-p); for the sites' weights
+CHANCE = 0.15
 
 
 @dataclass(frozen=True)
 class Structure:
     """The trees that all sites count over: public, or released before.
 
-    ``guarantee`` is that of the records it was grown on, None if they were public or there were none.
+    ``guarantee`` is that of the records it was grown on, None if they were public or there were
+    none.
     """
 
     shape: Shape
@@ -89,7 +91,9 @@ class Structure:
     ) -> Self:
         """Grow the trees on labelled public records, exactly; promises nothing to them."""
         if public.y is None:
-            raise SettingsError("A structure is grown on labelled public records. Got none with labels. Pass y.")
+            raise SettingsError(
+                "A structure is grown on labelled public records. Got none with labels. Pass y."
+            )
         forest = PrivateForestClassifier(
             epsilon=math.inf,
             n_trees=n_trees,
@@ -119,16 +123,16 @@ class PrivateLeafCounts(PrivateForestClassifier):
     structure
         The `Structure` that all sites of the study count over.
     assignment
-        ``"all"`` counts every record in every tree, at a part of the budget; ``"disjoint"`` in one, drawn for it, at
-        full budget. ``"auto"``: all with a delta, disjoint without.
+        ``"all"`` counts every record in every tree, at a part of the budget; ``"disjoint"`` in one,
+        drawn for it, at full budget. ``"auto"``: all with a delta, disjoint without.
     epsilon, delta, prune, neighbours, unit, records_per_person, noise
         As in `PrivateForestClassifier`.
 
     Privacy
     -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the fitted attributes. A
-    structure grown on records of this same site cost what its own guarantee says, and that comes on top. Proof:
-    docs/guarantees/integration.md.
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
+    fitted attributes. A structure grown on records of this same site cost what its own guarantee
+    says, and that comes on top. Proof: docs/guarantees/integration.md.
     """
 
     def __init__(
@@ -178,26 +182,30 @@ class PrivateLeafCounts(PrivateForestClassifier):
 class PooledCounts:
     """Add up what sites counted in the leaves of one structure.
 
-    Members are `PrivateLeafCounts` of one structure, `PrivateForestClassifier` with equal trees (``splitter="random"``
-    and one public `random_state`), or the forest that the structure was taken from.
+    Members are `PrivateLeafCounts` of one structure, `PrivateForestClassifier` with equal trees
+    (``splitter="random"`` and one public `random_state`), or the forest that the structure was
+    taken from.
 
     Parameters
     ----------
     weights
-        ``"precision"`` lets a site count for less where its noise is large beside its records; ``"equal"`` adds up.
+        ``"precision"`` lets a site count for less where its noise is large beside its records;
+        ``"equal"`` adds up.
     prune
         Whether branches whose gain drowns in noise say what their root says.
 
     Privacy
     -------
-    Each site's own guarantee, against everyone; the sum is post-processing. Where the structure was grown on private
-    records and their forest is not among the members, its epsilon is added. Proof: docs/guarantees/integration.md.
+    Each site's own guarantee, against everyone; the sum is post-processing. Where the structure was
+    grown on private records and their forest is not among the members, its epsilon is added. Proof:
+    docs/guarantees/integration.md.
     """
 
     def __init__(self, weights: str = "precision", *, prune: bool = False) -> None:
         if weights not in ("precision", "equal"):
             raise SettingsError(
-                f"The 'weights' parameter of PooledCounts must be 'precision' or 'equal'. Got {weights!r} instead."
+                "The 'weights' parameter of PooledCounts must be 'precision' or 'equal'. Got "
+                f"{weights!r} instead."
             )
         self.weights = weights
         self.prune = prune
@@ -209,12 +217,18 @@ class PooledCounts:
         first = forests[0]
         for other in forests[1:]:
             _check_same(first, other)
-        scales = np.array([_precision(forest) if self.weights == "precision" else 1.0 for forest in forests])
+        scales = np.array(
+            [_precision(forest) if self.weights == "precision" else 1.0 for forest in forests]
+        )
         if not scales.any():
             scales = np.ones(len(scales))
         scales = scales / scales.max()
-        counts = sum(scale * forest.counts_ for scale, forest in zip(scales.tolist(), forests, strict=True))
-        variance = math.fsum(s**2 * forest.leaf_variance_ for s, forest in zip(scales.tolist(), forests, strict=True))
+        counts = sum(
+            scale * forest.counts_ for scale, forest in zip(scales.tolist(), forests, strict=True)
+        )
+        variance = math.fsum(
+            s**2 * forest.leaf_variance_ for s, forest in zip(scales.tolist(), forests, strict=True)
+        )
         own = tuple(member.guarantee for member in found)
         return PooledForest(
             shape=first.shape_,
@@ -222,7 +236,8 @@ class PooledCounts:
             classes=first.classes_,
             counts=np.asarray(counts),
             variance=variance,
-            values=probabilities(np.asarray(counts), variance, prune=self.prune) / len(first.counts_),
+            values=probabilities(np.asarray(counts), variance, prune=self.prune)
+            / len(first.counts_),
             weights=scales / scales.sum(),
             guarantee=_with_structure(joint_guarantee(found), forests),
             guarantees=own,
@@ -232,8 +247,9 @@ class PooledCounts:
 def _counted(learner: Any) -> Any:
     if not (isinstance(learner, PrivateForestClassifier) and hasattr(learner, "counts_")):
         raise SettingsError(
-            f"A {type(learner).__name__} was given as a member, but it has no leaf counts. Nothing was combined. Pass "
-            "fitted PrivateLeafCounts of one structure, or combine other members by WeightedVote."
+            f"A {type(learner).__name__} was given as a member, but it has no leaf counts. "
+            "Nothing was combined. Pass fitted PrivateLeafCounts of one structure, or combine "
+            "other members by WeightedVote."
         )
     return learner
 
@@ -249,16 +265,18 @@ def _check_same(first: Any, other: Any) -> None:
     differ = [name for name, same in checks.items() if not same]
     if differ:
         raise SchemaMismatch(
-            f"Counts of two members were to be added up, but they differ in their {' and '.join(differ)}. Nothing was "
-            "combined. Let all sites count over one Structure."
+            "Counts of two members were to be added up, but they differ in their "
+            f"{' and '.join(differ)}. Nothing was combined. Let all sites count over one "
+            "Structure."
         )
 
 
 def _precision(forest: Any) -> float:
     """Return how much a site's counts should weigh.
 
-    With weights a the variance of a leaf's share is ∝ Σ a²(n·p(1-p) + v) / (Σ a·n)², n the site's records in a leaf and
-    v its noise: least at a ∝ n / (n·p(1-p) + v). Of n the mean is taken; a single leaf's would be mostly noise.
+    With weights a the variance of a leaf's share is ∝ Σ a²(n·p(1-p) + v) / (Σ a·n)², n the site's
+    records in a leaf and v its noise: least at a ∝ n / (n·p(1-p) + v). Of n the mean is taken; a
+    single leaf's would be mostly noise.
     """
     n = max(float(forest.counts_.sum()), 1.0) / int(forest.counts_[..., 0].size)
     return n * CHANCE / (n * CHANCE + float(forest.leaf_variance_))
@@ -276,8 +294,9 @@ def _with_structure(joint: Guarantee | None, forests: Sequence[Any]) -> Guarante
 class PooledForest:
     """A forest filled by all sites; predicts like a fitted scikit-learn estimator.
 
-    ``counts`` are the weighted noisy counts (tree, leaf, class), ``variance`` that of their noise. ``guarantee`` holds
-    for one record at any site, ``guarantees`` are the members' own, ``weights`` their shares.
+    ``counts`` are the weighted noisy counts (tree, leaf, class), ``variance`` that of their noise.
+    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
+    their shares.
     """
 
     shape: Shape = field(repr=False)

@@ -1,205 +1,279 @@
-"""Count what members say about public records: exactly, in blocks, whatever kind of classifier a member is.
+"""WeightedVote: classifiers of any kind vote, each with a weight that public or paid-for facts give it.
 
-Counts are integers and every member keeps its own slot, so that replacing one member changes its own votes and nothing
-else, rounding included. Distillation's sensitivities rest on that.
+Seed 001 integrates the sites' forests so, by accuracy times exp(n/N). Accuracies of sites are
+nearly equal and exp(n/N) lies between 1 and e, so its weights are nearly equal too. The default
+weighs by what a member's quality does depend on: how many records it saw, and how much noise stood
+before them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
-from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier, SGDClassifier
-from sklearn.svm import LinearSVC
 
-from consilience.data import Public
+from consilience.aggregators.accuracy import ScoredMember
+from consilience.aggregators.members import LinearEnsemble, Member, as_members, joint_guarantee
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
-from consilience.privacy.guarantee import Guarantee
-
-from .members import LinearEnsemble, Member, as_members
+from consilience.learners.base import is_positive
+from consilience.privacy.accounting import total
+from consilience.privacy.guarantee import Guarantee, Neighbours
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
-GRAIN = 1 << 20  # to which a member's probabilities are rounded: counts stay integers, whose sums are exact
-# Learners whose predict is the sign, or the first maximum, of X @ coef_.T + intercept_.
-_LINEAR = (
-    LogisticRegression,
-    LinearSVC,
-    RidgeClassifier,
-    SGDClassifier,
-    Perceptron,
-    PrivateLogisticRegression,
-    PrivateLinearSVC,
-    LinearEnsemble,
-)
-_ENTRIES = 1 << 19  # scores held at a time: they fit a processor's cache
-_SLOTS = 512  # members at a time
-_ROWS = 1 << 14  # records at a time for a member of another kind
+WEIGHTS = ("size-epsilon", "size", "accuracy-size", "accuracy", "equal")
+# beyond which less noise makes hardly a better member: a choice, to which results are not sensitive
+EPSILON_CAP = 1.0
+SPREAD = 0.05  # how far accuracies of sites are taken to differ, for the shrinking of noisy ones
+_ROWS = 1 << 14  # records at a time where class sets differ
+_SQUARINGS = 40  # after 2^40 steps a chain of classes has settled
 
 
-@dataclass(frozen=True)
-class Tally:
-    """What all members together say about each public record: exact integers, and no member's own votes.
+class WeightedVote:
+    """Let members vote.
 
-    Every row of ``counts`` (record, class) sums to ``n_members * unit``.
+    Parameters
+    ----------
+    weights
+        ``"size-epsilon"``: number of units × min(epsilon, `epsilon_cap`). ``"size"``, ``"equal"``.
+        ``"accuracy-size"``: accuracy × size; ``"accuracy"``: accuracy × exp(size / total size), as
+        in seed 001. An accuracy is measured on labelled public records, or brought by a
+        `ScoredMember`, never otherwise. Or numbers, one per member, that are public.
+    voting
+        ``"soft"`` adds up probabilities (the label, of a member that has none), ``"hard"`` labels.
+    classes
+        The declared classes; otherwise the union of the members'. A member's say is about the
+        classes it knows.
+    epsilon_cap
+        Above it, a larger epsilon earns no more weight.
+
+    A member without a public size is an error where sizes count: whatever stood in for it would
+    decide how much a site is heard, and nobody would see. Use ``"equal"``, or declare numbers.
 
     Privacy
     -------
-    None: exact counts are for the hub alone.
+    Each site's own guarantee, against everyone: weights read sizes, epsilons and accuracies that
+    were released, and public records. Nothing is promised to public records. Proof:
+    docs/guarantees/integration.md.
     """
 
-    counts: NDArray[np.int64]
-    unit: int
-    n_members: int
-    classes: Array
-    public: Public
-    own: tuple[Guarantee | None, ...] = field(repr=False)
-    declared: bool = True
-    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what was computed from it before
+    def __init__(
+        self,
+        weights: str | Sequence[float] = "size-epsilon",
+        *,
+        voting: str = "soft",
+        classes: Sequence[Any] | None = None,
+        epsilon_cap: float = EPSILON_CAP,
+    ) -> None:
+        if isinstance(weights, str) and weights not in WEIGHTS:
+            raise SettingsError(
+                f"The 'weights' parameter of WeightedVote must be one of {', '.join(WEIGHTS)}, or "
+                f"a number for each member. Got {weights!r} instead."
+            )
+        if voting not in ("soft", "hard"):
+            raise SettingsError(
+                f"The 'voting' parameter of WeightedVote must be 'soft' or 'hard'. Got {voting!r} "
+                "instead."
+            )
+        if not (epsilon_cap == math.inf or is_positive(epsilon_cap)):
+            raise SettingsError(
+                "The 'epsilon_cap' parameter of WeightedVote must be a number > 0. Got "
+                f"{epsilon_cap!r} instead."
+            )
+        self.weights = weights
+        self.voting = voting
+        self.classes = classes
+        self.epsilon_cap = epsilon_cap
+
+    def combine(self, members: Sequence[Any], public: Public | None = None) -> VoteEnsemble:
+        """Return the ensemble of `members`; labelled `public` records measure accuracies, where those count."""
+        found = as_members(members)
+        classes = _declared(found, self.classes)
+        shares = self._weights(found, public)
+        own = tuple(member.guarantee for member in found)
+        learners = tuple(_voter(member) for member in found)
+        return VoteEnsemble(learners, classes, shares, self.voting, joint_guarantee(found), own)
+
+    def _weights(self, members: Sequence[Member], public: Public | None) -> Array:
+        if not isinstance(self.weights, str):
+            raw = np.asarray(self.weights, dtype=np.float64)
+            if raw.shape != (len(members),) or not (
+                np.isfinite(raw).all() and (raw >= 0).all() and raw.any()
+            ):
+                raise SettingsError(
+                    f"The weights must be one number >= 0 for each of {len(members)} members, not "
+                    "all 0. Nothing was combined."
+                )
+            return np.asarray(raw / raw.sum())
+        raw = np.ones(len(members))
+        if self.weights != "equal":
+            raw = _sizes(members, self.weights)
+        if self.weights == "accuracy":
+            raw = np.exp(raw / raw.sum())
+        if self.weights == "size-epsilon":
+            raw = raw * np.minimum(_epsilons(members), self.epsilon_cap)
+        if self.weights.startswith("accuracy"):
+            raw = raw * _accuracies(members, public)
+        whole = raw.sum()
+        return np.asarray(raw / whole if whole > 0 else np.full(len(raw), 1 / len(raw)))
 
 
-def count_votes(
-    members: Sequence[Any], public: Public, *, classes: Sequence[Any] | None = None, soft: str = "votes"
-) -> Tally:
-    """Count what `members` say about the records of `public`, in blocks that never hold all votes at once.
-
-    ``soft="probabilities"`` adds up class probabilities instead; a member that has none votes. A member that answers
-    with something else than a declared class, or with numbers that are no probabilities, counts as undecided.
-    """
-    found, every, declared = voters(members, classes)
-    grain = GRAIN if soft == "probabilities" else 1
-    unit = len(every) * grain  # divisible by K: an undecided member gives every class the same integer
-    counts = np.zeros((public.X.shape[0], len(every)), dtype=np.int64)
-    # A member's block and place in it depend on its number alone. Were members sorted by kind, replacing one would
-    # move others, and their rounding with them.
-    for begin in range(0, len(found), _SLOTS):
-        slots = found[begin : begin + _SLOTS]
-        fast = np.array([_is_fast(member, grain) for member in slots])
-        if fast.any():
-            W, b = _stacked(slots, fast, every, public.X.shape[1])
-            step = max(1, _ENTRIES // b.size)
-            for rows in _parts(len(counts), step):
-                counts[rows] += _linear_votes(public.X[rows], W, b, fast, unit if grain > 1 else 0, len(every))
-        for slot in np.flatnonzero(~fast).tolist():
-            for rows in _parts(len(counts), _ROWS):
-                counts[rows] += _votes(slots[slot], public.X[rows], every, unit, grain)
-    return Tally(counts, unit, len(found), every, public, tuple(member.guarantee for member in found), declared)
-
-
-def voters(members: Sequence[Any], classes: Sequence[Any] | None) -> tuple[list[Member], Array, bool]:
-    """Return members that can vote, the classes they vote on, and whether those were declared."""
-    found = as_members(members)
-    if any(member.classes is None for member in found):
-        raise SettingsError("Distillation needs classifiers, and a member is none. Nothing was combined.")
-    lists = [np.asarray(member.classes) for member in found]
-    every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
-    if every.ndim != 1 or len(np.unique(every)) < max(2, len(every)):
+def _declared(members: Sequence[Member], classes: Sequence[Any] | None) -> Array:
+    """Return the classes that are voted on."""
+    if any(member.classes is None for member in members):
         raise SettingsError(
-            "Distillation needs at least two different classes. Nothing was combined. Declare them in 'classes'."
+            "Voting needs classifiers, and a member is none. Nothing was combined. Use Average."
         )
-    known = set(every.tolist())
-    if not all(known.issuperset(one.tolist()) for one in lists):
+    lists = [np.asarray(member.classes) for member in members]
+    every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
+    if not set(every.tolist()).issuperset(label for one in lists for label in one.tolist()):
         raise SchemaMismatch(
-            "A member knows a class that is not declared. Nothing was combined. Declare it in 'classes', or leave out "
-            "the member."
+            "A member knows a class that is not declared. Nothing was combined. Declare it in "
+            "'classes', or leave out the member."
         )
-    return found, every, classes is not None
+    return every
 
 
-def _parts(n: int, step: int) -> Iterator[slice]:
-    return (slice(begin, begin + step) for begin in range(0, n, step))
+def _voter(member: Member) -> Any:
+    """Return what predicts for a member: its learner, or the linear classifier that its coefficients are."""
+    if member.learner is not None:
+        return member.learner
+    assert member.coef is not None
+    assert member.intercept is not None
+    return LinearEnsemble(
+        member.classes, member.coef, member.intercept, np.ones(1), member.guarantee, ()
+    )
 
 
-def _is_fast(member: Member, grain: int) -> bool:
-    """Tell whether scores are coefficients times features; for probabilities, whether their softmax is the answer."""
-    if not member.is_linear:
-        return False
-    if member.learner is None:
-        return True
-    return isinstance(member.learner, _LINEAR if grain == 1 else (PrivateLogisticRegression, LinearEnsemble))
+def _sizes(members: Sequence[Member], weights: str) -> Array:
+    if any(member.size is None for member in members):
+        raise SettingsError(
+            f"Weights by {weights} need every member's public size, and one has none. Nothing was "
+            "combined. Use weights='equal', declare a number for each member, or use members "
+            "trained by this package."
+        )
+    return np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
 
 
-def _places(member: Member, every: Array) -> list[int]:
-    position = {label: k for k, label in enumerate(every.tolist())}
-    return [position[label] for label in np.asarray(member.classes).tolist()]
+def _epsilons(members: Sequence[Member]) -> Array:
+    """Return what each member's training drew, as an epsilon: also where a seed voided the guarantee."""
+    events = [m.training_events if isinstance(m, ScoredMember) else m.events for m in members]
+    stated = [total(drawn) if drawn else None for drawn in events]
+    mixed = len({guarantee.neighbours for guarantee in stated if guarantee is not None}) > 1
+    return np.array(
+        [
+            math.inf
+            if g is None
+            else g.convert(Neighbours.REPLACE_ONE).epsilon
+            if mixed
+            else g.epsilon
+            for g in stated
+        ]
+    )
 
 
-def _stacked(slots: Sequence[Member], fast: Array, every: Array, n_features: int) -> tuple[Array, Array]:
-    """Return coefficients (slot, K or 1, d) and intercepts; classes that a member does not know score minus infinity.
+def _accuracies(members: Sequence[Member], public: Public | None) -> Array:
+    """Return each member's accuracy, on public records or as it was brought, shrunk to their mean where noisy."""
+    if public is not None and public.y is not None and len(public.y) > 0:
+        y = np.asarray(public.y)
+        return np.array(
+            [np.mean(np.asarray(_voter(member).predict(public.X)) == y) for member in members]
+        )
+    brought = [member.accuracy for member in members if isinstance(member, ScoredMember)]
+    if len(brought) < len(members):
+        raise SettingsError(
+            "Weights by accuracy need labelled public records, or members that bring a private "
+            "accuracy, and a member brings none. Nothing was combined. Pass public=Public(X, y), "
+            "or let each site use private_accuracy and scored; an exact accuracy on a site's "
+            "records would not be private."
+        )
+    values, variance = np.array([[one.value, one.variance] for one in brought]).T
+    mean = np.average(values, weights=1 / variance)
+    return np.asarray(mean + (values - mean) * SPREAD**2 / (SPREAD**2 + variance))
 
-    Slots of other members stay zero.
+
+@dataclass(frozen=True)
+class VoteEnsemble:
+    """Classifiers that vote; predicts like a fitted scikit-learn estimator.
+
+    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
+    their shares.
     """
-    W, b = np.zeros((len(slots), len(every), n_features)), np.full((len(slots), len(every)), -math.inf)
-    b[~fast] = 0.0
-    for slot in np.flatnonzero(fast).tolist():
-        member = slots[slot]
-        coef, intercept, places = np.asarray(member.coef), np.asarray(member.intercept), _places(member, every)
-        if coef.shape[1] != n_features:
-            raise SchemaMismatch(
-                f"The public records have {n_features} features, and a member was trained on {coef.shape[1]}. Nothing "
-                "was combined. Encode all tables with the study's schema."
-            )
-        if len(places) == 1:
-            coef, intercept = np.zeros((1, n_features)), np.zeros(1)
-        elif len(coef) == 1:
-            coef, intercept = np.vstack([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
-        W[slot, places], b[slot, places] = coef, intercept
-    if len(every) > 2:
-        return W, b
-    return W[:, 1:] - W[:, :1], b[:, 1:] - b[:, :1]
+
+    members: tuple[Any, ...] = field(repr=False)
+    classes: Array
+    weights: Array
+    voting: str
+    guarantee: Guarantee | None
+    guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    @property
+    def classes_(self) -> Array:
+        """Labels in the order of the probabilities, under scikit-learn's name."""
+        return self.classes
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the weighted mean of what members say; of classes that not all know, what each says fits together."""
+        sets: dict[tuple[int, ...], Array] = {}
+        for member, weight in zip(self.members, self.weights.tolist(), strict=True):
+            places, said = self._said(member, X)
+            sets[places] = sets.get(places, 0.0) + weight * said
+        n = len(next(iter(sets.values())))
+        if len(sets) == 1:
+            out = np.zeros((n, len(self.classes)))
+            ((places, said),) = sets.items()
+            out[:, list(places)] = said
+            return out
+        parts = [slice(begin, begin + _ROWS) for begin in range(0, max(n, 1), _ROWS)]
+        return np.concatenate(
+            [_settled({s: p[rows] for s, p in sets.items()}, len(self.classes)) for rows in parts]
+        )
+
+    def predict(self, X: Any) -> Array:
+        """Return the most probable class for each row."""
+        return np.asarray(self.classes[self.predict_proba(X).argmax(axis=1)])
+
+    def _said(self, member: Any, X: Any) -> tuple[tuple[int, ...], Array]:
+        """Return the places of the classes that a member knows, ascending, and its probabilities of them."""
+        known = np.asarray(member.classes_).tolist()
+        place = {label: k for k, label in enumerate(self.classes.tolist())}
+        places = [place[label] for label in known]
+        if self.voting == "soft" and hasattr(member, "predict_proba"):
+            said = np.asarray(member.predict_proba(X), dtype=np.float64)
+        else:
+            labels = np.asarray(member.predict(X))
+            said = np.stack([labels == label for label in known], axis=1).astype(np.float64)
+        # Whatever a member of another library answers, it has one say: nothing negative, nothing
+        # infinite, in sum one.
+        said = np.where(np.isfinite(said) & (said > 0), np.minimum(said, 1e300), 0.0)
+        whole = said.sum(axis=1, keepdims=True)
+        said = np.where(whole > 0, said / np.where(whole > 0, whole, 1.0), 1 / len(known))
+        order = np.argsort(places)
+        return tuple(places[at] for at in order), said[:, order]
 
 
-def _linear_votes(X: Any, W: Array, b: Array, fast: Array, unit: int, n_classes: int) -> NDArray[np.int64]:
-    """Return the counts (record, class) of the fast slots; `unit` is 0 for votes."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        scores = np.asarray(X @ W.reshape(-1, W.shape[2]).T).reshape(X.shape[0], *b.shape)
-        scores += b  # in place: of thousands of members, copies would be most of the time
-        scores = scores if fast.all() else scores[:, fast]
-        if n_classes == 2:
-            margin = scores[:, :, 0]
-            second = (
-                np.nan_to_num(np.rint(special.expit(margin) * unit), nan=unit / 2).sum(axis=1)
-                if unit
-                else 2.0 * np.count_nonzero(margin > 0, axis=1)
-            )
-            return np.stack([(unit or 2) * margin.shape[1] - second, second], axis=1).astype(np.int64)
-        if unit:
-            return np.asarray(_shares(special.softmax(scores, axis=2), unit).sum(axis=1))
-    code = scores.argmax(axis=2)
-    return np.stack([n_classes * np.count_nonzero(code == k, axis=1) for k in range(n_classes)], axis=1)
+def _settled(sets: dict[tuple[int, ...], Array], n_classes: int) -> Array:
+    """Return the probabilities that no member would move on.
 
-
-def _votes(member: Member, X: Any, every: Array, unit: int, grain: int) -> NDArray[np.int64]:
-    """Return the counts (record, class) of one member of any kind; an answer of another shape is none."""
-    said = np.zeros((X.shape[0], len(every)))
-    if grain > 1 and hasattr(member.learner, "predict_proba"):
-        places = _places(member, every)
-        answer = np.asarray(member.learner.predict_proba(X))
-        if answer.shape == (len(said), len(places)):
-            said[:, places] = answer
-        return _shares(said, unit)
-    answer = np.asarray(member.learner.predict(X))
-    if answer.shape in ((len(said),), (len(said), 1)):
-        labels, inverse = np.unique(answer, return_inverse=True)
-        position = {label: k for k, label in enumerate(every.tolist())}
-        codes = np.array([position.get(label, -1) for label in labels.tolist()])[inverse.ravel()]
-        said[codes >= 0, codes[codes >= 0]] = 1.0
-    return _shares(said, unit)
-
-
-def _shares(said: Array, unit: int) -> NDArray[np.int64]:
-    """Round rows of probabilities to integers that sum to `unit`, whatever was said: the sensitivity rests on it."""
-    p = np.where(np.isfinite(said) & (said > 0), np.minimum(said, 1e300), 0.0)
-    whole = p.sum(axis=-1, keepdims=True)
-    p = np.where(whole > 0, p / np.where(whole > 0, whole, 1.0), 1 / said.shape[-1])
-    parts = np.floor(p * unit).astype(np.int64)
-    left = unit - parts.sum(axis=-1, keepdims=True)
-    np.put_along_axis(parts, top := p.argmax(axis=-1)[..., None], np.take_along_axis(parts, top, -1) + left, -1)
-    even = np.broadcast_to(whole > 0, parts.shape)
-    return np.asarray(np.where(even, parts, unit // said.shape[-1]))
+    A member knows how likely its own classes are among themselves, and nothing about others. So it
+    moves what lies on its own to where it says, and leaves the rest: a chain of classes, whose rest
+    is the answer. If all know all classes it is the weighted mean. Groups of classes between which
+    nobody compares keep what they began with.
+    """
+    rows = len(next(iter(sets.values())))
+    chain = np.zeros((rows, n_classes, n_classes))
+    for places, said in sets.items():
+        inside, weight = np.array(places), said.sum(axis=1, keepdims=True)
+        outside = np.setdiff1d(np.arange(n_classes), inside)
+        chain[:, inside[:, None], inside[None, :]] += said[:, None, :]
+        chain[:, outside, outside] += weight
+    for _ in range(_SQUARINGS):
+        chain = chain @ chain
+        chain /= chain.sum(axis=2, keepdims=True)
+    known = sorted({place for places in sets for place in places})
+    return np.asarray(chain[:, known].mean(axis=1))

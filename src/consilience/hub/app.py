@@ -1,7 +1,7 @@
 """The hub over HTTP: one route table, one shape of error. Parse, ask `Hub`, answer.
 
-The only file with ``async``: bodies are streamed here, to memory if they are small and to disk if they are files;
-everything else runs in worker threads.
+The only file with ``async``: bodies are streamed here, to memory if they are small and to disk if
+they are files; everything else runs in worker threads.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from consilience.files.sealed import software
+from consilience.hub import auth
+from consilience.hub.auth import Buckets
+from consilience.hub.combining import Combiner
+from consilience.hub.hub import Hub, Settings
+from consilience.hub.pages import add_pages, turned_away
+from consilience.hub.store import Row, hashed
 from consilience.protocol import ERRORS, HEADER, Refusal, Signed, digest, read_request
-from consilience.sealed import software
-
-from . import auth
-from .aggregation import Combiner
-from .auth import Buckets
-from .hub import Hub, Settings
-from .pages import add_pages, turned_away
-from .store import Row, hashed
 
 MOST_JSON = 1 << 20
-TAKERS = 4  # small contributions that are checked at a time: more threads would only fight over one interpreter
+# small contributions that are checked at a time: more threads would only fight over one interpreter
+TAKERS = 4
 FILE = "application/octet-stream"
 SHOWN = {
     "study": ("name", "digest", "status", "created", "problem"),
@@ -126,16 +126,32 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
         separate_input_output_schemas=False,
-        responses={"default": {"description": "Refused", "content": {"application/json": {"schema": _ERROR_SCHEMA}}}},
+        responses={
+            "default": {
+                "description": "Refused",
+                "content": {"application/json": {"schema": _ERROR_SCHEMA}},
+            }
+        },
     )
     app.state.hub, app.state.combiner, app.state.metrics = hub, combiner, Metrics()
     app.state.by_key, app.state.by_guess = Buckets(settings.by_key), Buckets(settings.by_guess)
-    app.state.uploads, app.state.takers = asyncio.Semaphore(settings.most_uploads), asyncio.Semaphore(TAKERS)
+    app.state.uploads, app.state.takers = (
+        asyncio.Semaphore(settings.most_uploads),
+        asyncio.Semaphore(TAKERS),
+    )
     for kind, answer in _HANDLERS.items():
         app.add_exception_handler(kind, answer)
     for method, path, endpoint, more in ROUTES:
         name = endpoint.__name__
-        app.add_api_route(path, endpoint, methods=[method], name=name, operation_id=name, response_model=None, **more)
+        app.add_api_route(
+            path,
+            endpoint,
+            methods=[method],
+            name=name,
+            operation_id=name,
+            response_model=None,
+            **more,
+        )
     add_pages(app, body=small_body, caller=anyone, receive=_receive)
     app.add_middleware(Gate, metrics=app.state.metrics, buckets=Buckets(settings.by_address))
     return app
@@ -148,7 +164,11 @@ _ERROR_SCHEMA = {
         "error": {
             "type": "object",
             "required": ["code", "message", "fix"],
-            "properties": {"code": {"enum": sorted(ERRORS)}, "message": {"type": "string"}, "fix": {"type": "string"}},
+            "properties": {
+                "code": {"enum": sorted(ERRORS)},
+                "message": {"type": "string"},
+                "fix": {"type": "string"},
+            },
         }
     },
 }
@@ -161,8 +181,13 @@ async def _refuse(_: Request, problem: Exception) -> Response:
 
 async def _unmatched(_: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
-    code = {404: "not-found", 405: "wrong-method", 413: "too-large"}.get(problem.status_code, "malformed")
-    message = {"not-found": "There is nothing at this address.", "wrong-method": "The address knows other methods."}
+    code = {404: "not-found", 405: "wrong-method", 413: "too-large"}.get(
+        problem.status_code, "malformed"
+    )
+    message = {
+        "not-found": "There is nothing at this address.",
+        "wrong-method": "The address knows other methods.",
+    }
     return _answer(Refusal(code, message.get(code, "The request cannot be read.")))
 
 
@@ -176,7 +201,9 @@ async def _database(_: Request, problem: Exception) -> Response:
 
 
 async def _broken(_: Request, problem: Exception) -> Response:
-    return _answer(Refusal("unavailable", "The hub could not finish this request; its log says more."))
+    return _answer(
+        Refusal("unavailable", "The hub could not finish this request; its log says more.")
+    )
 
 
 def _answer(refusal: Refusal) -> JSONResponse:
@@ -208,7 +235,9 @@ async def small_body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-async def _receive(request: Request, arrived: Path, most: int, *, small: int = -1) -> tuple[str, Path | bytes]:
+async def _receive(
+    request: Request, arrived: Path, most: int, *, small: int = -1
+) -> tuple[str, Path | bytes]:
     """Stream a body to disk, or to memory if it has at most `small` bytes; return its SHA-256 and where it is."""
     settings: Settings = request.app.state.hub.settings
     read, size, parts, file = hashlib.sha256(), 0, [], None
@@ -343,7 +372,9 @@ def log_in(request: Request, body: Body) -> Row:
     hub: Hub = request.app.state.hub
     asked = _parsed(Login, body)
     request.app.state.by_guess.take(_address(request))
-    token, expires = auth.log_in(hub.store, asked.name, asked.password, hours=hub.settings.session_hours)
+    token, expires = auth.log_in(
+        hub.store, asked.name, asked.password, hours=hub.settings.session_hours
+    )
     return {"token": token, "expires": expires}
 
 
@@ -377,7 +408,9 @@ async def put_file(request: Request, study: str, file: str) -> Row:
     try:
         async with request.app.state.uploads:
             sha256, _ = await _receive(request, arrived, hub.settings.most_public_bytes)
-            found = await run_in_threadpool(hub.keep_public_file, study, file, arrived, sha256, actor)
+            found = await run_in_threadpool(
+                hub.keep_public_file, study, file, arrived, sha256, actor
+            )
     finally:
         arrived.unlink(missing_ok=True)
     return {"file": found.file, "sha256": found.sha256}
@@ -405,7 +438,9 @@ def list_sites(request: Request, study: str, _: Coordinator) -> Row:
     return {"sites": _all("site", hub.store.sites(study))}
 
 
-def revoke_key(request: Request, study: str, site: str, actor: Coordinator, withdraw: bool = False) -> Row:
+def revoke_key(
+    request: Request, study: str, site: str, actor: Coordinator, withdraw: bool = False
+) -> Row:
     """End a site's key; with ``withdraw=true`` also its contributions."""
     return _shown("site", request.app.state.hub.revoke(study, site, actor, withdraw=withdraw))
 
@@ -444,7 +479,9 @@ def enrol(request: Request, body: Body) -> Response:
     hub: Hub = request.app.state.hub
     who = {"site": asked.site, "key": signed.key, "nonce": signed.nonce}
     row = hub.enrol(code=asked.invitation, fetch_only=asked.fetch_only, **who)
-    return JSONResponse({"study": row["study"], "hub_key": hub.key.public, "site": _shown("site", row)}, 201)
+    return JSONResponse(
+        {"study": row["study"], "hub_key": hub.key.public, "site": _shown("site", row)}, 201
+    )
 
 
 def rotate_key(request: Request, body: Body) -> Row:
@@ -453,7 +490,9 @@ def rotate_key(request: Request, body: Body) -> Row:
     signed = site_changing(request, asked.study, body).signed
     assert signed is not None
     hub: Hub = request.app.state.hub
-    return _shown("site", hub.rotate(asked.study, signed.key, asked.new_key, asked.proof, signed.nonce))
+    return _shown(
+        "site", hub.rotate(asked.study, signed.key, asked.new_key, asked.proof, signed.nonce)
+    )
 
 
 def read_study(request: Request, study: str, caller: Anyone) -> Row:
@@ -462,9 +501,15 @@ def read_study(request: Request, study: str, caller: Anyone) -> Row:
     row, found = hub.study(study)
     parts = [part for part in (found.public, found.test) if part is not None]
     files = [
-        {"file": part.file, "sha256": part.sha256, "there": hub.store.file(part.sha256) is not None} for part in parts
+        {"file": part.file, "sha256": part.sha256, "there": hub.store.file(part.sha256) is not None}
+        for part in parts
     ]
-    facts = {"name": row["name"], "digest": row["digest"], "status": row["status"], "text": row["text"]}
+    facts = {
+        "name": row["name"],
+        "digest": row["digest"],
+        "status": row["status"],
+        "text": row["text"],
+    }
     facts["study"] = found.to_dict()
     facts |= {"files": files, "hub_key": hub.key.public}
     if caller.site is not None:
@@ -505,7 +550,9 @@ async def submit(request: Request, study: str) -> Response:
     return JSONResponse(_shown("contribution", row), 201 if new else 200)
 
 
-def _take(request: Request, study: str, sender: Sender | None, content: Path | bytes, sha256: str) -> tuple[Row, bool]:
+def _take(
+    request: Request, study: str, sender: Sender | None, content: Path | bytes, sha256: str
+) -> tuple[Row, bool]:
     signed, site, before = sender or _sender(request, study)
     signed.check_body(sha256)
     hub: Hub = request.app.state.hub
@@ -515,7 +562,11 @@ def _take(request: Request, study: str, sender: Sender | None, content: Path | b
 def list_contributions(request: Request, study: str, caller: Anyone) -> Row:
     """List the site's own contributions; a coordinator sees everyone's facts, and nobody's files."""
     own = None if caller.site is None else caller.site["name"]
-    return {"contributions": _all("contribution", request.app.state.hub.store.contributions(study, site=own))}
+    return {
+        "contributions": _all(
+            "contribution", request.app.state.hub.store.contributions(study, site=own)
+        )
+    }
 
 
 def withdraw(request: Request, study: str, caller: SiteChanging) -> Row:
@@ -554,8 +605,12 @@ def _address(request: Request) -> str:
 
 def _takes(model: type[BaseModel] | None = None, kind: str = "application/json") -> dict[str, Any]:
     """Describe a body that an endpoint reads by itself."""
-    schema: Any = {"type": "string", "format": "binary"} if model is None else model.model_json_schema()
-    return {"openapi_extra": {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}}
+    schema: Any = (
+        {"type": "string", "format": "binary"} if model is None else model.model_json_schema()
+    )
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
+    }
 
 
 STUDY = "/api/studies/{study}"
@@ -603,17 +658,27 @@ class Metrics:
         """Return everything in the format that Prometheus reads."""
         lines = ["# TYPE consilience_requests_total counter"]
         for (method, route, status), n in sorted(self.requests.items()):
-            lines.append(f'consilience_requests_total{{method="{method}",route="{route}",status="{status}"}} {n}')
+            lines.append(
+                f'consilience_requests_total{{method="{method}",route="{route}",status="{status}"}} {n}'
+            )
         lines.append("# TYPE consilience_request_seconds_total counter")
         for (method, route), seconds in sorted(self.seconds.items()):
-            lines.append(f'consilience_request_seconds_total{{method="{method}",route="{route}"}} {seconds:.6f}')
+            lines.append(
+                f'consilience_request_seconds_total{{method="{method}",route="{route}"}} {seconds:.6f}'
+            )
         lines += [
             "# TYPE consilience_received_bytes_total counter",
             f"consilience_received_bytes_total {self.received}",
         ]
-        lines += ["# TYPE consilience_combined_total counter", f"consilience_combined_total {len(combining)}"]
+        lines += [
+            "# TYPE consilience_combined_total counter",
+            f"consilience_combined_total {len(combining)}",
+        ]
         lines += ["# TYPE consilience_combining_seconds_total counter"]
-        lines += [f"consilience_combining_seconds_total {sum(combining):.6f}", "# TYPE consilience_rows gauge"]
+        lines += [
+            f"consilience_combining_seconds_total {sum(combining):.6f}",
+            "# TYPE consilience_rows gauge",
+        ]
         for (table, state), n in sorted(counts.items()):
             lines.append(f'consilience_rows{{table="{table}",state="{state}"}} {n}')
         return "\n".join(lines) + "\n"
@@ -649,6 +714,10 @@ class Gate:
             await turned_away(Request(scope), refusal)(scope, receive, answering)
         finally:
             route = getattr(scope.get("route"), "path", "")
-            method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
+            method = (
+                scope["method"]
+                if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD")
+                else "other"
+            )
             self.metrics.requests[method, route, status] += 1
             self.metrics.seconds[method, route] += time.perf_counter() - began

@@ -1,8 +1,9 @@
 """Who may do what: coordinators by password and token, sites by the signature of each request, and how often.
 
-Passwords are kept as scrypt hashes and tokens as SHA-256, so that a copy of the database lets nobody in. Rates are
-counted in each worker process: N workers together let through N times the rate. They protect the machine, not a
-secret; what must be exact with several workers (nonces, invitations, claims) is in the database.
+Passwords are kept as scrypt hashes and tokens as SHA-256, so that a copy of the database lets
+nobody in. Rates are counted in each worker process: N workers together let through N times the
+rate. They protect the machine, not a secret; what must be exact with several workers (nonces,
+invitations, claims) is in the database.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from consilience.errors import SettingsError
+from consilience.hub.store import Store, hashed, now
 from consilience.protocol import Refusal
-
-from .store import Store, hashed, now
 
 COOKIE = "consilience"
 LEAST_PASSWORD = 10
@@ -32,8 +32,8 @@ def hash_password(password: str) -> str:
     """Return what is stored of a password."""
     if len(password) < LEAST_PASSWORD or len(password) > 1000:
         raise SettingsError(
-            f"A coordinator's password must have {LEAST_PASSWORD} to 1000 characters. Nothing was stored. "
-            "Choose another."
+            f"A coordinator's password must have {LEAST_PASSWORD} to 1000 characters. Nothing was "
+            "stored. Choose another."
         )
     salt = secrets.token_bytes(18)
     return f"scrypt:{base64.b64encode(salt).decode()}:{_scrypt(password, salt)}"
@@ -51,7 +51,9 @@ def _scrypt(password: str, salt: bytes) -> str:
     return base64.b64encode(found).decode()
 
 
-def log_in(store: Store, name: str, password: str, *, hours: float, kind: str = "session") -> tuple[str, str]:
+def log_in(
+    store: Store, name: str, password: str, *, hours: float, kind: str = "session"
+) -> tuple[str, str]:
     """Return a new token and when it expires, or refuse; an unknown name takes as long as a wrong password."""
     known = store.coordinator(name) if name.isprintable() else None
     fits = fits_password(password[:1001], known["password"] if known else _NOBODY)

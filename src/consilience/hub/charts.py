@@ -1,7 +1,8 @@
 """Charts as inline SVG, drawn on the server: no script, no fixed width, colours from the stylesheet.
 
-Positions across are percentages and text has the page's size, so that a chart fits a phone and a wide screen alike.
-Every chart says in words what it shows; the numbers themselves stand in a table beside it.
+Positions across are percentages and text has the page's size, so that a chart fits a phone and a
+wide screen alike. Every chart says in words what it shows; the numbers themselves stand in a table
+beside it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 MOST_BARS = 30
-_STEPS = (("hour", 3600), ("6 hours", 6 * 3600), ("day", 86400), ("week", 7 * 86400), ("30 days", 30 * 86400))
-_STATES = {"accepted": "in use", "superseded": "superseded by a newer one", "withdrawn": "withdrawn"}
+_STEPS = (
+    ("hour", 3600),
+    ("6 hours", 6 * 3600),
+    ("day", 86400),
+    ("week", 7 * 86400),
+    ("30 days", 30 * 86400),
+)
+_STATES = {
+    "accepted": "in use",
+    "superseded": "superseded by a newer one",
+    "withdrawn": "withdrawn",
+}
 _ROW, _TOP, _PLOT = 46, 6, 130  # pixels
 
 
@@ -96,14 +107,19 @@ def bar(share: float, *, negative: bool = False) -> Markup:
 
 def over_time(came: Sequence[tuple[str, str]], *, since: str, until: str, title: str) -> Markup:
     """Return a chart of how many contributions came when, stacked by what became of them."""
-    begin, end = (datetime.fromisoformat(at).timestamp() for at in (min([since, *(at for at, _ in came)]), until))
+    begin, end = (
+        datetime.fromisoformat(at).timestamp()
+        for at in (min([since, *(at for at, _ in came)]), until)
+    )
     name, seconds = _step(end - begin)
     origin = begin // seconds * seconds
     n_bars = max(6, int((end - origin) // seconds) + 1)
     counted = Counter(
         (int((datetime.fromisoformat(at).timestamp() - origin) // seconds), state) for at, state in came
     )  # fmt: skip
-    marks = ticks(0, max([1, *(sum(counted[i, state] for state in _STATES) for i in range(n_bars))]), about=4)
+    marks = ticks(
+        0, max([1, *(sum(counted[i, state] for state in _STATES) for i in range(n_bars))]), about=4
+    )
     top, parts, bars = marks[-1], [], []
     for mark in marks:
         if mark == int(mark):
@@ -117,14 +133,21 @@ def over_time(came: Sequence[tuple[str, str]], *, since: str, until: str, title:
             y -= tall
             if tall:
                 x, wide = 100 * i / n_bars + 0.3, 100 / n_bars - 0.6
-                bars.append(f'<rect class="{state}" x="{x:.2f}%" width="{wide:.2f}%" y="{y:.1f}" height="{tall:.1f}"/>')
+                bars.append(
+                    f'<rect class="{state}" x="{x:.2f}%" width="{wide:.2f}%" y="{y:.1f}" height="{tall:.1f}"/>'
+                )
     parts.append(f'<svg x="10%" width="90%" height="{_PLOT + 11}">{"".join(bars)}</svg>')
     for edge, anchor, at in (("10%", "start", origin), ("100%", "end", origin + seconds * n_bars)):
         moment = datetime.fromtimestamp(at, UTC)
         text = f"{moment:%Y-%m-%d}" if seconds >= 86400 else f"{moment:%Y-%m-%d %H:%M}"
-        parts.append(f'<text class="tick" x="{edge}" y="{_PLOT + 28}" text-anchor="{anchor}">{text}</text>')
+        parts.append(
+            f'<text class="tick" x="{edge}" y="{_PLOT + 28}" text-anchor="{anchor}">{text}</text>'
+        )
     every = Counter(state for _, state in came)
-    words = ", ".join(f"{every[state]:,} {_STATES[state]}" for state in _STATES if every[state]) or "none yet"
+    words = (
+        ", ".join(f"{every[state]:,} {_STATES[state]}" for state in _STATES if every[state])
+        or "none yet"
+    )
     description = f"{len(came):,} contributions, counted for each {name}: {words}."
     return _svg("over-time", "".join(parts), _PLOT + 34, title, description)
 

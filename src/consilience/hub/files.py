@@ -14,7 +14,9 @@ from typing import Any
 
 from consilience.errors import SettingsError
 
-ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9._/-]*[A-Za-z0-9._-]))?/?")
+ADDRESS = re.compile(
+    r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9._/-]*[A-Za-z0-9._-]))?/?"
+)
 DIGEST = re.compile("[0-9a-f]{64}")
 COPIES_SECONDS = 86_400.0  # how long what was fetched from a bucket stays near
 
@@ -68,26 +70,30 @@ class Files:
 class Bucket(Files):
     """The same in an S3-compatible bucket; the folder holds what arrives, and copies of what was read lately.
 
-    Credentials, region and endpoint are boto3's to find (environment, profile, role); none is ever stored here.
+    Credentials, region and endpoint are boto3's to find (environment, profile, role); none is ever
+    stored here.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
         found = ADDRESS.fullmatch(address)
         if found is None:
             raise SettingsError(
-                f"A bucket is named s3://NAME or s3://NAME/PREFIX. Got {address!r}. Nothing was changed."
+                f"A bucket is named s3://NAME or s3://NAME/PREFIX. Got {address!r}. Nothing was "
+                "changed."
             )
         try:
             import boto3
             from botocore.config import Config
         except ImportError:
             raise SettingsError(
-                "The hub keeps its files in a bucket, and boto3 is not installed. Nothing was opened. Install "
-                "consilience[bucket]."
+                "The hub keeps its files in a bucket, and boto3 is not installed. Nothing was "
+                "opened. Install consilience[bucket]."
             ) from None
         super().__init__(folder)
         self.name, self.prefix = found[1], f"{found[2]}/" if found[2] else ""
-        self._client: Any = boto3.client("s3", config=Config(retries={"mode": "standard", "max_attempts": 5}))
+        self._client: Any = boto3.client(
+            "s3", config=Config(retries={"mode": "standard", "max_attempts": 5})
+        )
 
     def path(self, sha256: str) -> Path:
         """Return a copy of the file, fetched and checked if it is not near; a name without a file if there is none."""
@@ -132,23 +138,32 @@ class Bucket(Files):
         try:
             self._client.upload_file(str(probe), self.name, name)
             self._client.head_object(Bucket=self.name, Key=name)
-            others = [found for found, _ in self._listed() if DIGEST.fullmatch(found) and found not in named]
+            others = [
+                found
+                for found, _ in self._listed()
+                if DIGEST.fullmatch(found) and found not in named
+            ]
             self._client.delete_object(Bucket=self.name, Key=name)
-        except Exception as problem:  # boto3 raises its own kinds for address, credentials and network
+        except (
+            Exception
+        ) as problem:  # boto3 raises its own kinds for address, credentials and network
             raise SettingsError(
-                f"The bucket {self.name!r} cannot be used ({type(problem).__name__}). Nothing was changed. Check its "
-                "name, the credentials and AWS_ENDPOINT_URL."
+                f"The bucket {self.name!r} cannot be used ({type(problem).__name__}). Nothing was "
+                "changed. Check its name, the credentials and AWS_ENDPOINT_URL."
             ) from None
         finally:
             probe.unlink(missing_ok=True)
         if others:
             raise SettingsError(
-                f"The bucket {self.name!r} holds {len(others)} files of another hub at {self.prefix or '/'!r}. Nothing "
-                "was changed. Choose another prefix: s3://NAME/PREFIX."
+                f"The bucket {self.name!r} holds {len(others)} files of another hub at "
+                f"{self.prefix or '/'!r}. Nothing was changed. Choose another prefix: "
+                "s3://NAME/PREFIX."
             )
 
     def _listed(self) -> Iterator[tuple[str, float]]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=self.prefix)
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.name, Prefix=self.prefix
+        )
         for page in pages:
             for found in page.get("Contents", ()):
                 yield found["Key"].removeprefix(self.prefix), found["LastModified"].timestamp()

@@ -23,7 +23,10 @@ def read_form(request: Request, content: bytes) -> dict[str, str]:
         try:
             head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1")
             parts = BytesParser(policy=HTTP).parsebytes(head + content).iter_parts()
-            return {str(part.get_param("name", "", "content-disposition")): _text(part) for part in parts}
+            return {
+                str(part.get_param("name", "", "content-disposition")): _text(part)
+                for part in parts
+            }
         except (ValueError, TypeError, AttributeError, KeyError, IndexError):
             raise Refusal("malformed", "The form cannot be read.") from None
     try:

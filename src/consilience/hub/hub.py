@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from consilience.contribution import KIND, Contribution
 from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
+from consilience.files.contribution import KIND, Contribution
+from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
+from consilience.hub import auth
+from consilience.hub.auth import Rate
+from consilience.hub.store import Row, Store, hashed, now, standing
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Refusal
-from consilience.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
-from consilience.study import MOST_TEXT, PublicFile, Study
-
-from . import auth
-from .auth import Rate
-from .store import Row, Store, hashed, now, standing
+from consilience.study.study import MOST_TEXT, PublicFile, Study
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
@@ -58,8 +57,9 @@ class Hub:
 
     Privacy
     -------
-    Holds what sites handed over and nothing else. Where a study trusts the hub, that includes exact learners: whoever
-    can read its folder can read them. No verb returns one site's files or facts to another site.
+    Holds what sites handed over and nothing else. Where a study trusts the hub, that includes exact
+    learners: whoever can read its folder can read them. No verb returns one site's files or facts
+    to another site.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,8 +84,9 @@ class Hub:
                 return key
         self.store.close()
         raise SettingsError(
-            f"The database belongs to the hub with the key {known}, and this folder does not have it. Nothing was "
-            "started. Copy hub.key from that hub's folder, or use another database."
+            f"The database belongs to the hub with the key {known}, and this folder does not have "
+            "it. Nothing was started. Copy hub.key from that hub's folder, or use another "
+            "database."
         )
 
     @property
@@ -104,8 +105,9 @@ class Hub:
             self.ledger.verify(known)
         except LedgerDamaged as problem:
             raise SettingsError(
-                f"The hub's ledger in this folder is not the one that was charged so far: {problem} Nothing was drawn. "
-                "Do this where that ledger is: its workers share one folder."
+                "The hub's ledger in this folder is not the one that was charged so far: "
+                f"{problem} Nothing was drawn. Do this where that ledger is: its workers share "
+                "one folder."
             ) from None
         yield self.ledger
         self.store.remember("ledger", self.ledger.verify())
@@ -150,7 +152,9 @@ class Hub:
                 return part
         raise Refusal("not-found", "The study names no such file.")
 
-    def keep_public_file(self, study: str, name: str, arrived: Path, sha256: str, actor: str) -> PublicFile:
+    def keep_public_file(
+        self, study: str, name: str, arrived: Path, sha256: str, actor: str
+    ) -> PublicFile:
         """Take a file of public records, if it is the one that the study names."""
         found = self.public_file(study, name)
         if found.sha256 != sha256:
@@ -162,15 +166,26 @@ class Hub:
         return found
 
     def invite(
-        self, study: str, actor: str, *, site: str | None = None, fetch_only: bool = False, days: float = 7.0
+        self,
+        study: str,
+        actor: str,
+        *,
+        site: str | None = None,
+        fetch_only: bool = False,
+        days: float = 7.0,
     ) -> tuple[str, str]:
         """Return a one-time code and when it expires."""
         self.study(study)
         if site is not None and not SITE_NAME.fullmatch(site):
-            raise Refusal("malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens.")
+            raise Refusal(
+                "malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens."
+            )
         if not 0 < days <= 366:
             raise Refusal("malformed", "An invitation is good for at most 366 days.")
-        code, expires = secrets.token_hex(24), now(seconds=days * 86400)  # no hyphen: it stands on command lines
+        code, expires = (
+            secrets.token_hex(24),
+            now(seconds=days * 86400),
+        )  # no hyphen: it stands on command lines
         self.store.invite(study, hashed(code), expires, actor, site=site, fetch_only=fetch_only)
         return code, expires
 
@@ -194,7 +209,14 @@ class Hub:
         with self.charging() as ledger:
             balance = ledger.allow(row["digest"], budget)
         self.store.let_draw(row["digest"])
-        self.store.log(actor, "budget set", study, epsilon=budget.epsilon, delta=budget.delta, unit=str(budget.unit))
+        self.store.log(
+            actor,
+            "budget set",
+            study,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            unit=str(budget.unit),
+        )
         return balance
 
     def balance(self, study: str) -> Balance | None:
@@ -210,19 +232,29 @@ class Hub:
     def enrol(self, *, code: str, site: str, key: str, nonce: str, fetch_only: bool = False) -> Row:
         """Enrol a site whose request, signed with `key`, proved that it holds it."""
         if not SITE_NAME.fullmatch(site):
-            raise Refusal("malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens.")
+            raise Refusal(
+                "malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens."
+            )
         return self.store.enrol(hashed(code), site, key, nonce, fetch_only=fetch_only)
 
     def rotate(self, study: str, key: str, new: str, proof: str, nonce: str) -> Row:
         """Replace a site's key; `proof` is the new key's signature over old and new."""
         if not (DIGEST.fullmatch(new) and re.fullmatch("[0-9a-f]{128}", proof)):
-            raise Refusal("malformed", "The new key, or the proof of holding it, has the wrong form.")
+            raise Refusal(
+                "malformed", "The new key, or the proof of holding it, has the wrong form."
+            )
         if not is_signed(rotation_message(key, new), bytes.fromhex(proof), new):
             raise Refusal("not-authenticated", "The new key did not sign the proof.")
         return self.store.rotate(study, key, new, nonce)
 
     def take(
-        self, study: str, site: Row, before: Sequence[Row], arrived: Path | bytes, sha256: str, nonce: str
+        self,
+        study: str,
+        site: Row,
+        before: Sequence[Row],
+        arrived: Path | bytes,
+        sha256: str,
+        nonce: str,
     ) -> tuple[Row, bool]:
         """Check what arrived from an enrolled site, keep it durably; return its row and whether it is new."""
         agreed, content = self.agreed(study), arrived if isinstance(arrived, bytes) else None
@@ -230,13 +262,23 @@ class Hub:
         try:
             file = SealedFile(arrived, KIND, most_bytes=self.settings.most_bytes)
             _check_sender(file.facts, agreed, site)
-            # Large files one after the other: what checking one of them may need is then needed once.
+            # Large files one after the other: what checking one of them may need is then needed
+            # once.
             with self._large if size > LARGE else nullcontext():
                 contribution = agreed.accept(Contribution.inspect(file, trusted=agreed.trusted))
         except ConsilienceError as problem:
             raise Refusal("rejected", str(problem)) from None
-        row: Row = {"digest": file.digest, "study": study, "site": site["name"], "sequence": contribution.sequence}
-        row |= {"sha256": sha256, "size": size, "guarantee": json.dumps(contribution.guarantee.as_dict())}
+        row: Row = {
+            "digest": file.digest,
+            "study": study,
+            "site": site["name"],
+            "sequence": contribution.sequence,
+        }
+        row |= {
+            "sha256": sha256,
+            "size": size,
+            "guarantee": json.dumps(contribution.guarantee.as_dict()),
+        }
         if standing(row, site, before) is None and not isinstance(arrived, bytes):
             self.store.files.keep(arrived, sha256)  # what will not be taken leaves no file behind
         found = self.store.submit(row, site["key"], nonce, content)
@@ -253,7 +295,9 @@ class Hub:
         """Return a release's row and file: the current one, or one by number that was not withdrawn."""
         row = self.store.release(study, sequence)
         if row is None or row["state"] == "withdrawn":
-            raise Refusal("no-release", "There is no such release, or a member of it was withdrawn.")
+            raise Refusal(
+                "no-release", "There is no such release, or a member of it was withdrawn."
+            )
         return row, self.store.files.path(row["sha256"])
 
     def verify(self) -> tuple[int, str]:
@@ -269,9 +313,14 @@ def rotation_message(old: str, new: str) -> bytes:
 def _check_sender(facts: Mapping[str, Any], agreed: Study, site: Row) -> None:
     """Refuse another site's contribution and another study's, each with its own code."""
     if facts.get("study") != agreed.reference:
-        raise Refusal("study-differs", "The contribution was made for another study, or another version of this one.")
+        raise Refusal(
+            "study-differs",
+            "The contribution was made for another study, or another version of this one.",
+        )
     if facts.get("site") != site["name"] or facts["key"] != site["key"]:
-        raise Refusal("wrong-site", "The contribution is another site's, or was signed with another key.")
+        raise Refusal(
+            "wrong-site", "The contribution is another site's, or was signed with another key."
+        )
 
 
 def _signing_key(path: Path) -> SigningKey:

@@ -14,10 +14,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from consilience.sealed import canonical
-
-from .store import GENESIS, Row, Store, now
-from .tables import audit, contributions, invitations, members, releases, settings, sites, studies
+from consilience.files.sealed import canonical
+from consilience.hub.store import GENESIS, Row, Store, now
+from consilience.hub.tables import (
+    audit,
+    contributions,
+    invitations,
+    members,
+    releases,
+    settings,
+    sites,
+    studies,
+)
 
 MOST_WALKED = 5_000  # entries of the audit log that one look may verify
 
@@ -58,28 +66,45 @@ def _count(db: sa.Connection, query: Any) -> int:
 def _paged(db: sa.Connection, query: Any, order: Sequence[Any], page: int, size: int) -> Paged:
     total = _count(db, query)
     page = min(max(1, page), max(1, -(-total // size)))
-    return Paged(_rows(db, query.order_by(*order).limit(size).offset((page - 1) * size)), page, size, total)
+    return Paged(
+        _rows(db, query.order_by(*order).limit(size).offset((page - 1) * size)), page, size, total
+    )
 
 
 def study_pages(store: Store, page: int, size: int) -> Paged:
     """Return a page of studies, newest first, each with its sites, contributions and newest release."""
     with store.reading() as db:
-        found = _paged(db, sa.select(studies), (studies.c.created.desc(), studies.c.name), page, size)
+        found = _paged(
+            db, sa.select(studies), (studies.c.created.desc(), studies.c.name), page, size
+        )
         names = [row["name"] for row in found.rows]
         enrolled = _numbers(db, sites, sites.c.status == "enrolled", names)
         accepted = _numbers(db, contributions, contributions.c.state == "accepted", names)
         newest = {
             row["study"]: row
-            for row in _rows(db, sa.select(releases).where(releases.c.study.in_(names), releases.c.state == "current"))
+            for row in _rows(
+                db,
+                sa.select(releases).where(
+                    releases.c.study.in_(names), releases.c.state == "current"
+                ),
+            )
         }
     for row in found.rows:
         name = row["name"]
-        row |= {"n_sites": enrolled.get(name, 0), "n_accepted": accepted.get(name, 0), "release": newest.get(name)}
+        row |= {
+            "n_sites": enrolled.get(name, 0),
+            "n_accepted": accepted.get(name, 0),
+            "release": newest.get(name),
+        }
     return found
 
 
 def _numbers(db: sa.Connection, table: sa.Table, fits: Any, names: Sequence[str]) -> dict[str, int]:
-    query = sa.select(table.c.study, sa.func.count()).where(table.c.study.in_(names), fits).group_by(table.c.study)
+    query = (
+        sa.select(table.c.study, sa.func.count())
+        .where(table.c.study.in_(names), fits)
+        .group_by(table.c.study)
+    )
     return {str(study): int(n) for study, n in db.execute(query)}
 
 
@@ -107,10 +132,14 @@ def numbers(store: Store, study: str) -> Numbers:
     with store.reading() as db:
         found = []
         for table, column in ((sites, sites.c.status), (contributions, contributions.c.state)):
-            query = sa.select(column, sa.func.count()).where(table.c.study == study).group_by(column)
+            query = (
+                sa.select(column, sa.func.count()).where(table.c.study == study).group_by(column)
+            )
             found.append({str(state): int(n) for state, n in db.execute(query)})
         waiting = sa.select(invitations.c.hash).where(
-            invitations.c.study == study, invitations.c.used.is_(None), invitations.c.expires > now()
+            invitations.c.study == study,
+            invitations.c.used.is_(None),
+            invitations.c.expires > now(),
         )
         return Numbers(found[0], found[1], _count(db, waiting))
 
@@ -136,7 +165,9 @@ def site(store: Store, study: str, name: str) -> Row | None:
 
 
 def _contributions(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
-    query = sa.select(contributions).where(contributions.c.study == study, contributions.c.site.in_(names))
+    query = sa.select(contributions).where(
+        contributions.c.study == study, contributions.c.site.in_(names)
+    )
     rows = _rows(db, query.order_by(contributions.c.sequence.desc()))
     return [{**row, "guarantee": json.loads(row["guarantee"])} for row in rows]
 
@@ -144,20 +175,34 @@ def _contributions(db: sa.Connection, study: str, names: Sequence[str]) -> list[
 def contribution(store: Store, study: str, digest: str) -> Row | None:
     """Return a contribution, and the numbers of the releases that it is part of."""
     with store.reading() as db:
-        query = sa.select(contributions).where(contributions.c.study == study, contributions.c.digest == digest)
+        query = sa.select(contributions).where(
+            contributions.c.study == study, contributions.c.digest == digest
+        )
         found = _rows(db, query)
         if not found:
             return None
-        used = sa.select(releases.c.sequence, releases.c.state).join(members, members.c.release == releases.c.digest)
-        used = used.where(members.c.contribution == digest).order_by(releases.c.sequence.desc()).limit(20)
-        return {**found[0], "guarantee": json.loads(found[0]["guarantee"]), "releases": _rows(db, used)}
+        used = sa.select(releases.c.sequence, releases.c.state).join(
+            members, members.c.release == releases.c.digest
+        )
+        used = (
+            used.where(members.c.contribution == digest)
+            .order_by(releases.c.sequence.desc())
+            .limit(20)
+        )
+        return {
+            **found[0],
+            "guarantee": json.loads(found[0]["guarantee"]),
+            "releases": _rows(db, used),
+        }
 
 
 def timeline(store: Store, study: str) -> list[tuple[str, str]]:
     """Return when each contribution came and what became of it."""
     columns = contributions.c.received, contributions.c.state
     with store.reading() as db:
-        found = db.execute(sa.select(*columns).where(contributions.c.study == study).order_by(columns[0]))
+        found = db.execute(
+            sa.select(*columns).where(contributions.c.study == study).order_by(columns[0])
+        )
         return [(str(received), str(state)) for received, state in found]
 
 
@@ -183,7 +228,9 @@ def audit_pages(store: Store, page: int, size: int, *, study: str | None = None)
 
 
 def _hash(entry: Row) -> str:
-    return hashlib.sha256(canonical({k: v for k, v in entry.items() if k != "hash"}).encode()).hexdigest()
+    return hashlib.sha256(
+        canonical({k: v for k, v in entry.items() if k != "hash"}).encode()
+    ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -215,13 +262,21 @@ class Chain:
     def verify(self, store: Store) -> Verdict:
         """Verify what is new; a very long log takes several looks."""
         with self._lock, store.reading() as db:
-            written = db.execute(sa.select(settings.c.value).where(settings.c.name == "audit")).scalar()
+            written = db.execute(
+                sa.select(settings.c.value).where(settings.c.name == "audit")
+            ).scalar()
             stated, head = (written or f"0 {GENESIS}").split()
             total, number, previous = int(stated), self._number, self._head
-            query = sa.select(audit).where(audit.c.number > number, audit.c.number <= total)  # others may be writing
+            query = sa.select(audit).where(
+                audit.c.number > number, audit.c.number <= total
+            )  # others may be writing
             rows = _rows(db, query.order_by(audit.c.number).limit(MOST_WALKED))
             for entry in rows:
-                if entry["number"] != number + 1 or entry["previous"] != previous or entry["hash"] != _hash(entry):
+                if (
+                    entry["number"] != number + 1
+                    or entry["previous"] != previous
+                    or entry["hash"] != _hash(entry)
+                ):
                     return Verdict(number, total, number + 1)
                 number, previous = number + 1, entry["hash"]
             self._number, self._head = number, previous

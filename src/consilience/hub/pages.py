@@ -1,7 +1,8 @@
 """The dashboard: pages for coordinators, and for a site what the study shows it. Parse, ask `Hub`, fill a template.
 
-Nothing here needs a script in the browser. A page is sent with a policy that forbids scripts and everything from
-elsewhere; a form is accepted only with the token of the visitor to whom its page was sent.
+Nothing here needs a script in the browser. A page is sent with a policy that forbids scripts and
+everything from elsewhere; a form is accepted only with the token of the visitor to whom its page
+was sent.
 """
 
 from __future__ import annotations
@@ -26,23 +27,19 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from consilience import certificate
-from consilience.contribution import KIND as CONTRIBUTION
-from consilience.contribution import Contribution
 from consilience.errors import ConsilienceError
-from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit, compose
-from consilience.protocol import ERRORS, Refusal
-from consilience.release import KIND as RELEASE
-from consilience.release import Release
-from consilience.sealed import SealedFile
-from consilience.study import DISTILLATIONS, PublicFile, Study, check
-
-from . import auth, overview, showing
-from .forms import beginning, file_within, read_form
-from .hub import DIGEST, SITE_NAME, Hub
-from .overview import Chain
-from .store import Row, hashed, now
-from .visitors import (
+from consilience.files import certificate
+from consilience.files.contribution import KIND as CONTRIBUTION
+from consilience.files.contribution import Contribution
+from consilience.files.release import KIND as RELEASE
+from consilience.files.release import Release
+from consilience.files.sealed import SealedFile
+from consilience.hub import auth, overview, showing
+from consilience.hub.forms import beginning, file_within, read_form
+from consilience.hub.hub import DIGEST, SITE_NAME, Hub
+from consilience.hub.overview import Chain
+from consilience.hub.store import Row, hashed, now
+from consilience.hub.visitors import (
     FORM_COOKIE,
     SITE_COOKIE,
     VIEW_SECONDS,
@@ -55,6 +52,10 @@ from .visitors import (
     use_link,
     visitor_of,
 )
+from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit, compose
+from consilience.protocol import ERRORS, Refusal
+from consilience.study.pages import of_study as pages_of_study
+from consilience.study.study import DISTILLATIONS, PublicFile, Study, check
 
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
@@ -112,8 +113,15 @@ class Visit:
         """Fill a template."""
         secret = self.secret or secrets.token_urlsafe(24)
         notice = showing.NOTICES.get(self.request.query_params.get("done", ""))
-        common = {"visitor": self.visitor, "token": form_token(secret), "style": _style(), "notice": notice}
-        text = showing.TEMPLATES.get_template(template).render({**common, "path": self.request.url.path, **facts})
+        common = {
+            "visitor": self.visitor,
+            "token": form_token(secret),
+            "style": _style(),
+            "notice": notice,
+        }
+        text = showing.TEMPLATES.get_template(template).render(
+            {**common, "path": self.request.url.path, **facts}
+        )
         answer = Response(text, status, HEADERS, "text/html; charset=utf-8")
         if self.secret is None:
             self.set_cookie(answer, FORM_COOKIE, secret, None)
@@ -122,7 +130,9 @@ class Visit:
     def set_cookie(self, answer: Response, name: str, value: str, seconds: int | None) -> None:
         """Give the browser a cookie that no script reads and no other site's link or form sends."""
         secure = self.request.url.scheme == "https"
-        answer.set_cookie(name, value, max_age=seconds, httponly=True, samesite="strict", secure=secure)
+        answer.set_cookie(
+            name, value, max_age=seconds, httponly=True, samesite="strict", secure=secure
+        )
 
     def elsewhere(self, path: str) -> Response:
         """Send the browser to another page."""
@@ -136,14 +146,19 @@ Receive = Callable[[Request, Path, int], Awaitable[Any]]
 # ------------------------------------------------------------------------------------------- adding them to the hub
 
 
-def add_pages(app: FastAPI, *, body: Callable[..., Any], caller: Callable[..., Any], receive: Receive) -> None:
+def add_pages(
+    app: FastAPI, *, body: Callable[..., Any], caller: Callable[..., Any], receive: Receive
+) -> None:
     """Add the dashboard to the hub.
 
-    `body` reads a request's body, `receive` streams a large one to disk, `caller` says which site signed it.
+    `body` reads a request's body, `receive` streams a large one to disk, `caller` says which site
+    signed it.
     """
     app.state.chain = Chain()
     for methods, path, who, page in PAGES:
-        app.add_api_route(path, _endpoint(page, who, body), methods=methods.split(), include_in_schema=False)
+        app.add_api_route(
+            path, _endpoint(page, who, body), methods=methods.split(), include_in_schema=False
+        )
 
     def open_dashboard(request: Request, study: str, who: Any = Depends(caller)) -> Response:  # noqa: B008
         """Make a one-time link that opens the dashboard for the site that signs this request."""
@@ -169,7 +184,12 @@ def add_pages(app: FastAPI, *, body: Callable[..., Any], caller: Callable[..., A
             arrived.unlink(missing_ok=True)
 
     app.add_api_route(f"{STUDY}/files/{{file}}", upload, methods=["POST"], include_in_schema=False)
-    app.add_api_route("/api/studies/{study}/visits", open_dashboard, methods=["POST"], operation_id="open_dashboard")
+    app.add_api_route(
+        "/api/studies/{study}/visits",
+        open_dashboard,
+        methods=["POST"],
+        operation_id="open_dashboard",
+    )
     app.add_exception_handler(HTTPException, _unmatched)
     app.add_exception_handler(Refusal, _refused)
 
@@ -194,7 +214,10 @@ def _endpoint(page: Page, who: str, body: Callable[..., Any]) -> Callable[..., R
             return _error(visit, Refusal("unavailable", "The hub's database does not answer."))
         except Exception:
             logger.exception("a page could not be made")
-            return _error(visit, Refusal("unavailable", "The hub could not finish this page; its log says more."))
+            return _error(
+                visit,
+                Refusal("unavailable", "The hub could not finish this page; its log says more."),
+            )
 
     return answer
 
@@ -202,8 +225,13 @@ def _endpoint(page: Page, who: str, body: Callable[..., Any]) -> Callable[..., R
 def _unmatched(request: Request, problem: Exception) -> Response:
     """Answer what no route fits: with a page, or for machines with the shape of error that they know."""
     assert isinstance(problem, HTTPException)
-    code = {404: "not-found", 405: "wrong-method", 413: "too-large"}.get(problem.status_code, "malformed")
-    message = {"not-found": "There is nothing at this address.", "wrong-method": "The address knows other methods."}
+    code = {404: "not-found", 405: "wrong-method", 413: "too-large"}.get(
+        problem.status_code, "malformed"
+    )
+    message = {
+        "not-found": "There is nothing at this address.",
+        "wrong-method": "The address knows other methods.",
+    }
     return _refused(request, Refusal(code, message.get(code, "The request cannot be read.")))
 
 
@@ -213,7 +241,9 @@ def _refused(request: Request, refusal: Exception) -> Response:
     return turned_away(request, refusal, lambda: visitor_of(hub, request.cookies))
 
 
-def turned_away(request: Request, refusal: Refusal, visitor: Callable[[], Visitor | None] = lambda: None) -> Response:
+def turned_away(
+    request: Request, refusal: Refusal, visitor: Callable[[], Visitor | None] = lambda: None
+) -> Response:
     """Answer a request that goes no further; by default without asking the database who sent it."""
     if request.url.path.startswith(_MACHINES):
         return JSONResponse(refusal.body, refusal.status)
@@ -223,7 +253,9 @@ def turned_away(request: Request, refusal: Refusal, visitor: Callable[[], Visito
 def _error(visit: Visit, refusal: Refusal) -> Response:
     heading = showing.HEADINGS.get(refusal.code, "That was not possible")
     fix = showing.FIXES.get(refusal.code, ERRORS[refusal.code][1])
-    return visit.page("error.html", refusal.status, heading=heading, message=refusal.message, fix=fix)
+    return visit.page(
+        "error.html", refusal.status, heading=heading, message=refusal.message, fix=fix
+    )
 
 
 def _log_in_first(visit: Visit) -> Response:
@@ -234,9 +266,15 @@ def _log_in_first(visit: Visit) -> Response:
 
 
 def _check_form(visit: Visit) -> None:
-    elsewhere = visit.request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+    elsewhere = visit.request.headers.get("sec-fetch-site", "same-origin") not in (
+        "same-origin",
+        "none",
+    )
     if elsewhere or not is_own_form(visit.secret, visit.form.get("token", "")):
-        raise Refusal("not-allowed", "The form did not come from a page that this hub sent to you, or is too old.")
+        raise Refusal(
+            "not-allowed",
+            "The form did not come from a page that this hub sent to you, or is too old.",
+        )
 
 
 @lru_cache(maxsize=1)
@@ -250,7 +288,10 @@ def static(visit: Visit) -> Response:
     """Return the stylesheet or the icon."""
     if visit["file"] not in ("style.css", "icon.svg"):
         raise Refusal("not-found", "There is nothing at this address.")
-    kept = {"cache-control": "public, max-age=31536000, immutable", "content-security-policy": "default-src 'none'"}
+    kept = {
+        "cache-control": "public, max-age=31536000, immutable",
+        "content-security-policy": "default-src 'none'",
+    }
     return FileResponse(STATIC / visit["file"], headers=kept)
 
 
@@ -267,7 +308,9 @@ def login(visit: Visit) -> Response:
     """Ask for a coordinator's name and password."""
     if visit.visitor is not None and visit.visitor.is_coordinator:
         return visit.elsewhere("/studies")
-    return visit.page("login.html", next=_next(visit.request.query_params.get("next")), name="", problem=None)
+    return visit.page(
+        "login.html", next=_next(visit.request.query_params.get("next")), name="", problem=None
+    )
 
 
 def log_in(visit: Visit) -> Response:
@@ -279,7 +322,9 @@ def log_in(visit: Visit) -> Response:
         password = visit.form.get("password", "")
         token, _ = auth.log_in(visit.hub.store, name[:200], password, hours=settings.session_hours)
     except Refusal as refusal:
-        problem = f"{refusal.message} {showing.LOGIN_FIXES.get(refusal.code, ERRORS[refusal.code][1])}"
+        problem = (
+            f"{refusal.message} {showing.LOGIN_FIXES.get(refusal.code, ERRORS[refusal.code][1])}"
+        )
         return visit.page("login.html", refusal.status, next=target, name=name, problem=problem)
     answer = visit.elsewhere(target)
     visit.set_cookie(answer, auth.COOKIE, token, int(settings.session_hours * 3600))
@@ -357,7 +402,9 @@ def _problems(text: str) -> list[str]:
         return ["there is no text: paste a study file, or choose one"]
     if "\ufffd" in text:
         return ["the file is not UTF-8 text"]
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="replace", suffix=".toml") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", errors="replace", suffix=".toml"
+    ) as file:
         file.write(text)
         file.flush()
         try:
@@ -377,7 +424,7 @@ def study(visit: Visit) -> Response:
     facts: dict[str, Any] = {
         "row": row,
         "study": found,
-        "words": certificate.of_study(found),
+        "words": pages_of_study(found),
         "files": _files(visit.hub, found),
         "releases": released,
         "current": current,
@@ -408,7 +455,9 @@ def _files(hub: Hub, found: Study) -> list[Row]:
     listed: list[Row] = []
     for part, uses in parts.values():
         there = hub.store.file(part.sha256)
-        listed.append({"file": part.file, "sha256": part.sha256, "uses": " and ".join(uses), "there": there})
+        listed.append(
+            {"file": part.file, "sha256": part.sha256, "uses": " and ".join(uses), "there": there}
+        )
     return listed
 
 
@@ -426,7 +475,9 @@ def public_file(visit: Visit) -> Response:
         raise Refusal("not-found", "The coordinator has not uploaded this file yet.")
     kind = mimetypes.guess_type(found.file)[0] if found.file.endswith((".csv", ".txt")) else None
     path = visit.hub.store.files.path(found.sha256)
-    return FileResponse(path, media_type=kind or "application/octet-stream", headers=HEADERS, filename=found.file)
+    return FileResponse(
+        path, media_type=kind or "application/octet-stream", headers=HEADERS, filename=found.file
+    )
 
 
 def take_file(visit: Visit, arrived: Path) -> Response:
@@ -442,7 +493,9 @@ def take_file(visit: Visit, arrived: Path) -> Response:
                 begin += len(part)
                 digest.update(part)
                 target.write(part)
-        visit.hub.keep_public_file(row["name"], named.file, inside, digest.hexdigest(), visit.someone.actor)
+        visit.hub.keep_public_file(
+            row["name"], named.file, inside, digest.hexdigest(), visit.someone.actor
+        )
     finally:
         inside.unlink(missing_ok=True)
     return visit.elsewhere(f"/studies/{row['name']}?done=uploaded#files")
@@ -470,7 +523,11 @@ def invite(visit: Visit) -> Response:
         days = float(visit.form.get("days", "7"))
     except ValueError:
         days = math.nan
-    options: dict[str, Any] = {"site": site, "fetch_only": visit.form.get("fetch_only") == "yes", "days": days}
+    options: dict[str, Any] = {
+        "site": site,
+        "fetch_only": visit.form.get("fetch_only") == "yes",
+        "days": days,
+    }
     try:
         code, expires = visit.hub.invite(row["name"], visit.someone.actor, **options)
     except Refusal as refusal:
@@ -478,7 +535,9 @@ def invite(visit: Visit) -> Response:
             raise
         return _invitation(visit, row, refusal.message, 400)
     address = str(visit.request.base_url).rstrip("/")
-    return visit.page("invited.html", row=row, code=code, expires=expires, address=address, **options)
+    return visit.page(
+        "invited.html", row=row, code=code, expires=expires, address=address, **options
+    )
 
 
 def _invitation(visit: Visit, row: Row, problem: str | None, status: int = 200) -> Response:
@@ -508,9 +567,12 @@ def aggregating(visit: Visit) -> Response:
     row, found = visit.study()
     if not found.draws_noise:
         raise Refusal(
-            "not-allowed", "This study's releases are made by the hub itself, at no cost, after every change."
+            "not-allowed",
+            "This study's releases are made by the hub itself, at no cost, after every change.",
         )
-    return visit.page("aggregate.html", key=secrets.token_hex(8), **_cost(visit, row, found), problem=None)
+    return visit.page(
+        "aggregate.html", key=secrets.token_hex(8), **_cost(visit, row, found), problem=None
+    )
 
 
 def aggregate(visit: Visit) -> Response:
@@ -533,9 +595,15 @@ def allow(visit: Visit) -> Response:
     row, found = visit.study()
     try:
         epsilon, delta = (float(visit.form.get(name) or "0") for name in ("epsilon", "delta"))
-        visit.hub.allow(row["name"], Budget(epsilon=epsilon, delta=delta, **_hidden(found)), visit.someone.actor)
+        visit.hub.allow(
+            row["name"], Budget(epsilon=epsilon, delta=delta, **_hidden(found)), visit.someone.actor
+        )
     except (ConsilienceError, ValueError) as problem:
-        said = str(problem) if isinstance(problem, ConsilienceError) else "Epsilon and delta must be numbers."
+        said = (
+            str(problem)
+            if isinstance(problem, ConsilienceError)
+            else "Epsilon and delta must be numbers."
+        )
         facts = {"key": secrets.token_hex(8), **_cost(visit, row, found), "problem": said}
         return visit.page("aggregate.html", 400, **facts)
     return visit.elsewhere(f"/studies/{row['name']}/aggregate?done=allowed")
@@ -578,7 +646,9 @@ def sites(visit: Visit) -> Response:
 def site(visit: Visit) -> Response:
     """Show one site of a study."""
     row, found, own = _site(visit)
-    return visit.page("site.html", row=row, study=found, site=own, spent=_spent(own["contributions"]))
+    return visit.page(
+        "site.html", row=row, study=found, site=own, spent=_spent(own["contributions"])
+    )
 
 
 def revoking(visit: Visit) -> Response:
@@ -645,7 +715,11 @@ def contribution_certificate(visit: Visit) -> Response:
 def _contribution(visit: Visit) -> tuple[Row, Study, Row, certificate.Page]:
     row, found = visit.study()
     digest, who = visit["digest"], visit.someone
-    own = overview.contribution(visit.hub.store, row["name"], digest) if DIGEST.fullmatch(digest) else None
+    own = (
+        overview.contribution(visit.hub.store, row["name"], digest)
+        if DIGEST.fullmatch(digest)
+        else None
+    )
     if own is None or not (who.is_coordinator or who.name == own["site"]):
         raise Refusal("not-found", "There is no such contribution in this study.")
     content = visit.hub.store.content(own["sha256"])
@@ -667,7 +741,9 @@ def release_certificate(visit: Visit) -> Response:
     """Return a release's certificate as a file."""
     row, _, one = _release(visit)
     if one["state"] == "withdrawn" and not visit.someone.is_coordinator:
-        raise Refusal("no-release", "A member of this release was withdrawn, and the release with it.")
+        raise Refusal(
+            "no-release", "A member of this release was withdrawn, and the release with it."
+        )
     words = certificate.of_release(_read(str(visit.hub.store.files.path(one["sha256"]))))
     return _certificate(visit, words, f"{row['name']}-release-{one['sequence']}-certificate")
 
@@ -696,7 +772,9 @@ def _read(path: str) -> Release:
     return Release(SealedFile(path, RELEASE).hollow)
 
 
-def _release_facts(visit: Visit, found: Study, one: Row | None, *, page: int, size: int) -> dict[str, Any]:
+def _release_facts(
+    visit: Visit, found: Study, one: Row | None, *, page: int, size: int
+) -> dict[str, Any]:
     """Return what the parts about a release need; a site does not see one whose member was withdrawn."""
     if one is None or (one["state"] == "withdrawn" and not visit.someone.is_coordinator):
         return {"quality": None, "weights": None, "words_of_release": None, "weighing": None}
@@ -727,13 +805,17 @@ def audit(visit: Visit) -> Response:
     asked = visit.request.query_params
     only = asked.get("study", "")
     row = visit.hub.study(only)[0] if only else None
-    listed = overview.audit_pages(visit.hub.store, visit.number(), MANY, study=row["name"] if row else None)
+    listed = overview.audit_pages(
+        visit.hub.store, visit.number(), MANY, study=row["name"] if row else None
+    )
     chain: Chain = visit.request.app.state.chain
     if asked.get("verify") == "again":
         chain.forget()
         return visit.elsewhere("/audit" + (f"?study={row['name']}" if row else ""))
     verdict = chain.verify(visit.hub.store)
-    return visit.page("audit.html", entries=listed, verdict=verdict, only=row["name"] if row else None)
+    return visit.page(
+        "audit.html", entries=listed, verdict=verdict, only=row["name"] if row else None
+    )
 
 
 STUDY = "/studies/{study}"
@@ -764,7 +846,12 @@ PAGES: tuple[tuple[str, str, str, Page], ...] = (
     ("GET HEAD", f"{SITE}/revoke", "coordinator", revoking),
     ("POST", f"{SITE}/revoke", "coordinator", revoke),
     ("GET HEAD", f"{STUDY}/contributions/{{digest}}", "known", contribution),
-    ("GET HEAD", f"{STUDY}/contributions/{{digest}}/certificate.{{kind}}", "known", contribution_certificate),
+    (
+        "GET HEAD",
+        f"{STUDY}/contributions/{{digest}}/certificate.{{kind}}",
+        "known",
+        contribution_certificate,
+    ),
     ("GET HEAD", f"{STUDY}/releases/{{number}}", "known", release),
     ("GET HEAD", f"{STUDY}/releases/{{number}}/certificate.{{kind}}", "known", release_certificate),
     ("GET HEAD", f"{STUDY}/releases/{{number}}/file", "known", release_file),

@@ -14,14 +14,13 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from consilience.files.release import Release
+from consilience.hub import charts
+from consilience.hub.charts import Interval
+from consilience.hub.overview import Numbers, Paged
+from consilience.hub.store import Row, now
 from consilience.privacy.guarantee import Guarantee
-from consilience.release import Release
-from consilience.study import Study
-
-from . import charts
-from .charts import Interval
-from .overview import Numbers, Paged
-from .store import Row, now
+from consilience.study.study import Study
 
 NOTICES = {
     "created": "The study is open. Invite its sites next.",
@@ -116,7 +115,9 @@ def quality(rows: Sequence[Mapping[str, Any]]) -> Quality | None:
     title = f"{words.capitalize()} on {n_records:,} public test records, with {level:.0%} intervals; less is better"
     chart = charts.intervals(listed, title=title, description=description, percent=percent)
     verdicts = _verdicts(listed, percent)
-    return Quality(chart, words, found, n_records, level, verdicts, any(row["auc"] for row in found))
+    return Quality(
+        chart, words, found, n_records, level, verdicts, any(row["auc"] for row in found)
+    )
 
 
 def _verdicts(rows: Sequence[Interval], percent: bool) -> list[str]:
@@ -130,11 +131,17 @@ def _verdicts(rows: Sequence[Interval], percent: bool) -> list[str]:
             continue
         numbers = f"{charts.shown(own.value, percent)} against {charts.shown(row.value, percent)}"
         if own.high < row.low:
-            said.append(f"Clearly better than {row.label}: {numbers}, and the intervals do not overlap.")
+            said.append(
+                f"Clearly better than {row.label}: {numbers}, and the intervals do not overlap."
+            )
         elif own.value < row.value:
-            said.append(f"Better than {row.label}: {numbers}; the intervals overlap, so this may be chance.")
+            said.append(
+                f"Better than {row.label}: {numbers}; the intervals overlap, so this may be chance."
+            )
         else:
-            said.append(f"Not better than {row.label}: {numbers}. On these records joining does not help.")
+            said.append(
+                f"Not better than {row.label}: {numbers}. On these records joining does not help."
+            )
     return said
 
 
@@ -184,12 +191,18 @@ class Todo(NamedTuple):
     alarm: bool = False
 
 
-def todo(row: Row, study: Study, numbers: Numbers, current: Row | None, files: Sequence[Row]) -> list[Todo]:
+def todo(
+    row: Row, study: Study, numbers: Numbers, current: Row | None, files: Sequence[Row]
+) -> list[Todo]:
     """Return what stands between a study and its next release."""
     at = f"/studies/{row['name']}"
     found = []
     if row["problem"]:
-        found.append(Todo("Combining failed", f"{row['problem']} The next change is tried again.", alarm=True))
+        found.append(
+            Todo(
+                "Combining failed", f"{row['problem']} The next change is tried again.", alarm=True
+            )
+        )
     if row["status"] != "open":
         return found
     for file in files:
@@ -202,8 +215,9 @@ def todo(row: Row, study: Study, numbers: Numbers, current: Row | None, files: S
         found.append(Todo("No site has joined yet", text, f"{at}/invite", "Invite a site"))
     elif numbers.accepted < study.min_sites:
         text = (
-            f"{numbers.accepted} of {numbers.enrolled} enrolled sites have contributed, and a release needs "
-            f"{study.min_sites}. Sites train and submit by themselves; there is nothing to start here."
+            f"{numbers.accepted} of {numbers.enrolled} enrolled sites have contributed, and a "
+            f"release needs {study.min_sites}. Sites train and submit by themselves; there is "
+            "nothing to start here."
         )
         found.append(Todo("Waiting for contributions", text, f"{at}/invite", "Invite another site"))
     elif study.draws_noise and (current is None or current["change"] < row["changes"]):

@@ -1,10 +1,11 @@
 """Everything the hub remembers: every SQL statement, and the folder of files.
 
-Rows live in one database (SQLite by default, PostgreSQL by URL), bytes in a content-addressed folder, small ones in the
-database too. Three rules make a killed hub recover by itself: bytes are durable before, or with, the row that names
-them; an answer is given after the commit; every change, its audit entry and its nonce are one transaction. All writing
-transactions are serial (the audit log is one chain), and those that wait together are committed together, so that a
-crowd pays for one disk flush.
+Rows live in one database (SQLite by default, PostgreSQL by URL), bytes in a content-addressed
+folder, small ones in the database too. Three rules make a killed hub recover by itself: bytes are
+durable before, or with, the row that names them; an answer is given after the commit; every change,
+its audit entry and its nonce are one transaction. All writing transactions are serial (the audit
+log is one chain), and those that wait together are committed together, so that a crowd pays for one
+disk flush.
 """
 
 from __future__ import annotations
@@ -26,11 +27,9 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from consilience.errors import SettingsError
-from consilience.protocol import CLOCK_SECONDS, Refusal
-from consilience.sealed import canonical
-
-from .files import Bucket, Files
-from .tables import (
+from consilience.files.sealed import canonical
+from consilience.hub.files import Bucket, Files
+from consilience.hub.tables import (
     MIGRATIONS,
     audit,
     bodies,
@@ -50,6 +49,7 @@ from .tables import (
     tables,
     versions,
 )
+from consilience.protocol import CLOCK_SECONDS, Refusal
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -64,7 +64,9 @@ _LOCK = 0x434E534C  # "CNSL": the advisory lock under which PostgreSQL's writers
 
 
 # Statements that every submission needs, built once.
-_SIGNER = sa.select(sites, studies.c.status.label("study_status")).join(studies, studies.c.name == sites.c.study)
+_SIGNER = sa.select(sites, studies.c.status.label("study_status")).join(
+    studies, studies.c.name == sites.c.study
+)
 _SIGNER = _SIGNER.where(sites.c.study == sa.bindparam("study"), sites.c.key == sa.bindparam("key"))
 _SENDER = _SIGNER.add_columns(*(column.label(f"its_{column.name}") for column in contributions.c))
 _SENDER = _SENDER.outerjoin(
@@ -80,9 +82,16 @@ _MOVE = studies.update().where(studies.c.name == sa.bindparam("of_study"))
 _MOVE = _MOVE.values(changes=studies.c.changes + 1, changed=sa.bindparam("at"))
 _FORGET_NONCES = nonces.delete().where(nonces.c.expires < sa.bindparam("now"))
 _ADD_NONCE, _ADD_ENTRY, _ADD_CONTRIBUTION = nonces.insert(), audit.insert(), contributions.insert()
-_BODY, _ADD_BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of")), bodies.insert()
+_BODY, _ADD_BODY = (
+    sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of")),
+    bodies.insert(),
+)
 _SETTING = sa.select(settings.c.value).where(settings.c.name == sa.bindparam("of_name"))
-_SET = settings.update().where(settings.c.name == sa.bindparam("of_name")).values(value=sa.bindparam("to"))
+_SET = (
+    settings.update()
+    .where(settings.c.name == sa.bindparam("of_name"))
+    .values(value=sa.bindparam("to"))
+)
 
 
 def now(*, seconds: float = 0.0) -> str:
@@ -101,19 +110,23 @@ class Store:
     Any number of processes may share one database and one folder.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], url: str | None = None, *, sweep_after: float = 3600.0) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], url: str | None = None, *, sweep_after: float = 3600.0
+    ) -> None:
         self.folder = Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.url = sa.make_url(url or f"sqlite:///{self.folder / 'hub.sqlite'}")
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
             raise SettingsError(
-                f"The hub was to keep its rows in {self.url.get_backend_name()!r}. Nothing was opened. Use "
-                "sqlite:///... or postgresql+psycopg://..."
+                f"The hub was to keep its rows in {self.url.get_backend_name()!r}. Nothing was "
+                "opened. Use sqlite:///... or postgresql+psycopg://..."
             )
         self._engines = self._open()
         self._writer, self._waiting = threading.Lock(), deque[Waiting]()
-        self._forget_at = 0.0  # when nonces that have expired are next removed, by the monotonic clock
+        self._forget_at = (
+            0.0  # when nonces that have expired are next removed, by the monotonic clock
+        )
         try:
             self._migrate()
             bucket, place = self.remembered("bucket"), self.folder / "files"
@@ -134,14 +147,20 @@ class Store:
         """Return the engines of readers and of writers."""
         if not self.is_sqlite:
             engine = sa.create_engine(
-                self.url, pool_pre_ping=True, pool_size=8, max_overflow=40, isolation_level="READ COMMITTED"
+                self.url,
+                pool_pre_ping=True,
+                pool_size=8,
+                max_overflow=40,
+                isolation_level="READ COMMITTED",
             )
             return engine, engine
         Path(self.url.database or "").parent.mkdir(parents=True, exist_ok=True)
         found = []
         for begin in ("BEGIN", "BEGIN IMMEDIATE"):
             arguments = {"timeout": 60.0, "check_same_thread": False}
-            engine = sa.create_engine(self.url, pool_size=8, max_overflow=40, connect_args=arguments)
+            engine = sa.create_engine(
+                self.url, pool_size=8, max_overflow=40, connect_args=arguments
+            )
             sa.event.listen(engine, "connect", _prepare_sqlite)
             sa.event.listen(engine, "begin", _beginning(begin))
             found.append(engine)
@@ -156,8 +175,9 @@ class Store:
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Do `work` in a serial transaction, perhaps one that others' work shares; return after the commit.
 
-        Whoever comes while a transaction is being committed waits; the next one takes all who wait. Work that raises
-        is undone alone; it may then be done twice, so it must do nothing but look at the database and change it.
+        Whoever comes while a transaction is being committed waits; the next one takes all who wait.
+        Work that raises is undone alone; it may then be done twice, so it must do nothing but look
+        at the database and change it.
         """
         mine: Future[T] = Future()
         self._waiting.append((work, mine))
@@ -174,7 +194,8 @@ class Store:
                 done = self._transaction(batch, _do)
             except _DATABASE:
                 raise  # nobody's work was done, and nobody's would be
-            except Exception:  # somebody's work was refused: all of it again, each undone by itself where it must be
+            # somebody's work was refused: all of it again, each undone by itself where it must be
+            except Exception:
                 done = self._transaction(batch, _try)
         except BaseException as problem:
             for _, future in batch:
@@ -212,8 +233,9 @@ class Store:
             at = db.execute(sa.select(sa.func.max(versions.c.version))).scalar() or 0
             if at > len(MIGRATIONS):
                 raise SettingsError(
-                    f"The hub's database has version {at} and this program knows {len(MIGRATIONS)}. Nothing was "
-                    "changed. Use the program that wrote it, or a newer one."
+                    f"The hub's database has version {at} and this program knows "
+                    f"{len(MIGRATIONS)}. Nothing was changed. Use the program that wrote it, or a "
+                    "newer one."
                 )
             for number, migrate in enumerate(MIGRATIONS[at:], start=at + 1):
                 migrate(db)
@@ -224,7 +246,9 @@ class Store:
     def _named(self) -> set[str]:
         with self.reading() as db:
             return {
-                row[0] for table in (files, contributions, releases) for row in db.execute(sa.select(table.c.sha256))
+                row[0]
+                for table in (files, contributions, releases)
+                for row in db.execute(sa.select(table.c.sha256))
             }
 
     def _filed(self) -> set[str]:
@@ -251,7 +275,9 @@ class Store:
         """Add an entry to the audit log that belongs to no other change."""
         self.write(lambda db: _log(db, actor, action, study, **facts))
 
-    def audit(self, *, after: int = 0, limit: int = 100, study: str | None = None, newest: bool = False) -> list[Row]:
+    def audit(
+        self, *, after: int = 0, limit: int = 100, study: str | None = None, newest: bool = False
+    ) -> list[Row]:
         """Return entries of the audit log, oldest first unless `newest`."""
         query = sa.select(audit).where(audit.c.number > after).limit(limit)
         query = query.order_by(audit.c.number.desc() if newest else audit.c.number)
@@ -261,31 +287,37 @@ class Store:
     def verify(self) -> tuple[int, str]:
         """Walk the audit chain and compare every file with its name; return the log's length and head.
 
-        Raises `SettingsError` that names the first entry, or the first file, which is not what it was.
+        Raises `SettingsError` that names the first entry, or the first file, which is not what it
+        was.
         """
         number, previous = 0, GENESIS
         with self.reading() as db:
             for row in db.execute(sa.select(audit).order_by(audit.c.number)).mappings():
                 number += 1
                 entry = dict(row)
-                if entry["number"] != number or entry["previous"] != previous or entry["hash"] != _digest(entry):
+                if (
+                    entry["number"] != number
+                    or entry["previous"] != previous
+                    or entry["hash"] != _digest(entry)
+                ):
                     raise SettingsError(
-                        f"The audit log was to be verified: entry {number} is missing or was changed. Nothing was "
-                        "repaired. Compare with a backup."
+                        f"The audit log was to be verified: entry {number} is missing or was "
+                        "changed. Nothing was repaired. Compare with a backup."
                     )
                 previous = entry["hash"]
             if (_setting(db, "audit") or f"0 {GENESIS}") != f"{number} {previous}":
                 raise SettingsError(
-                    f"The audit log was to be verified: entries after {number} are missing. Nothing was repaired. "
-                    "Compare with a backup."
+                    f"The audit log was to be verified: entries after {number} are missing. "
+                    "Nothing was repaired. Compare with a backup."
                 )
         for sha256 in sorted(self._named()):
             found = self.content(sha256)
             there = isinstance(found, bytes) or found.exists()
             if not there or _content_digest(found) != sha256:
                 raise SettingsError(
-                    f"The hub's files were to be verified: {sha256[:16]}… is missing or damaged. Nothing was "
-                    "repaired. Take it from a backup, or ask its site to submit again."
+                    f"The hub's files were to be verified: {sha256[:16]}… is missing or damaged. "
+                    "Nothing was repaired. Take it from a backup, or ask its site to submit "
+                    "again."
                 )
         return number, previous
 
@@ -312,12 +344,22 @@ class Store:
         def work(db: sa.Connection) -> None:
             known = _rows(db, sa.select(coordinators).where(coordinators.c.name == name))
             if known:
-                db.execute(coordinators.update().where(coordinators.c.name == name).values(password=password))
+                db.execute(
+                    coordinators.update()
+                    .where(coordinators.c.name == name)
+                    .values(password=password)
+                )
                 db.execute(sessions.delete().where(sessions.c.coordinator == name))
             else:
                 row = {"name": name, "password": password, "created": now(), "status": "active"}
                 db.execute(coordinators.insert().values(row))
-            _log(db, actor, "password changed" if known else "coordinator added", None, coordinator=name)
+            _log(
+                db,
+                actor,
+                "password changed" if known else "coordinator added",
+                None,
+                coordinator=name,
+            )
 
         self.write(work)
 
@@ -330,7 +372,13 @@ class Store:
 
         def work(db: sa.Connection) -> None:
             db.execute(sessions.delete().where(sessions.c.expires < now()))
-            row = {"hash": token_hash, "coordinator": coordinator, "kind": kind, "created": now(), "expires": expires}
+            row = {
+                "hash": token_hash,
+                "coordinator": coordinator,
+                "kind": kind,
+                "created": now(),
+                "expires": expires,
+            }
             db.execute(sessions.insert().values(row))
             _log(db, f"coordinator:{coordinator}", "logged in", None, kind=kind)
 
@@ -338,7 +386,9 @@ class Store:
 
     def session(self, token_hash: str) -> Row | None:
         """Return a session that has not expired."""
-        return self._one(sa.select(sessions).where(sessions.c.hash == token_hash, sessions.c.expires > now()))
+        return self._one(
+            sa.select(sessions).where(sessions.c.hash == token_hash, sessions.c.expires > now())
+        )
 
     def end_session(self, token_hash: str) -> None:
         """Forget a session."""
@@ -350,13 +400,30 @@ class Store:
         """Add a study; the same one again changes nothing, another of that name is refused."""
 
         def work(db: sa.Connection) -> Row:
-            known = _rows(db, sa.select(studies).where((studies.c.name == name) | (studies.c.digest == digest)))
+            known = _rows(
+                db,
+                sa.select(studies).where((studies.c.name == name) | (studies.c.digest == digest)),
+            )
             if known and known[0]["digest"] == digest:
                 return known[0]
             if known:
-                raise Refusal("name-taken", f"There is another study {name!r} already; nothing was changed.")
-            row: Row = {"name": name, "digest": digest, "text": text, "status": "open", "created": now()}
-            row |= {"created_by": actor, "changes": 0, "combined": 0, "changed": None, "problem": None}
+                raise Refusal(
+                    "name-taken", f"There is another study {name!r} already; nothing was changed."
+                )
+            row: Row = {
+                "name": name,
+                "digest": digest,
+                "text": text,
+                "status": "open",
+                "created": now(),
+            }
+            row |= {
+                "created_by": actor,
+                "changes": 0,
+                "combined": 0,
+                "changed": None,
+                "problem": None,
+            }
             db.execute(studies.insert().values(row))
             _log(db, actor, "study created", name, digest=digest)
             return row
@@ -403,16 +470,31 @@ class Store:
     # ------------------------------------------------------------------------------------ invitations, sites, keys
 
     def invite(
-        self, study: str, code_hash: str, expires: str, actor: str, *, site: str | None, fetch_only: bool
+        self,
+        study: str,
+        code_hash: str,
+        expires: str,
+        actor: str,
+        *,
+        site: str | None,
+        fetch_only: bool,
     ) -> None:
         """Remember an invitation by the hash of its code."""
 
         def work(db: sa.Connection) -> None:
             _open_study(db, study)
-            row: Row = {"hash": code_hash, "study": study, "site": site, "fetch_only": fetch_only, "created": now()}
+            row: Row = {
+                "hash": code_hash,
+                "study": study,
+                "site": site,
+                "fetch_only": fetch_only,
+                "created": now(),
+            }
             row |= {"created_by": actor, "expires": expires, "used": None, "used_by": None}
             db.execute(invitations.insert().values(row))
-            _log(db, actor, "site invited", study, site=site, fetch_only=fetch_only, expires=expires)
+            _log(
+                db, actor, "site invited", study, site=site, fetch_only=fetch_only, expires=expires
+            )
 
         self.write(work)
 
@@ -427,27 +509,42 @@ class Store:
 
         def work(db: sa.Connection) -> Row:
             _spend(db, key, nonce)
-            found = next(iter(_rows(db, sa.select(invitations).where(invitations.c.hash == code_hash))), None)
+            found = next(
+                iter(_rows(db, sa.select(invitations).where(invitations.c.hash == code_hash))), None
+            )
             if found is None:
-                raise Refusal("invitation", "The invitation does not exist, was used, or has expired.")
+                raise Refusal(
+                    "invitation", "The invitation does not exist, was used, or has expired."
+                )
             study = found["study"]
             known = _rows(db, sa.select(sites).where(sites.c.study == study, sites.c.name == site))
             if found["used_by"] == site and known and known[0]["key"] == key:
                 return known[0]  # the answer to the first request was lost
             if found["used"] is not None or found["expires"] <= now():
-                raise Refusal("invitation", "The invitation does not exist, was used, or has expired.")
+                raise Refusal(
+                    "invitation", "The invitation does not exist, was used, or has expired."
+                )
             if found["site"] not in (None, site):
                 raise Refusal("invitation", "The invitation is for a site of another name.")
             _open_study(db, study)
-            # A revoked site comes back only by an invitation in its own name: its past goes with the name.
+            # A revoked site comes back only by an invitation in its own name: its past goes with
+            # the name.
             if known and not (known[0]["status"] == "revoked" and found["site"] == site):
                 raise Refusal("name-taken", f"There is a site {site!r} in this study already.")
             _new_key(db, study, site, key)
             only = bool(found["fetch_only"] or fetch_only)
-            row: Row = {"study": study, "name": site, "key": key, "status": "enrolled", "fetch_only": only}
+            row: Row = {
+                "study": study,
+                "name": site,
+                "key": key,
+                "status": "enrolled",
+                "fetch_only": only,
+            }
             row["enrolled"] = known[0]["enrolled"] if known else now()
             if known:
-                db.execute(sites.update().where(sites.c.study == study, sites.c.name == site).values(row))
+                db.execute(
+                    sites.update().where(sites.c.study == study, sites.c.name == site).values(row)
+                )
             else:
                 db.execute(sites.insert().values(row))
             invited = invitations.update().where(invitations.c.hash == code_hash)
@@ -472,7 +569,10 @@ class Store:
 
     def is_spent(self, key: str, nonce: str) -> bool:
         """Tell whether a nonce was spent."""
-        return self._one(sa.select(nonces).where(nonces.c.key == key, nonces.c.nonce == nonce)) is not None
+        return (
+            self._one(sa.select(nonces).where(nonces.c.key == key, nonces.c.nonce == nonce))
+            is not None
+        )
 
     def rotate(self, study: str, key: str, new: str, nonce: str) -> Row:
         """Replace a site's key by another that it has proven to hold."""
@@ -482,7 +582,11 @@ class Store:
             site = _signer(db, study, key)
             _new_key(db, study, site["name"], new)
             _end_key(db, study, key, "rotated")
-            db.execute(sites.update().where(sites.c.study == study, sites.c.name == site["name"]).values(key=new))
+            db.execute(
+                sites.update()
+                .where(sites.c.study == study, sites.c.name == site["name"])
+                .values(key=new)
+            )
             _log(db, f"site:{site['name']}", "key rotated", study, old=key, new=new)
             return {**site, "key": new}
 
@@ -520,30 +624,43 @@ class Store:
             found = db.execute(_BODY, {"of": sha256}).scalar()
         return self.files.path(sha256) if found is None else bytes(found)
 
-    def submit(self, row: Row, key: str, nonce: str, content: bytes | None = None) -> tuple[Row, bool]:
+    def submit(
+        self, row: Row, key: str, nonce: str, content: bytes | None = None
+    ) -> tuple[Row, bool]:
         """Take a contribution whose file is durable, or its content; return its row, and whether it is new.
 
-        The same digest again changes nothing. A newer sequence number supersedes, an older one is refused.
+        The same digest again changes nothing. A newer sequence number supersedes, an older one is
+        refused.
         """
         study, site = row["study"], row["site"]
 
         def work(db: sa.Connection) -> tuple[Row, bool]:
             _spend(db, key, nonce)
-            enrolled, before = _sender(db, study, key)  # again: it may have been revoked while the file was checked
+            enrolled, before = _sender(
+                db, study, key
+            )  # again: it may have been revoked while the file was checked
             if enrolled["name"] != site:
-                raise Refusal("wrong-site", "The contribution names another site than the one that sent it.")
+                raise Refusal(
+                    "wrong-site", "The contribution names another site than the one that sent it."
+                )
             same = standing(row, enrolled, before)
             if same is not None:
                 return same, False
             at, n_superseded = now(), 0
             if before:
-                n_superseded = db.execute(_SUPERSEDE, {"of_study": study, "of_site": site, "at": at}).rowcount
+                n_superseded = db.execute(
+                    _SUPERSEDE, {"of_study": study, "of_site": site, "at": at}
+                ).rowcount
             full = {**row, "state": "accepted", "received": at, "changed": at}
             db.execute(_ADD_CONTRIBUTION, full)
             if content is not None:
                 db.execute(_ADD_BODY, {"sha256": row["sha256"], "content": content})
             db.execute(_MOVE, {"of_study": study, "at": at})
-            facts = {"digest": row["digest"], "sequence": row["sequence"], "supersedes": n_superseded}
+            facts = {
+                "digest": row["digest"],
+                "sequence": row["sequence"],
+                "supersedes": n_superseded,
+            }
             _log(db, f"site:{site}", "contribution accepted", study, **facts)
             return _read(full), True
 
@@ -555,19 +672,32 @@ class Store:
         def work(db: sa.Connection) -> Row:
             _spend(db, key, nonce)
             site = _signer(db, study, key)["name"]
-            newest = next(iter(_rows(db, _own(study, site).order_by(contributions.c.sequence.desc()))), None)
+            newest = next(
+                iter(_rows(db, _own(study, site).order_by(contributions.c.sequence.desc()))), None
+            )
             if newest is None:
                 raise Refusal("not-found", "The site has contributed nothing to this study.")
-            return _read(newest if newest["state"] == "withdrawn" else _withdraw(db, newest, f"site:{site}"))
+            return _read(
+                newest if newest["state"] == "withdrawn" else _withdraw(db, newest, f"site:{site}")
+            )
 
         return self.write(work)
 
-    def contributions(self, study: str, *, site: str | None = None, state: str | None = None) -> list[Row]:
+    def contributions(
+        self, study: str, *, site: str | None = None, state: str | None = None
+    ) -> list[Row]:
         """Return a study's contributions, or one site's, in the order they were received."""
-        query = sa.select(contributions).where(contributions.c.study == study).order_by(contributions.c.received)
+        query = (
+            sa.select(contributions)
+            .where(contributions.c.study == study)
+            .order_by(contributions.c.received)
+        )
         query = query if site is None else query.where(contributions.c.site == site)
         return [
-            _read(row) for row in self._rows(query if state is None else query.where(contributions.c.state == state))
+            _read(row)
+            for row in self._rows(
+                query if state is None else query.where(contributions.c.state == state)
+            )
         ]
 
     # ----------------------------------------------------------------------------------------- combining, releases
@@ -588,7 +718,9 @@ class Store:
             if held and held[0]["until"] > now():
                 return None
             db.execute(claims.delete().where(claims.c.study == study))
-            db.execute(claims.insert().values(study=study, worker=worker, until=now(seconds=seconds)))
+            db.execute(
+                claims.insert().values(study=study, worker=worker, until=now(seconds=seconds))
+            )
             every = sa.select(contributions).where(contributions.c.study == study)
             return row, [_read(one) for one in _rows(db, every.order_by(contributions.c.site))]
 
@@ -609,18 +741,35 @@ class Store:
 
         def work(db: sa.Connection) -> Row:
             self._holds(db, study, worker)
-            # A member that was withdrawn meanwhile must not come back with the release that it was part of.
-            states = _rows(db, sa.select(contributions.c.state).where(contributions.c.digest.in_(digests)))
+            # A member that was withdrawn meanwhile must not come back with the release that it was
+            # part of.
+            states = _rows(
+                db, sa.select(contributions.c.state).where(contributions.c.digest.in_(digests))
+            )
             gone = any(one["state"] == "withdrawn" for one in states)
-            current = releases.update().where(releases.c.study == study, releases.c.state == "current")
+            current = releases.update().where(
+                releases.c.study == study, releases.c.state == "current"
+            )
             db.execute(current.values(state="superseded"))
             full = {**row, "state": "withdrawn" if gone else "current", "created": now()}
-            db.execute(releases.insert().values({**full, "guarantee": json.dumps(row["guarantee"])}))
-            db.execute(members.insert(), [{"release": row["digest"], "contribution": one} for one in digests])
+            db.execute(
+                releases.insert().values({**full, "guarantee": json.dumps(row["guarantee"])})
+            )
+            db.execute(
+                members.insert(),
+                [{"release": row["digest"], "contribution": one} for one in digests],
+            )
             combined = studies.update().where(studies.c.name == study)
             db.execute(combined.values(combined=row["change"], problem=None))
             db.execute(claims.delete().where(claims.c.study == study))
-            _log(db, "hub", "release published", study, digest=row["digest"], sequence=row["sequence"])
+            _log(
+                db,
+                "hub",
+                "release published",
+                study,
+                digest=row["digest"],
+                sequence=row["sequence"],
+            )
             return full
 
         return self.write(work)
@@ -640,26 +789,40 @@ class Store:
 
     def unclaim(self, study: str, worker: str) -> None:
         """End a claim and leave the work to whoever comes next."""
-        self.write(lambda db: db.execute(claims.delete().where(claims.c.study == study, claims.c.worker == worker)))
+        self.write(
+            lambda db: db.execute(
+                claims.delete().where(claims.c.study == study, claims.c.worker == worker)
+            )
+        )
 
     @staticmethod
     def _holds(db: sa.Connection, study: str, worker: str) -> None:
-        held = _rows(db, sa.select(claims).where(claims.c.study == study, claims.c.worker == worker))
+        held = _rows(
+            db, sa.select(claims).where(claims.c.study == study, claims.c.worker == worker)
+        )
         if not held:
             raise Refusal("unavailable", "Another worker has taken over this study.")
 
     def next_release(self, study: str) -> int:
         """Return the number that the study's next release gets."""
-        query = sa.select(sa.func.coalesce(sa.func.max(releases.c.sequence), 0)).where(releases.c.study == study)
+        query = sa.select(sa.func.coalesce(sa.func.max(releases.c.sequence), 0)).where(
+            releases.c.study == study
+        )
         with self.reading() as db:
             return int(db.execute(query).scalar_one()) + 1
 
     def releases(self, study: str) -> list[Row]:
         """Return a study's releases, newest first."""
-        query = sa.select(releases).where(releases.c.study == study).order_by(releases.c.sequence.desc())
+        query = (
+            sa.select(releases)
+            .where(releases.c.study == study)
+            .order_by(releases.c.sequence.desc())
+        )
         return [_read(row) for row in self._rows(query)]
 
-    def release(self, study: str, sequence: int | None = None, *, request: str | None = None) -> Row | None:
+    def release(
+        self, study: str, sequence: int | None = None, *, request: str | None = None
+    ) -> Row | None:
         """Return the current release, or the one with this number or idempotency key."""
         query = sa.select(releases).where(releases.c.study == study)
         if request is not None:
@@ -714,7 +877,8 @@ class Store:
     def backup(self, target: Path) -> None:
         """Write one state of all rows into an SQLite file in a folder, whatever the database is, while the hub runs.
 
-        The copy names no bucket: it gets all files itself, and must never sweep one that the running hub uses.
+        The copy names no bucket: it gets all files itself, and must never sweep one that the
+        running hub uses.
         """
         if self.is_sqlite:
             with (
@@ -737,8 +901,12 @@ class Store:
             for table in reversed(tables.sorted_tables):
                 other.execute(table.delete())
             for table in tables.sorted_tables:
-                found = one.execution_options(stream_results=True).execute(sa.select(table)).mappings()
-                for part in found.partitions(50):  # of bodies, which are the largest rows, a few megabytes
+                found = (
+                    one.execution_options(stream_results=True).execute(sa.select(table)).mappings()
+                )
+                for part in found.partitions(
+                    50
+                ):  # of bodies, which are the largest rows, a few megabytes
                     other.execute(table.insert(), [dict(row) for row in part])
             other.execute(settings.delete().where(settings.c.name == "bucket"))
 
@@ -763,11 +931,15 @@ class Store:
 
     def may_draw(self, dataset: str) -> bool:
         """Tell whether the ledger's record of a study is known to be whole."""
-        return self._one(sa.select(settings).where(settings.c.name == f"restored {dataset}")) is None
+        return (
+            self._one(sa.select(settings).where(settings.c.name == f"restored {dataset}")) is None
+        )
 
     def let_draw(self, dataset: str) -> None:
         """Remember that someone has looked at a restored ledger and allowed a budget anew."""
-        self.write(lambda db: db.execute(settings.delete().where(settings.c.name == f"restored {dataset}")))
+        self.write(
+            lambda db: db.execute(settings.delete().where(settings.c.name == f"restored {dataset}"))
+        )
 
 
 # ------------------------------------------------------------------------------------------------ parts of transactions
@@ -826,7 +998,13 @@ def _set(db: sa.Connection, name: str, value: str) -> None:
 def _log(db: sa.Connection, actor: str, action: str, study: str | None, **facts: Any) -> None:
     """Append to the chain; the head is written down with the transaction, so that a shortened log is noticed."""
     number, previous = (db.info["head"] or _setting(db, "audit") or f"0 {GENESIS}").split()
-    entry: Row = {"number": int(number) + 1, "time": now(), "actor": actor, "action": action, "study": study}
+    entry: Row = {
+        "number": int(number) + 1,
+        "time": now(),
+        "actor": actor,
+        "action": action,
+        "study": study,
+    }
     entry |= {"facts": canonical(facts), "previous": previous}
     entry["hash"] = _digest(entry)
     db.execute(_ADD_ENTRY, entry)
@@ -834,7 +1012,9 @@ def _log(db: sa.Connection, actor: str, action: str, study: str | None, **facts:
 
 
 def _digest(entry: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical({k: v for k, v in entry.items() if k != "hash"}).encode()).hexdigest()
+    return hashlib.sha256(
+        canonical({k: v for k, v in entry.items() if k != "hash"}).encode()
+    ).hexdigest()
 
 
 def _content_digest(content: Path | bytes) -> str:
@@ -859,7 +1039,9 @@ def _open_study(db: sa.Connection, name: str) -> Row:
 
 
 def _own(study: str, site: str) -> Any:
-    return sa.select(contributions).where(contributions.c.study == study, contributions.c.site == site)
+    return sa.select(contributions).where(
+        contributions.c.study == study, contributions.c.site == site
+    )
 
 
 def _signer(db: sa.Connection, study: str, key: str) -> Row:
@@ -876,13 +1058,24 @@ def _sender(db: sa.Connection, study: str, key: str) -> tuple[Row, list[Row]]:
     if not found or found[0]["status"] != "enrolled":
         return _signer(db, study, key), []  # says why not
     names = [column.name for column in contributions.c]
-    return found[0], [{name: row[f"its_{name}"] for name in names} for row in found if row["its_digest"] is not None]
+    return found[0], [
+        {name: row[f"its_{name}"] for name in names}
+        for row in found
+        if row["its_digest"] is not None
+    ]
 
 
 def _new_key(db: sa.Connection, study: str, site: str, key: str) -> None:
     if _rows(db, sa.select(keys).where(keys.c.study == study, keys.c.key == key)):
         raise Refusal("name-taken", "The key was enrolled in this study before.")
-    row: Row = {"study": study, "key": key, "site": site, "added": now(), "ended": None, "reason": None}
+    row: Row = {
+        "study": study,
+        "key": key,
+        "site": site,
+        "added": now(),
+        "ended": None,
+        "reason": None,
+    }
     db.execute(keys.insert().values(row))
 
 
@@ -915,7 +1108,10 @@ def standing(row: Row, enrolled: Row, before: Sequence[Row]) -> Row | None:
         raise Refusal("not-allowed", "The site joined this study only to fetch its releases.")
     if before and before[0]["sequence"] >= row["sequence"]:
         newest = before[0]["sequence"]
-        raise Refusal("stale", f"The contribution has number {row['sequence']}, and number {newest} was received.")
+        raise Refusal(
+            "stale",
+            f"The contribution has number {row['sequence']}, and number {newest} was received.",
+        )
     return None
 
 
@@ -925,7 +1121,8 @@ def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:
         .where(contributions.c.digest == row["digest"])
         .values(state="withdrawn", changed=now())
     )  # fmt: skip
-    # No release that rests on the site stays on offer, nor one that rests on what it contributed before.
+    # No release that rests on the site stays on offer, nor one that rests on what it contributed
+    # before.
     own = sa.select(contributions.c.digest).where(
         contributions.c.study == row["study"], contributions.c.site == row["site"]
     )

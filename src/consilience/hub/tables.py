@@ -25,7 +25,11 @@ def _whole(name: str, **settings: Any) -> sa.Column[int]:
 versions = _table("versions", sa.Column("version", sa.Integer, primary_key=True), _text("applied"))
 settings = _table("settings", _text("name", primary_key=True), _text("value"))
 coordinators = _table(
-    "coordinators", _text("name", primary_key=True), _text("password"), _text("created"), _text("status")
+    "coordinators",
+    _text("name", primary_key=True),
+    _text("password"),
+    _text("created"),
+    _text("status"),
 )
 sessions = _table(
     "sessions",
@@ -97,8 +101,13 @@ contributions = _table(
     sa.Index("one_accepted", "study", "site", unique=True, sqlite_where=sa.text("state = 'accepted'"),
              postgresql_where=sa.text("state = 'accepted'")),
 )  # fmt: skip
-# A small contribution is kept with its row: one transaction, one disk flush, no file that a crash could leave behind.
-bodies = _table("bodies", _text("sha256", primary_key=True), sa.Column("content", sa.LargeBinary, nullable=False))
+# A small contribution is kept with its row: one transaction, one disk flush, no file that a crash
+# could leave behind.
+bodies = _table(
+    "bodies",
+    _text("sha256", primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
 releases = _table(
     "releases",
     _text("digest", primary_key=True),
@@ -127,7 +136,10 @@ claims = _table(
     _text("until"),
 )
 nonces = _table(
-    "nonces", _text("key", primary_key=True), _text("nonce", primary_key=True), _text("expires", index=True)
+    "nonces",
+    _text("key", primary_key=True),
+    _text("nonce", primary_key=True),
+    _text("expires", index=True),
 )
 audit = _table(
     "audit",

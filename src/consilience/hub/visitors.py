@@ -1,8 +1,9 @@
 """Who looks at the dashboard: coordinators by password, sites by a one-time link, and the tokens of their forms.
 
-A site has no password. It signs a request for a link, which works once within five minutes and opens a view of one
-study for an hour; revoking or replacing the site's key ends the view at once. Links and views are statements that the
-hub signed, so that nothing secret is stored and a copy of the database lets nobody in.
+A site has no password. It signs a request for a link, which works once within five minutes and
+opens a view of one study for an hour; revoking or replacing the site's key ends the view at once.
+Links and views are statements that the hub signed, so that nothing secret is stored and a copy of
+the database lets nobody in.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from consilience.files.sealed import canonical, is_signed, message_of
+from consilience.hub import auth
+from consilience.hub.hub import Hub
+from consilience.hub.store import Row
 from consilience.protocol import Refusal
-from consilience.sealed import canonical, is_signed, message_of
-
-from . import auth
-from .hub import Hub
-from .store import Row
 
 SITE_COOKIE = f"{auth.COOKIE}-site"
 FORM_COOKIE = f"{auth.COOKIE}-form"
@@ -75,14 +75,18 @@ def new_link(hub: Hub, study: str, site: Row) -> tuple[str, str]:
     """Return what a one-time link for an enrolled site ends in, and until when it works."""
     until = time.time() + LINK_SECONDS
     facts = {"study": study, "key": site["key"], "until": until, "nonce": secrets.token_hex(16)}
-    return _stated(hub, "link", facts), datetime.fromtimestamp(until, UTC).isoformat(timespec="seconds")
+    return _stated(hub, "link", facts), datetime.fromtimestamp(until, UTC).isoformat(
+        timespec="seconds"
+    )
 
 
 def read_link(hub: Hub, token: str) -> dict[str, Any]:
     """Return the facts of a link that has not expired, or refuse."""
     facts = _opened(hub, "link", token)
     if facts is None:
-        raise Refusal("not-authenticated", "The link was not made by this hub, or is older than five minutes.")
+        raise Refusal(
+            "not-authenticated", "The link was not made by this hub, or is older than five minutes."
+        )
     return facts
 
 
@@ -113,7 +117,9 @@ def form_token(secret: str) -> str:
 
 def is_own_form(secret: str | None, token: str) -> bool:
     """Tell whether a form came from a page that this visitor was given."""
-    return secret is not None and hmac.compare_digest(form_token(secret).encode(), token.encode(errors="replace"))
+    return secret is not None and hmac.compare_digest(
+        form_token(secret).encode(), token.encode(errors="replace")
+    )
 
 
 def _stated(hub: Hub, kind: str, facts: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """The one fit template: check, plan, charge, draw and train, state the guarantee.
 
-A subclass says what it would do (`_plan`, from public facts alone) and how to do it (`_train`). Between the two
-the ledger is charged, so no noise is drawn, and nothing that depends on records is kept, without a charge.
+A subclass says what it would do (`_plan`, from public facts alone) and how to do it (`_train`).
+Between the two the ledger is charged, so no noise is drawn, and nothing that depends on records is
+kept, without a charge.
 """
 
 from __future__ import annotations
@@ -54,12 +55,18 @@ def run_charged(
         return draw(noise.open()), None
     if dataset is None:
         raise _uncharged(
-            purpose, "no data set was named", "Pass dataset=..., the name its owner declared a budget for."
+            purpose,
+            "no data set was named",
+            "Pass dataset=..., the name its owner declared a budget for.",
         )
     if noise.seed is not None:
-        raise _uncharged(purpose, "a seed voids the guarantee", "Drop noise=Noise(seed=...), or drop the ledger.")
+        raise _uncharged(
+            purpose, "a seed voids the guarantee", "Drop noise=Noise(seed=...), or drop the ledger."
+        )
     if not events:
-        raise _uncharged(purpose, "without privacy (epsilon=inf) it has no cost", "Choose a finite epsilon.")
+        raise _uncharged(
+            purpose, "without privacy (epsilon=inf) it has no cost", "Choose a finite epsilon."
+        )
     # Charge first: if training dies below this line the site loses budget it did not use, which is
     # annoying; charging afterwards would lose track of noise already seen, which is a leak.
     charge = ledger.charge(events, dataset=dataset, key=key or uuid.uuid4().hex, purpose=purpose)
@@ -73,7 +80,8 @@ def run_charged(
 
 def _uncharged(purpose: str, problem: str, fix: str) -> SettingsError:
     return SettingsError(
-        f"{purpose} was to be charged to a ledger, but {problem}. Nothing was trained or charged. {fix}"
+        f"{purpose} was to be charged to a ledger, but {problem}. Nothing was trained or charged. "
+        f"{fix}"
     )
 
 
@@ -82,8 +90,8 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
 
     Privacy
     -------
-    ``guarantee_`` holds for one record, or for one person when ``unit="person"``, against everyone who sees the
-    fitted attributes. Seeded noise voids it; ``epsilon=math.inf`` promises nothing.
+    ``guarantee_`` holds for one record, or for one person when ``unit="person"``, against everyone
+    who sees the fitted attributes. Seeded noise voids it; ``epsilon=math.inf`` promises nothing.
     """
 
     epsilon: float
@@ -96,7 +104,12 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     unit: str = "record"
 
     def _fit(
-        self, task: TaskT, assumptions: Sequence[str], ledger: Ledger | None, dataset: str | None, key: str | None
+        self,
+        task: TaskT,
+        assumptions: Sequence[str],
+        ledger: Ledger | None,
+        dataset: str | None,
+        key: str | None,
     ) -> Self:
         noise = Noise() if self.noise is None else self.noise
         plan = self._plan(task)
@@ -106,16 +119,31 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             return self._state()
 
         state, self.receipt_ = run_charged(
-            draw, plan.events, noise=noise, ledger=ledger, dataset=dataset, key=key, purpose=type(self).__name__
+            draw,
+            plan.events,
+            noise=noise,
+            ledger=ledger,
+            dataset=dataset,
+            key=key,
+            purpose=type(self).__name__,
         )
         self._restore(state)
-        self.events_ = tuple(plan.events)  # public: what was drawn, so that others can recompute and weigh it
+        self.events_ = tuple(
+            plan.events
+        )  # public: what was drawn, so that others can recompute and weigh it
         self.guarantee_ = self._guarantee(plan.events, noise, assumptions)
         return self
 
-    def _guarantee(self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]) -> Guarantee:
+    def _guarantee(
+        self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]
+    ) -> Guarantee:
         if not events:
-            return Guarantee(epsilon=math.inf, delta=0.0, unit=Unit(self.unit), neighbours=Neighbours(self.neighbours))
+            return Guarantee(
+                epsilon=math.inf,
+                delta=0.0,
+                unit=Unit(self.unit),
+                neighbours=Neighbours(self.neighbours),
+            )
         if noise.seed is not None:
             return Guarantee.void("seeded noise", unit=self.unit, neighbours=self.neighbours)
         whole = total(events)
@@ -144,17 +172,30 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     def _require(self, name: str, fits: bool, must: str) -> None:
         if not fits:
             raise SettingsError(
-                f"The {name!r} parameter of {type(self).__name__} must be {must}. Got {getattr(self, name)!r} instead."
+                f"The {name!r} parameter of {type(self).__name__} must be {must}. Got "
+                f"{getattr(self, name)!r} instead."
             )
 
     def _check_privacy(self, mechanisms: Sequence[str]) -> None:
         infinite = isinstance(self.epsilon, float) and self.epsilon == math.inf
         self._require("epsilon", infinite or is_positive(self.epsilon), "a number > 0, or math.inf")
         no_delta = not isinstance(self.delta, bool) and self.delta == 0
-        self._require("delta", no_delta or (is_positive(self.delta) and self.delta < 1), "a number in [0, 1)")
-        self._require("neighbours", self.neighbours in ("replace-one", "add-remove"), "'replace-one' or 'add-remove'")
-        self._require("mechanism", getattr(self, "mechanism", mechanisms[0]) in mechanisms, f"one of {mechanisms}")
-        self._require("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
+        self._require(
+            "delta", no_delta or (is_positive(self.delta) and self.delta < 1), "a number in [0, 1)"
+        )
+        self._require(
+            "neighbours",
+            self.neighbours in ("replace-one", "add-remove"),
+            "'replace-one' or 'add-remove'",
+        )
+        self._require(
+            "mechanism",
+            getattr(self, "mechanism", mechanisms[0]) in mechanisms,
+            f"one of {mechanisms}",
+        )
+        self._require(
+            "noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value"
+        )
 
 
 def is_positive(value: object) -> bool:

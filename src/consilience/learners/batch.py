@@ -1,13 +1,15 @@
 """Many small problems at once: one linear model for each of thousands of sites that hold a few records each.
 
-:func:`solve_many` minimises, for every site, the objective of :func:`consilience.learners.erm.solve` and vouches for
-the same thing, a gradient shorter than a public tolerance. What differs is the price. A small problem solved alone
-costs mostly calls; here sites go through Newton's method side by side, each in a lane of the processor's vector
-registers, and a site with fewer records than features is solved in as many unknowns as it has records. No number of
-one site enters the arithmetic of another.
+:func:`solve_many` minimises, for every site, the objective of
+:func:`consilience.learners.erm.solve` and vouches for the same thing, a gradient shorter than a
+public tolerance. What differs is the price. A small problem solved alone costs mostly calls; here
+sites go through Newton's method side by side, each in a lane of the processor's vector registers,
+and a site with fewer records than features is solved in as many unknowns as it has records. No
+number of one site enters the arithmetic of another.
 
-Newton's method proposes, the certificate decides: every gradient is computed anew from the records at the returned
-point, by code that knows nothing of the iteration, and a site whose gradient is too long goes to `erm.solve`.
+Newton's method proposes, the certificate decides: every gradient is computed anew from the records
+at the returned point, by code that knows nothing of the iteration, and a site whose gradient is too
+long goes to `erm.solve`.
 """
 
 from __future__ import annotations
@@ -24,17 +26,27 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from consilience.errors import SettingsError
-
-from .compiled import compiled
-from .erm import Huber, HuberHinge, Logistic, Loss, Softmax, gradient_error, solve
+from consilience.learners.compiled import compiled
+from consilience.learners.erm import (
+    Huber,
+    HuberHinge,
+    Logistic,
+    Loss,
+    Softmax,
+    gradient_error,
+    solve,
+)
 
 Array = NDArray[Any]
 
-_LANES = 32  # sites side by side: eight vectors of four; fewer cost more loop overhead, more leave the cache
+# sites side by side: eight vectors of four; fewer cost more loop overhead, more leave the cache
+_LANES = 32
 _UNKNOWNS = 160  # of the largest system solved here; beyond, LAPACK is faster than plain loops
 _RECORDS = 4096  # of the largest site solved here; `gradient_error` allows for no longer sum
 _ENTRIES = 1 << 20  # of the largest site solved here, and of a block of sites: 8 MB
-_PRIMAL_ENTRIES = 1 << 15  # of a site solved in as many unknowns as features: its records are copied into a lane
+_PRIMAL_ENTRIES = (
+    1 << 15
+)  # of a site solved in as many unknowns as features: its records are copied into a lane
 _ITERATIONS = 60  # steps; Newton's method needs about seven
 _TRIALS = 40  # evaluations along one direction
 
@@ -72,23 +84,27 @@ def solve_many(
 ) -> Solutions:
     """Minimise Σ loss + (λ/2)‖f‖² + b·f over the records of each site, to a gradient of at most its tolerance.
 
-    `sites` holds the site, 0 to n_sites - 1, of each record; records of a site need not be neighbours, but no copy is
-    made of dense float64 records that are. `regularization` and `tolerance` are one number, or one per site; `linear`
-    is (site, feature), or (site, class, feature) where the loss has several outputs, and so is the result. A site
-    without records gets -b/λ. Finite records in the unit ball and encoded labels are the caller's promise.
+    `sites` holds the site, 0 to n_sites - 1, of each record; records of a site need not be
+    neighbours, but no copy is made of dense float64 records that are. `regularization` and
+    `tolerance` are one number, or one per site; `linear` is (site, feature), or (site, class,
+    feature) where the loss has several outputs, and so is the result. A site without records gets
+    -b/λ. Finite records in the unit ball and encoded labels are the caller's promise.
 
     `n_threads` defaults to the cores this process may use. The answer does not depend on it.
 
     Raises
     ------
     SettingsError
-        If a parameter cannot work: in particular a tolerance below four times the rounding error of the gradient in
-        double precision. None of this depends on the records beyond the sites' sizes.
+        If a parameter cannot work: in particular a tolerance below four times the rounding error of
+        the gradient in double precision. None of this depends on the records beyond the sites'
+        sizes.
     GuaranteeVoid
         If the records are not finite.
     """
     X = sparse.csr_array(X) if sparse.issparse(X) else np.asarray(X)
-    task = _Task(X, np.asarray(y), loss, np.asarray(sites), n_sites, regularization, tolerance, linear)
+    task = _Task(
+        X, np.asarray(y), loss, np.asarray(sites), n_sites, regularization, tolerance, linear
+    )
     with ThreadPoolExecutor(n_threads or joblib.cpu_count()) as pool:
         list(pool.map(task.solve_block, task.blocks()))
     # Where a norm is not a number this is false, and the solver it goes to says why.
@@ -96,7 +112,9 @@ def solve_many(
     alone = np.flatnonzero(~certified)
     for site in alone.tolist():
         task.solve_alone(site)
-    return Solutions(task.coef[:, 0] if loss.n_outputs == 1 else task.coef, task.gradient_norm, alone)
+    return Solutions(
+        task.coef[:, 0] if loss.n_outputs == 1 else task.coef, task.gradient_norm, alone
+    )
 
 
 class _Task:
@@ -122,10 +140,15 @@ class _Task:
                 f"solve_many needs one label and one integer site for each of {n} records. "
                 f"Got shapes {y.shape} and {sites.shape}, dtype {sites.dtype}. No record was read."
             )
-        counts = np.bincount(sites, minlength=n_sites) if n and sites.min() >= 0 else np.zeros(n_sites, np.int64)
+        counts = (
+            np.bincount(sites, minlength=n_sites)
+            if n and sites.min() >= 0
+            else np.zeros(n_sites, np.int64)
+        )
         if len(counts) != n_sites or counts.sum() != n:
             raise SettingsError(
-                f"The 'sites' parameter of solve_many must lie in 0 to n_sites - 1 = {n_sites - 1}. No record was read."
+                "The 'sites' parameter of solve_many must lie in 0 to n_sites - 1 = "
+                f"{n_sites - 1}. No record was read."
             )
         self.counts = counts
         self.begins = np.cumsum(counts) - counts
@@ -138,15 +161,19 @@ class _Task:
             given = np.asarray(linear, np.float64)
             if given.shape != (shape if loss.n_outputs > 1 else (n_sites, d)):
                 raise SettingsError(
-                    f"The 'linear' parameter of solve_many must have a row for each of {n_sites} sites, shaped like "
-                    f"the coefficients. Got shape {given.shape} instead. No record was read."
+                    f"The 'linear' parameter of solve_many must have a row for each of {n_sites} "
+                    f"sites, shaped like the coefficients. Got shape {given.shape} instead. No "
+                    "record was read."
                 )
             self.linear = np.ascontiguousarray(given.reshape(shape))
         self.linear_norm = np.zeros(n_sites)
         if self.linear is not None:
-            self.linear_norm = np.sqrt(np.einsum("mkd,mkd->m", self.linear, self.linear)) * (1 + 1e-9)
+            self.linear_norm = np.sqrt(np.einsum("mkd,mkd->m", self.linear, self.linear)) * (
+                1 + 1e-9
+            )
         self._check_tolerance()
-        # The certificate's rounding error is known up to this length, and the minimum is shorter: `gradient_error`, 1.
+        # The certificate's rounding error is known up to this length, and the minimum is shorter:
+        # `gradient_error`, 1.
         reach = self.linear_norm + np.sqrt(
             np.square(self.linear_norm) + 2 * self.regularization * counts * loss.at_zero
         )
@@ -156,20 +183,24 @@ class _Task:
         self.length = np.zeros(n_sites)
 
     def _check_tolerance(self) -> None:
-        # One bound for all sites of like settings, from the longest b; only where that is too much, each by itself.
+        # One bound for all sites of like settings, from the longest b; only where that is too much,
+        # each by itself.
         longest = float(self.linear_norm.max(initial=0.0))
         facts = np.stack([self.counts, self.regularization, self.tolerance])
         order = np.lexsort(facts)
         new = np.ones(len(order), bool)
         new[1:] = np.any(facts[:, order[1:]] != facts[:, order[:-1]], axis=0)
-        fine = np.array([self._floor(site, longest) <= self.tolerance[site] for site in order[new]], bool)
+        fine = np.array(
+            [self._floor(site, longest) <= self.tolerance[site] for site in order[new]], bool
+        )
         for site in order[~np.repeat(fine, np.diff(np.append(np.flatnonzero(new), len(order))))]:
             floor = self._floor(site, float(self.linear_norm[site]))
             if not floor <= self.tolerance[site]:
                 raise SettingsError(
-                    f"The 'tolerance' parameter of solve_many must be at least {floor:.3g} for site {site}, four times "
-                    f"the rounding error of its gradient. Got {float(self.tolerance[site])!r} instead. No record was "
-                    "read. Raise it or the regularization."
+                    f"The 'tolerance' parameter of solve_many must be at least {floor:.3g} for "
+                    f"site {site}, four times the rounding error of its gradient. Got "
+                    f"{float(self.tolerance[site])!r} instead. No record was read. Raise it or "
+                    "the regularization."
                 )
 
     def _floor(self, site: int, linear_norm: float) -> float:
@@ -186,10 +217,14 @@ class _Task:
         """Yield the sites to be solved together: sites of like size, at most `_ENTRIES` entries of records."""
         d, k = self.X.shape[1], self.loss.n_outputs
         narrow = self.counts < d
-        small = (self.counts <= _RECORDS) & (self.counts * d <= np.where(narrow, _ENTRIES, _PRIMAL_ENTRIES))
+        small = (self.counts <= _RECORDS) & (
+            self.counts * d <= np.where(narrow, _ENTRIES, _PRIMAL_ENTRIES)
+        )
         chosen = np.flatnonzero(small & (np.where(narrow, self.counts, d) * k <= _UNKNOWNS))
         chosen = chosen[np.argsort(self.counts[chosen], kind="stable")]
-        filled = np.cumsum(self.counts[chosen] * max(d, 1) + d)  # an empty site still has coefficients
+        filled = np.cumsum(
+            self.counts[chosen] * max(d, 1) + d
+        )  # an empty site still has coefficients
         begin = 0
         while begin < len(chosen):
             room = filled[begin - 1] + _ENTRIES if begin else _ENTRIES
@@ -218,7 +253,9 @@ class _Task:
         linear = np.zeros((0, 1, 1)) if self.linear is None else self.linear
         facts = (self.counts[sites], self.regularization, self.tolerance, linear)
         out = (self.coef, self.gradient_norm, self.length)
-        _solve_sites(self.code, self.parameter, self.loss.curvature, X, y, sites, begins, *facts, out)
+        _solve_sites(
+            self.code, self.parameter, self.loss.curvature, X, y, sites, begins, *facts, out
+        )
 
     def solve_alone(self, site: int) -> None:
         """Hand one site to the solver that does not give up."""
@@ -248,8 +285,8 @@ def _code(loss: Loss) -> tuple[int, float]:
         case Softmax():
             return _SOFTMAX, 0.0
     raise SettingsError(
-        f"The 'loss' parameter of solve_many must be Logistic, HuberHinge, Huber or Softmax. Got {loss!r} instead. "
-        "No record was read. Use erm.solve for each site."
+        "The 'loss' parameter of solve_many must be Logistic, HuberHinge, Huber or Softmax. Got "
+        f"{loss!r} instead. No record was read. Use erm.solve for each site."
     )
 
 
@@ -257,14 +294,15 @@ def _per_site(name: str, values: ArrayLike, n_sites: int) -> Array:
     array = np.asarray(values, np.float64)
     if array.shape not in ((), (n_sites,)) or not np.all((array > 0) & np.isfinite(array)):
         raise SettingsError(
-            f"The '{name}' parameter of solve_many must be a positive number, or one for each of {n_sites} sites. "
-            "No record was read."
+            f"The '{name}' parameter of solve_many must be a positive number, or one for each of "
+            f"{n_sites} sites. No record was read."
         )
     return np.ascontiguousarray(np.broadcast_to(array, n_sites))
 
 
-# Below, arrays end in an axis of sites, the lanes, and loops over that axis come last: the compiler turns them into
-# vector instructions. Shorter sites are padded with records that are zero, whose label makes slope and step zero too.
+# Below, arrays end in an axis of sites, the lanes, and loops over that axis come last: the compiler
+# turns them into vector instructions. Shorter sites are padded with records that are zero, whose
+# label makes slope and step zero too.
 
 
 @compiled
@@ -273,7 +311,20 @@ def _exp(x):  # type: ignore[no-untyped-def]
     k = math.floor(x * 1.4426950408889634 + 0.5)
     r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10
     p = 1 / 479001600.0
-    for c in (39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0):
+    for c in (
+        39916800.0,
+        3628800.0,
+        362880.0,
+        40320.0,
+        5040.0,
+        720.0,
+        120.0,
+        24.0,
+        6.0,
+        2.0,
+        1.0,
+        1.0,
+    ):
         p = p * r + 1 / c
     return p * np.int64((np.int64(k) + 1023) << 52).view(np.float64)
 
@@ -419,7 +470,9 @@ def _uncurve(code, bend, v, out):  # type: ignore[no-untyped-def]
         for c in range(outputs):
             for s in range(lanes):
                 root = math.sqrt(bend[c, i, s])
-                out[c, i, s] = root * v[c, i, s] - (bend[c, i, s] * mean[s] if code == _SOFTMAX else 0.0)
+                out[c, i, s] = root * v[c, i, s] - (
+                    bend[c, i, s] * mean[s] if code == _SOFTMAX else 0.0
+                )
 
 
 @compiled
@@ -453,8 +506,12 @@ def _dual_step(code, W, bend, r, q, du, dz, H):  # type: ignore[no-untyped-def]
             for c in range(outputs):
                 for e in range(c, outputs):
                     for s in range(lanes):
-                        product = alike[s] - bend[e, i, s] - bend[c, j, s] + (1.0 if c == e else 0.0)
-                        H[c * n + i, e * n + j, s] = root[c, i, s] * root[e, j, s] * product * W[i, j, s]
+                        product = (
+                            alike[s] - bend[e, i, s] - bend[c, j, s] + (1.0 if c == e else 0.0)
+                        )
+                        H[c * n + i, e * n + j, s] = (
+                            root[c, i, s] * root[e, j, s] * product * W[i, j, s]
+                        )
         for j in range(n if code == _SOFTMAX else i, n):
             for s in range(lanes):
                 H[i, j, s] = root[0, i, s] * root[0, j, s] * W[i, j, s]
@@ -521,11 +578,17 @@ def _primal_step(code, W, bend, q, ridge, du, dz, H):  # type: ignore[no-untyped
 def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):  # type: ignore[no-untyped-def]
     """Write a near-minimum along `dz`, lane by lane; `first` and `second` are the regulariser's derivatives.
 
-    Evaluating the loss of a small site costs next to nothing beside a step, and with λ small one step of good length
-    saves many: secants of the derivative, kept within a bracket. Leaves slopes and bends of the point found.
+    Evaluating the loss of a small site costs next to nothing beside a step, and with λ small one
+    step of good length saves many: secants of the derivative, kept within a bracket. Leaves slopes
+    and bends of the point found.
     """
     outputs, n, lanes = z.shape
-    low, high, down, rise = np.zeros(lanes), np.full(lanes, np.inf), np.empty(lanes), np.empty(lanes)
+    low, high, down, rise = (
+        np.zeros(lanes),
+        np.full(lanes, np.inf),
+        np.empty(lanes),
+        np.empty(lanes),
+    )
     _inner(slope, dz, down)
     for s in range(lanes):
         down[s] += first[s]
@@ -547,8 +610,13 @@ def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):
             if here > 0:
                 high[s], at_high[s] = step[s], here
             elif high[s] == np.inf:
-                # The secant falls short where the derivative flattens out; twice as far is right as often as not.
-                reach = 2 * (step[s] - low[s]) * here / (at_low[s] - here) if here > at_low[s] else np.inf
+                # The secant falls short where the derivative flattens out; twice as far is right as
+                # often as not.
+                reach = (
+                    2 * (step[s] - low[s]) * here / (at_low[s] - here)
+                    if here > at_low[s]
+                    else np.inf
+                )
                 low[s], at_low[s] = step[s], here
                 step[s] += min(max(reach, 0.5 * step[s]), 7 * step[s])
                 continue
@@ -564,14 +632,25 @@ def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):
 def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # type: ignore[no-untyped-def]
     """Minimise from u = 0, where outputs are `z0`, until every lane's gradient is shorter than its goal.
 
-    Outputs follow u step by step; when all seem done they are computed anew, for rounding may have led them astray.
-    A lane that is done, or has used up its own `_ITERATIONS`, stands still, so none depends on how long others take.
+    Outputs follow u step by step; when all seem done they are computed anew, for rounding may have
+    led them astray. A lane that is done, or has used up its own `_ITERATIONS`, stands still, so
+    none depends on how long others take.
     """
     outputs, m, lanes = u.shape
-    slope, bend, dz, trial = np.empty_like(z0), np.empty_like(z0), np.empty_like(z0), np.empty_like(z0)
+    slope, bend, dz, trial = (
+        np.empty_like(z0),
+        np.empty_like(z0),
+        np.empty_like(z0),
+        np.empty_like(z0),
+    )
     before = np.empty_like(z0)
     z, r, q, du = z0.copy(), np.empty_like(u), np.empty_like(u), np.empty_like(u)
-    squared, first, second, step = np.empty(lanes), np.empty(lanes), np.empty(lanes), np.empty(lanes)
+    squared, first, second, step = (
+        np.empty(lanes),
+        np.empty(lanes),
+        np.empty(lanes),
+        np.empty(lanes),
+    )
     taken, moving, anew = np.zeros(lanes), np.empty(lanes, np.bool_), True
     _evaluate(code, parameter, z, y, slope, bend)
     if code != _SOFTMAX:
@@ -621,12 +700,15 @@ def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # 
         _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step)
         z, trial = trial, z
         if code == _HUBER_HINGE or code == _HUBER:
-            # Where the loss is linear it has no curvature, and the step no bound: count what was met on the way here.
+            # Where the loss is linear it has no curvature, and the step no bound: count what was
+            # met on the way here.
             for i in range(z.shape[1]):
                 for s in range(lanes):
                     moved = z[0, i, s] - trial[0, i, s]
                     if moved != 0:
-                        bend[0, i, s] = max(bend[0, i, s], (slope[0, i, s] - before[0, i, s]) / moved)
+                        bend[0, i, s] = max(
+                            bend[0, i, s], (slope[0, i, s] - before[0, i, s]) / moved
+                        )
         for c in range(outputs):
             for j in range(m):
                 for s in range(lanes):
@@ -683,7 +765,8 @@ def _gram(X, ridge, W, lane):  # type: ignore[no-untyped-def]
 def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-untyped-def]
     """Return the norms of the gradient at `f` and of `f`, rounded up; `erm.gradient_error` bounds its error.
 
-    Outputs become slopes in `slope`. The exponential is the C library's, the gradient nobody else's.
+    Outputs become slopes in `slope`. The exponential is the C library's, the gradient nobody
+    else's.
     """
     outputs, d = f.shape
     g, n = np.empty((outputs, d)), len(X)
@@ -719,7 +802,9 @@ def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-unty
 
 
 @compiled
-def _solve_sites(code, parameter, curvature, X, y, sites, begins, counts, ridges, tolerances, linear, out):  # type: ignore[no-untyped-def]
+def _solve_sites(  # type: ignore[no-untyped-def]
+    code, parameter, curvature, X, y, sites, begins, counts, ridges, tolerances, linear, out
+):
     """Solve and certify `sites`, whose sizes ascend; `out` is coefficients, gradient norms and lengths of all."""
     coef, norm, length = out
     outputs, d = coef.shape[1:]
@@ -760,7 +845,11 @@ def _solve_sites(code, parameter, curvature, X, y, sites, begins, counts, ridges
             _descend(code, parameter, curvature, dual, W, z, labels, ridge, goal, u, H)
         for s in range(lanes):
             site, first, size = sites[begin + s], begins[begin + s], counts[begin + s]
-            f, b, records = coef[site], linear[site] if len(linear) else zero, X[first : first + size]
+            f, b, records = (
+                coef[site],
+                linear[site] if len(linear) else zero,
+                X[first : first + size],
+            )
             for c in range(outputs):
                 for j in range(d):
                     f[c, j] = (0.0 if dual else u[c, j, s]) - b[c, j] / ridge[s]
@@ -768,4 +857,6 @@ def _solve_sites(code, parameter, curvature, X, y, sites, begins, counts, ridges
                     for i in range(size):
                         work[c, i] = u[c, i, s] / ridge[s]
                     _add(records, work[c], f[c])
-            norm[site], length[site] = _certify(code, parameter, records, y[first : first + size], ridge[s], b, f, work)
+            norm[site], length[site] = _certify(
+                code, parameter, records, y[first : first + size], ridge[s], b, f, work
+            )

@@ -1,7 +1,8 @@
 """Private linear learners: logistic regression, support-vector classifier, ridge regression.
 
-All three minimise a sum of losses over records scaled into the unit ball, plus a ridge, and differ only in the loss.
-This file checks what users hand over and brings it into the unit ball; the noise is `perturbation.py`'s.
+All three minimise a sum of losses over records scaled into the unit ball, plus a ridge, and differ
+only in the loss. This file checks what users hand over and brings it into the unit ball; the noise
+is `perturbation.py`'s.
 """
 
 from __future__ import annotations
@@ -19,15 +20,28 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from consilience.data import cap_records
 from consilience.errors import GuaranteeVoid, SchemaMismatch, SettingsError
+from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.erm import (
+    Chunks,
+    Huber,
+    HuberHinge,
+    Logistic,
+    Loss,
+    Softmax,
+    block_records,
+)
+from consilience.learners.partitions import DaskRows, is_dask
+from consilience.learners.perturbation import (
+    LinearPlan,
+    LinearTask,
+    plan_linear,
+    public_size,
+    train_linear,
+)
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows
-
-from .base import PrivateLearner, is_positive
-from .erm import Chunks, Huber, HuberHinge, Logistic, Loss, Softmax, block_records
-from .partitions import DaskRows, is_dask
-from .perturbation import LinearPlan, LinearTask, plan_linear, public_size, train_linear
+from consilience.tables.groups import cap_records
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -51,7 +65,11 @@ class _Coding:
 
     def __call__(self, labels: Array) -> Array:
         codes = np.asarray(labels)
-        if not (self._places and codes.dtype == np.int64 and codes.view(np.uint64).max(initial=0) < len(self.classes)):
+        if not (
+            self._places
+            and codes.dtype == np.int64
+            and codes.view(np.uint64).max(initial=0) < len(self.classes)
+        ):
             codes = _codes(self.owner, self.classes, codes)
         return codes if self.positive is None else 2.0 * (codes == self.positive) - 1.0
 
@@ -72,7 +90,8 @@ class _Scaling:
         values = np.asarray(labels, dtype=np.float64)
         if not np.isfinite(values).all():
             raise SchemaMismatch(
-                f"{self.owner} found a label that is no finite number. Nothing was trained. Remove such records first."
+                f"{self.owner} found a label that is no finite number. Nothing was trained. "
+                "Remove such records first."
             )
         return np.clip(values / self.label_bound, -1.0, 1.0)
 
@@ -95,7 +114,9 @@ class _MappedPartitions(_Mapped):
     """The same where the records lie: only scaling and function travel."""
 
     def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
-        found: list[T] = self.source.gather(partial(_apply_mapped, self.ball, self.encode, function), every)
+        found: list[T] = self.source.gather(
+            partial(_apply_mapped, self.ball, self.encode, function), every
+        )
         return found
 
 
@@ -136,12 +157,13 @@ def check_count(learner: Any, source: Any, n_records: int) -> None:
     """Refuse a source that holds other than it says."""
     if source.n_records is not None and source.n_records != n_records:
         raise SchemaMismatch(
-            f"{type(learner).__name__} was given chunks that hold other than the declared number of records. Nothing "
-            "was trained or charged. Mend the source's n_records."
+            f"{type(learner).__name__} was given chunks that hold other than the declared number "
+            "of records. Nothing was trained or charged. Mend the source's n_records."
         )
     if n_records == 0 and learner.neighbours == "replace-one":
         raise SchemaMismatch(
-            f"{type(learner).__name__} was given chunks without a record. Nothing was trained or charged. Check them."
+            f"{type(learner).__name__} was given chunks without a record. Nothing was trained or "
+            "charged. Check them."
         )
 
 
@@ -164,8 +186,8 @@ def check_chunk(owner: str, n_features: int, X: Any, y: Any, *, finite: bool = T
     else:
         return
     raise SchemaMismatch(
-        f"{owner} was given a chunk that {problem}. Nothing was trained or charged. Mend the source; a Schema says "
-        "what missing values become."
+        f"{owner} was given a chunk that {problem}. Nothing was trained or charged. Mend the "
+        "source; a Schema says what missing values become."
     )
 
 
@@ -174,14 +196,17 @@ def _against_rest(task: LinearTask, code: int) -> LinearTask:
     if task.records is None:
         return replace(task, y=np.where(task.y == code, 1.0, -1.0))
     records = cast(_Mapped, task.records)
-    return replace(task, records=replace(records, encode=replace(cast(_Coding, records.encode), positive=code)))
+    return replace(
+        task, records=replace(records, encode=replace(cast(_Coding, records.encode), positive=code))
+    )
 
 
 def into_ball(X: Any, learner: Any, room: Array | None = None) -> Any:
     """Scale by the declared norm, clip, append the constant column: rows of norm <= 1, always.
 
-    The intercept is a feature like any other, jointly normalised and regularised: without strong convexity in
-    every coordinate there is no privacy. The result may lie in `room`, which has as many columns as it.
+    The intercept is a feature like any other, jointly normalised and regularised: without strong
+    convexity in every coordinate there is no privacy. The result may lie in `room`, which has as
+    many columns as it.
     """
     X = clip_rows(X, learner.data_norm)
     if learner.data_norm != 1.0:
@@ -190,7 +215,9 @@ def into_ball(X: Any, learner: Any, room: Array | None = None) -> Any:
         return X
     half = math.sqrt(0.5) * (1 - 2**-50)
     if sparse.issparse(X):
-        return sparse.hstack([X * half, sparse.csr_array(np.full((X.shape[0], 1), half))], format="csr")
+        return sparse.hstack(
+            [X * half, sparse.csr_array(np.full((X.shape[0], 1), half))], format="csr"
+        )
     out = np.empty((X.shape[0], X.shape[1] + 1)) if room is None else room[: X.shape[0]]
     np.multiply(X, half, out=out[:, :-1])
     out[:, -1] = half
@@ -200,13 +227,16 @@ def into_ball(X: Any, learner: Any, room: Array | None = None) -> Any:
 def validated(learner: Any, X: Any, y: Any = "no_validation", **settings: Any) -> Any:
     """Validate as scikit-learn does, but never repeat a record's value in an error."""
     try:
-        return validate_data(learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings})
+        return validate_data(
+            learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings}
+        )
     except ValueError as error:
         if "could not convert" not in str(error) and "invalid literal" not in str(error):
             raise
     raise SchemaMismatch(
-        f"{type(learner).__name__} was given a table with text where it needs numbers. Nothing was computed. "
-        "Encode the table with Schema.encode, which turns declared categories into columns."
+        f"{type(learner).__name__} was given a table with text where it needs numbers. Nothing "
+        "was computed. Encode the table with Schema.encode, which turns declared categories into "
+        "columns."
     )
 
 
@@ -222,18 +252,21 @@ def person_ids(learner: Any, persons: ArrayLike | None, n_records: int) -> Array
     if learner.unit == "record":
         if persons is not None:
             raise SettingsError(
-                f"{type(learner).__name__} was given persons, but hides single records (unit='record'). "
-                "Nothing was trained. Set unit='person' and records_per_person, or drop persons."
+                f"{type(learner).__name__} was given persons, but hides single records "
+                "(unit='record'). Nothing was trained. Set unit='person' and records_per_person, "
+                "or drop persons."
             )
         return None
     if persons is None:
         raise SettingsError(
-            f"{type(learner).__name__} with unit='person' needs to know whose each record is. Nothing was trained. "
-            "Pass persons=..., one id per record."
+            f"{type(learner).__name__} with unit='person' needs to know whose each record is. "
+            "Nothing was trained. Pass persons=..., one id per record."
         )
     ids = np.asarray(persons)
     if ids.shape != (n_records,):
-        raise SchemaMismatch("'persons' must hold one id per record. Nothing was trained. Check its length.")
+        raise SchemaMismatch(
+            "'persons' must hold one id per record. Nothing was trained. Check its length."
+        )
     return ids
 
 
@@ -247,13 +280,20 @@ def check_settings(learner: Any) -> None:
     need("unit", learner.unit in ("record", "person"), "'record' or 'person'")
     cap = learner.records_per_person
     if learner.unit == "person":
-        need("records_per_person", isinstance(cap, int | np.integer) and cap >= 1, "an integer >= 1 with unit='person'")
+        need(
+            "records_per_person",
+            isinstance(cap, int | np.integer) and cap >= 1,
+            "an integer >= 1 with unit='person'",
+        )
     size = learner.public_size
-    if learner.neighbours == "add-remove" and not (isinstance(size, int | np.integer) and size >= 1):
+    if learner.neighbours == "add-remove" and not (
+        isinstance(size, int | np.integer) and size >= 1
+    ):
         raise SettingsError(
-            f"{type(learner).__name__} with neighbours='add-remove' hides how many records there are, so the "
-            "regularisation cannot be scaled by their number. Nothing was trained. Declare public_size=..., a public "
-            "guess of it (an integer >= 1); it need not be right."
+            f"{type(learner).__name__} with neighbours='add-remove' hides how many records there "
+            "are, so the regularisation cannot be scaled by their number. Nothing was trained. "
+            "Declare public_size=..., a public guess of it (an integer >= 1); it need not be "
+            "right."
         )
     need(
         "calibration",
@@ -265,14 +305,15 @@ def check_settings(learner: Any) -> None:
 
 
 _THESIS = (
-    "The thesis' matrix perturbation (Xie 2016, eq. 6.1) was asked for. It has no guarantee at any delta < 1: with "
-    "two records (x, +1) and (x, -1) the gradient at 0 vanishes, so the answer is 0 whatever matrix was drawn; replace "
-    "the second record by (x', -1) with another x' and the answer is almost surely not 0. Nothing was trained. Use "
-    "mechanism='matrix' with calibration='tight', which adds the linear noise that makes it private."
+    "The thesis' matrix perturbation (Xie 2016, eq. 6.1) was asked for. It has no guarantee at "
+    "any delta < 1: with two records (x, +1) and (x, -1) the gradient at 0 vanishes, so the "
+    "answer is 0 whatever matrix was drawn; replace the second record by (x', -1) with another "
+    "x' and the answer is almost surely not 0. Nothing was trained. Use mechanism='matrix' with "
+    "calibration='tight', which adds the linear noise that makes it private."
 )
 _NO_THESIS = (
-    "calibration='thesis' names the thesis' matrix perturbation and applies to mechanism='matrix' only. Nothing was "
-    "trained. Use calibration='tight'."
+    "calibration='thesis' names the thesis' matrix perturbation and applies to "
+    "mechanism='matrix' only. Nothing was trained. Use calibration='tight'."
 )
 
 
@@ -280,7 +321,9 @@ def _capped(task: LinearTask, learner: Any, source: Source) -> LinearTask:
     """Drop, at random, what a person holds beyond the declared cap."""
     if task.persons is None:
         return task
-    keep = cap_records(task.persons, int(learner.records_per_person), source.uniform(task.n_records))
+    keep = cap_records(
+        task.persons, int(learner.records_per_person), source.uniform(task.n_records)
+    )
     return replace(task, X=task.X[keep], y=task.y[keep], n_records=int(keep.sum()))
 
 
@@ -324,8 +367,8 @@ def declared_classes(learner: Any) -> Array | None:
     classes = np.asarray(learner.classes)
     if classes.ndim != 1 or len(np.unique(classes)) < max(2, len(classes)):
         raise SettingsError(
-            f"The 'classes' parameter of {type(learner).__name__} must list at least two different labels. "
-            f"Got {learner.classes!r} instead."
+            f"The 'classes' parameter of {type(learner).__name__} must list at least two "
+            f"different labels. Got {learner.classes!r} instead."
         )
     return classes
 
@@ -346,7 +389,9 @@ def _codes(owner: str, classes: Array, values: Array) -> Array:
     return np.asarray(codes)
 
 
-def classification_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[LinearTask, list[str], Array]:
+def classification_task(
+    learner: Any, X: Any, y: Any, persons: Any
+) -> tuple[LinearTask, list[str], Array]:
     """Check a classifier's settings and data; return its task, assumptions and class list."""
     check_settings(learner)
     classes = declared_classes(learner)
@@ -379,17 +424,24 @@ def check_chunked(learner: Any, source: Any) -> tuple[Array, Array]:
     """Refuse what a table in chunks cannot tell or cannot do; return the classes, and what chunks hold for each."""
     names, classes = getattr(source, "names", None), getattr(learner, "classes", ())
     learner.n_features_in_ = source.n_features
-    if names is not None and learner.unit == "record" and (classes is None or list(classes) == list(names)):
+    if (
+        names is not None
+        and learner.unit == "record"
+        and (classes is None or list(classes) == list(names))
+    ):
         return np.asarray(names), np.arange(len(names))
     if classes is None or names is not None or learner.unit == "person":
         raise SettingsError(
-            f"{type(learner).__name__} was given a table in chunks, which needs declared classes and unit='record'. "
-            "Nothing was trained. Pass the classes of the table; persons can be capped only in one that fits in memory."
+            f"{type(learner).__name__} was given a table in chunks, which needs declared classes "
+            "and unit='record'. Nothing was trained. Pass the classes of the table; persons can "
+            "be capped only in one that fits in memory."
         )
     return np.asarray(classes), np.asarray(classes)
 
 
-def _task(learner: Any, X: Any, labels: Array, persons: Array | None, loss: Loss, encode: Any) -> LinearTask:
+def _task(
+    learner: Any, X: Any, labels: Array, persons: Array | None, loss: Loss, encode: Any
+) -> LinearTask:
     return LinearTask(
         records=None,
         X=into_ball(X, learner),
@@ -462,8 +514,9 @@ class _LinearClassifier(_Linear, ClassifierMixin):  # type: ignore[misc]
     ) -> Self:
         """Train; with a ledger, charge `dataset` first. A retry with the same `key` returns the first result.
 
-        `X` may be dense, sparse, a data frame, Dask's with `y` Dask's too, or a table in chunks that brings its own
-        labels (`ParquetRows`, `DaskRows`): then every record is read once, and refused if need be, before the charge.
+        `X` may be dense, sparse, a data frame, Dask's with `y` Dask's too, or a table in chunks
+        that brings its own labels (`ParquetRows`, `DaskRows`): then every record is read once, and
+        refused if need be, before the charge.
         """
         task, assumptions, self.classes_ = classification_task(self, X, y, persons)
         self.public_size_ = public_size(self, task)
@@ -493,8 +546,9 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
     epsilon, delta
         The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact training that promises nothing.
     mechanism
-        ``"objective"`` perturbs the objective (default), ``"output"`` the minimum, ``"generalized"`` is Kifer's
-        objective perturbation, ``"matrix"`` the provable form of the thesis' matrix perturbation.
+        ``"objective"`` perturbs the objective (default), ``"output"`` the minimum,
+        ``"generalized"`` is Kifer's objective perturbation, ``"matrix"`` the provable form of the
+        thesis' matrix perturbation.
     regularization
         Λ of ``mean(loss) + Λ/2 ‖f‖²``, in coordinates where rows have norm <= 1.
     data_norm
@@ -502,10 +556,11 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
     classes
         The declared labels. Without it they are read from `y`, and the guarantee says so.
     neighbours, public_size
-        ``"replace-one"``: the number of records is public. ``"add-remove"``: it is not, and `public_size` declares
-        a public guess that scales the regularisation.
+        ``"replace-one"``: the number of records is public. ``"add-remove"``: it is not, and
+        `public_size` declares a public guess that scales the regularisation.
     unit, records_per_person
-        ``"person"`` hides all of a person's records, of which at most `records_per_person` are used.
+        ``"person"`` hides all of a person's records, of which at most `records_per_person` are
+        used.
     calibration
         ``"tight"``, or ``"chaudhuri2011"`` for the paper's own noise.
     random_state
@@ -515,9 +570,9 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
 
     Privacy
     -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the fitted attributes.
-    Not hidden: the number of features, the classes, and under replace-one the number of units. Proofs:
-    docs/guarantees/objective.md, output.md, closing.md.
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
+    fitted attributes. Not hidden: the number of features, the classes, and under replace-one the
+    number of units. Proofs: docs/guarantees/objective.md, output.md, closing.md.
 
     Examples
     --------
@@ -576,9 +631,9 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
 class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]):
     """Fit a linear support-vector classifier with a Huber-smoothed hinge under differential privacy.
 
-    Parameters are those of `PrivateLogisticRegression`, and ``huber``, the half-width of the parabola that replaces
-    the hinge's corner. More than two classes are trained one against the rest, each at its equal share of the
-    budget.
+    Parameters are those of `PrivateLogisticRegression`, and ``huber``, the half-width of the
+    parabola that replaces the hinge's corner. More than two classes are trained one against the
+    rest, each at its equal share of the budget.
 
     Privacy
     -------
@@ -621,7 +676,11 @@ class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]
         self.noise = noise
 
     def _loss(self, n_classes: int) -> Loss:
-        self._require("huber", isinstance(self.huber, int | float) and 0 < self.huber <= 1, "a number in (0, 1]")
+        self._require(
+            "huber",
+            isinstance(self.huber, int | float) and 0 < self.huber <= 1,
+            "a number in (0, 1]",
+        )
         return HuberHinge(self.huber)
 
     def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
@@ -629,7 +688,10 @@ class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]
         if task.n_problems == 1:
             self.coef_, self.intercept_ = out_of_ball(train_linear(task, plan, source), self)
         else:
-            parts = [train_linear(_against_rest(task, code), plan, source) for code in range(task.n_problems)]
+            parts = [
+                train_linear(_against_rest(task, code), plan, source)
+                for code in range(task.n_problems)
+            ]
             self.coef_, self.intercept_ = out_of_ball(np.stack(parts), self)
 
 
@@ -641,8 +703,8 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
     label_bound
         Declared bound on the absolute label; labels beyond are clipped to it.
     huber
-        Residuals larger than ``huber * label_bound`` count linearly. A squared loss has an unbounded gradient, which
-        no finite noise can hide; this one is bounded by construction.
+        Residuals larger than ``huber * label_bound`` count linearly. A squared loss has an
+        unbounded gradient, which no finite noise can hide; this one is bounded by construction.
 
     Privacy
     -------
@@ -705,7 +767,9 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
             task = _chunked_task(self, source, self._loss(1), encode)
         else:
             X, labels = checked(self, X, y, y_numeric=True)
-            task = _task(self, X, labels, person_ids(self, persons, X.shape[0]), self._loss(1), encode)
+            task = _task(
+                self, X, labels, person_ids(self, persons, X.shape[0]), self._loss(1), encode
+            )
         self.public_size_ = public_size(self, task)
         return self._fit(task, [], ledger, dataset, key)
 
@@ -718,12 +782,15 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
 
     def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
         task = _capped(task, self, source)
-        self.coef_, self.intercept_ = out_of_ball(self.label_bound * train_linear(task, plan, source), self)
+        self.coef_, self.intercept_ = out_of_ball(
+            self.label_bound * train_linear(task, plan, source), self
+        )
         self.coef_, self.intercept_ = self.coef_.ravel(), self.intercept_[0]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        # Rows beyond data_norm and labels beyond label_bound are clipped, so undeclared scales fit poorly.
+        # Rows beyond data_norm and labels beyond label_bound are clipped, so undeclared scales fit
+        # poorly.
         tags.regressor_tags.poor_score = True
         return tags
 

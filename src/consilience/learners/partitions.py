@@ -1,7 +1,7 @@
 """Records that stay in the partitions of a Dask dataframe or array, while sums over them travel.
 
-Only functions of published code and plain numbers are sent to workers: never a learner, a generator or noise. Noise,
-charge and guarantee stay in the process that called `fit`.
+Only functions of published code and plain numbers are sent to workers: never a learner, a generator
+or noise. Noise, charge and guarantee stay in the process that called `fit`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from consilience.data import Progress, Schema, showing
 from consilience.errors import ConsilienceError, SchemaMismatch, SettingsError
-
-from .erm import Chunks, one_blas_thread
+from consilience.learners.erm import Chunks, one_blas_thread
+from consilience.progress import Progress, showing
+from consilience.tables.schema import Schema
 
 T = TypeVar("T")
 SLICE_RECORDS = 16384  # handed on at a time, whatever the size of a partition
@@ -34,7 +34,8 @@ class DaskRows:
     Parameters
     ----------
     X
-        A Dask dataframe or array of numbers; with a `schema` a dataframe that holds the schema's columns.
+        A Dask dataframe or array of numbers; with a `schema` a dataframe that holds the schema's
+        columns.
     y
         Labels in the same partitions as `X`; left out with a `schema`, which names their column.
     schema
@@ -42,8 +43,8 @@ class DaskRows:
     named
         As in `ParquetRows`.
     progress
-        Called with the partitions done in this pass and the number of all: none as it begins, all as it ends. Without
-        it a bar is shown where standard error is a terminal.
+        Called with the partitions done in this pass and the number of all: none as it begins, all
+        as it ends. Without it a bar is shown where standard error is a terminal.
 
     Privacy
     -------
@@ -61,21 +62,25 @@ class DaskRows:
     ) -> None:
         if not is_dask(X) or (schema is None) == (y is None) or (y is not None and not is_dask(y)):
             raise SettingsError(
-                "DaskRows takes a Dask dataframe or array with labels y that are Dask's too, or a Dask dataframe with "
-                "a schema. No record was read. Pass one of these."
+                "DaskRows takes a Dask dataframe or array with labels y that are Dask's too, or "
+                "a Dask dataframe with a schema. No record was read. Pass one of these."
             )
         self.schema, self.progress, self.passes = schema, progress, 0
         self.names = schema.classes if named and schema is not None else None
         if schema is not None:
-            absent = [name for name in schema.table_columns if name not in getattr(X, "columns", ())]
+            absent = [
+                name for name in schema.table_columns if name not in getattr(X, "columns", ())
+            ]
             if absent:
                 raise SchemaMismatch(
-                    f"The Dask table lacks the columns {absent}. No record was read. Add them, or mend the schema."
+                    f"The Dask table lacks the columns {absent}. No record was read. Add them, or "
+                    "mend the schema."
                 )
             if schema.person is not None:
                 raise SettingsError(
-                    "The schema limits the records of a person, which needs all of a person's records in one place. No "
-                    "record was read. Train on a table that fits in memory, or on Parquet files."
+                    "The schema limits the records of a person, which needs all of a person's "
+                    "records in one place. No record was read. Train on a table that fits in "
+                    "memory, or on Parquet files."
                 )
             X = X[list(schema.table_columns)]
         self.n_features = int(X.shape[1]) if schema is None else schema.n_features
@@ -83,7 +88,8 @@ class DaskRows:
         features, labels = _delayed(X), [] if y is None else _delayed(y)
         if y is not None and len(features) != len(labels):
             raise SchemaMismatch(
-                "X and y have different partitions. No record was read. Repartition one like the other."
+                "X and y have different partitions. No record was read. Repartition one like the "
+                "other."
             )
         self._parts = list(zip(features, labels or [None] * len(features), strict=True))
 
@@ -92,7 +98,9 @@ class DaskRows:
         import dask
 
         self.passes += 1
-        task = dask.delayed(partial(_apply, function, self.n_features, self.schema, every), pure=False)
+        task = dask.delayed(
+            partial(_apply, function, self.n_features, self.schema, every), pure=False
+        )
         failure, total = "", len(self._parts)
         with showing(f"Adding up partitions, pass {self.passes}", self.progress) as progress:
             progress(0, total)
@@ -103,8 +111,9 @@ class DaskRows:
             progress(total, total)
         if failure:  # its message may quote a record, so it ends here
             raise SchemaMismatch(
-                f"Dask could not compute a partition ({failure}). Nothing was learned; a charge already made stands. "
-                "See the scheduler's own log, mend the cluster or the table, and begin again."
+                f"Dask could not compute a partition ({failure}). Nothing was learned; a charge "
+                "already made stands. See the scheduler's own log, mend the cluster or the "
+                "table, and begin again."
             )
         for answer in answers:
             if isinstance(answer, ConsilienceError):
@@ -125,35 +134,53 @@ class DaskRows:
 
 
 def _delayed(collection: Any) -> list[Any]:
-    if hasattr(collection, "npartitions") and hasattr(collection, "chunks") and collection.ndim == 2:
+    if (
+        hasattr(collection, "npartitions")
+        and hasattr(collection, "chunks")
+        and collection.ndim == 2
+    ):
         collection = collection.rechunk({1: -1})
     return list(np.ravel(collection.to_delayed()))
 
 
-def _apply(function: Callable[[Chunks], T], n_features: int, schema: Schema | None, every: int, X: Any, y: Any) -> Any:
+def _apply(
+    function: Callable[[Chunks], T],
+    n_features: int,
+    schema: Schema | None,
+    every: int,
+    X: Any,
+    y: Any,
+) -> Any:
     """Return what `function` makes of a partition, or the error: raised, a worker's log would print it with records."""
     try:
         if every > 1:
-            X, y = (given if given is None else getattr(given, "iloc", given)[::every] for given in (X, y))
+            X, y = (
+                given if given is None else getattr(given, "iloc", given)[::every]
+                for given in (X, y)
+            )
         with one_blas_thread():
             return function(_slices(X, y, n_features, schema))
     except ConsilienceError as error:
         return type(error)(str(error))
     except Exception as error:
         return SchemaMismatch(
-            f"A partition cannot be read as a table of numbers ({type(error).__name__}). Nothing was learned. Give "
-            "every partition the same columns and kinds, or pass DaskRows(frame, schema=...)."
+            f"A partition cannot be read as a table of numbers ({type(error).__name__}). Nothing "
+            "was learned. Give every partition the same columns and kinds, or pass "
+            "DaskRows(frame, schema=...)."
         )
 
 
-def _slices(X: Any, y: Any, n_features: int, schema: Schema | None) -> Iterator[tuple[Any, NDArray[Any]]]:
+def _slices(
+    X: Any, y: Any, n_features: int, schema: Schema | None
+) -> Iterator[tuple[Any, NDArray[Any]]]:
     if schema is not None:
         yield from (encoded[:2] for encoded in schema.encode_blocks(X))
         return
     table, labels = X if sparse.issparse(X) else np.asarray(X), np.asarray(y)
     if table.ndim != 2 or table.shape != (len(labels), n_features):
         raise SchemaMismatch(
-            "A partition of X and y differ in shape. Nothing was learned. Give both the same partitions."
+            "A partition of X and y differ in shape. Nothing was learned. Give both the same "
+            "partitions."
         )
     for start in range(0, len(labels), SLICE_RECORDS):
         yield table[start : start + SLICE_RECORDS], labels[start : start + SLICE_RECORDS]

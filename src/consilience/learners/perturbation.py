@@ -1,8 +1,9 @@
 """The noise of one linear problem: what it will be, decided from public facts, and drawing it.
 
-`plan_linear` chooses ridge, noise and tolerance for a learner's settings and sizes without looking at a record;
-`train_linear` draws that noise, solves, and closes the gap between what the proof assumes (an exact minimum over the
-reals) and what a computer returned. Proofs: docs/guarantees/objective.md, output.md, closing.md.
+`plan_linear` chooses ridge, noise and tolerance for a learner's settings and sizes without looking
+at a record; `train_linear` draws that noise, solves, and closes the gap between what the proof
+assumes (an exact minimum over the reals) and what a computer returned. Proofs:
+docs/guarantees/objective.md, output.md, closing.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,16 @@ from scipy import linalg, special
 from sklearn.utils import check_random_state
 
 from consilience.errors import SettingsError
+from consilience.learners.erm import (
+    ChunkedRecords,
+    Huber,
+    HuberHinge,
+    Logistic,
+    Loss,
+    Softmax,
+    gradient_error,
+    solve,
+)
 from consilience.privacy.accounting import (
     Closing,
     Event,
@@ -33,13 +44,14 @@ from consilience.privacy.accounting import (
 from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.mechanisms import Noise, Source, close, draw_error, gaussian, l2_laplace
 
-from .erm import ChunkedRecords, Huber, HuberHinge, Logistic, Loss, Softmax, gradient_error, solve
-
 Array = NDArray[Any]
 
 CLOSING_SHARE = 0.01  # of epsilon; covers a distance of about 1e-8, so its noise is invisible
-TOLERANCE = 1e-8  # un-normalised gradient norm relative to the total regularisation (design.md, decision 7)
-# The public radius of a draw: exceeded with probability 2^-256, the chance of guessing the key it was drawn from.
+TOLERANCE = (
+    1e-8  # un-normalised gradient norm relative to the total regularisation (design.md, decision 7)
+)
+# The public radius of a draw: exceeded with probability 2^-256, the chance of guessing the key it
+# was drawn from.
 RADIUS_PROBABILITY = 2.0**-256
 LOSS_NAMES: dict[type, Literal["logistic", "huber-hinge", "softmax", "huber"]] = {
     Logistic: "logistic",
@@ -78,7 +90,9 @@ class LinearPlan:
     regularization: float  # un-normalised λ of the ridge
     matrix: Array | None
     tolerance: float
-    longest: float  # public bound on the minimum's norm, unless there are far more records than declared
+    longest: (
+        float  # public bound on the minimum's norm, unless there are far more records than declared
+    )
     n_problems: int
 
     @property
@@ -101,7 +115,9 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
     ridge = learner.regularization * size
     per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
     bound = per_unit * (max(16 * size, 1 << 20) if add_remove else size)
-    matrix, least = _random_matrix(learner, task, ridge) if learner.mechanism == "matrix" else (None, 0.0)
+    matrix, least = (
+        _random_matrix(learner, task, ridge) if learner.mechanism == "matrix" else (None, 0.0)
+    )
     noise: Any = None
     if math.isfinite(epsilon):
         facts = _Facts(learner, task, ridge, (1 - CLOSING_SHARE) * epsilon, delta, per_unit, least)
@@ -125,9 +141,10 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
         released = task.dimension * task.loss.n_outputs
         # Softmax noise passes through one more product, of K terms.
         drawn = draw_error(released + 4 * task.loss.n_outputs) * radius
-        # An objective's noise moves the minimum by 1/strong of itself; output noise is added as it is.
-        # The solver vouches for its tolerance and an error of a quarter of it, whatever the number of records;
-        # rounding the result (or its sum with the noise) to doubles moves it by at most tolerance / (16 ridge).
+        # An objective's noise moves the minimum by 1/strong of itself; output noise is added as it
+        # is. The solver vouches for its tolerance and an error of a quarter of it, whatever the
+        # number of records; rounding the result (or its sum with the noise) to doubles moves it by
+        # at most tolerance / (16 ridge).
         distance = 1.25 * tolerance / strong + tolerance / (8 * ridge)
         distance += drawn / strong if isinstance(noise, Objective) else 2 * drawn
         closing = Closing(
@@ -137,7 +154,9 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
             distance=distance,
             scale=2 * math.sqrt(released) * distance / (CLOSING_SHARE * epsilon),
         )
-    longest = (in_objective + math.sqrt(in_objective**2 + 2 * ridge * bound * task.loss.at_zero)) / ridge
+    longest = (
+        in_objective + math.sqrt(in_objective**2 + 2 * ridge * bound * task.loss.at_zero)
+    ) / ridge
     return LinearPlan(noise, closing, ridge, matrix, tolerance, longest, task.n_problems)
 
 
@@ -176,17 +195,25 @@ class _Facts:
             sensitivity = self._sensitivity()
         if self.delta > 0:
             sigma = gaussian_sigma(epsilon=self.epsilon, delta=self.delta, sensitivity=sensitivity)
-            return self.ridge, Gaussian(sensitivity=sensitivity, sigma=sigma, at_delta=self.delta, **self._who)
-        return self.ridge, L2Laplace(sensitivity=sensitivity, scale=sensitivity / self.epsilon, **self._who)
+            return self.ridge, Gaussian(
+                sensitivity=sensitivity, sigma=sigma, at_delta=self.delta, **self._who
+            )
+        return self.ridge, L2Laplace(
+            sensitivity=sensitivity, scale=sensitivity / self.epsilon, **self._who
+        )
 
     def _sensitivity(self) -> float:
         loss = self.task.loss
         general = self._moved * loss.lipschitz / self.ridge
         if self.learner.neighbours == "add-remove":
             return general
-        # J(f*) <= J(0) and the gradient's bound: two caps on the length of any minimum, both public.
+        # J(f*) <= J(0) and the gradient's bound: two caps on the length of any minimum, both
+        # public.
         records = self.per_unit * max(self.task.n_units, 1)
-        longest = min(math.sqrt(2 * records * loss.at_zero / self.ridge), records * loss.lipschitz / self.ridge)
+        longest = min(
+            math.sqrt(2 * records * loss.at_zero / self.ridge),
+            records * loss.lipschitz / self.ridge,
+        )
         if isinstance(loss, Logistic):
             general = min(general, self.per_unit * logistic_gap(longest) / self.ridge)
         return min(general, 2 * longest)
@@ -197,13 +224,16 @@ class _Facts:
             return self._chaudhuri()
         if self.learner.mechanism == "generalized":
             return self._kifer()
-        # A quarter of epsilon at most goes to the Jacobian: where the asked ridge is too small for that, it is raised.
-        # Unlike the 2011 case split this is continuous and monotone in epsilon.
+        # A quarter of epsilon at most goes to the Jacobian: where the asked ridge is too small for
+        # that, it is raised. Unlike the 2011 case split this is continuous and monotone in epsilon.
         ridge = max(self.ridge, self._ridge_for(self.epsilon / 4) - self.least)
         scale = calibrate_scale(self._kind(ridge), epsilon=self.epsilon)
-        # Noise b moves the minimum by ‖b‖/ridge, while a ridge costs about ridge·B²/2 for a minimum of length B: the
-        # two balance at ridge ~ √2·E‖b‖/B. The length that J(f) <= J(0) allows any minimum is public, so this is too.
-        longest = math.sqrt(2 * self.per_unit * self.task.loss.at_zero / self.learner.regularization)
+        # Noise b moves the minimum by ‖b‖/ridge, while a ridge costs about ridge·B²/2 for a minimum
+        # of length B: the two balance at ridge ~ √2·E‖b‖/B. The length that J(f) <= J(0) allows any
+        # minimum is public, so this is too.
+        longest = math.sqrt(
+            2 * self.per_unit * self.task.loss.at_zero / self.learner.regularization
+        )
         dimension = self.task.dimension_of_noise
         norm = scale * math.sqrt(dimension if self.delta > 0 else dimension * (dimension + 1))
         ridge = max(ridge, math.sqrt(2) * norm / longest - self.least)
@@ -236,10 +266,15 @@ class _Facts:
     def _chaudhuri(self) -> tuple[float, Any]:
         """Chaudhuri, Monteleoni & Sarwate 2011, algorithm 2, with e^{ε/4} where the thesis prints another exponent."""
         plain = self.delta == 0 and self.per_unit == 1 and self.learner.neighbours == "replace-one"
-        if not plain or isinstance(self.task.loss, Softmax | Huber) or self.learner.mechanism != "objective":
+        if (
+            not plain
+            or isinstance(self.task.loss, Softmax | Huber)
+            or self.learner.mechanism != "objective"
+        ):
             raise SettingsError(
-                "calibration='chaudhuri2011' is the paper's: two classes, pure epsilon, one record replaced, output or "
-                "objective perturbation. Nothing was trained. Use calibration='tight' for anything else."
+                "calibration='chaudhuri2011' is the paper's: two classes, pure epsilon, one "
+                "record replaced, output or objective perturbation. Nothing was trained. Use "
+                "calibration='tight' for anything else."
             )
         curvature, ridge = self.task.loss.curvature, self.ridge
         left = self.epsilon - 2 * math.log1p(curvature / ridge)
@@ -250,8 +285,9 @@ class _Facts:
     def _kifer(self) -> tuple[float, Any]:
         """Kifer, Smith & Thakurta 2012, algorithm 1: half of epsilon each for Jacobian and noise.
 
-        Their constants are for add-remove; under replace-one twice as many gradients move. The ridge is the one
-        at which our own bound on the Jacobian is ε/2 to first order, which for one output is their 2λ/ε.
+        Their constants are for add-remove; under replace-one twice as many gradients move. The
+        ridge is the one at which our own bound on the Jacobian is ε/2 to first order, which for one
+        output is their 2λ/ε.
         """
         loss = self.task.loss
         steps = (1 - 1 / loss.n_classes) if isinstance(loss, Softmax) else loss.curvature
@@ -261,7 +297,8 @@ class _Facts:
         if self.delta == 0:
             return ridge, kind(2 * reach / self.epsilon)
         paper = reach * math.sqrt(8 * math.log(2 / self.delta) + 4 * self.epsilon) / self.epsilon
-        # Never less noise than our own profile asks for (it asks for less unless there are many classes).
+        # Never less noise than our own profile asks for (it asks for less unless there are many
+        # classes).
         return ridge, kind(max(paper, calibrate_scale(kind, epsilon=self.epsilon)))
 
 
@@ -273,14 +310,15 @@ def _expm1(x: float) -> float:
 def logistic_gap(longest: float) -> float:
     """Return the largest gap between two records' logistic gradients at a point of norm <= `longest`.
 
-    max over 0 <= m <= R of 2σ(m)·sqrt(1 - (m/R)²): 1 at R = 0, 2 in the limit (docs/guarantees/output.md). A grid
-    with a Lipschitz margin bounds the maximum from above.
+    max over 0 <= m <= R of 2σ(m)·sqrt(1 - (m/R)²): 1 at R = 0, 2 in the limit
+    (docs/guarantees/output.md). A grid with a Lipschitz margin bounds the maximum from above.
     """
     if longest == 0:
         return 1.0
     m = np.linspace(0.0, min(longest, 40.0), 20001)
     gap = 2 * special.expit(m) * np.sqrt(1 - np.minimum(1.0, m / longest) ** 2)
-    # σ' <= 1/4 and the root decreases, so between grid points the product exceeds neither by more than step/2.
+    # σ' <= 1/4 and the root decreases, so between grid points the product exceeds neither by more
+    # than step/2.
     return min(2.0, float(gap.max() + (m[1] - m[0]) / 2))
 
 
@@ -288,7 +326,8 @@ def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array,
     """Draw the thesis' positive semi-definite matrix from public randomness; it adds no privacy and costs none."""
     if task.loss.n_outputs > 1:
         raise SettingsError(
-            "mechanism='matrix' is for two classes or regression. Nothing was trained. Use mechanism='objective'."
+            "mechanism='matrix' is for two classes or regression. Nothing was trained. Use "
+            "mechanism='objective'."
         )
     seed = int(check_random_state(learner.random_state).randint(2**31))
     factor = Noise(seed=seed).open().normal(task.dimension**2).reshape(task.dimension, -1)
@@ -299,7 +338,9 @@ def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array,
 def public_radius(noise: Any, dimension: int) -> float:
     """Return the length that a draw of `noise` exceeds with probability `RADIUS_PROBABILITY`."""
     if isinstance(noise, Gaussian | ObjectiveGaussian):
-        return float(noise.sigma * math.sqrt(2 * special.gammainccinv(dimension / 2, RADIUS_PROBABILITY)))
+        return float(
+            noise.sigma * math.sqrt(2 * special.gammainccinv(dimension / 2, RADIUS_PROBABILITY))
+        )
     return float(noise.scale * special.gammainccinv(dimension, RADIUS_PROBABILITY))
 
 
@@ -315,7 +356,8 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
         draw: Any = gaussian if isinstance(plan.noise, Gaussian | ObjectiveGaussian) else l2_laplace
         drawn = draw(task.dimension_of_noise, event=plan.noise, source=source)
         if task.loss.n_outputs > 1:
-            # Orthonormal coordinates of the classes' sum-zero subspace, where all gradients and the minimum lie.
+            # Orthonormal coordinates of the classes' sum-zero subspace, where all gradients and the
+            # minimum lie.
             drawn = linalg.helmert(task.loss.n_outputs).T @ drawn.reshape(-1, task.dimension)
     in_objective = drawn if isinstance(plan.noise, Objective) else None
     chunked = task.records is not None
@@ -330,8 +372,9 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
     )
     coef: Array = found.coef
     if plan.closing is not None:
-        # Only a table far beyond its declared size has a longer minimum. Projecting is post-processing of the ideal
-        # one and brings the computed one no farther from it, and now storing doubles moves it by a public amount.
+        # Only a table far beyond its declared size has a longer minimum. Projecting is
+        # post-processing of the ideal one and brings the computed one no farther from it, and now
+        # storing doubles moves it by a public amount.
         coef = coef.astype(np.longdouble)
         coef *= min(1.0, plan.longest / max(np.linalg.norm(coef), np.longdouble(1e-300)))
     coef = np.asarray(coef, dtype=np.float64)

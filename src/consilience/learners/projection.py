@@ -1,9 +1,10 @@
 """Fewer columns before learning: principal axes from public records, from private ones, or from several sites.
 
-All three take the second moment Σxxᵀ of rows in the unit ball and keep its leading eigenvectors. It is not centred:
-an orthonormal projection never lengthens a row, so what a learner assumes of its rows still holds behind it, whereas
-subtracting a mean would need a mean, which has to be public or charged for. `PublicPCA` is free, `PrivatePCA` adds
-noise to the moment, `combine_moments` adds up what sites released and never sees a record.
+All three take the second moment Σxxᵀ of rows in the unit ball and keep its leading eigenvectors. It
+is not centred: an orthonormal projection never lengthens a row, so what a learner assumes of its
+rows still holds behind it, whereas subtracting a mean would need a mean, which has to be public or
+charged for. `PublicPCA` is free, `PrivatePCA` adds noise to the moment, `combine_moments` adds up
+what sites released and never sees a record.
 """
 
 from __future__ import annotations
@@ -19,21 +20,28 @@ from scipy import linalg, sparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from consilience.data import cap_records
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.linear import person_ids
+from consilience.learners.perturbation import CLOSING_SHARE, public_radius
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, calibrate_scale
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import Ledger
-from consilience.privacy.mechanisms import Noise, Source, clip_rows, close, draw_error, gaussian, l2_laplace
-
-from .base import PrivateLearner, is_positive
-from .linear import person_ids
-from .perturbation import CLOSING_SHARE, public_radius
+from consilience.privacy.mechanisms import (
+    Noise,
+    Source,
+    clip_rows,
+    close,
+    draw_error,
+    gaussian,
+    l2_laplace,
+)
+from consilience.tables.groups import cap_records
 
 Array = NDArray[Any]
 
-# Coordinates on a grid of 2⁻²¹ have products on one of 2⁻⁴², and 2¹¹ of those, each at most 1, add up to at most 2⁵³
-# steps: whatever order BLAS adds a block's products in, no sum is ever rounded.
+# Coordinates on a grid of 2⁻²¹ have products on one of 2⁻⁴², and 2¹¹ of those, each at most 1, add
+# up to at most 2⁵³ steps: whatever order BLAS adds a block's products in, no sum is ever rounded.
 GRID_BITS = 21
 BLOCK_RECORDS = 2**11
 MOST_RECORDS = 2**31  # at one site; the one public bound that the closing distance needs
@@ -98,10 +106,15 @@ class SecondMoment:
 
     def __post_init__(self) -> None:
         moment = np.asarray(self.moment, dtype=np.float64)
-        if moment.ndim != 2 or not moment.size or not np.isfinite(moment).all() or not np.array_equal(moment, moment.T):
+        if (
+            moment.ndim != 2
+            or not moment.size
+            or not np.isfinite(moment).all()
+            or not np.array_equal(moment, moment.T)
+        ):
             raise SchemaMismatch(
-                "A second moment must be a square, symmetric matrix of finite numbers, and this one is not. "
-                "Nothing was combined. Ask its site for PrivatePCA's second_moment_."
+                "A second moment must be a square, symmetric matrix of finite numbers, and this "
+                "one is not. Nothing was combined. Ask its site for PrivatePCA's second_moment_."
             )
         object.__setattr__(self, "moment", moment)
 
@@ -131,8 +144,9 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
             if "could not convert" not in str(error):
                 raise
             raise SchemaMismatch(
-                f"{type(self).__name__} was given a table with text where it needs numbers. Nothing was done. "
-                "Encode the table with Schema.encode, which turns declared categories into columns."
+                f"{type(self).__name__} was given a table with text where it needs numbers. "
+                "Nothing was done. Encode the table with Schema.encode, which turns declared "
+                "categories into columns."
             ) from None
 
     def _set_axes(self, moment: Array) -> None:
@@ -140,9 +154,12 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
         values, vectors = linalg.eigh(moment)
         axes = vectors[:, ::-1][:, : self.n_components].T
         largest = np.abs(axes).argmax(axis=1)
-        self.components_ = axes * np.where(axes[np.arange(len(axes)), largest] < 0, -1.0, 1.0)[:, None]
+        self.components_ = (
+            axes * np.where(axes[np.arange(len(axes)), largest] < 0, -1.0, 1.0)[:, None]
+        )
         kept = np.maximum(values[::-1][: self.n_components], 0.0)
-        # The trace, because noise does not shift it, as it would shift a sum of the positive eigenvalues.
+        # The trace, because noise does not shift it, as it would shift a sum of the positive
+        # eigenvalues.
         self.explained_ratio_ = kept / max(values.sum(), kept.sum(), np.finfo(np.float64).tiny)
 
     def _check_settings(self) -> None:
@@ -150,7 +167,12 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
         whole = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
         require: Any = PrivateLearner._require
         require(self, "data_norm", is_positive(self.data_norm), "a finite number > 0")
-        require(self, "n_components", whole and 1 <= wanted <= most, f"an integer from 1 to {most}, the columns")
+        require(
+            self,
+            "n_components",
+            whole and 1 <= wanted <= most,
+            f"an integer from 1 to {most}, the columns",
+        )
 
     @property
     def _n_features_out(self) -> int:
@@ -174,9 +196,9 @@ class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
 
     Privacy
     -------
-    None for the records it is fitted on: they must be public. Records that are transformed later stay as protected
-    as they were, and no longer than they were, so that a learner behind it keeps its `data_norm`. One made by
-    `combine_moments` has a ``guarantee_``.
+    None for the records it is fitted on: they must be public. Records that are transformed later
+    stay as protected as they were, and no longer than they were, so that a learner behind it keeps
+    its `data_norm`. One made by `combine_moments` has a ``guarantee_``.
     """
 
     guarantee_: Guarantee
@@ -220,9 +242,10 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
     Parameters
     ----------
     epsilon, delta
-        The budget. ``delta > 0`` draws symmetric Gaussian noise (Analyze-Gauss, Dwork et al. 2014, with less noise
-        off the diagonal), ``delta=0`` noise of density ∝ exp(-‖E‖/s) in the Frobenius norm: at delta=1e-5 about d/5
-        times as much for d columns. ``epsilon=math.inf`` is exact and promises nothing.
+        The budget. ``delta > 0`` draws symmetric Gaussian noise (Analyze-Gauss, Dwork et al. 2014,
+        with less noise off the diagonal), ``delta=0`` noise of density ∝ exp(-‖E‖/s) in the
+        Frobenius norm: at delta=1e-5 about d/5 times as much for d columns. ``epsilon=math.inf`` is
+        exact and promises nothing.
     n_components
         How many axes to keep; it only cuts what was released, so its choice is free.
     data_norm
@@ -233,15 +256,17 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
     Attributes
     ----------
     moment_
-        The released noisy Σxxᵀ of the clipped rows; `second_moment_` is it together with its guarantee.
+        The released noisy Σxxᵀ of the clipped rows; `second_moment_` is it together with its
+        guarantee.
     components_, explained_ratio_
-        Its leading eigenvectors, and their eigenvalues' share of its trace; computed from ``moment_`` alone.
+        Its leading eigenvectors, and their eigenvalues' share of its trace; computed from
+        ``moment_`` alone.
 
     Privacy
     -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees any fitted attribute.
-    A learner trained behind it on the same records is charged on top. Not hidden: the number of columns. Proof:
-    docs/guarantees/pca.md.
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees any
+    fitted attribute. A learner trained behind it on the same records is charged on top. Not hidden:
+    the number of columns. Proof: docs/guarantees/pca.md.
 
     Examples
     --------
@@ -289,20 +314,26 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
         if self.unit == "person":
             cap, must = self.records_per_person, "an integer >= 1 with unit='person'"
-            self._require("records_per_person", isinstance(cap, int | np.integer) and cap >= 1, must)
+            self._require(
+                "records_per_person", isinstance(cap, int | np.integer) and cap >= 1, must
+            )
         if hasattr(X, "chunks"):
             if self.unit == "person":
                 raise SettingsError(
-                    "PrivatePCA was given a table in chunks with unit='person', but persons can be capped only in a "
-                    "table that fits in memory. Nothing was trained. Load the table, or use unit='record'."
+                    "PrivatePCA was given a table in chunks with unit='person', but persons can "
+                    "be capped only in a table that fits in memory. Nothing was trained. Load "
+                    "the table, or use unit='record'."
                 )
             self.n_features_in_ = X.n_features
         else:
-            # Under add-remove even "the table is empty" is about the records, so an empty table trains.
+            # Under add-remove even "the table is empty" is about the records, so an empty table
+            # trains.
             least = 0 if self.neighbours == "add-remove" else 1
             X = self._rows(X, ensure_min_samples=least)
         self._check_settings()
-        task = MomentTask(X, None if hasattr(X, "chunks") else person_ids(self, persons, X.shape[0]))
+        task = MomentTask(
+            X, None if hasattr(X, "chunks") else person_ids(self, persons, X.shape[0])
+        )
         return self._fit(task, [], ledger, dataset, key)
 
     @property
@@ -315,8 +346,8 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         if math.isinf(self.epsilon):
             return MomentPlan()
         replaced = self.neighbours == "replace-one"
-        # A unit's records add a positive semi-definite matrix of trace <= cap: of norm <= cap, and two such matrices
-        # are at no more than a right angle.
+        # A unit's records add a positive semi-definite matrix of trace <= cap: of norm <= cap, and
+        # two such matrices are at no more than a right angle.
         cap = float(self.records_per_person or 1) if self.unit == "person" else 1.0
         sensitivity = cap * (math.sqrt(2) if replaced else 1.0)
         who: Any = {"unit": Unit(self.unit), "neighbours": Neighbours(self.neighbours)}
@@ -331,17 +362,24 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         else:
             scale = sensitivity / ((1 - CLOSING_SHARE) * self.epsilon)
             noise = L2Laplace(sensitivity=sensitivity, scale=scale, **who)
-        # Four roundings of the moment (its last addition, √2, its product, the noise's addition), one of the noise.
-        distance = 2.0**-50 * MOST_RECORDS + 2 * draw_error(dimension) * public_radius(noise, dimension)
+        # Four roundings of the moment (its last addition, √2, its product, the noise's addition),
+        # one of the noise.
+        distance = 2.0**-50 * MOST_RECORDS + 2 * draw_error(dimension) * public_radius(
+            noise, dimension
+        )
         needed = 2 * math.sqrt(dimension) * distance / (CLOSING_SHARE * self.epsilon)
-        return MomentPlan(noise, Closing(dimension=dimension, distance=distance, scale=needed, **who))
+        return MomentPlan(
+            noise, Closing(dimension=dimension, distance=distance, scale=needed, **who)
+        )
 
     def _train(self, task: MomentTask, plan: MomentPlan, source: Source) -> None:
         X = task.X
         if task.persons is not None:
             cap = int(self.records_per_person or 1)
             X = X[cap_records(task.persons, cap, source.uniform(len(task.persons)))]
-        moment = _second_moment(X, self.n_features_in_, self.data_norm, on_grid=plan.closing is not None)
+        moment = _second_moment(
+            X, self.n_features_in_, self.data_norm, on_grid=plan.closing is not None
+        )
         if plan.noise is not None and plan.closing is not None:
             vector = as_vector(moment)
             draw: Any = gaussian if isinstance(plan.noise, Gaussian) else l2_laplace
@@ -366,38 +404,53 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
 
 
 def combine_moments(
-    moments: Sequence[SecondMoment], *, n_components: int, assumption: str, weights: ArrayLike | None = None
+    moments: Sequence[SecondMoment],
+    *,
+    n_components: int,
+    assumption: str,
+    weights: ArrayLike | None = None,
 ) -> PublicPCA:
     """Return the projection on the principal axes of several sites' moments together (Imtiaz & Sarwate 2018).
 
     Parameters
     ----------
     assumption
-        Why the sites' records are disjoint, for instance "no person is at two sites"; the guarantee names it.
+        Why the sites' records are disjoint, for instance "no person is at two sites"; the guarantee
+        names it.
     weights
-        One public number >= 0 for each site; 1 for all unless given. A site's noise is multiplied with its moment.
+        One public number >= 0 for each site; 1 for all unless given. A site's noise is multiplied
+        with its moment.
 
     Privacy
     -------
-    Post-processing of what each site released: ``guarantee_`` is the sites' largest epsilon and delta under
-    `assumption`, against everyone. No record is seen here. Proof: docs/guarantees/pca.md.
+    Post-processing of what each site released: ``guarantee_`` is the sites' largest epsilon and
+    delta under `assumption`, against everyone. No record is seen here. Proof:
+    docs/guarantees/pca.md.
     """
     if not moments:
         raise SettingsError("Combining needs at least one site's second moment. Got none.")
     if len({moment.moment.shape for moment in moments}) > 1:
         raise SchemaMismatch(
-            "The sites' second moments have different numbers of columns, so they cannot be added. Nothing was "
-            "combined. All sites of a study encode their tables with one schema."
+            "The sites' second moments have different numbers of columns, so they cannot be "
+            "added. Nothing was combined. All sites of a study encode their tables with one "
+            "schema."
         )
     factors = np.ones(len(moments)) if weights is None else np.asarray(weights, dtype=np.float64)
-    if factors.shape != (len(moments),) or not np.isfinite(factors).all() or (factors < 0).any() or not factors.any():
+    if (
+        factors.shape != (len(moments),)
+        or not np.isfinite(factors).all()
+        or (factors < 0).any()
+        or not factors.any()
+    ):
         raise SettingsError(
-            f"The 'weights' must be {len(moments)} finite numbers >= 0, one for each site and not all 0. "
-            "Nothing was combined. Pass one public weight per site, or none."
+            f"The 'weights' must be {len(moments)} finite numbers >= 0, one for each site and not "
+            "all 0. Nothing was combined. Pass one public weight per site, or none."
         )
     joint = PublicPCA(n_components)
     joint.n_features_in_ = len(moments[0].moment)
     joint._check_settings()
     joint._set_axes(np.tensordot(factors, np.stack([moment.moment for moment in moments]), axes=1))
-    joint.guarantee_ = compose_disjoint(*(moment.guarantee for moment in moments), assumption=assumption)
+    joint.guarantee_ = compose_disjoint(
+        *(moment.guarantee for moment in moments), assumption=assumption
+    )
     return joint

@@ -1,8 +1,9 @@
 """Choosing settings without spending by accident: on public records for free, or on private ones for a charge.
 
-A setting chosen by looking at private records is a release like any other. `choose_on_public` looks at public ones
-only. `PrivateTuning` is Chaudhuri, Monteleoni & Sarwate 2011, algorithm 3: each candidate is trained on a part of the
-records of its own and judged on one more part, so that each record is used once and the whole costs one epsilon.
+A setting chosen by looking at private records is a release like any other. `choose_on_public` looks
+at public ones only. `PrivateTuning` is Chaudhuri, Monteleoni & Sarwate 2011, algorithm 3: each
+candidate is trained on a part of the records of its own and judged on one more part, so that each
+record is used once and the whole costs one epsilon.
 """
 
 from __future__ import annotations
@@ -22,37 +23,51 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from consilience.data import cap_records
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.base import PrivateLearner
+from consilience.learners.linear import checked, person_ids
 from consilience.privacy.accounting import Event, Selection, total, total_rho
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import NANO, Ledger, spent_units
 from consilience.privacy.mechanisms import Noise, Source, select
-
-from .base import PrivateLearner
-from .linear import checked, person_ids
+from consilience.tables.groups import cap_records
 
 Array = NDArray[Any]
 Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
-PREDICTED_AT_ONCE = 1024  # rows, always: BLAS rounds a row's score by the shape of the table it stands in
+PREDICTED_AT_ONCE = (
+    1024  # rows, always: BLAS rounds a row's score by the shape of the table it stands in
+)
 DISJOINT = "each record, or person, is in one part of the tuning: drawn by slot, whatever it holds"
 # What a candidate must not change: it decides what is promised, or is public and the same for all.
 NOT_TUNABLE = frozenset(
-    {"epsilon", "delta", "noise", "neighbours", "unit", "records_per_person", "public_size", "classes"}
+    {
+        "epsilon",
+        "delta",
+        "noise",
+        "neighbours",
+        "unit",
+        "records_per_person",
+        "public_size",
+        "classes",
+    }
 )
 
 
 def _listed(learner: Any, candidates: Candidates) -> list[dict[str, Any]]:
     """Return the candidates one by one; a mapping of lists stands for all their combinations."""
-    listed = list(ParameterGrid(candidates)) if isinstance(candidates, Mapping) else [dict(c) for c in candidates]
+    listed = (
+        list(ParameterGrid(candidates))
+        if isinstance(candidates, Mapping)
+        else [dict(c) for c in candidates]
+    )
     known = set(learner.get_params()) - NOT_TUNABLE
     wrong = sorted({name for candidate in listed for name in candidate} - known)
     if not listed or wrong:
         raise SettingsError(
-            f"Candidates must be one or more sets of parameters of {type(learner).__name__} other than those of the "
-            f"guarantee. {f'These are not: {wrong}' if listed else 'Got none'}. Nothing was trained or charged. "
-            "Pass for instance {'regularization': [1e-3, 1e-2]}."
+            f"Candidates must be one or more sets of parameters of {type(learner).__name__} other "
+            f"than those of the guarantee. {f'These are not: {wrong}' if listed else 'Got none'}. "
+            "Nothing was trained or charged. Pass for instance {'regularization': [1e-3, 1e-2]}."
         )
     return listed
 
@@ -74,42 +89,61 @@ def choose_on_public(
 ) -> dict[str, Any]:
     """Return the candidate that does best when the private training is played through on public records.
 
-    Each candidate is trained at the learner's own epsilon, noise and all, on tables as large as the private one:
-    a training fold is repeated, or cut, to `n_records`. What is judged is thus the compromise between noise and
-    regularisation that the private table will meet, which is not that of noiseless training (docs/guarantees/tuning.md
-    has numbers). A repeated fold has the private table's noise but its own sampling error.
+    Each candidate is trained at the learner's own epsilon, noise and all, on tables as large as the
+    private one: a training fold is repeated, or cut, to `n_records`. What is judged is thus the
+    compromise between noise and regularisation that the private table will meet, which is not that
+    of noiseless training (docs/guarantees/tuning.md has numbers). A repeated fold has the private
+    table's noise but its own sampling error.
 
     Parameters
     ----------
     n_records
-        How many records the private table has, or about how many, if that is not public. Unless given, as many as
-        the public table.
+        How many records the private table has, or about how many, if that is not public. Unless
+        given, as many as the public table.
     cv, repeats, seed
         Folds, draws of noise in each fold, and the seed of both.
     persons
-        Whose each public record is; needed by a learner with ``unit="person"``. Persons are never cut in two.
+        Whose each public record is; needed by a learner with ``unit="person"``. Persons are never
+        cut in two.
 
     Privacy
     -------
     Costs nothing, because no private record is seen, and promises nothing to the public ones.
     """
     listed = _listed(learner, candidates)
-    y, ids = np.asarray(y_public), None if persons is None else np.unique(persons, return_inverse=True)[1]
+    y, ids = (
+        np.asarray(y_public),
+        None if persons is None else np.unique(persons, return_inverse=True)[1],
+    )
     X, size = X_public if hasattr(X_public, "shape") else np.asarray(X_public), n_records or len(y)
     if min(size, repeats) < 1:
-        raise SettingsError("'n_records' and 'repeats' must be at least 1. Nothing was trained. Mend the call.")
+        raise SettingsError(
+            "'n_records' and 'repeats' must be at least 1. Nothing was trained. Mend the call."
+        )
     source = Noise(seed=seed).open()
     shuffled = source.permutation(len(y))
-    folds = check_cv(cv, y[shuffled], classifier=is_classifier(learner)) if ids is None else GroupKFold(cv)
+    folds = (
+        check_cv(cv, y[shuffled], classifier=is_classifier(learner))
+        if ids is None
+        else GroupKFold(cv)
+    )
     scores = np.zeros(len(listed))
     for train, test in folds.split(shuffled, y[shuffled], None if ids is None else ids[shuffled]):
         for _ in range(repeats):
             order = shuffled[train][source.permutation(len(train))]
             rows, copy = np.resize(order, size), np.arange(size) // len(order)
-            whose = {} if ids is None else {"persons": ids[rows] + copy * len(y)}  # a copy is another person's
-            noise = Noise(seed=int(source.words(1)[0]))  # the same for all candidates, which compares them fairly
+            whose = (
+                {} if ids is None else {"persons": ids[rows] + copy * len(y)}
+            )  # a copy is another person's
+            noise = Noise(
+                seed=int(source.words(1)[0])
+            )  # the same for all candidates, which compares them fairly
             for i, settings in enumerate(listed):
-                fitted = clone(learner).set_params(**settings, noise=noise).fit(_take(X, rows), y[rows], **whose)
+                fitted = (
+                    clone(learner)
+                    .set_params(**settings, noise=noise)
+                    .fit(_take(X, rows), y[rows], **whose)
+                )
                 scores[i] += fitted.score(_take(X, shuffled[test]), y[shuffled[test]])
     return listed[int(scores.argmax())]
 
@@ -137,7 +171,9 @@ class TuningPlan:
 
     trainings: tuple[tuple[Event, ...], ...]
     selection: Selection | None
-    events: Sequence[Event]  # of the costliest part: a record is in one part, so they are all that it can cost
+    events: Sequence[
+        Event
+    ]  # of the costliest part: a record is in one part, so they are all that it can cost
 
 
 class _DryRun:
@@ -152,7 +188,11 @@ class _DryRun:
 
 
 def _part(task: TuningTask, rows: Array) -> tuple[Any, Array, dict[str, Array]]:
-    return task.X[rows], task.y[rows], {} if task.persons is None else {"persons": task.persons[rows]}
+    return (
+        task.X[rows],
+        task.y[rows],
+        {} if task.persons is None else {"persons": task.persons[rows]},
+    )
 
 
 def _events(learner: Any, X: Any, y: Array, whose: dict[str, Array]) -> tuple[Event, ...]:
@@ -168,16 +208,25 @@ def _units(events: Sequence[Event]) -> tuple[float, float, float]:
     """Return what a ledger would charge: epsilon and rho in its whole units (no rho counts as infinite), and delta."""
     whole = total(events)
     rho = total_rho(events, whole.neighbours)
-    return spent_units(whole.epsilon, NANO), whole.delta, math.inf if rho is None else spent_units(rho, NANO)
+    return (
+        spent_units(whole.epsilon, NANO),
+        whole.delta,
+        math.inf if rho is None else spent_units(rho, NANO),
+    )
 
 
 def _costliest(parts: Sequence[tuple[Event, ...]]) -> tuple[Event, ...]:
     """Return the part whose charge is the largest in each of epsilon, delta and rho."""
     worst = max(parts, key=lambda events: (_units(events), total(events).epsilon))
-    if any(cost > most for events in parts for cost, most in zip(_units(events), _units(worst), strict=True)):
+    if any(
+        cost > most
+        for events in parts
+        for cost, most in zip(_units(events), _units(worst), strict=True)
+    ):
         raise SettingsError(
-            "No candidate costs at least as much as each other one in epsilon, delta and rho, so that one charge "
-            "could stand for all. Nothing was trained or charged. Tune one 'mechanism' and 'calibration' at a time."
+            "No candidate costs at least as much as each other one in epsilon, delta and rho, so "
+            "that one charge could stand for all. Nothing was trained or charged. Tune one "
+            "'mechanism' and 'calibration' at a time."
         )
     return worst
 
@@ -187,9 +236,14 @@ def count_errors(learner: Any, X: Any, y: Array) -> int:
     missing = -len(y) % PREDICTED_AT_ONCE
     shape = (missing, X.shape[1])
     padded = (
-        sparse.vstack([X, sparse.csr_array(shape)]).tocsr() if sparse.issparse(X) else np.vstack([X, np.zeros(shape)])
+        sparse.vstack([X, sparse.csr_array(shape)]).tocsr()
+        if sparse.issparse(X)
+        else np.vstack([X, np.zeros(shape)])
     )
-    found = [learner.predict(padded[i : i + PREDICTED_AT_ONCE]) for i in range(0, len(y), PREDICTED_AT_ONCE)]
+    found = [
+        learner.predict(padded[i : i + PREDICTED_AT_ONCE])
+        for i in range(0, len(y), PREDICTED_AT_ONCE)
+    ]
     return int((np.concatenate([*found, y[:0]])[: len(y)] != y).sum())
 
 
@@ -202,16 +256,17 @@ def _has(method: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
 class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  # type: ignore[misc]
     """Train candidates on parts of the records, choose the best privately, and keep it (Chaudhuri et al. 2011, alg. 3).
 
-    With k candidates the winner has seen one in k+1 of the records. Prefer `choose_on_public` where there are public
-    records, and a handful of candidates where there are none.
+    With k candidates the winner has seen one in k+1 of the records. Prefer `choose_on_public` where
+    there are public records, and a handful of candidates where there are none.
 
     Parameters
     ----------
     learner
-        The classifier to tune. Its epsilon, delta and noise are replaced by those given here; its neighbours, unit,
-        records_per_person, public_size and classes hold for the whole table.
+        The classifier to tune. Its epsilon, delta and noise are replaced by those given here; its
+        neighbours, unit, records_per_person, public_size and classes hold for the whole table.
     candidates
-        Sets of its parameters: a list of dictionaries, or one dictionary of lists for all combinations.
+        Sets of its parameters: a list of dictionaries, or one dictionary of lists for all
+        combinations.
     epsilon, delta
         What the tuned learner costs in total, the trainings of all candidates included.
     noise
@@ -224,8 +279,9 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
 
     Privacy
     -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours of the learner, against everyone who sees any fitted
-    attribute; charged once. Not hidden: the candidates. Proof: docs/guarantees/tuning.md.
+    ``guarantee_``: (epsilon, delta) per unit and neighbours of the learner, against everyone who
+    sees any fitted attribute; charged once. Not hidden: the candidates. Proof:
+    docs/guarantees/tuning.md.
 
     Examples
     --------
@@ -285,8 +341,9 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         """Tune and train; with a ledger, charge `dataset` first. A retry with the same `key` gets the first result."""
         if not is_classifier(self.learner) or not isinstance(self.learner, PrivateLearner):
             raise SettingsError(
-                "PrivateTuning counts wrong predictions, so it tunes this project's classifiers and nothing else. Got "
-                f"{type(self.learner).__name__}. Nothing was trained or charged. Tune it with choose_on_public."
+                "PrivateTuning counts wrong predictions, so it tunes this project's classifiers "
+                f"and nothing else. Got {type(self.learner).__name__}. Nothing was trained or "
+                "charged. Tune it with choose_on_public."
             )
         self._check_privacy(("selection",))
         X, y = checked(self, X, y)
@@ -297,15 +354,17 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             assumptions.append("the set of labels is public: it was read from the training labels")
         elif not np.isin(y, classes).all():
             raise SchemaMismatch(
-                "PrivateTuning found a label that is not among its learner's declared classes. Nothing was trained. "
-                "Add it to 'classes', or remove such records before training."
+                "PrivateTuning found a label that is not among its learner's declared classes. "
+                "Nothing was trained. Add it to 'classes', or remove such records before "
+                "training."
             )
         task = TuningTask(X, y, person_ids(self, persons, X.shape[0]), np.asarray(classes))
         try:
             self._fit(task, assumptions, ledger, dataset, key)
         finally:
             self._learners = ()  # candidates that were not chosen are not released
-        # The best learner is what is released, so it carries what tuning promises and the proof that it was paid.
+        # The best learner is what is released, so it carries what tuning promises and the proof
+        # that it was paid.
         self.best_learner_.guarantee_, self.best_learner_.receipt_ = self.guarantee_, self.receipt_
         return self
 
@@ -320,8 +379,12 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         if getattr(learner, "public_size", None) is not None:
             facts["public_size"] = max(1, learner.public_size // n_parts)
         known = learner.get_params()
-        self._require("delta", "delta" in known or not self.delta, f"0, for {type(learner).__name__} has none")
-        return learner.set_params(**settings, **{name: value for name, value in facts.items() if name in known})
+        self._require(
+            "delta", "delta" in known or not self.delta, f"0, for {type(learner).__name__} has none"
+        )
+        return learner.set_params(
+            **settings, **{name: value for name, value in facts.items() if name in known}
+        )
 
     def _slots(self, task: TuningTask) -> tuple[Array, int]:
         """Return the slot of each record and how many there are: a record's row, or its person."""
@@ -336,20 +399,27 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         slots, n_slots = self._slots(task)
         if self.neighbours == "replace-one" and n_slots < n_parts:
             raise SettingsError(
-                f"PrivateTuning cuts the table into {n_parts} parts, which is more than it has {self.unit}s "
-                f"(n_samples={n_slots}). Nothing was trained or charged. Try fewer candidates."
+                f"PrivateTuning cuts the table into {n_parts} parts, which is more than it has "
+                f"{self.unit}s (n_samples={n_slots}). Nothing was trained or charged. Try fewer "
+                "candidates."
             )
-        self._learners = tuple(self._candidate(settings, task.classes, n_parts) for settings in listed)
+        self._learners = tuple(
+            self._candidate(settings, task.classes, n_parts) for settings in listed
+        )
         if math.isinf(self.epsilon):
             return TuningPlan((), None, ())
-        # A part's cost follows from its size alone, so any slots serve to find it; which they will be is not drawn yet.
+        # A part's cost follows from its size alone, so any slots serve to find it; which they will
+        # be is not drawn yet.
         some = _part(task, slots < n_slots // n_parts)
         trainings = tuple(_events(learner, *some) for learner in self._learners)
         costliest = _costliest(trainings)
-        # Selecting may cost as much as the costliest training: all of epsilon, unless that has less rho than it would.
+        # Selecting may cost as much as the costliest training: all of epsilon, unless that has less
+        # rho than it would.
         rho = total_rho(costliest, Neighbours(self.neighbours))
         most = min(total(costliest).epsilon, math.inf if rho is None else math.sqrt(8 * rho))
-        monotone = self.neighbours == "add-remove"  # one unit more adds errors to every candidate, or none
+        monotone = (
+            self.neighbours == "add-remove"
+        )  # one unit more adds errors to every candidate, or none
         selection = Selection(
             unit=Unit(self.unit),
             neighbours=Neighbours(self.neighbours),
@@ -362,7 +432,9 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
     def _parts(self, task: TuningTask, n_parts: int, source: Source) -> list[Array]:
         """Draw the part of each slot, whatever it holds; return a mask of the records in each."""
         slots, n_slots = self._slots(task)
-        if self.neighbours == "replace-one":  # parts of public sizes; a replaced unit inherits its slot
+        if (
+            self.neighbours == "replace-one"
+        ):  # parts of public sizes; a replaced unit inherits its slot
             rank = np.argsort(source.permutation(n_slots))
             part = np.minimum(rank // (n_slots // n_parts), n_parts - 1)
         else:  # independently for each, so that one more or less moves no other
@@ -378,11 +450,17 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             learner.fit(X, y, **whose)
         judged = np.flatnonzero(parts[-1])
         if task.persons is not None:
-            judged = judged[cap_records(task.persons[judged], self._cap, source.uniform(len(judged)))]
-        errors = [count_errors(learner, task.X[judged], task.y[judged]) for learner in self._learners]
+            judged = judged[
+                cap_records(task.persons[judged], self._cap, source.uniform(len(judged)))
+            ]
+        errors = [
+            count_errors(learner, task.X[judged], task.y[judged]) for learner in self._learners
+        ]
         scores = -np.asarray(errors, dtype=np.float64)
         self._keep(
-            int(scores.argmax()) if plan.selection is None else select(scores, event=plan.selection, source=source)
+            int(scores.argmax())
+            if plan.selection is None
+            else select(scores, event=plan.selection, source=source)
         )
 
     def _keep(self, best: int) -> None:
@@ -390,16 +468,23 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         self.best_params_ = _listed(self.learner, self.candidates)[best]
         self.best_learner_ = self._learners[best]
 
-    def _guarantee(self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]) -> Guarantee:
+    def _guarantee(
+        self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]
+    ) -> Guarantee:
         whole = super()._guarantee(events, noise, assumptions)
         return compose_disjoint(whole, assumption=DISJOINT) if events else whole
 
     def _state(self) -> dict[str, Array]:
-        return {"best": np.array([self.best_index_]), **{f"of_{k}": v for k, v in self.best_learner_._state().items()}}
+        return {
+            "best": np.array([self.best_index_]),
+            **{f"of_{k}": v for k, v in self.best_learner_._state().items()},
+        }
 
     def _restore(self, state: dict[str, Array]) -> None:
         self._keep(int(state["best"][0]))
-        self.best_learner_._restore({name[3:]: value for name, value in state.items() if name.startswith("of_")})
+        self.best_learner_._restore(
+            {name[3:]: value for name, value in state.items() if name.startswith("of_")}
+        )
 
     def predict(self, X: Any) -> Array:
         """Return the best learner's predictions."""

@@ -1,10 +1,10 @@
 """What happened, and what it costs.
 
-An `Event` is a frozen value that records what a mechanism did: the scale of its noise and the public constants
-of its proof. Its epsilon is *computed* from those, never stated, so a hub or an auditor recomputes the guarantee
-from the events alone, and a calibration is simply the noise scale at which the event costs what was asked.
-The meaning of an event never changes; a new bound is a new event. Each formula is proved on the page of
-``docs/guarantees/`` that its docstring names.
+An `Event` is a frozen value that records what a mechanism did: the scale of its noise and the
+public constants of its proof. Its epsilon is *computed* from those, never stated, so a hub or an
+auditor recomputes the guarantee from the events alone, and a calibration is simply the noise scale
+at which the event costs what was asked. The meaning of an event never changes; a new bound is a new
+event. Each formula is proved on the page of ``docs/guarantees/`` that its docstring names.
 
 This is the only file that imports dp_accounting.
 """
@@ -25,10 +25,11 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from consilience.errors import SettingsError
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, name_the_unit
 
-from .guarantee import Guarantee, Neighbours, Unit, compose, name_the_unit
-
-PROFILE_MARGIN = 1e-10  # an epsilon read off a profile may be that much above the one it was calibrated to
+PROFILE_MARGIN = (
+    1e-10  # an epsilon read off a profile may be that much above the one it was calibrated to
+)
 Loss = Literal["logistic", "huber-hinge", "softmax", "huber"]
 _CHOICES = {"loss": get_args(Loss), "monotone": ("yes", "no")}
 
@@ -41,8 +42,9 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
     lost = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     if kept - lost > 1e-9:
         return kept + math.log(-math.expm1(lost - kept))
-    # The difference drowns in rounding, and a δ of 0 would be a lie. δ is the integral over m from 0 to mu of the
-    # normal density at m/2 - ε/m, which increases with m up to its top at 0: at most mu times the largest.
+    # The difference drowns in rounding, and a δ of 0 would be a lie. δ is the integral over m from
+    # 0 to mu of the normal density at m/2 - ε/m, which increases with m up to its top at 0: at most
+    # mu times the largest.
     top = min(mu / 2 - epsilon / mu, 0.0)
     return math.log(mu) - top * top / 2 - math.log(2 * math.pi) / 2
 
@@ -60,8 +62,8 @@ def _largest(fits: Callable[[float], bool]) -> float:
         low /= 2
         if low == 0:
             raise SettingsError(
-                "No amount of noise reaches the requested epsilon and delta in floating point. Nothing was trained. "
-                "Ask for a larger epsilon or delta."
+                "No amount of noise reaches the requested epsilon and delta in floating point. "
+                "Nothing was trained. Ask for a larger epsilon or delta."
             )
     while fits(high):
         high *= 2
@@ -90,11 +92,14 @@ class Event:
                 least = (2 if field.name == "n_classes" else 1) if whole else 5e-324
                 least = 0.0 if field.name in self._may_be_zero else least
                 most = 1 - 2**-53 if field.name == "at_delta" else sys.float_info.max
-                fits = isinstance(value, int if whole else float | int) and not isinstance(value, bool)
+                fits = isinstance(value, int if whole else float | int) and not isinstance(
+                    value, bool
+                )
                 if not (fits and least <= value <= most):
                     raise SettingsError(
-                        f"The {field.name!r} of a {type(self).__name__} event must be a finite positive "
-                        f"{'whole number' if whole else 'number'} in its range. Got {value!r} instead."
+                        f"The {field.name!r} of a {type(self).__name__} event must be a finite "
+                        f"positive {'whole number' if whole else 'number'} in its range. Got "
+                        f"{value!r} instead."
                     )
             elif field.name in _CHOICES and value not in _CHOICES[field.name]:
                 raise SettingsError(
@@ -120,7 +125,9 @@ class Event:
     @property
     def guarantee(self) -> Guarantee:
         """The event's cost as a guarantee."""
-        return Guarantee(epsilon=self.epsilon, delta=self.delta, unit=self.unit, neighbours=self.neighbours)
+        return Guarantee(
+            epsilon=self.epsilon, delta=self.delta, unit=self.unit, neighbours=self.neighbours
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +176,8 @@ class DiscreteGaussian(Gaussian):
 
     @property
     def epsilon(self) -> float:
-        # Bun & Steinke 2016, prop. 1.3: valid for every zCDP mechanism, so also for the discrete Gaussian.
+        # Bun & Steinke 2016, prop. 1.3: valid for every zCDP mechanism, so also for the discrete
+        # Gaussian.
         mu = self.sensitivity / self.sigma
         rho = mu * mu / 2  # ** would overflow
         return rho + 2 * math.sqrt(rho * math.log(1 / self.at_delta))
@@ -190,8 +198,9 @@ class Selection(Event):
         super().__post_init__()
         if self.monotone == "yes" and self.neighbours is not Neighbours.ADD_REMOVE:
             raise SettingsError(
-                "Scores are monotone only under 'add-remove': a replaced unit can raise one score and lower another. "
-                "Nothing was drawn. Use monotone='no', which costs twice as much."
+                "Scores are monotone only under 'add-remove': a replaced unit can raise one "
+                "score and lower another. Nothing was drawn. Use monotone='no', which costs "
+                "twice as much."
             )
 
     @property
@@ -200,7 +209,8 @@ class Selection(Event):
 
     @property
     def rho(self) -> float | None:
-        # Cesar & Rogers 2021: an ε-bounded-range mechanism is ε²/8-zCDP. A fact of the exponential mechanism only.
+        # Cesar & Rogers 2021: an ε-bounded-range mechanism is ε²/8-zCDP. A fact of the exponential
+        # mechanism only.
         return self.epsilon * self.epsilon / 8
 
 
@@ -208,8 +218,8 @@ class Selection(Event):
 class Closing(Event):
     """Exact Laplace noise that covers the distance between a computed and an ideal vector; docs/guarantees/closing.md.
 
-    Two neighbours' computed vectors, given one ideal vector, differ by at most 2·distance in L2, hence by
-    2·√dimension·distance in L1.
+    Two neighbours' computed vectors, given one ideal vector, differ by at most 2·distance in L2,
+    hence by 2·√dimension·distance in L1.
     """
 
     dimension: int
@@ -225,8 +235,9 @@ class Closing(Event):
 class Objective(Event):
     """Objective perturbation of a sum of losses on the unit ball; docs/guarantees/objective.md.
 
-    ``strong_convexity`` is the un-normalised λ of everything in the objective that does not depend on records;
-    ``records_per_unit`` how many records one unit holds at most. ``curvature`` and ``lipschitz`` are the loss'.
+    ``strong_convexity`` is the un-normalised λ of everything in the objective that does not depend
+    on records; ``records_per_unit`` how many records one unit holds at most. ``curvature`` and
+    ``lipschitz`` are the loss'.
     """
 
     loss: Loss
@@ -244,13 +255,18 @@ class Objective(Event):
             "softmax": (0.5, math.sqrt(2)),
             "huber": (1.0, self.lipschitz),
         }[self.loss]
-        if (self.curvature, self.lipschitz) != known or (self.loss != "softmax" and self.n_classes != 2):
+        if (self.curvature, self.lipschitz) != known or (
+            self.loss != "softmax" and self.n_classes != 2
+        ):
             raise SettingsError(
-                f"An event of the {self.loss} loss must carry that loss' own constants. Got curvature="
-                f"{self.curvature!r}, lipschitz={self.lipschitz!r}, n_classes={self.n_classes!r} instead."
+                f"An event of the {self.loss} loss must carry that loss' own constants. Got "
+                f"curvature={self.curvature!r}, lipschitz={self.lipschitz!r}, "
+                f"n_classes={self.n_classes!r} instead."
             )
         if self.neighbours is Neighbours.NULL_ONE:
-            raise SettingsError("An objective has no null-one proof. Use 'replace-one' or 'add-remove'.")
+            raise SettingsError(
+                "An objective has no null-one proof. Use 'replace-one' or 'add-remove'."
+            )
 
     @property
     def jacobian(self) -> float:
@@ -278,14 +294,17 @@ class ObjectiveL2Laplace(Objective):
     def epsilon(self) -> float:
         if self.loss != "logistic":
             return self.jacobian + self.moved * self.lipschitz / self.scale
-        # Joint bound: with p = |ℓ'| a logistic record has ℓ'' = p(1-p), so the gradient and the determinant
-        # cannot both be at their worst. p/s + log(1 + p(1-p)/λ) is concave in p; its maximum is a root of a quadratic.
+        # Joint bound: with p = |ℓ'| a logistic record has ℓ'' = p(1-p), so the gradient and the
+        # determinant cannot both be at their worst. p/s + log(1 + p(1-p)/λ) is concave in p; its
+        # maximum is a root of a quadratic.
         scale, strong = self.scale, self.strong_convexity
         # Stable form of ((1-2s) + sqrt(1 + 4s² + 4λ)) / 2, which cancels for large s.
         p = 0.5 + (0.25 + strong) / (math.sqrt(0.25 + scale * scale + strong) + scale)
         p = min(1.0, p)
         worst = p / scale + math.log1p(p * (1 - p) / strong)
-        replaced = self.records_per_unit / scale if self.neighbours is Neighbours.REPLACE_ONE else 0.0
+        replaced = (
+            self.records_per_unit / scale if self.neighbours is Neighbours.REPLACE_ONE else 0.0
+        )
         return self.records_per_unit * worst + replaced
 
 
@@ -303,13 +322,18 @@ class ObjectiveGaussian(Objective):
             return 0.0
         mu, moved = self.lipschitz / self.sigma, self.moved
         if self.loss == "huber":
-            # Two-sided slopes: the 2^m corners of the cube of slopes, each at most m gradients long.
+            # Two-sided slopes: the 2^m corners of the cube of slopes, each at most m gradients
+            # long.
             return moved * math.log(2) + gaussian_log_delta(rest, moved * mu)
-        # Slopes in [0, L], or a probability simplex: a corner with j active records is at most j gradients long,
-        # and there are C(m, j)·(K-1)^j of them.
+        # Slopes in [0, L], or a probability simplex: a corner with j active records is at most j
+        # gradients long, and there are C(m, j)·(K-1)^j of them.
         other = math.log(self.n_classes - 1)
         terms = [
-            gammaln(moved + 1) - gammaln(j + 1) - gammaln(moved - j + 1) + j * other + gaussian_log_delta(rest, j * mu)
+            gammaln(moved + 1)
+            - gammaln(j + 1)
+            - gammaln(moved - j + 1)
+            + j * other
+            + gaussian_log_delta(rest, j * mu)
             for j in range(1, moved + 1)
         ]
         return float(logsumexp(terms))
@@ -327,17 +351,23 @@ class ObjectiveGaussian(Objective):
 class SoftObjectiveGaussian(ObjectiveGaussian):
     """One softmax record replaced, its labels shares of votes, while votes move the linear term by `sensitivity`.
 
-    Objective perturbation with Gaussian noise, where both may change at once; docs/guarantees/distillation.md.
+    Objective perturbation with Gaussian noise, where both may change at once;
+    docs/guarantees/distillation.md.
     """
 
     sensitivity: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.loss, self.records_per_unit, self.neighbours) != ("softmax", 1, Neighbours.REPLACE_ONE):
+        if (self.loss, self.records_per_unit, self.neighbours) != (
+            "softmax",
+            1,
+            Neighbours.REPLACE_ONE,
+        ):
             raise SettingsError(
-                "Noise for a record and its soft labels has a proof for one softmax record, replaced. Nothing was "
-                "drawn. Use loss='softmax', records_per_unit=1 and neighbours='replace-one'."
+                "Noise for a record and its soft labels has a proof for one softmax record, "
+                "replaced. Nothing was drawn. Use loss='softmax', records_per_unit=1 and "
+                "neighbours='replace-one'."
             )
 
     def log_delta(self, epsilon: float) -> float:
@@ -345,7 +375,8 @@ class SoftObjectiveGaussian(ObjectiveGaussian):
         rest = epsilon - self.jacobian
         if rest < 0:
             return 0.0
-        # Each of the two records' probabilities is in a simplex of K corners. No corner is free: a soft label is none.
+        # Each of the two records' probabilities is in a simplex of K corners. No corner is free: a
+        # soft label is none.
         mu = (self.sensitivity + 2 * self.lipschitz) / self.sigma
         return 2 * math.log(self.n_classes) + gaussian_log_delta(rest, mu)
 
@@ -354,8 +385,8 @@ class SoftObjectiveGaussian(ObjectiveGaussian):
 class Composed(Event):
     """Run all `parts` on the same records, `times` over, and state their cost once; docs/guarantees/composition.md.
 
-    At ``at_delta=0`` epsilons add, and deltas where parts have one; otherwise zero-concentrated costs add and are
-    stated at that delta.
+    At ``at_delta=0`` epsilons add, and deltas where parts have one; otherwise zero-concentrated
+    costs add and are stated at that delta.
     """
 
     parts: tuple[Event, ...]
@@ -366,16 +397,22 @@ class Composed(Event):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "parts", tuple(self.parts))
-        plain = all(isinstance(part, Event) and not isinstance(part, Composed) for part in self.parts)
+        plain = all(
+            isinstance(part, Event) and not isinstance(part, Composed) for part in self.parts
+        )
         if not (self.parts and plain):
-            raise SettingsError("A Composed event needs parts, each an event of its own. Nothing was drawn.")
+            raise SettingsError(
+                "A Composed event needs parts, each an event of its own. Nothing was drawn."
+            )
         if any((part.unit, part.neighbours) != (self.unit, self.neighbours) for part in self.parts):
             raise SettingsError(
-                "The parts of a Composed event must hide the same unit under the same neighbour relation as it does. "
-                "Nothing was drawn."
+                "The parts of a Composed event must hide the same unit under the same neighbour "
+                "relation as it does. Nothing was drawn."
             )
         if self.at_delta > 0 and self.rho is None:
-            raise SettingsError("A part of a Composed event has no zero-concentrated cost. Use at_delta=0.")
+            raise SettingsError(
+                "A part of a Composed event has no zero-concentrated cost. Use at_delta=0."
+            )
 
     @property
     def epsilon(self) -> float:
@@ -388,7 +425,11 @@ class Composed(Event):
 
     @property
     def delta(self) -> float:
-        return self.at_delta if self.at_delta > 0 else min(1.0, self.times * _added(part.delta for part in self.parts))
+        return (
+            self.at_delta
+            if self.at_delta > 0
+            else min(1.0, self.times * _added(part.delta for part in self.parts))
+        )
 
     @property
     def rho(self) -> float | None:
@@ -415,11 +456,19 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     def slope(log_more: float) -> float:
         return math.exp(2 * log_more + math.log(rho)) + math.log1p(math.exp(log_more)) - least
 
-    # With the order less one called m, the bound falls until ρm² + ln(1+m) reaches ln(1/δ), and rises from there.
+    # With the order less one called m, the bound falls until ρm² + ln(1+m) reaches ln(1/δ), and
+    # rises from there.
     ends = [
-        min((math.log(part) - math.log(rho)) / 2, part + math.log(-math.expm1(-part))) for part in (least / 2, least)
+        min((math.log(part) - math.log(rho)) / 2, part + math.log(-math.expm1(-part)))
+        for part in (least / 2, least)
     ]
-    log_more = ends[0] if slope(ends[0]) >= 0 else ends[1] if slope(ends[1]) <= 0 else float(brentq(slope, *ends))
+    log_more = (
+        ends[0]
+        if slope(ends[0]) >= 0
+        else ends[1]
+        if slope(ends[1]) <= 0
+        else float(brentq(slope, *ends))
+    )
     more = math.exp(log_more)
     bound = rho * (more + 1) + (least - math.log1p(more)) / more - math.log1p(math.exp(-log_more))
     return max(0.0, bound)
@@ -475,7 +524,9 @@ def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
         if math.isinf(1 / inverse):
             return False
         event = cost(1 / inverse)
-        if isinstance(event, ObjectiveGaussian):  # the profile answers without inverting it at each step
+        if isinstance(
+            event, ObjectiveGaussian
+        ):  # the profile answers without inverting it at each step
             return event.log_delta(epsilon * (1 - PROFILE_MARGIN)) <= math.log(event.delta)
         return event.epsilon <= epsilon
 
@@ -490,8 +541,8 @@ def total(events: Iterable[Event]) -> Guarantee:
 def total_rho(events: Sequence[Event], neighbours: Neighbours) -> float | None:
     """Return the summed zero-concentrated cost under `neighbours`, or None where an event has none.
 
-    An add-remove cost becomes four times as large under replace-one: the divergence of a two-step path in a
-    geometry where distances, not their squares, add.
+    An add-remove cost becomes four times as large under replace-one: the divergence of a two-step
+    path in a geometry where distances, not their squares, add.
     """
     costs: list[float] = []
     for event in events:
@@ -508,8 +559,9 @@ def total_rho(events: Sequence[Event], neighbours: Neighbours) -> float | None:
 def report(events: Sequence[Event], *, delta: float) -> dict[str, float]:
     """Return epsilon at `delta` for all `events` together, by each accountant that applies.
 
-    ``sum`` adds (its own delta may be smaller than `delta`), ``zcdp`` converts Σρ through Rényi orders, ``pld``
-    composes privacy-loss distributions. For reports: the ledger enforces additive quantities only.
+    ``sum`` adds (its own delta may be smaller than `delta`), ``zcdp`` converts Σρ through Rényi
+    orders, ``pld`` composes privacy-loss distributions. For reports: the ledger enforces additive
+    quantities only.
     """
     if not 0 < delta < 1:
         raise SettingsError(f"A report's 'delta' must lie in (0, 1). Got {delta!r} instead.")
@@ -535,8 +587,12 @@ _LARGEST_PLD = 200.0  # its grid has 10 000 cells for each unit of epsilon
 
 def _loss_distribution(event: Event, neighbours: Neighbours) -> Any:
     if type(event) is Gaussian and event.sensitivity > 0:
-        double = 2 if event.neighbours is not neighbours else 1  # a Gaussian's mu doubles on a two-step path
-        return privacy_loss_distribution.from_gaussian_mechanism(event.sigma / event.sensitivity / double)
+        double = (
+            2 if event.neighbours is not neighbours else 1
+        )  # a Gaussian's mu doubles on a two-step path
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            event.sigma / event.sensitivity / double
+        )
     stated = event.guarantee.convert(neighbours)
     return privacy_loss_distribution.from_privacy_parameters(
         common.DifferentialPrivacyParameters(stated.epsilon, stated.delta)

@@ -1,7 +1,8 @@
 """What is promised, to whom: the values that every file and every report carries.
 
-A `Guarantee` is a proven fact. It names its privacy unit and neighbour relation, so that two of them are
-added only where the sum means something: composition converts where a theorem allows it and refuses elsewhere.
+A `Guarantee` is a proven fact. It names its privacy unit and neighbour relation, so that two of
+them are added only where the sum means something: composition converts where a theorem allows it
+and refuses elsewhere.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class Unit(StrEnum):
 class Neighbours(StrEnum):
     """Which pairs of data sets must look alike.
 
-    ``replace-one``: one unit exchanged for another, their number is public. ``add-remove``: one unit more or
-    less, their number stays private. ``null-one``: one unit exchanged for a public default.
+    ``replace-one``: one unit exchanged for another, their number is public. ``add-remove``: one
+    unit more or less, their number stays private. ``null-one``: one unit exchanged for a public
+    default.
     """
 
     REPLACE_ONE = "replace-one"
@@ -43,7 +45,8 @@ def name_the_unit(value: Any) -> None:
             object.__setattr__(value, name, kind(given))
         except ValueError:
             raise SettingsError(
-                f"The {name!r} of a {type(value).__name__} must be one of {', '.join(kind)}. Got {given!r} instead."
+                f"The {name!r} of a {type(value).__name__} must be one of {', '.join(kind)}. Got "
+                f"{given!r} instead."
             ) from None
 
 
@@ -51,14 +54,14 @@ def name_the_unit(value: Any) -> None:
 class Guarantee:
     """State that the output is (epsilon, delta)-differentially private for one unit under a neighbour relation.
 
-    ``epsilon=math.inf`` is the honest statement that nothing is promised (exact training). A guarantee that
-    *was* claimed and does not hold (seeded noise, say) is void instead, carries its reason, and nothing that
-    leaves a site or hub may carry it.
+    ``epsilon=math.inf`` is the honest statement that nothing is promised (exact training). A
+    guarantee that *was* claimed and does not hold (seeded noise, say) is void instead, carries its
+    reason, and nothing that leaves a site or hub may carry it.
 
     Privacy
     -------
-    Only code that has a proof page in ``docs/guarantees/`` makes one. ``assumptions`` lists every fact outside
-    the program's control on which it rests.
+    Only code that has a proof page in ``docs/guarantees/`` makes one. ``assumptions`` lists every
+    fact outside the program's control on which it rests.
 
     Examples
     --------
@@ -75,22 +78,37 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         if not (_is_number(self.epsilon) and self.epsilon >= 0):
-            raise SettingsError(f"A guarantee's 'epsilon' must be a number >= 0. Got {self.epsilon!r} instead.")
+            raise SettingsError(
+                f"A guarantee's 'epsilon' must be a number >= 0. Got {self.epsilon!r} instead."
+            )
         if not (_is_number(self.delta) and 0 <= self.delta <= 1):
-            raise SettingsError(f"A guarantee's 'delta' must lie in [0, 1]. Got {self.delta!r} instead.")
+            raise SettingsError(
+                f"A guarantee's 'delta' must lie in [0, 1]. Got {self.delta!r} instead."
+            )
         reason, assumptions = self.void_reason, self.assumptions
         if not (reason is None or (isinstance(reason, str) and reason)):
-            raise SettingsError(f"A guarantee's 'void_reason' must be None or say why. Got {reason!r} instead.")
-        if not (isinstance(assumptions, tuple) and all(isinstance(each, str) for each in assumptions)):
             raise SettingsError(
-                f"A guarantee's 'assumptions' must be a tuple of sentences. Got {assumptions!r} instead."
+                f"A guarantee's 'void_reason' must be None or say why. Got {reason!r} instead."
+            )
+        if not (
+            isinstance(assumptions, tuple) and all(isinstance(each, str) for each in assumptions)
+        ):
+            raise SettingsError(
+                f"A guarantee's 'assumptions' must be a tuple of sentences. Got {assumptions!r} "
+                "instead."
             )
         name_the_unit(self)
 
     @classmethod
     def void(cls, reason: str, *, unit: Unit | str, neighbours: Neighbours | str) -> Self:
         """Return the guarantee of something that has none, with the reason."""
-        return cls(epsilon=math.inf, delta=0.0, unit=Unit(unit), neighbours=Neighbours(neighbours), void_reason=reason)
+        return cls(
+            epsilon=math.inf,
+            delta=0.0,
+            unit=Unit(unit),
+            neighbours=Neighbours(neighbours),
+            void_reason=reason,
+        )
 
     @property
     def holds(self) -> bool:
@@ -109,18 +127,21 @@ class Guarantee:
     def convert(self, neighbours: Neighbours | str) -> Guarantee:
         """Return what this guarantee implies for another neighbour relation, or refuse.
 
-        Replacing is removing then adding, so an add-remove guarantee implies (2ε, (1+e^ε)δ) under replace-one.
-        Nothing follows in the other direction: replace-one lets the number of units be public.
+        Replacing is removing then adding, so an add-remove guarantee implies (2ε, (1+e^ε)δ) under
+        replace-one. Nothing follows in the other direction: replace-one lets the number of units be
+        public.
         """
         target = Neighbours(neighbours)
         if target is self.neighbours or self.void_reason is not None:
             return replace(self, neighbours=target)
         if (self.neighbours, target) != (Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE):
             raise GuaranteeVoid(
-                f"A {self.neighbours} guarantee cannot be restated as {target}: no theorem gives that. "
-                f"Nothing was composed. Train with neighbours='{target}', or keep the two apart."
+                f"A {self.neighbours} guarantee cannot be restated as {target}: no theorem gives "
+                f"that. Nothing was composed. Train with neighbours='{target}', or keep the two "
+                "apart."
             )
-        # Beyond ε = 36 the factor 1 + e^ε exceeds 2^52: no delta that matters survives it, and none overflows.
+        # Beyond ε = 36 the factor 1 + e^ε exceeds 2^52: no delta that matters survives it, and none
+        # overflows.
         factor = 1 + math.exp(self.epsilon) if self.epsilon < 700 else math.inf
         delta = 0.0 if self.delta == 0 else min(1.0, factor * self.delta)
         return replace(self, epsilon=2 * self.epsilon, delta=delta, neighbours=target)
@@ -147,8 +168,9 @@ class Guarantee:
             return cls(**{**values, "epsilon": epsilon, "assumptions": tuple(assumptions)})
         except (TypeError, KeyError, ValueError):
             raise SettingsError(
-                "This is not a guarantee: its fields must be epsilon, delta, unit, neighbours, assumptions and "
-                "void_reason. Nothing was read. Ask for the file again, written by this software."
+                "This is not a guarantee: its fields must be epsilon, delta, unit, neighbours, "
+                "assumptions and void_reason. Nothing was read. Ask for the file again, written "
+                "by this software."
             ) from None
 
     def __repr__(self) -> str:
@@ -158,7 +180,9 @@ class Guarantee:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000)
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000
+    )
 
 
 def _total(values: Iterable[float]) -> float:
@@ -168,7 +192,9 @@ def _total(values: Iterable[float]) -> float:
         return math.inf
 
 
-def _joint(guarantees: tuple[Guarantee, ...], epsilon: float, delta: float, *extra: str) -> Guarantee:
+def _joint(
+    guarantees: tuple[Guarantee, ...], epsilon: float, delta: float, *extra: str
+) -> Guarantee:
     first = guarantees[0]
     reasons = list(dict.fromkeys(g.void_reason for g in guarantees if g.void_reason is not None))
     return Guarantee(
@@ -176,7 +202,9 @@ def _joint(guarantees: tuple[Guarantee, ...], epsilon: float, delta: float, *ext
         delta=0.0 if reasons else min(1.0, delta),
         unit=first.unit,
         neighbours=first.neighbours,
-        assumptions=tuple(dict.fromkeys([a for g in guarantees for a in g.assumptions] + list(extra))),
+        assumptions=tuple(
+            dict.fromkeys([a for g in guarantees for a in g.assumptions] + list(extra))
+        ),
         void_reason="; ".join(reasons) or None,
     )
 
@@ -187,16 +215,18 @@ def _aligned(guarantees: tuple[Guarantee, ...]) -> tuple[Guarantee, ...]:
     units = {g.unit for g in guarantees}
     if len(units) > 1:
         raise GuaranteeVoid(
-            f"Guarantees per {' and per '.join(sorted(units))} were to be composed, but they hide different things "
-            "and have no common sum. Nothing was composed. Report them side by side."
+            f"Guarantees per {' and per '.join(sorted(units))} were to be composed, but they hide "
+            "different things and have no common sum. Nothing was composed. Report them side by "
+            "side."
         )
     relations = {g.neighbours for g in guarantees}
     if relations == {Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE}:
         return tuple(g.convert(Neighbours.REPLACE_ONE) for g in guarantees)
     if len(relations) > 1:
         raise GuaranteeVoid(
-            f"Guarantees under {' and '.join(sorted(relations))} were to be composed, but no theorem converts one "
-            "into the other. Nothing was composed. Use one neighbour relation throughout."
+            f"Guarantees under {' and '.join(sorted(relations))} were to be composed, but no "
+            "theorem converts one into the other. Nothing was composed. Use one neighbour "
+            "relation throughout."
         )
     return guarantees
 
@@ -210,21 +240,25 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 def compose_disjoint(*guarantees: Guarantee, assumption: str) -> Guarantee:
     """Return what holds when each unit's data reached exactly one of these: the largest epsilon and delta.
 
-    ``assumption`` says why the parts are disjoint (for instance "no person is at two sites"); it is written
-    into the result, because the program cannot check it. Void parts void the whole.
+    ``assumption`` says why the parts are disjoint (for instance "no person is at two sites"); it is
+    written into the result, because the program cannot check it. Void parts void the whole.
     """
     if not assumption:
-        raise SettingsError("Disjoint composition rests on an assumption about the data: state it in 'assumption'.")
+        raise SettingsError(
+            "Disjoint composition rests on an assumption about the data: state it in 'assumption'."
+        )
     aligned = _aligned(guarantees)
-    return _joint(aligned, max(g.epsilon for g in aligned), max(g.delta for g in aligned), assumption)
+    return _joint(
+        aligned, max(g.epsilon for g in aligned), max(g.delta for g in aligned), assumption
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """The most a data owner allows to be spent on one data set, in total and for ever.
 
-    Enforced on additive quantities: Σε and Σδ, or Σρ (zero-concentrated) when ``rho`` is given instead of
-    ``epsilon``.
+    Enforced on additive quantities: Σε and Σδ, or Σρ (zero-concentrated) when ``rho`` is given
+    instead of ``epsilon``.
     """
 
     epsilon: float | None = None
@@ -236,16 +270,22 @@ class Budget:
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.rho is None):
             raise SettingsError(
-                "A budget limits either 'epsilon' (with 'delta') or 'rho': give exactly one of the two."
+                "A budget limits either 'epsilon' (with 'delta') or 'rho': give exactly one of "
+                "the two."
             )
         for name in ("epsilon", "rho"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0 < value < math.inf):
-                raise SettingsError(f"A budget's {name!r} must be a finite number > 0. Got {value!r} instead.")
+                raise SettingsError(
+                    f"A budget's {name!r} must be a finite number > 0. Got {value!r} instead."
+                )
         if not (_is_number(self.delta) and 0 <= self.delta < 1):
-            raise SettingsError(f"A budget's 'delta' must lie in [0, 1). Got {self.delta!r} instead.")
+            raise SettingsError(
+                f"A budget's 'delta' must lie in [0, 1). Got {self.delta!r} instead."
+            )
         if self.rho is not None and self.delta:
             raise SettingsError(
-                "A budget in 'rho' has no 'delta': a report converts rho at any delta. Leave delta at 0."
+                "A budget in 'rho' has no 'delta': a report converts rho at any delta. Leave "
+                "delta at 0."
             )
         name_the_unit(self)

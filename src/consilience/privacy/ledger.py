@@ -1,8 +1,9 @@
 """The site's list of charges: append-only, hash-chained, one SQLite file, and the authority on what was spent.
 
-Order of a private training: `Ledger.charge` reserves and commits, then noise is drawn, then `Ledger.seal` stores
-the result, then the result may leave. A crash wastes budget, it never hides a draw. The argument, the rounding and
-what the ledger cannot promise are in ``docs/guarantees/ledger.md``.
+Order of a private training: `Ledger.charge` reserves and commits, then noise is drawn, then
+`Ledger.seal` stores the result, then the result may leave. A crash wastes budget, it never hides a
+draw. The argument, the rounding and what the ledger cannot promise are in
+``docs/guarantees/ledger.md``.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from consilience.errors import BudgetExceeded, GuaranteeVoid, LedgerDamaged, SettingsError
-
-from .accounting import EVENTS, Event, events_from_json, events_to_json, total_rho
-from .guarantee import Budget, Neighbours, Unit, compose
+from consilience.privacy.accounting import (
+    EVENTS,
+    Event,
+    events_from_json,
+    events_to_json,
+    total_rho,
+)
+from consilience.privacy.guarantee import Budget, Neighbours, Unit, compose
 
 NANO = 10**9  # epsilon and rho are counted in whole billionths
 FEMTO = 10**15  # delta in whole units of 1e-15: near 1 a float is hardly finer
@@ -90,11 +96,14 @@ INSERT INTO entries VALUES (:number, :kind, :time, :version, :dataset, :unit, :n
   :nano_epsilon, :femto_delta, :nano_rho, :events, :payload_hash, :previous, :hash)
 """
 
-# A process that forks while another of its threads is inside SQLite hands its child SQLite's books of the file
-# locks without the locks. So one thread at a time, and a fork waits until none is inside.
+# A process that forks while another of its threads is inside SQLite hands its child SQLite's books
+# of the file locks without the locks. So one thread at a time, and a fork waits until none is
+# inside.
 _inside = threading.RLock()
 if sys.platform != "win32":  # pragma: no branch
-    os.register_at_fork(before=_inside.acquire, after_in_parent=_inside.release, after_in_child=_inside.release)
+    os.register_at_fork(
+        before=_inside.acquire, after_in_parent=_inside.release, after_in_child=_inside.release
+    )
 
 
 @cache
@@ -105,8 +114,9 @@ def _software() -> str:
 def spent_units(value: float, units: int) -> int:
     """Return what `value` costs in whole units: rounded up, after a discount of 2⁻⁵⁰ for its floating-point noise.
 
-    Without the discount the binary number 0.1 would cost a unit too much, and 0.1 + 0.2 more than 0.3. With it
-    all charges together exceed the limit by at most 2⁻⁵⁰ of it; docs/guarantees/ledger.md says why that is sound.
+    Without the discount the binary number 0.1 would cost a unit too much, and 0.1 + 0.2 more than
+    0.3. With it all charges together exceed the limit by at most 2⁻⁵⁰ of it;
+    docs/guarantees/ledger.md says why that is sound.
     """
     return math.ceil(Fraction(value) * units * (1 - Fraction(1, 2**50)))
 
@@ -120,7 +130,8 @@ def limit_units(value: float, units: int) -> int:
 class Charge:
     """One reservation of budget, as the ledger holds it; amounts are what was charged, so rounded up.
 
-    ``hash`` is its place in the chain: whoever keeps a receipt can later demand that the ledger still holds it.
+    ``hash`` is its place in the chain: whoever keeps a receipt can later demand that the ledger
+    still holds it.
     """
 
     id: int
@@ -191,21 +202,39 @@ class _Account:
     sums: _Units = (0, 0, 0)
 
     def add(self, cost: _Units) -> None:
-        epsilon, delta, rho = (None if a is None or b is None else a + b for a, b in zip(self.sums, cost, strict=True))
+        epsilon, delta, rho = (
+            None if a is None or b is None else a + b for a, b in zip(self.sums, cost, strict=True)
+        )
         self.sums = (epsilon, delta, rho)
 
     def left(self) -> _Units:
-        epsilon, delta, rho = (None if a is None else a - (b or 0) for a, b in zip(self.limits, self.sums, strict=True))
+        epsilon, delta, rho = (
+            None if a is None else a - (b or 0) for a, b in zip(self.limits, self.sums, strict=True)
+        )
         return (epsilon, delta, rho)
 
     def first_over(self, cost: _Units) -> int | None:
         """Return which limited quantity would not hold `cost`, or None if all do."""
         pairs = enumerate(zip(self.left(), cost, strict=True))
-        return next((i for i, (left, asked) in pairs if left is not None and (asked is None or asked > left)), None)
+        return next(
+            (
+                i
+                for i, (left, asked) in pairs
+                if left is not None and (asked is None or asked > left)
+            ),
+            None,
+        )
 
     def balance(self, dataset: str) -> Balance:
         limit, spent, left = map(_as_numbers, (self.limits, self.sums, self.left()))
-        return Balance(dataset=dataset, unit=self.unit, neighbours=self.neighbours, limit=limit, spent=spent, left=left)
+        return Balance(
+            dataset=dataset,
+            unit=self.unit,
+            neighbours=self.neighbours,
+            limit=limit,
+            spent=spent,
+            left=left,
+        )
 
 
 def _as_numbers(amounts: _Units) -> Amounts:
@@ -216,14 +245,16 @@ def _as_numbers(amounts: _Units) -> Amounts:
 class Ledger:
     """Open the ledger at `path`, or create an empty one that only its owner may read (mode 0600).
 
-    Any number of processes and threads may use one file on a local disk at once; each operation opens its own
-    connection, so a ledger may be handed to threads and forked children. Nothing is ever changed or deleted.
+    Any number of processes and threads may use one file on a local disk at once; each operation
+    opens its own connection, so a ledger may be handed to threads and forked children. Nothing is
+    ever changed or deleted.
 
     Privacy
     -------
-    No draw without a committed charge, no charge beyond the owner's limit, no charge lost or counted twice after
-    a crash; per data set, in the unit and neighbour relation of its limit. Not hidden: the ledger file itself
-    holds settings and sealed results. Proof and limits: docs/guarantees/ledger.md.
+    No draw without a committed charge, no charge beyond the owner's limit, no charge lost or
+    counted twice after a crash; per data set, in the unit and neighbour relation of its limit. Not
+    hidden: the ledger file itself holds settings and sealed results. Proof and limits:
+    docs/guarantees/ledger.md.
 
     Examples
     --------
@@ -243,10 +274,14 @@ class Ledger:
         self.timeout_seconds = timeout_seconds
         self._study = ""
         _software()  # looked up once, while the package can be read
-        journal_left = os.path.lexists(f"{self.path}-wal")  # asked first: a creator makes the file, then its journal
+        journal_left = os.path.lexists(
+            f"{self.path}-wal"
+        )  # asked first: a creator makes the file, then its journal
         if not os.path.lexists(self.path):
             if journal_left:
-                raise self._damage("Opening", "the file is gone and only its journal (-wal) is left")
+                raise self._damage(
+                    "Opening", "the file is gone and only its journal (-wal) is left"
+                )
             try:
                 self._new_file(self.path, lambda db: db.executescript(_SCHEMA))
             except FileExistsError:  # another process was faster: its file is as good
@@ -263,8 +298,8 @@ class Ledger:
     def allow(self, dataset: str, budget: Budget) -> Balance:
         """Declare what the data owner allows on `dataset`, in total and for ever; a later call replaces the limit.
 
-        Unit, neighbour relation and kind (epsilon or rho) are fixed by the first call, and no limit goes below
-        what is spent. The same limit again adds no entry.
+        Unit, neighbour relation and kind (epsilon or rho) are fixed by the first call, and no limit
+        goes below what is spent. The same limit again adds no entry.
         """
         _check_text("dataset", dataset)
         limits = (
@@ -285,35 +320,47 @@ class Ledger:
                 (account.limits[2] is None) != (limits[2] is None)
             ):
                 raise SettingsError(
-                    f"The limit for data set {dataset!r} was to change its kind, but charges in one unit, neighbour "
-                    f"relation and measure (here: per {account.unit}, {account.neighbours}) have no sum in another. "
-                    "Nothing was recorded. Keep the kind and change only the amount."
+                    f"The limit for data set {dataset!r} was to change its kind, but charges in "
+                    f"one unit, neighbour relation and measure (here: per {account.unit}, "
+                    f"{account.neighbours}) have no sum in another. Nothing was recorded. Keep "
+                    "the kind and change only the amount."
                 )
             elif account.limits == limits:
                 return account.balance(dataset)
             account.limits = limits
             if account.first_over((0, 0, 0)) is not None:
                 raise SettingsError(
-                    f"The limit for data set {dataset!r} was to be lowered below what is spent already. "
-                    "Nothing was recorded and the old limit stands. Choose at least what is spent."
+                    f"The limit for data set {dataset!r} was to be lowered below what is spent "
+                    "already. Nothing was recorded and the old limit stands. Choose at least "
+                    "what is spent."
                 )
             self._append(db, "allow", dataset, account, limits)
         return account.balance(dataset)
 
-    def charge(self, events: Iterable[Event], *, dataset: str, key: str, purpose: str, study: str = "") -> Charge:
+    def charge(
+        self, events: Iterable[Event], *, dataset: str, key: str, purpose: str, study: str = ""
+    ) -> Charge:
         """Reserve the cost of `events` durably, before any of their noise is drawn, or refuse and charge nothing.
 
-        `key` names this one training. A second call with the same key and content is never charged: if the first
-        was sealed it returns that charge (fetch its bytes with `sealed`, draw nothing), otherwise it raises,
-        because a draw of the first may have been seen.
+        `key` names this one training. A second call with the same key and content is never charged:
+        if the first was sealed it returns that charge (fetch its bytes with `sealed`, draw
+        nothing), otherwise it raises, because a draw of the first may have been seen.
         """
         events, study = tuple(events), study or self._study
-        for name, text in (("dataset", dataset), ("key", key), ("purpose", purpose), ("study", study)):
+        for name, text in (
+            ("dataset", dataset),
+            ("key", key),
+            ("purpose", purpose),
+            ("study", study),
+        ):
             _check_text(name, text, may_be_empty=name == "study")
-        if not events or any(EVENTS.get(type(event).__name__) is not type(event) for event in events):
+        if not events or any(
+            EVENTS.get(type(event).__name__) is not type(event) for event in events
+        ):
             raise SettingsError(
-                f"Data set {dataset!r} was to be charged for something other than one or more events of this version, "
-                "whose cost can be recomputed. Nothing was charged. Pass the events of one training."
+                f"Data set {dataset!r} was to be charged for something other than one or more "
+                "events of this version, whose cost can be recomputed. Nothing was charged. Pass "
+                "the events of one training."
             )
         content = events_to_json(events)
         with self._session("Charging", write=True) as db:
@@ -323,22 +370,37 @@ class Ledger:
             account = _account(db, dataset)
             if account is None:
                 raise BudgetExceeded(
-                    f"Data set {dataset!r} cannot be charged for {purpose!r}: its owner has allowed nothing yet. "
-                    "Nothing was charged or drawn. Ask the data owner to declare a limit."
+                    f"Data set {dataset!r} cannot be charged for {purpose!r}: its owner has "
+                    "allowed nothing yet. Nothing was charged or drawn. Ask the data owner to "
+                    "declare a limit."
                 )
             cost = _cost(events, account, dataset)
             over = account.first_over(cost)
             if over is not None:
                 name, asked, left, limit = (
                     Amounts._fields[over],
-                    *(_as_numbers(amounts)[over] for amounts in (cost, account.left(), account.limits)),
+                    *(
+                        _as_numbers(amounts)[over]
+                        for amounts in (cost, account.left(), account.limits)
+                    ),
                 )
                 raise BudgetExceeded(
-                    f"Data set {dataset!r} cannot be charged {name}={asked!r} for {purpose!r}: {left!r} of {limit!r} "
-                    f"is left. Nothing was charged or drawn. "
-                    f"{f'Use {name} <= {left!r}, or ask' if left else 'Ask'} the data owner to raise the limit."
+                    f"Data set {dataset!r} cannot be charged {name}={asked!r} for {purpose!r}: "
+                    f"{left!r} of {limit!r} is left. Nothing was charged or drawn. "
+                    f"{f'Use {name} <= {left!r}, or ask' if left else 'Ask'} the data owner to "
+                    "raise the limit."
                 )
-            self._append(db, "charge", dataset, account, cost, key, purpose=purpose, study=study, events=content)
+            self._append(
+                db,
+                "charge",
+                dataset,
+                account,
+                cost,
+                key,
+                purpose=purpose,
+                study=study,
+                events=content,
+            )
             charge = _find(db, key)
         assert charge is not None
         return charge
@@ -355,18 +417,21 @@ class Ledger:
             existing = _find(db, charge.key)
             if existing is None or existing.hash != charge.hash:
                 raise SettingsError(
-                    f"The charge with key {charge.key!r} is not in the ledger {self.path}. Nothing was sealed. "
-                    "Seal in the ledger that made the charge."
+                    f"The charge with key {charge.key!r} is not in the ledger {self.path}. "
+                    "Nothing was sealed. Seal in the ledger that made the charge."
                 )
             if existing.payload_hash == digest:
                 return existing
             if existing.state == "sealed":
                 raise SettingsError(
-                    f"The charge with key {charge.key!r} was to be sealed with another result, but it paid for one "
-                    "only, which is sealed. The first result stands. Use that one, or charge again under a new key."
+                    f"The charge with key {charge.key!r} was to be sealed with another result, "
+                    "but it paid for one only, which is sealed. The first result stands. Use "
+                    "that one, or charge again under a new key."
                 )
             db.execute("INSERT INTO payloads VALUES (?, ?)", (charge.key, payload))
-            self._append(db, "seal", existing.dataset, existing, key=charge.key, payload_hash=digest)
+            self._append(
+                db, "seal", existing.dataset, existing, key=charge.key, payload_hash=digest
+            )
         return replace(existing, state="sealed", payload_hash=digest)
 
     def sealed(self, key: str) -> bytes | None:
@@ -377,7 +442,9 @@ class Ledger:
                 return None
             payload = _payload(db, key, existing.payload_hash)
             if payload is None:
-                raise self._damage("Reading a result", f"the result of entry {existing.id} was changed or removed")
+                raise self._damage(
+                    "Reading a result", f"the result of entry {existing.id} was changed or removed"
+                )
             return payload
 
     def balance(self, dataset: str) -> Balance:
@@ -386,21 +453,27 @@ class Ledger:
             account = _account(db, dataset)
         if account is None:
             raise SettingsError(
-                f"The balance of data set {dataset!r} was asked for, but no limit was ever declared for it. "
-                "Nothing was changed. Check the name, or declare a limit with 'allow'."
+                f"The balance of data set {dataset!r} was asked for, but no limit was ever "
+                "declared for it. Nothing was changed. Check the name, or declare a limit with "
+                "'allow'."
             )
         return account.balance(dataset)
 
     def datasets(self) -> list[str]:
         """Return the names of all data sets for which a limit was ever declared, in that order."""
         with self._session("Reading the data sets") as db:
-            rows = db.execute("SELECT dataset FROM entries WHERE kind = 'allow' GROUP BY dataset ORDER BY min(number)")
+            rows = db.execute(
+                "SELECT dataset FROM entries WHERE kind = 'allow' GROUP BY dataset ORDER BY "
+                "min(number)"
+            )
             return [row["dataset"] for row in rows]
 
     def charges(self, dataset: str | None = None) -> list[Charge]:
         """Return all charges in order, or those on one data set."""
         with self._session("Reading the charges") as db:
-            rows = db.execute("SELECT * FROM charges WHERE ?1 IS NULL OR dataset = ?1 ORDER BY number", (dataset,))
+            rows = db.execute(
+                "SELECT * FROM charges WHERE ?1 IS NULL OR dataset = ?1 ORDER BY number", (dataset,)
+            )
             return [_as_charge(row) for row in rows]
 
     def verify(self, head: str | None = None) -> str:
@@ -409,8 +482,9 @@ class Ledger:
         Parameters
         ----------
         head
-            A head, or a receipt's hash, that someone outside wrote down earlier. The chain must still contain it:
-            the only way to notice that an older copy of the whole file was put in place.
+            A head, or a receipt's hash, that someone outside wrote down earlier. The chain must
+            still contain it: the only way to notice that an older copy of the whole file was put in
+            place.
         """
         with self._session("Verifying") as db:
             found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -419,25 +493,45 @@ class Ledger:
             number, previous, hashes = 0, _GENESIS, {_GENESIS}
             accounts: dict[str, _Account] = {}
             n_seals = 0
-            for number, entry in enumerate(db.execute("SELECT * FROM entries ORDER BY number"), start=1):
+            for number, entry in enumerate(
+                db.execute("SELECT * FROM entries ORDER BY number"), start=1
+            ):
                 if entry["number"] != number:
                     raise self._damage("Verifying", f"entry {number} is missing")
                 if entry["previous"] != previous or entry["hash"] != _digest(dict(entry)):
                     raise self._damage("Verifying", f"entry {number} was changed or moved")
                 if not _replay(entry, accounts):
-                    raise self._damage("Verifying", f"entry {number} goes beyond the limit of its data set")
+                    raise self._damage(
+                        "Verifying", f"entry {number} goes beyond the limit of its data set"
+                    )
                 if entry["kind"] == "seal":
                     n_seals += 1
-                    if _find(db, entry["key"]) is None or _payload(db, entry["key"], entry["payload_hash"]) is None:
-                        raise self._damage("Verifying", f"what entry {number} sealed was changed or removed")
+                    if (
+                        _find(db, entry["key"]) is None
+                        or _payload(db, entry["key"], entry["payload_hash"]) is None
+                    ):
+                        raise self._damage(
+                            "Verifying", f"what entry {number} sealed was changed or removed"
+                        )
                 previous = entry["hash"]
                 hashes.add(previous)
-            if tuple(db.execute("SELECT number, hash FROM head").fetchone() or ()) != (number, previous):
-                raise self._damage("Verifying", f"the entries after entry {number} were removed, or the head changed")
+            if tuple(db.execute("SELECT number, hash FROM head").fetchone() or ()) != (
+                number,
+                previous,
+            ):
+                raise self._damage(
+                    "Verifying",
+                    f"the entries after entry {number} were removed, or the head changed",
+                )
             if db.execute("SELECT count(*) FROM payloads").fetchone()[0] != n_seals:
-                raise self._damage("Verifying", f"it holds results that none of its {number} entries sealed")
+                raise self._damage(
+                    "Verifying", f"it holds results that none of its {number} entries sealed"
+                )
             if head is not None and head not in hashes:
-                raise self._damage("Verifying", f"none of its {number} entries has the given head: it was rolled back")
+                raise self._damage(
+                    "Verifying",
+                    f"none of its {number} entries has the given head: it was rolled back",
+                )
         return previous
 
     def backup(self, path: str | os.PathLike[str]) -> None:
@@ -448,8 +542,8 @@ class Ledger:
                 self._new_file(target, db.backup)
             except FileExistsError:
                 raise SettingsError(
-                    f"The ledger was to be copied to {target}, but that file exists. Nothing was written. "
-                    "Choose a new name."
+                    f"The ledger was to be copied to {target}, but that file exists. Nothing was "
+                    "written. Choose a new name."
                 ) from None
 
     def _append(
@@ -467,7 +561,9 @@ class Ledger:
         last = db.execute("SELECT * FROM entries ORDER BY number DESC LIMIT 1").fetchone()
         found = (0, _GENESIS) if last is None else (last["number"], _digest(dict(last)))
         if head is None or tuple(head) != found:
-            raise self._damage("Adding an entry", f"its last entry ({found[0]}) is not the one that its head names")
+            raise self._damage(
+                "Adding an entry", f"its last entry ({found[0]}) is not the one that its head names"
+            )
         entry: dict[str, Any] = {
             **dict.fromkeys(("purpose", "study", "events", "payload_hash")),
             **content,
@@ -475,7 +571,10 @@ class Ledger:
             **{"kind": kind, "dataset": dataset, "key": key},
             **{"unit": str(terms.unit), "neighbours": str(terms.neighbours)},
             **{"number": found[0] + 1, "previous": found[1]},
-            **{"time": datetime.now(UTC).isoformat(timespec="microseconds"), "version": _software()},
+            **{
+                "time": datetime.now(UTC).isoformat(timespec="microseconds"),
+                "version": _software(),
+            },
         }
         entry["hash"] = _digest(entry)
         db.execute(_INSERT, entry)
@@ -488,19 +587,26 @@ class Ledger:
         try:
             with (
                 _inside,
-                closing(sqlite3.connect(uri, uri=True, timeout=self.timeout_seconds, isolation_level=None)) as db,
+                closing(
+                    sqlite3.connect(
+                        uri, uri=True, timeout=self.timeout_seconds, isolation_level=None
+                    )
+                ) as db,
             ):
                 db.row_factory = sqlite3.Row
                 self._recognise(asked, db)
                 db.execute("PRAGMA synchronous = FULL")
-                # SQLite before 3.51.3 can lose a commit when checkpoints and writes overlap ("WAL-reset bug"). With
-                # this, the only checkpoint is that of the last connection to close, which is alone by then.
+                # SQLite before 3.51.3 can lose a commit when checkpoints and writes overlap
+                # ("WAL-reset bug"). With this, the only checkpoint is that of the last connection
+                # to close, which is alone by then.
                 db.execute("PRAGMA wal_autocheckpoint = 0")
                 db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 yield db
                 db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise self._damage(asked, str(error), passing=isinstance(error, sqlite3.OperationalError)) from error
+            raise self._damage(
+                asked, str(error), passing=isinstance(error, sqlite3.OperationalError)
+            ) from error
 
     def _recognise(self, asked: str, db: sqlite3.Connection) -> None:
         if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
@@ -508,8 +614,9 @@ class Ledger:
         written = db.execute("PRAGMA user_version").fetchone()[0]
         if written > _VERSION:
             raise LedgerDamaged(
-                f"{asked} needs the ledger {self.path}, but it has format {written} and this version knows format "
-                f"{_VERSION}. Nothing was read or changed. Install the newer version of this software."
+                f"{asked} needs the ledger {self.path}, but it has format {written} and this "
+                f"version knows format {_VERSION}. Nothing was read or changed. Install the newer "
+                "version of this software."
             )
 
     def _new_file(self, path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
@@ -540,8 +647,8 @@ class Ledger:
             else "Stop training, and restore a backup that holds the head hash you wrote down."
         )
         return LedgerDamaged(
-            f"{asked} needs the ledger {self.path}, but: {problem}. No charge was confirmed, so nothing may be drawn "
-            f"or leave; earlier charges stand. {fix}"
+            f"{asked} needs the ledger {self.path}, but: {problem}. No charge was confirmed, so "
+            f"nothing may be drawn or leave; earlier charges stand. {fix}"
         )
 
 
@@ -551,28 +658,33 @@ def _check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
         not isinstance(text, str)
         or not (text or may_be_empty)
         or len(text) > _LONGEST_TEXT
-        or not text.isprintable()  # also refuses line breaks, escape codes and characters that reverse the text
+        # also refuses line breaks, escape codes and characters that reverse the text
+        or not text.isprintable()
     ):
         raise SettingsError(
-            f"The {name!r} of a ledger entry must be printable text of 1 to {_LONGEST_TEXT} characters, and is not. "
-            "Nothing was charged or recorded. Pass a short name."
+            f"The {name!r} of a ledger entry must be printable text of 1 to {_LONGEST_TEXT} "
+            "characters, and is not. Nothing was charged or recorded. Pass a short name."
         )
 
 
-def _cost(events: tuple[Event, ...], account: _Account, dataset: str) -> tuple[int, int, int | None]:
+def _cost(
+    events: tuple[Event, ...], account: _Account, dataset: str
+) -> tuple[int, int, int | None]:
     """Return the cost of `events` in whole units under the account's neighbour relation."""
     units = {event.unit for event in events}
     if units != {account.unit}:
         raise GuaranteeVoid(
-            f"Data set {dataset!r} was to be charged for events per {' and per '.join(sorted(units))}, but its limit "
-            f"is per {account.unit}: they have no common sum. Nothing was charged. Train with unit='{account.unit}'."
+            f"Data set {dataset!r} was to be charged for events per "
+            f"{' and per '.join(sorted(units))}, but its limit is per {account.unit}: they have "
+            f"no common sum. Nothing was charged. Train with unit='{account.unit}'."
         )
     try:
         stated = compose(*(event.guarantee.convert(account.neighbours) for event in events))
         if math.isinf(stated.epsilon):
             raise BudgetExceeded(
-                f"Data set {dataset!r} was to be charged an infinite epsilon (exact, non-private training), but its "
-                "limit is finite. Nothing was charged or drawn. Train with a finite epsilon."
+                f"Data set {dataset!r} was to be charged an infinite epsilon (exact, non-private "
+                "training), but its limit is finite. Nothing was charged or drawn. Train with a "
+                "finite epsilon."
             )
         rho = total_rho(events, account.neighbours)
         amounts = (
@@ -582,24 +694,27 @@ def _cost(events: tuple[Event, ...], account: _Account, dataset: str) -> tuple[i
         )
     except (ArithmeticError, ValueError):
         raise SettingsError(
-            f"Data set {dataset!r} was to be charged for events whose cost no floating-point number can hold. "
-            "Nothing was charged. Check their sensitivity and scale."
+            f"Data set {dataset!r} was to be charged for events whose cost no floating-point "
+            "number can hold. Nothing was charged. Check their sensitivity and scale."
         ) from None
     if stated.epsilon == 0 and stated.delta == 0:
         raise SettingsError(
-            f"Data set {dataset!r} was to be charged for events that cost nothing, as if no record mattered. "
-            "Nothing was charged. Check their sensitivity."
+            f"Data set {dataset!r} was to be charged for events that cost nothing, as if no "
+            "record mattered. Nothing was charged. Check their sensitivity."
         )
     if account.limits[2] is not None and rho is None:
         raise GuaranteeVoid(
-            f"Data set {dataset!r} has a limit in rho, but an event of this training has no such cost. "
-            "Nothing was charged. Use a mechanism that has one (Gaussian, or any with delta = 0)."
+            f"Data set {dataset!r} has a limit in rho, but an event of this training has no such "
+            "cost. Nothing was charged. Use a mechanism that has one (Gaussian, or any with "
+            "delta = 0)."
         )
     return amounts
 
 
 def _account(db: sqlite3.Connection, dataset: str) -> _Account | None:
-    limit = "SELECT * FROM entries WHERE dataset = ? AND kind = 'allow' ORDER BY number DESC LIMIT 1"
+    limit = (
+        "SELECT * FROM entries WHERE dataset = ? AND kind = 'allow' ORDER BY number DESC LIMIT 1"
+    )
     entry = db.execute(limit, (dataset,)).fetchone()
     if entry is None:
         return None
@@ -630,7 +745,9 @@ def _replay(entry: sqlite3.Row, accounts: dict[str, _Account]) -> bool:
 def _digest(entry: dict[str, Any]) -> str:
     """Return the hash of an entry's content and of its predecessor's hash; empty fields do not count."""
     content = {name: value for name, value in entry.items() if name != "hash" and value is not None}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode()
+    ).hexdigest()
 
 
 def _payload(db: sqlite3.Connection, key: str, digest: str) -> bytes | None:
@@ -658,7 +775,10 @@ def _as_charge(row: sqlite3.Row) -> Charge:
         events=events_from_json(row["events"]),
         state="reserved" if row["seal_hash"] is None else "sealed",
         payload_hash=row["seal_hash"],
-        **{name: row[name] for name in ("key", "dataset", "purpose", "study", "time", "version", "hash")},
+        **{
+            name: row[name]
+            for name in ("key", "dataset", "purpose", "study", "time", "version", "hash")
+        },
     )
 
 
@@ -666,13 +786,15 @@ def _repeated(existing: Charge, content: tuple[str, str, str]) -> Charge:
     """Return the sealed charge whose key was used again, or say why it cannot stand for the second call."""
     if (existing.dataset, existing.study, events_to_json(existing.events)) != content:
         raise SettingsError(
-            f"The key {existing.key!r} was to pay for another training, but it names one that was charged already. "
-            "Nothing was charged now. Use a new key for another data set, study or event."
+            f"The key {existing.key!r} was to pay for another training, but it names one that was "
+            "charged already. Nothing was charged now. Use a new key for another data set, study "
+            "or event."
         )
     if existing.state == "reserved":
         raise SettingsError(
-            f"The key {existing.key!r} was charged before, but its result was never sealed: that run crashed or is "
-            "still at work, and its noise may have been seen. That charge stays spent and nothing was charged now. "
-            "Wait for that run, or train again under a new key, which is charged anew."
+            f"The key {existing.key!r} was charged before, but its result was never sealed: that "
+            "run crashed or is still at work, and its noise may have been seen. That charge "
+            "stays spent and nothing was charged now. Wait for that run, or train again under a "
+            "new key, which is charged anew."
         )
     return existing

@@ -1,9 +1,10 @@
 """Every line of the project that draws noise, and the source it is drawn from.
 
-A mechanism takes the `Event` that was charged and draws exactly the noise that event states, so what is drawn
-and what is accounted cannot drift apart. Integers, counts, selection and the closing step use OpenDP's exact
-samplers. The two continuous vector noises are drawn here with full relative precision: the drawn vector is within
-`draw_error` · ‖b‖ of an exact draw, an error the closing step covers (docs/guarantees/closing.md).
+A mechanism takes the `Event` that was charged and draws exactly the noise that event states, so
+what is drawn and what is accounted cannot drift apart. Integers, counts, selection and the closing
+step use OpenDP's exact samplers. The two continuous vector noises are drawn here with full relative
+precision: the drawn vector is within `draw_error` · ‖b‖ of an exact draw, an error the closing step
+covers (docs/guarantees/closing.md).
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from randomgen import ChaCha
 from scipy import sparse
 
 from consilience.errors import ConsilienceError, SettingsError
-
-from .accounting import (
+from consilience.privacy.accounting import (
     Closing,
     DiscreteGaussian,
     Gaussian,
@@ -49,7 +49,8 @@ Integers = NDArray[np.int64]
 class Noise:
     """Say where noise comes from: the operating system, or for tests and experiments a seed.
 
-    A plain value that can be copied, compared and sent to another process; each use opens a `Source` of its own.
+    A plain value that can be copied, compared and sent to another process; each use opens a
+    `Source` of its own.
 
     Privacy
     -------
@@ -59,8 +60,12 @@ class Noise:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed is not None and not (isinstance(self.seed, int | np.integer) and 0 <= self.seed < 2**256):
-            raise SettingsError(f"The 'seed' of Noise must be None or an integer >= 0. Got {self.seed!r} instead.")
+        if self.seed is not None and not (
+            isinstance(self.seed, int | np.integer) and 0 <= self.seed < 2**256
+        ):
+            raise SettingsError(
+                f"The 'seed' of Noise must be None or an integer >= 0. Got {self.seed!r} instead."
+            )
 
     def open(self, *, stream: int = 0) -> Source:
         """Open a source: a fresh 256-bit key from the operating system, or stream number `stream` of the seed."""
@@ -72,8 +77,8 @@ class Source:
 
     Privacy
     -------
-    Without a seed the key is 256 bits from ``os.urandom``, held nowhere else. The guarantees assume that nobody
-    can tell ChaCha20's output from random bits.
+    Without a seed the key is 256 bits from ``os.urandom``, held nowhere else. The guarantees assume
+    that nobody can tell ChaCha20's output from random bits.
     """
 
     def __init__(self, seed: int | None = None, stream: int = 0) -> None:
@@ -84,24 +89,25 @@ class Source:
 
     def __reduce__(self) -> NoReturn:
         raise ConsilienceError(
-            "A noise source was to be copied or sent to another process, which would repeat its noise there. "
-            "Nothing was sent. Send the Noise value and open it in the process that draws."
+            "A noise source was to be copied or sent to another process, which would repeat its "
+            "noise there. Nothing was sent. Send the Noise value and open it in the process that "
+            "draws."
         )
 
     def words(self, n: int) -> NDArray[np.uint64]:
         """Draw n independent 64-bit words."""
         if os.getpid() != self._process:
             raise ConsilienceError(
-                "A noise source opened in another process was used after a fork, which would repeat its noise. "
-                "Nothing was drawn. Open a source in the process that draws."
+                "A noise source opened in another process was used after a fork, which would "
+                "repeat its noise. Nothing was drawn. Open a source in the process that draws."
             )
         return np.asarray(self._bits.random_raw(n), dtype=np.uint64)
 
     def uniform(self, n: int) -> Floats:
         """Draw n uniform numbers in (0, 1) with full relative precision, however close to 0.
 
-        The exponent is geometric (the leading zeros of fresh words) and 51 fraction bits are drawn apart, so
-        that -log of a draw has no grid that would betray the value it is added to.
+        The exponent is geometric (the leading zeros of fresh words) and 51 fraction bits are drawn
+        apart, so that -log of a draw has no grid that would betray the value it is added to.
         """
         zeros = np.zeros(n)
         open_ = np.arange(n)
@@ -109,7 +115,8 @@ class Source:
             _, bits = np.frexp((self.words(open_.size) >> np.uint64(11)).astype(np.float64))
             zeros[open_] += 53 - bits
             open_ = open_[bits == 0]
-        # The middle of one of 2^51 cells: the 53 bits of a double hold it exactly, so nothing is rounded to 0.5 or 1.
+        # The middle of one of 2^51 cells: the 53 bits of a double hold it exactly, so nothing is
+        # rounded to 0.5 or 1.
         mantissa = 0.5 + ((self.words(n) >> np.uint64(13)).astype(np.float64) + 0.5) * 2.0**-52
         return np.asarray(np.ldexp(mantissa, -zeros.astype(np.int64)), dtype=np.float64)
 
@@ -142,8 +149,8 @@ class Source:
 def draw_error(dimension: int) -> float:
     """Return how far, relative to its norm, a drawn vector can be from the exact draw it rounds.
 
-    Each coordinate passes through fewer than 32 correctly or faithfully rounded operations; the radius of
-    `l2_laplace` and the norm of its direction are sums of `dimension` terms of one sign.
+    Each coordinate passes through fewer than 32 correctly or faithfully rounded operations; the
+    radius of `l2_laplace` and the norm of its direction are sums of `dimension` terms of one sign.
     """
     return (dimension + 32) * 2.0**-52
 
@@ -168,7 +175,8 @@ def gaussian(dimension: int, *, event: Gaussian | ObjectiveGaussian, source: Sou
 
     Privacy
     -------
-    What `event` states; proof in docs/guarantees/gaussian.md. Floating-point gap and dimension as `l2_laplace`.
+    What `event` states; proof in docs/guarantees/gaussian.md. Floating-point gap and dimension as
+    `l2_laplace`.
     """
     return event.sigma * source.normal(dimension)
 
@@ -178,10 +186,13 @@ def close(vector: Floats, *, event: Closing, source: Source) -> Floats:
 
     Privacy
     -------
-    `event.epsilon` for everything that lies between the ideal real-valued output and this vector, provided they
-    are within `event.distance` of each other for every data set; proof in docs/guarantees/closing.md.
+    `event.epsilon` for everything that lies between the ideal real-valued output and this vector,
+    provided they are within `event.distance` of each other for every data set; proof in
+    docs/guarantees/closing.md.
     """
-    return _exact(vector, make_laplace, l1_distance(T=float), event.scale, float, source).astype(np.float64)
+    return _exact(vector, make_laplace, l1_distance(T=float), event.scale, float, source).astype(
+        np.float64
+    )
 
 
 def laplace_counts(counts: Integers, *, event: Laplace, source: Source) -> Integers:
@@ -189,8 +200,9 @@ def laplace_counts(counts: Integers, *, event: Laplace, source: Source) -> Integ
 
     Privacy
     -------
-    `event.epsilon`, provided that one unit changes the counts by at most `event.sensitivity` in L1. Exact:
-    no floating-point gap. Not hidden: how many counts there are. Proof in docs/guarantees/laplace.md.
+    `event.epsilon`, provided that one unit changes the counts by at most `event.sensitivity` in L1.
+    Exact: no floating-point gap. Not hidden: how many counts there are. Proof in
+    docs/guarantees/laplace.md.
     """
     return _exact(counts, make_laplace, l1_distance(T="i64"), event.scale, int, source)
 
@@ -200,8 +212,9 @@ def gaussian_counts(counts: Integers, *, event: DiscreteGaussian, source: Source
 
     Privacy
     -------
-    `event.rho` zero-concentrated, provided that one unit changes the counts by at most `event.sensitivity` in
-    L2. Exact. Not hidden: how many counts there are. Proof in docs/guarantees/gaussian.md.
+    `event.rho` zero-concentrated, provided that one unit changes the counts by at most
+    `event.sensitivity` in L2. Exact. Not hidden: how many counts there are. Proof in
+    docs/guarantees/gaussian.md.
     """
     return _exact(counts, make_gaussian, l2_distance(T=float), event.sigma, int, source)
 
@@ -211,8 +224,9 @@ def select(scores: Floats, *, event: Selection, source: Source) -> int:
 
     Privacy
     -------
-    `event.epsilon`, provided that one unit moves no score by more than `event.sensitivity` (all the same way if
-    `event.monotone`). Not hidden: how many candidates there are. Proof in docs/guarantees/selection.md.
+    `event.epsilon`, provided that one unit moves no score by more than `event.sensitivity` (all the
+    same way if `event.monotone`). Not hidden: how many candidates there are. Proof in
+    docs/guarantees/selection.md.
     """
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
@@ -222,28 +236,34 @@ def select(scores: Floats, *, event: Selection, source: Source) -> int:
         return int(np.argmax(values / event.scale + gumbel))
     domain = vector_domain(atom_domain(T=float, nan=False))
     metric = linf_distance(T=float, monotonic=event.monotone == "yes")
-    # The zero-concentrated measure selects OpenDP's Gumbel noise, which is the exponential mechanism.
+    # The zero-concentrated measure selects OpenDP's Gumbel noise, which is the exponential
+    # mechanism.
     measurement = make_noisy_max(domain, metric, zero_concentrated_divergence(), scale=event.scale)
     return int(measurement(values.tolist()))
 
 
-def select_many(steps: Integers, grain: int, *, event: Selection, source: Source) -> NDArray[np.intp]:
+def select_many(
+    steps: Integers, grain: int, *, event: Selection, source: Source
+) -> NDArray[np.intp]:
     """Return for each row of `steps` a column drawn with probability ∝ exp(-steps / (grain · event.scale)), exactly.
 
-    Whole steps of 1/`grain` say how far each candidate is from perfect, so that no score is ever rounded. A row's
-    draw is decided by 64 random bits and, in the rare case that floating point cannot tell on which side of a
-    boundary they fall, by more bits and digits.
+    Whole steps of 1/`grain` say how far each candidate is from perfect, so that no score is ever
+    rounded. A row's draw is decided by 64 random bits and, in the rare case that floating point
+    cannot tell on which side of a boundary they fall, by more bits and digits.
 
     Privacy
     -------
-    `event.epsilon` for all rows together, provided that a unit moves the scores of row r by at most Sᵣ (all of them
-    the same way if `event.monotone`), and that the Sᵣ add up to at most `event.sensitivity`. A unit that leaves one
-    row for another counts as two moves, each monotone, of half the cost. Not hidden: how many rows and columns there
-    are. Proof in docs/guarantees/tree-selection.md.
+    `event.epsilon` for all rows together, provided that a unit moves the scores of row r by at most
+    Sᵣ (all of them the same way if `event.monotone`), and that the Sᵣ add up to at most
+    `event.sensitivity`. A unit that leaves one row for another counts as two moves, each monotone,
+    of half the cost. Not hidden: how many rows and columns there are. Proof in
+    docs/guarantees/tree-selection.md.
     """
     table = np.asarray(steps)
     if table.ndim != 2 or table.shape[1] == 0 or table.dtype.kind not in "iu":
-        raise SettingsError("Selection needs a table of whole steps with at least one column. Nothing was drawn.")
+        raise SettingsError(
+            "Selection needs a table of whole steps with at least one column. Nothing was drawn."
+        )
     n_rows, n_columns = table.shape
     if n_rows == 0:
         return np.zeros(0, dtype=np.intp)
@@ -255,8 +275,9 @@ def select_many(steps: Integers, grain: int, *, event: Selection, source: Source
         sums = np.cumsum(np.exp(-(distance / (grain * event.scale))), axis=1)
     target = words.astype(np.float64) * 2.0**-64 * sums[:, -1]
     found = (sums <= target[:, None]).sum(axis=1)
-    # One rounding per summand in each of two sums, and 3 ln(n_columns) + 10 for all else, in units of 2^-52 of the
-    # whole (docs/guarantees/tree-selection.md); 2048 leaves a hundredfold margin and costs one draw in 2^40.
+    # One rounding per summand in each of two sums, and 3 ln(n_columns) + 10 for all else, in units
+    # of 2^-52 of the whole (docs/guarantees/tree-selection.md); 2048 leaves a hundredfold margin
+    # and costs one draw in 2^40.
     error = (n_columns + 2048) * 2.0**-52 * sums[:, -1]
     rows = np.arange(n_rows)
     below = np.where(found > 0, sums[rows, np.maximum(found - 1, 0)], -math.inf)
@@ -264,7 +285,9 @@ def select_many(steps: Integers, grain: int, *, event: Selection, source: Source
     sure = (target - below > error) & (above - target > error)
     rate = 1 / (Fraction(grain) * Fraction(event.scale))
     for row in np.flatnonzero(~sure):
-        found[row] = _select_exactly([int(step) for step in distance[row]], rate, int(words[row]), source)
+        found[row] = _select_exactly(
+            [int(step) for step in distance[row]], rate, int(words[row]), source
+        )
     return np.asarray(found, dtype=np.intp)
 
 
@@ -272,9 +295,12 @@ def _select_exactly(steps: list[int], rate: Fraction, known: int, source: Source
     """Decide by interval arithmetic with as many digits and random bits as it takes; `known` holds the first 64."""
     bits, digits = 64, 40
     while True:
-        exact = Context(prec=digits, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
+        exact = Context(
+            prec=digits, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[]
+        )
         with localcontext(exact):  # whatever the caller set up
-            # Each of n terms, n sums (at most n) and the edges are off by less than 10^(1 - digits) of themselves.
+            # Each of n terms, n sums (at most n) and the edges are off by less than 10^(1 - digits)
+            # of themselves.
             error = Decimal(len(steps)) ** 2 * Decimal(10) ** (3 - digits)
             total, sums = Decimal(0), []
             for step in steps:
@@ -284,27 +310,39 @@ def _select_exactly(steps: list[int], rate: Fraction, known: int, source: Source
             low, high = (Decimal(edge) / Decimal(2) ** bits * total for edge in (known, known + 1))
             found = sum(edge <= low for edge in sums)
             starts = found == 0 or sums[found - 1] + error <= low
-            if found < len(steps) and starts and (found == len(steps) - 1 or high <= sums[found] - error):
+            if (
+                found < len(steps)
+                and starts
+                and (found == len(steps) - 1 or high <= sums[found] - error)
+            ):
                 return found
         known, bits, digits = known << 64 | int(source.words(1)[0]), bits + 64, digits + 20
 
 
-def _exact(values: NDArray[Any], make: Any, metric: Any, scale: float, kind: type, source: Source) -> NDArray[Any]:
+def _exact(
+    values: NDArray[Any], make: Any, metric: Any, scale: float, kind: type, source: Source
+) -> NDArray[Any]:
     """Add noise with an exact OpenDP sampler; a seeded source, void anyway, stands in with a float one."""
     given = np.asarray(values)
     if kind is int and given.size and (given.dtype.kind not in "iu" or given.max() >= 2**63):
         raise SettingsError(
-            "Counts must be integers below 2^63: rounded to one, anything else could change by more than was declared. "
-            "Nothing was drawn. Count, or scale to whole numbers, before."
+            "Counts must be integers below 2^63: rounded to one, anything else could change by "
+            "more than was declared. Nothing was drawn. Count, or scale to whole numbers, before."
         )
     array = given.astype(np.int64 if kind is int else np.float64)
     if array.size == 0:
         return array
     if not np.isfinite(array).all():
-        raise SettingsError("Noise was to be added to values that are not finite. Nothing was drawn.")
+        raise SettingsError(
+            "Noise was to be added to values that are not finite. Nothing was drawn."
+        )
     if source.seeded:
         sign = np.where(source.words(array.size) & np.uint64(1) == 1, -1.0, 1.0)
-        unit = source.normal(array.size) if make is make_gaussian else sign * source.exponential(array.size)
+        unit = (
+            source.normal(array.size)
+            if make is make_gaussian
+            else sign * source.exponential(array.size)
+        )
         noisy = array + (scale * unit).reshape(array.shape)
         return np.rint(noisy).astype(np.int64) if kind is int else noisy
     # OpenDP's integer Laplace takes 64-bit integers; arrays travel as plain lists.
@@ -316,19 +354,26 @@ def _exact(values: NDArray[Any], make: Any, metric: Any, scale: float, kind: typ
 def clip_rows(X: Any, norm: float) -> Any:
     """Return the rows of a dense or CSR `X` scaled down to at most `norm`; rows well within it keep their value.
 
-    The bound holds over the reals, not just in floating point: a row whose computed length is within rounding of
-    `norm` is shrunk too, by a few units in the last place. Clipping twice is clipping once.
+    The bound holds over the reals, not just in floating point: a row whose computed length is
+    within rounding of `norm` is shrunk too, by a few units in the last place. Clipping twice is
+    clipping once.
     """
     if not 1e-150 <= norm <= 1e150:
-        raise SettingsError(f"The 'norm' of clip_rows must be a number from 1e-150 to 1e150. Got {norm!r} instead.")
-    # Lengths are summed in doubles, so only the last roundings are those of the rows' own precision.
+        raise SettingsError(
+            f"The 'norm' of clip_rows must be a number from 1e-150 to 1e150. Got {norm!r} instead."
+        )
+    # Lengths are summed in doubles, so only the last roundings are those of the rows' own
+    # precision.
     slack = X.shape[1] * 2.0**-52 + 8 * float(np.finfo(X.dtype).eps)
     if not sparse.issparse(X) and _all_short(X, norm * (1 - 2 * slack)):
         return X
     lengths = _lengths(X)
     if not np.isfinite(lengths).all():
         if not np.isfinite(X.data if sparse.issparse(X) else X).all():
-            raise SettingsError("Rows that are not finite were to be clipped. Nothing was clipped. Clean them first.")
+            raise SettingsError(
+                "Rows that are not finite were to be clipped. Nothing was clipped. Clean them "
+                "first."
+            )
         # A square overflowed: bring such rows, and only them, to entries <= norm first.
         largest = abs(X).max(axis=1)
         largest = (largest.toarray() if sparse.issparse(largest) else np.asarray(largest)).ravel()
@@ -337,7 +382,9 @@ def clip_rows(X: Any, norm: float) -> Any:
     long = lengths > norm * (1 - slack)
     if not long.any():
         return X
-    return _scaled(X, np.divide(norm * (1 - 2 * slack), lengths, out=np.ones_like(lengths), where=long))
+    return _scaled(
+        X, np.divide(norm * (1 - 2 * slack), lengths, out=np.ones_like(lengths), where=long)
+    )
 
 
 def _all_short(X: Any, limit: float) -> bool:
@@ -352,7 +399,9 @@ def _lengths(X: Any) -> Floats:
         if sparse.issparse(X):
             X = X.astype(np.float64, copy=False)
             return np.asarray(np.sqrt(X.multiply(X).sum(axis=1)), dtype=np.float64).ravel()
-        if X.strides[0] < X.strides[1]:  # feature by feature; numpy's own sum is another for a record alone
+        if (
+            X.strides[0] < X.strides[1]
+        ):  # feature by feature; numpy's own sum is another for a record alone
             total, square = np.zeros(len(X)), np.empty(len(X))
             for feature in X.T:
                 total += np.multiply(feature, feature, out=square, dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Distillation: one model from what members say about public records."""

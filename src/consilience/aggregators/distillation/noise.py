@@ -1,0 +1,487 @@
+"""What distillation draws: noise that hides one site, calibrated from public facts before the votes are seen.
+
+Each plan states its events first; `draw` then sees the counts. Proofs:
+docs/guarantees/distillation.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import helmert
+
+from consilience.aggregators.distillation.tally import Tally
+from consilience.errors import SettingsError
+from consilience.learners.erm import Logistic, Loss, Softmax, gradient_error, solve
+from consilience.learners.perturbation import CLOSING_SHARE, TOLERANCE, public_radius
+from consilience.privacy.accounting import (
+    Closing,
+    Event,
+    Gaussian,
+    L2Laplace,
+    ObjectiveGaussian,
+    ObjectiveL2Laplace,
+    SoftObjectiveGaussian,
+    calibrate_scale,
+    gaussian_sigma,
+)
+from consilience.privacy.guarantee import Neighbours, Unit
+from consilience.privacy.mechanisms import Source, close, draw_error, gaussian, l2_laplace
+
+Array = NDArray[Any]
+
+STRENGTHS = tuple(
+    10.0 ** (-half / 2) for half in range(13)
+)  # regularization="auto": from 1 down to 1e-6
+LEAST_EIGENVALUE = (
+    1e-9  # of the public second moment, relative to the largest: flatter directions say nothing
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Public records in the unit ball, and the facts about them that calibrations use."""
+
+    X: Array
+    n_classes: int
+    n_members: int
+
+    @property
+    def logistic(self) -> bool:
+        """Whether there is one vector of coefficients."""
+        return self.n_classes == 2
+
+    @property
+    def loss(self) -> Loss:
+        """What a record costs."""
+        return Logistic() if self.logistic else Softmax(self.n_classes)
+
+    @property
+    def contrasts(self) -> Array:
+        """Orthonormal rows that span what can differ between classes: shares of votes sum to one."""
+        return np.asarray(helmert(self.n_classes))
+
+    @cached_property
+    def largest_mean(self) -> float:
+        """`_largest_mean` of the records."""
+        return _largest_mean(self.X)
+
+    @cached_property
+    def whitened(self) -> Whitened:
+        """The records in directions of equal size."""
+        values, vectors = np.linalg.eigh(self.X.T @ self.X / len(self.X))
+        kept = values > LEAST_EIGENVALUE * values[-1]
+        if not kept.any():
+            raise SettingsError(
+                "The public records are all zero. Nothing was combined. Check their encoding."
+            )
+        roots, vectors = np.sqrt(values[kept]), vectors[:, kept]
+        Y = self.X @ (vectors / roots)
+        return Whitened(Y, roots, vectors, _largest_mean(Y))
+
+
+class Whitened(NamedTuple):
+    """Records Y = X V / roots, whose second moment is the identity, and `_largest_mean` of them."""
+
+    Y: Array
+    roots: Array
+    vectors: Array
+    largest_mean: float
+
+
+def _largest_mean(Y: Array) -> float:
+    """Bound (1/n)·‖Σ tᵢ yᵢᵀ‖ over all tᵢ of length <= 1, from above and over the reals."""
+    n, d = Y.shape
+    moment = Y.T @ Y / n
+    spread = float(np.trace(moment))
+    spectral = math.sqrt(
+        max(float(np.linalg.eigvalsh(moment)[-1]), 0.0) + (n + 16 * d) * 2.0**-52 * spread
+    )
+    lengths = np.sqrt(np.einsum("ij,ij->i", Y, Y))
+    return float(min(spectral, lengths.mean() * (1 + (n + d) * 2.0**-52)))
+
+
+def shares_moved(n_classes: int, neighbours: str) -> float:
+    """Bound how far one member's shares of one record move: e_a to e_b, or e_a to the even split."""
+    return math.sqrt(2) if neighbours == "replace-one" else math.sqrt(1 - 1 / n_classes)
+
+
+def statistic(counts: Array, whole: int, Y: Array) -> Array:
+    """Return (1/n) Σ (share - 1/K) yᵀ as (K, d), rounded by at most `_statistic_error`."""
+    n, n_classes = counts.shape
+    centred = (counts - whole // n_classes).astype(np.float64)  # exact: below 2^53
+    return np.asarray(centred.T @ Y / (float(whole) * n))
+
+
+def _statistic_error(Y: Array, n_classes: int) -> float:
+    """Bound, by public facts, the rounding of the statistic and of its contrasts in the Frobenius norm."""
+    n = len(Y)
+    size = math.sqrt(n_classes * float(np.einsum("ij,ij->", Y, Y)) / n)
+    return (n + n_classes**2 + 32) * 2.0**-52 * size
+
+
+def minimum(
+    rows: Rows, S: Array, ridge: float, tolerance: float, start: Array | None = None
+) -> Array:
+    """Return the minimum of Σ lse(W x) - n<S, W> + (ridge/2)‖W‖², or for a vector S of its logistic form.
+
+    The solver knows labels, so every record gets the first class, and the linear term takes it away
+    again.
+    """
+    n = len(rows.X)
+    loss: Loss
+    linear = -n * S
+    if S.ndim == 1:
+        loss, y = Logistic(), np.full(n, -1.0)
+    else:
+        loss, y = Softmax(rows.n_classes), np.zeros(n, dtype=np.int64)
+        linear[0] += rows.X.sum(axis=0)
+    found = solve(
+        rows.X, y, loss, regularization=ridge, tolerance=tolerance, linear=linear, start=start
+    )
+    return np.asarray(found.coef, dtype=np.float64)
+
+
+def loose_tolerance(rows: Rows, target: Array, strength: float) -> float:
+    """Return a tolerance for post-processing, which owes nobody an exact minimum."""
+    n, d = rows.X.shape
+    linear_norm = n * (float(np.linalg.norm(target)) + 1)
+    facts: Any = {
+        "n_records": n,
+        "n_features": d,
+        "regularization": strength * n,
+        "linear_norm": linear_norm,
+    }
+    return float(max(1e-7 * n, 8 * gradient_error(rows.loss, **facts)))
+
+
+class Plan:
+    """What will be drawn, decided from public facts; `draw` then sees the counts."""
+
+    def __init__(self, settings: Any, rows: Rows) -> None:
+        self.settings, self.rows = settings, rows
+        self.noise: Any = None
+        self.closing: Closing | None = None
+        self.private = math.isfinite(settings.epsilon)
+        self.who: dict[str, Any] = {
+            "unit": Unit.SITE,
+            "neighbours": Neighbours(settings.neighbours),
+        }
+
+    @property
+    def events(self) -> list[Event]:
+        """What is to be charged before anything is drawn."""
+        return [event for event in (self.noise, self.closing) if event is not None]
+
+    def _calibrate(self, sensitivity: float) -> None:
+        epsilon = (1 - CLOSING_SHARE) * self.settings.epsilon
+        if self.settings.delta > 0:
+            sigma = gaussian_sigma(
+                epsilon=epsilon, delta=self.settings.delta, sensitivity=sensitivity
+            )
+            self.noise = Gaussian(
+                sensitivity=sensitivity, sigma=sigma, at_delta=self.settings.delta, **self.who
+            )
+        else:
+            self.noise = L2Laplace(sensitivity=sensitivity, scale=sensitivity / epsilon, **self.who)
+
+    def _close(self, dimension: int, distance: float) -> None:
+        scale = 2 * math.sqrt(dimension) * distance / (CLOSING_SHARE * self.settings.epsilon)
+        self.closing = Closing(dimension=dimension, distance=distance, scale=scale, **self.who)
+
+    def _drawn(self, dimension: int, source: Source) -> Array:
+        if self.noise is None:
+            return np.zeros(dimension)
+        draw: Any = gaussian if isinstance(self.noise, Gaussian | ObjectiveGaussian) else l2_laplace
+        return np.asarray(draw(dimension, event=self.noise, source=source))
+
+    def _closed(self, vector: Array, source: Source) -> Array:
+        return vector if self.closing is None else close(vector, event=self.closing, source=source)
+
+    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
+        """Return what may leave: ``coef``, ``regularization`` and, where it is released, ``statistic``."""
+        raise NotImplementedError  # pragma: no cover - every plan defines it
+
+
+class StatisticPlan(Plan):
+    """Noise on the one statistic through which votes enter the objective; the rest is post-processing."""
+
+    def __init__(self, settings: Any, rows: Rows) -> None:
+        super().__init__(settings, rows)
+        self.whitened, self.roots, self.vectors, largest_mean = rows.whitened
+        self.dimension = len(rows.contrasts) * len(self.roots)
+        if self.private:
+            moved = shares_moved(rows.n_classes, settings.neighbours)
+            self._calibrate(moved * largest_mean / rows.n_members)
+            drawn = 2 * draw_error(self.dimension) * public_radius(self.noise, self.dimension)
+            self._close(self.dimension, _statistic_error(self.whitened, rows.n_classes) + drawn)
+
+    @property
+    def variance(self) -> float:
+        """Variance of the noise in each contrast and whitened direction; known, since the event states it."""
+        if self.noise is None:
+            return 0.0
+        if isinstance(self.noise, Gaussian):
+            return self.noise.sigma**2
+        return float(self.noise.scale**2 * (self.dimension + 1))
+
+    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
+        """Return the noisy statistic and the model learned from it."""
+        contrasts = self.rows.contrasts
+        exact = statistic(tally.counts, tally.n_members * tally.unit, self.whitened)
+        noisy = contrasts @ exact + self._drawn(self.dimension, source).reshape(len(contrasts), -1)
+        noisy = self._closed(noisy, source)
+        S = (
+            contrasts.T @ noisy * self.roots @ self.vectors.T
+            + self.rows.X.mean(axis=0) / self.rows.n_classes
+        )
+        return {"statistic": S, **self._learn(S, noisy, tally.public.y, tally.classes)}
+
+    def _learn(self, S: Array, noisy: Array, y: Any, classes: Array) -> dict[str, Array]:
+        """Solve, at the strength asked for or at the best of a grid: all of it computed from what is released."""
+        target = S[1] if self.rows.logistic else S
+        strengths = [self.settings.regularization]
+        if strengths == ["auto"]:
+            strengths = [self._strength(noisy)] if y is None else list(STRENGTHS)
+        best, coef, chosen = math.inf, None, {}
+        for strength in strengths:
+            tolerance = loose_tolerance(self.rows, target, strength)
+            coef = minimum(self.rows, target, strength * len(self.rows.X), tolerance, coef)
+            wrong = 0.0 if y is None else _error(self.rows.X @ coef.T, y, classes)
+            if wrong < best:
+                best, chosen = wrong, {"coef": coef, "regularization": np.array(strength)}
+        return chosen
+
+    def _strength(self, noisy: Array) -> float:
+        """Return the λ with the least estimated loss without noise, from the noisy statistic and the noise's variance.
+
+        To second order around W = 0 the loss is that of a linear model: in whitened contrasts with
+        curvature e/K along a direction of eigenvalue e, the minimum is W = √e·c/(e/K + λ), and
+        Stein's estimate of its loss is unbiased.
+        """
+        e = self.roots**2
+        square = np.square(noisy).sum(axis=0)
+        variance = self.variance * len(noisy)
+        losses = []
+        for strength in STRENGTHS:
+            slope = e / (e / self.rows.n_classes + strength)
+            losses.append(
+                ((slope**2 / self.rows.n_classes / 2 - slope) * square + slope * variance).sum()
+            )
+        return float(STRENGTHS[int(np.argmin(losses))])
+
+
+def _error(z: Array, y: Any, classes: Array) -> float:
+    said = (z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)
+    return float(np.mean(classes[said] != np.asarray(y)))
+
+
+class OutputPlan(Plan):
+    """Noise on the minimum of the distilled loss (Hamm et al. 2016, algorithms 1 and 2)."""
+
+    def __init__(self, settings: Any, rows: Rows) -> None:
+        super().__init__(settings, rows)
+        n, d = rows.X.shape
+        self.ridge = settings.regularization * n
+        self.paper = settings.calibration == "hamm2016"
+        self.classes_drawn = 1 if rows.logistic else rows.n_classes - (not self.paper)
+        rounding = gradient_error(
+            rows.loss,
+            n_records=n,
+            n_features=d,
+            regularization=self.ridge,
+            linear_norm=2.0 * n,
+            tolerance=TOLERANCE * self.ridge,
+        )
+        rounding += n * _statistic_error(
+            np.ones((n, 1)), rows.n_classes
+        )  # whatever the records: ‖x‖ <= 1
+        self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
+        if self.private:
+            self._calibrate(self._paper_sensitivity() if self.paper else self._sensitivity())
+            distance = (self.tolerance + rounding) / self.ridge
+            # Class means are sums of K; then the difference, and the sum with the noise, are
+            # rounded.
+            distance += (rows.n_classes + 4) * 2.0**-52 * (self._longest(1.0) + distance)
+            radius = public_radius(self.noise, self.classes_drawn * d)
+            released = d * rows.loss.n_outputs
+            self._close(released, distance + 2 * draw_error(released + 4 * rows.n_classes) * radius)
+
+    @property
+    def _steepest(self) -> float:
+        return 1.0 if self.rows.logistic else math.sqrt(2)
+
+    def _longest(self, reach: float) -> float:
+        """Bound the length of any minimum: J(W) <= J(0), and the gradient vanishes."""
+        strength = float(self.settings.regularization)
+        return min(
+            math.sqrt(2 * math.log(self.rows.n_classes) / strength),
+            self._steepest * reach / strength,
+        )
+
+    def _sensitivity(self) -> float:
+        settings, rows, n = self.settings, self.rows, len(self.rows.X)
+        voters = 1 if settings.majority else rows.n_members
+        # Two classes have one vector of coefficients: a share of votes moves by 1 where the pair of
+        # them moves by √2.
+        pair = math.sqrt(2) if rows.logistic else 1.0
+        relation = "replace-one" if settings.majority else settings.neighbours
+        moved = shares_moved(rows.n_classes, relation) / pair / voters
+        reach = 1.0
+        if settings.protect_public:
+            gap = ((n - 1) * moved + 2 * self._steepest) / n
+        else:
+            reach = min(1.0, rows.largest_mean)
+            gap = moved * reach
+        return float(min(gap / settings.regularization, 2 * self._longest(reach)))
+
+    def _paper_sensitivity(self) -> float:
+        """Return the paper's, or the true one where that is larger: the paper's gradients are of length 1, not √2."""
+        n, m = len(self.rows.X), self.rows.n_members
+        extended = (n + m - 1) / n if self.settings.protect_public else 1.0
+        voters = 1 if self.settings.majority else m / extended
+        return max(2 / (voters * float(self.settings.regularization)), self._sensitivity())
+
+    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
+        """Return the noisy minimum."""
+        rows, settings = self.rows, self.settings
+        # The minimum has no noise: one tally that is asked at many budgets and draws has it
+        # computed once.
+        asked = (
+            settings.majority,
+            settings.data_norm,
+            settings.fit_intercept,
+            self.ridge,
+            self.tolerance,
+        )
+        if asked not in tally.known:
+            tally.known[asked] = self._minimum(tally)
+        coef = tally.known[asked]
+        drawn = self._drawn(self.classes_drawn * rows.X.shape[1], source)
+        if not rows.logistic:
+            coef = coef - coef.mean(axis=0)  # where the exact minimum is: nearer to it
+            drawn = drawn.reshape(self.classes_drawn, -1)
+            drawn = drawn if self.paper else rows.contrasts.T @ drawn
+        return {
+            "coef": self._closed(coef + drawn, source),
+            "regularization": np.array(float(settings.regularization)),
+        }
+
+    def _minimum(self, tally: Tally) -> Array:
+        rows, counts, whole = self.rows, tally.counts, tally.n_members * tally.unit
+        if self.settings.majority:
+            # A tie of two classes goes to the second, as in the paper; of more, to the first.
+            code = (
+                (counts[:, 1] >= counts[:, 0]).astype(int)
+                if rows.logistic
+                else counts.argmax(axis=1)
+            )
+            whole = rows.n_classes
+            counts = np.zeros_like(counts)
+            counts[np.arange(len(code)), code] = whole
+        S = statistic(counts, whole, rows.X) + rows.X.mean(axis=0) / rows.n_classes
+        return minimum(rows, S[1] if rows.logistic else S, self.ridge, self.tolerance)
+
+
+class ObjectivePlan(Plan):
+    """Noise in the objective: hides a site, a record of the aggregation data, or both at once.
+
+    Neighbours are two steps apart, and the same noise pays for each: one record with all its
+    labels, and one member's votes on the others, which only move the linear term. Pure epsilons of
+    two steps add: `noise` states the first, `shift` the second. Deltas do not add, so one event
+    states both for Gaussian noise.
+    """
+
+    def __init__(self, settings: Any, rows: Rows) -> None:
+        super().__init__(settings, rows)
+        n, d = rows.X.shape
+        K = rows.n_classes
+        self.loss = Softmax(K)
+        self.shift: L2Laplace | None = None
+        # Two classes as a softmax of two: W = (-w/2, w/2) has half the square of w.
+        self.ridge = settings.regularization * n * (2 if rows.logistic else 1)
+        radius = 0.0
+        if self.private:
+            epsilon = (1 - CLOSING_SHARE) * settings.epsilon
+            # At most half of epsilon for the Jacobian, by more ridge where the asked one is too
+            # small.
+            self.ridge = max(self.ridge, 1 / (K * math.expm1(min(epsilon / 2 / (K - 1), 700.0))))
+            moved = (n - 1) * shares_moved(K, settings.neighbours) / rows.n_members
+            facts: dict[str, Any] = {
+                "loss": "softmax",
+                "n_classes": K,
+                "curvature": self.loss.curvature,
+            }
+            facts |= {
+                "lipschitz": self.loss.lipschitz,
+                "strong_convexity": self.ridge,
+                "records_per_unit": 1,
+            }
+            facts |= self.who
+            if settings.delta > 0:
+                facts |= {"sensitivity": moved, "at_delta": settings.delta}
+                sigma = calibrate_scale(
+                    lambda sigma: SoftObjectiveGaussian(sigma=sigma, **facts), epsilon=epsilon
+                )
+                self.noise = SoftObjectiveGaussian(sigma=sigma, **facts)
+            else:
+                jacobian = ObjectiveL2Laplace(scale=1.0, **facts).jacobian
+                scale = (moved + 2 * self.loss.lipschitz) / (epsilon - jacobian) * (1 + 1e-12)
+                self.noise = ObjectiveL2Laplace(scale=scale, **facts)
+                self.shift = L2Laplace(sensitivity=moved, scale=scale, **self.who)
+            radius = public_radius(self.noise, (K - 1) * d)
+        rounding = gradient_error(
+            self.loss,
+            n_records=n,
+            n_features=d,
+            regularization=self.ridge,
+            linear_norm=2.0 * n + radius,
+            tolerance=TOLERANCE * self.ridge,
+        )
+        rounding += n * _statistic_error(np.ones((n, 1)), K)
+        self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
+        if self.private:
+            # An eighth more for storing the minimum in doubles, as in learners/perturbation.py.
+            distance = (
+                1.125 * self.tolerance + rounding + draw_error(K * d + 4 * K) * radius
+            ) / self.ridge
+            self._close(K * d, distance)
+
+    @property
+    def events(self) -> list[Event]:
+        """The noise, paid twice where it is pure: for the record and for the votes on the others."""
+        return [*super().events, *([] if self.shift is None else [self.shift])]
+
+    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
+        """Return the minimum of the noisy objective."""
+        rows = self.rows
+        n, d = rows.X.shape
+        S = (
+            statistic(tally.counts, tally.n_members * tally.unit, rows.X)
+            + rows.X.mean(axis=0) / rows.n_classes
+        )
+        drawn = rows.contrasts.T @ self._drawn((rows.n_classes - 1) * d, source).reshape(-1, d)
+        W = self._closed(minimum(rows, S - drawn / n, self.ridge, self.tolerance), source)
+        strength = self.ridge / n / (2 if rows.logistic else 1)
+        return {"coef": W[1] - W[0] if rows.logistic else W, "regularization": np.array(strength)}
+
+
+class AveragePlan(Plan):
+    """Noise on an average of vectors of bounded length."""
+
+    def __init__(self, settings: Any, rows: Rows, dimension: int) -> None:
+        super().__init__(settings, rows)
+        if self.private:
+            moved = 2 if settings.neighbours == "replace-one" else 1
+            self._calibrate(moved * settings.clip_norm / rows.n_members)
+            drawn = 2 * draw_error(dimension) * public_radius(self.noise, dimension)
+            self._close(dimension, (rows.n_members + 8) * 2.0**-52 * settings.clip_norm + drawn)
+
+    def draw_mean(self, vectors: Array, source: Source) -> Array:
+        """Return the noisy mean of the rows."""
+        return self._closed(vectors.mean(axis=0) + self._drawn(vectors.shape[1], source), source)

@@ -1,0 +1,1 @@
+"""How good a model is, beside what its users would otherwise have."""

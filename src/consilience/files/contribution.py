@@ -1,0 +1,417 @@
+"""What leaves a site: a fitted learner with its guarantee, its events, the ledger's receipt and a signature.
+
+A contribution is rebuilt from its file by a fixed table of learners; a name that is not in it is
+refused, and so is every tensor whose shape or content a learner could not have produced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
+from consilience.files.sealed import MOST_BYTES, Sealed, SealedFile, SigningKey, refused
+from consilience.learners.base import PrivateLearner
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.forest import (
+    MOST_LEVELS,
+    PrivateForestClassifier,
+    PrivateTreeClassifier,
+)
+from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+
+if TYPE_CHECKING:
+    import os
+
+Array = NDArray[Any]
+State = Mapping[str, Array]
+
+MOST_FEATURES = 1 << 20
+MOST_CLASSES = 1 << 12
+MOST_TREES = 1 << 14
+_BLOCK_NUMBERS = 1 << 17  # of trees, looked at a time
+KIND = "contribution"
+
+
+def _check_linear(learner: Any, state: State) -> bool:
+    """Tell whether coefficients and intercepts have the shape that this learner gives them."""
+    n_classes = len(getattr(learner, "classes_", ()))
+    rows = () if n_classes == 0 else (1,) if n_classes <= 2 else (n_classes,)
+    forms = {"coef": (*rows, learner.n_features_in_), "intercept": rows or (1,)}
+    return set(state) == set(forms) and all(
+        state[name].shape == form and state[name].dtype == np.float64
+        for name, form in forms.items()
+    )
+
+
+def _check_trees(learner: Any, state: State) -> bool:
+    """Tell whether trees are complete and look only at bins that exist: compiled code will trust these numbers."""
+    rest = "values" if isinstance(learner, PrivateAdaBoostClassifier) else "variance"
+    if set(state) != {"feature", "last", "counts", "size", rest}:
+        return False
+    feature, last, counts = state["feature"], state["last"], state["counts"]
+    if not (feature.ndim == 2 and feature.shape == last.shape and counts.ndim == 3):
+        return False
+    n_trees, n_leaves, n_classes = counts.shape
+    depth = n_leaves.bit_length() - 1
+    if not (
+        feature.dtype == last.dtype == counts.dtype == np.int64
+        and n_classes == len(learner.classes_)
+        and 1 <= n_trees <= MOST_TREES
+        and 1 <= depth <= MOST_LEVELS
+        and n_leaves == 2**depth
+        and feature.shape == (n_trees, n_leaves - 1)
+        and np.abs(counts).max() < 2**60
+    ):
+        return False
+    sizes = learner.bins_.sizes
+    if len(sizes) != learner.n_features_in_ or feature.min() < 0 or feature.max() >= len(sizes):
+        return False
+    if last.min() < 0 or (last >= sizes[feature]).any():
+        return False
+    size = state["size"]
+    if not (size.shape == () and size.dtype == np.int64 and 1 <= int(size) < 2**60):
+        return False
+    more = state[rest]
+    if rest == "values":
+        return (
+            more.shape == counts.shape
+            and more.dtype == np.float64
+            and bool(np.abs(more).max() < 1e6)
+        )
+    return more.shape == () and more.dtype == np.float64 and 0 <= float(more) < 1e300
+
+
+LEARNERS: dict[str, tuple[type[PrivateLearner[Any, Any]], Callable[[Any, State], bool]]] = {
+    "PrivateLogisticRegression": (PrivateLogisticRegression, _check_linear),
+    "PrivateLinearSVC": (PrivateLinearSVC, _check_linear),
+    "PrivateRidge": (PrivateRidge, _check_linear),
+    "PrivateTreeClassifier": (PrivateTreeClassifier, _check_trees),
+    "PrivateForestClassifier": (PrivateForestClassifier, _check_trees),
+    "PrivateAdaBoostClassifier": (PrivateAdaBoostClassifier, _check_trees),
+}
+
+
+def released(learner: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return all that a fitted learner releases, as plain facts and tensors."""
+    settings = {
+        name: to_plain(value)
+        for name, value in learner.get_params(deep=False).items()
+        if name != "noise"
+    }
+    classes = getattr(learner, "classes_", None)
+    facts = {
+        "learner": type(learner).__name__,
+        "settings": settings,
+        "classes": None if classes is None else classes.tolist(),
+        "n_features": int(learner.n_features_in_),
+        "size": getattr(learner, "public_size_", None),
+        "events": events_to_json(learner.events_),
+        "guarantee": learner.guarantee_.as_dict(),
+    }
+    return facts, {name: np.asarray(tensor) for name, tensor in learner._state().items()}
+
+
+@cache
+def _names(learner: str) -> frozenset[str]:
+    """Return which settings the file of a learner has."""
+    return frozenset(LEARNERS[learner][0]._get_param_names()) - {"noise"}
+
+
+def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
+    """Return the fitted learner that `released` took apart, or refuse what no learner could have released."""
+    try:
+        kind, fits = LEARNERS[facts["learner"]]
+        settings = {name: from_plain(value) for name, value in facts["settings"].items()}
+        numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
+        if settings.keys() != _names(facts["learner"]) or not numbers:
+            raise ContributionRejected("settings")
+        learner: Any = kind(**settings)
+        n_features, classes = facts["n_features"], facts["classes"]
+        if not (type(n_features) is int and 1 <= n_features <= MOST_FEATURES):
+            raise ContributionRejected("features")
+        learner.n_features_in_ = n_features
+        if (classes is None) != (kind is PrivateRidge):
+            raise ContributionRejected("classes")
+        if classes is not None:
+            scalars = all(type(label) in (str, int, float, bool) for label in classes)
+            if not (
+                isinstance(classes, list)
+                and scalars
+                and 1 <= len(set(map(repr, classes))) == len(classes)
+            ):
+                raise ContributionRejected("classes")
+            if len(classes) > MOST_CLASSES:
+                raise ContributionRejected("classes")
+            learner.classes_ = np.asarray(classes)
+        if hasattr(learner, "bins"):
+            from consilience.learners.trees.forest import declared_bins
+
+            learner.bins_ = declared_bins(learner, n_features)
+        if not fits(learner, tensors):
+            raise ContributionRejected("tensors")
+        learner._restore(dict(tensors))
+        size = facts["size"]
+        if not (size is None or (type(size) is int and 1 <= size < 2**60)):
+            raise ContributionRejected("size")
+        if size is not None:
+            learner.public_size_ = size
+        learner.events_ = events_from_json(facts["events"])
+        learner.guarantee_ = Guarantee.from_dict(facts["guarantee"])
+        learner.receipt_ = facts.get("receipt")
+    except (KeyError, TypeError, ValueError, AttributeError, ConsilienceError) as problem:
+        named = str(problem) if isinstance(problem, ContributionRejected) else "facts"
+        raise refused(f"its {named} are not those of a learner this version knows") from None
+    return learner
+
+
+def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
+    """Recompute the guarantee from the events and refuse a statement that differs from it."""
+    stated: Guarantee = learner.guarantee_
+    if not stated.holds:
+        raise GuaranteeVoid(
+            f"The file has no guarantee: {stated.void_reason}. Nothing of it was used."
+        )
+    try:
+        declared = (Unit(learner.unit), Neighbours(learner.neighbours))
+    except ValueError:
+        raise refused("its settings name no unit or relation of neighbours") from None
+    if not learner.events_:
+        # Exact, for a hub that is trusted with it: no event, no promise.
+        if not (
+            trusted
+            and math.isinf(stated.epsilon)
+            and stated.delta == 0
+            and math.isinf(learner.epsilon)
+        ):
+            raise refused(
+                "it states no event, and only a trusted hub may be given an exact learner"
+            )
+        return stated
+    whole = total(learner.events_)
+    same = (whole.epsilon, whole.delta, whole.unit, whole.neighbours) == (
+        stated.epsilon,
+        stated.delta,
+        stated.unit,
+        stated.neighbours,
+    )
+    as_declared = declared == (stated.unit, stated.neighbours)
+    if not (
+        same and as_declared and whole.epsilon <= learner.epsilon and whole.delta <= learner.delta
+    ):
+        raise refused("its guarantee is not the one that its events have")
+    return stated
+
+
+def to_plain(value: Any) -> Any:
+    """Return a setting as JSON can hold it."""
+    if isinstance(value, Bins):
+        return {
+            "cuts": [list(one) for one in value.cuts],
+            "categorical": list(value.categorical or ()),
+            "missing": value.missing,
+        }
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return to_plain(value.item())
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, tuple | list | range):
+        return [to_plain(each) for each in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise SettingsError(
+        f"A setting of type {type(value).__name__} cannot be written into a file. Nothing was "
+        "written."
+    )
+
+
+def from_plain(value: Any) -> Any:
+    """Undo `to_plain`."""
+    if isinstance(value, dict):
+        return Bins(**value)
+    if isinstance(value, list):
+        return [from_plain(each) for each in value]
+    return (
+        {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
+    )
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A site's signed file. `load` refuses whatever does not hold; `learner` predicts.
+
+    Privacy
+    -------
+    ``guarantee``, recomputed from the file's own events, for one unit of the site's records against
+    everyone who sees the file. Not hidden: every fact in it, the name of the site among them.
+    """
+
+    sealed: Sealed
+
+    @classmethod
+    def make(
+        cls,
+        learner: Any,
+        *,
+        study: Mapping[str, str],
+        site: str,
+        sequence: int,
+        key: SigningKey,
+        software: str,
+        trusted: bool = False,
+    ) -> Self:
+        """Sign a fitted learner. One that no ledger was charged for cannot leave, except exact to a trusted hub."""
+        check_guarantee(learner, trusted=trusted)
+        if learner.receipt_ is None and not trusted:
+            raise GuaranteeVoid(
+                "A learner that no ledger was charged for was to leave the site. Nothing was "
+                "written. Train it with ledger=... and dataset=..., so that the charge is on "
+                "record first."
+            )
+        facts, tensors = released(learner)
+        facts |= {
+            "study": dict(study),
+            "site": site,
+            "sequence": int(sequence),
+            "receipt": learner.receipt_,
+            "software": software,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        return cls(Sealed.seal(KIND, facts, tensors, key))._checked(trusted)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | os.PathLike[str] | bytes,
+        *,
+        trusted: bool = False,
+        most_bytes: int = MOST_BYTES,
+    ) -> Self:
+        """Read a file of unknown origin: form, signature, tensors, and guarantee against events."""
+        return cls(Sealed.load(source, KIND, most_bytes=most_bytes))._checked(trusted)
+
+    @classmethod
+    def inspect(cls, file: SealedFile, *, trusted: bool = False) -> Self:
+        """Check a file of unknown origin as `load` does, holding a block of it at a time.
+
+        The result has every fact, and numbers enough to tell its learner by; they are not to be
+        used.
+        """
+        file.check_tensors()
+        forms = {name: tuple(form["shape"]) for name, form in file.facts["tensors"].items()}
+        if not forms.keys() >= {
+            "feature",
+            "last",
+            "counts",
+        }:  # linear: nothing but shapes is left to check
+            hollow = {
+                name: np.broadcast_to(np.zeros((), file.dtype(name)), form)
+                for name, form in forms.items()
+            }
+            return cls(file.filled(hollow))._checked(trusted)
+        n_trees = {form[0] for form in forms.values() if form}
+        if len(n_trees) != 1 or not 1 <= max(n_trees) <= MOST_TREES:
+            raise refused("its tensors are not those of a learner this version knows")
+        step = max(
+            1, _BLOCK_NUMBERS * max(n_trees) // max(math.prod(form) for form in forms.values())
+        )
+        found: Self | None = None
+        for begin in range(0, max(n_trees), step):
+            some = (begin, min(begin + step, max(n_trees)))
+            state = {
+                name: file.rows(name, *some) if form else file.tensor(name)
+                for name, form in forms.items()
+            }
+            if found is None:
+                found = cls(file.filled(state))._checked(trusted)
+            elif not LEARNERS[file.facts["learner"]][1](found.learner, state):
+                raise refused("its tensors are not those of a learner this version knows")
+        assert found is not None
+        return found
+
+    def _checked(self, trusted: bool) -> Self:
+        facts = self.sealed.facts
+        expected = {
+            "learner": str,
+            "settings": dict,
+            "n_features": int,
+            "events": str,
+            "guarantee": dict,
+            "study": dict,
+            "site": str,
+            "sequence": int,
+            "software": str,
+            "created": str,
+        }
+        missing = [name for name, kind in expected.items() if type(facts.get(name)) is not kind]
+        study = facts.get("study")
+        named = (
+            isinstance(study, dict)
+            and set(study) == {"name", "digest"}
+            and all(isinstance(v, str) for v in study.values())
+        )
+        if (
+            missing
+            or not named
+            or not 1 <= len(facts["site"]) <= 200
+            or not 1 <= facts["sequence"] < 2**53
+        ):
+            raise refused("a fact is missing or of the wrong kind")
+        check_guarantee(self.learner, trusted=trusted)
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all."""
+        self.sealed.save(path)
+
+    @cached_property
+    def learner(self) -> Any:
+        """The fitted learner."""
+        return rebuilt(self.sealed.facts, self.sealed.tensors)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What the file promises, and to whom."""
+        return Guarantee.from_dict(dict(self.sealed.facts["guarantee"]))
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What was drawn."""
+        return events_from_json(self.sealed.facts["events"])
+
+    @property
+    def study(self) -> Mapping[str, str]:
+        """Name and digest of the study."""
+        return dict(self.sealed.facts["study"])
+
+    @property
+    def site(self) -> str:
+        """Name under which the site is enrolled."""
+        return str(self.sealed.facts["site"])
+
+    @property
+    def sequence(self) -> int:
+        """Number of this contribution among the site's; a higher one supersedes."""
+        return int(self.sealed.facts["sequence"])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what is signed."""
+        return self.sealed.digest
+
+    def verify(self, *, key: str | None = None) -> Self:
+        """Check the signature again, and with `key` that the site of that key made it; return the contribution."""
+        self.sealed.verify(key)
+        return self

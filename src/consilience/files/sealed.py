@@ -1,0 +1,468 @@
+"""One signed file: facts as JSON, numbers as tensors, an Ed25519 signature over both.
+
+Everything that crosses a trust boundary is such a file (safetensors, so that reading one never runs
+code). All facts are one canonical JSON text, which lists the digest of every tensor; the signature
+covers that text. A file is checked in the order of what an attacker controls: length, then header,
+then facts, then signature, then tensors, each with a limit before anything of that size is
+allocated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import secrets
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from numpy.typing import NDArray
+from safetensors.numpy import save as save_tensors
+
+from consilience.errors import ContributionRejected, SettingsError
+
+Array = NDArray[Any]
+
+MOST_BYTES = 256 << 20
+MOST_FACTS = 4 << 20  # bytes of JSON
+MOST_DEPTH = 16
+MOST_TENSORS = 1 << 14  # a release of many members holds a few of each
+MOST_DIMENSIONS = 4
+_DTYPES = {"F64": "float64", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
+_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
+_KEY, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
+_BLOCK = 1 << 17  # numbers looked at a time
+
+
+@cache
+def software() -> str:
+    """Return this package's version, as files state it."""
+    return version("consilience")
+
+
+def canonical(facts: Any) -> str:
+    """Return facts as the one JSON text they have: sorted keys, no spaces, exact numbers, nothing that is no number."""
+    return json.dumps(
+        facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+class SigningKey:
+    """A site's or hub's private key; `public` is what others know it by.
+
+    Privacy
+    -------
+    Whoever holds the file can sign in its owner's name. It is written readable by its owner only.
+    """
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        raw = serialization.Encoding.Raw, serialization.PublicFormat.Raw
+        self.public: str = key.public_key().public_bytes(*raw).hex()
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Make a new key from the operating system's randomness."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a key that `save` wrote."""
+        try:
+            key = serialization.load_pem_private_key(Path(path).read_bytes(), password=None)
+        except (OSError, ValueError, TypeError):
+            raise SettingsError(
+                f"The key file {Path(path).name!r} cannot be read as a private key. Nothing was "
+                "signed. Restore it from its backup, or make a new key and have the coordinator "
+                "enrol it."
+            ) from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise SettingsError(
+                f"The key file {Path(path).name!r} holds a key of another kind. Nothing was signed."
+            )
+        return cls(key)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the key, readable by its owner only, whole or not at all; never over an existing file."""
+        form = (
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self._key.private_bytes(*form))
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(part, target)
+        finally:
+            part.unlink()
+        _sync_folder(target.parent)
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of `message`."""
+        return self._key.sign(message)
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self.public[:16]}…)"
+
+
+# Points of order 1, 2, 4 and 8, by their y (RFC 8032, 5.1): a key that nobody owns, for which
+# anyone can sign.
+_PRIME = 2**255 - 19
+_OF_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_NOBODYS = frozenset({0, 1, _PRIME - 1, _PRIME, _PRIME + 1, _OF_ORDER_8, _PRIME - _OF_ORDER_8})
+
+
+def is_signed(message: bytes, signature: bytes, public: str) -> bool:
+    """Tell whether `signature` is that of `message` by the owner of the key `public`."""
+    try:
+        key = bytes.fromhex(public)
+        if int.from_bytes(key, "little") % 2**255 in _NOBODYS:
+            return False
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def message_of(kind: str, text: str) -> bytes:
+    """Return what is signed: no text of one kind is also one of another."""
+    return f"consilience {kind} 1\n".encode() + text.encode()
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Signed facts and the tensors they list. Equal `digest` means equal facts and tensors."""
+
+    kind: str
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Array]
+    signature: bytes
+
+    @classmethod
+    def seal(
+        cls, kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Array], key: SigningKey
+    ) -> Self:
+        """Sign `facts`, with the digest of every tensor added to them."""
+        stored = {name: _storable(name, tensor) for name, tensor in sorted(tensors.items())}
+        listed = {
+            name: {**_form(tensor), "sha256": _digest([tensor])} for name, tensor in stored.items()
+        }
+        whole = {**facts, "key": key.public, "tensors": listed}
+        return cls(kind, whole, stored, key.sign(message_of(kind, canonical(whole))))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what is signed: the file's address."""
+        return hashlib.sha256(message_of(self.kind, canonical(self.facts))).hexdigest()
+
+    @property
+    def key(self) -> str:
+        """Public key of the signer."""
+        return str(self.facts["key"])
+
+    def verify(self, key: str | None = None) -> None:
+        """Check the signature, and with `key` that its owner made it."""
+        if not is_signed(message_of(self.kind, canonical(self.facts)), self.signature, self.key):
+            raise refused("its signature does not fit its contents")
+        if key is not None and key != self.key:
+            raise refused("it was signed with another key than was expected")
+
+    def to_bytes(self) -> bytes:
+        """Return the file."""
+        metadata = {
+            "consilience": canonical(self.facts),
+            "kind": self.kind,
+            "signature": self.signature.hex(),
+        }
+        return save_tensors(dict(self.tensors), metadata)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file so that it is whole or absent, whenever the machine stops."""
+        write_durably(path, self.to_bytes())
+
+    @classmethod
+    def load(
+        cls, source: str | os.PathLike[str] | bytes, kind: str, *, most_bytes: int = MOST_BYTES
+    ) -> Self:
+        """Read a file of unknown origin; anything but a well-formed, correctly signed one is refused."""
+        file = SealedFile(source, kind, most_bytes=most_bytes)
+        tensors = {
+            name: _checked(file.tensor(name), name, form)
+            for name, form in file.facts["tensors"].items()
+        }
+        return cls(kind, file.facts, tensors, file.signature)
+
+
+class SealedFile:
+    """A file of unknown origin, by name or as bytes, whose form, facts and signature hold.
+
+    Opening allocates no tensor. They are read piece by piece, by plain reading: pages of a mapped
+    file would count as memory in use.
+    """
+
+    def __init__(
+        self, source: str | os.PathLike[str] | bytes, kind: str, *, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._source = source if isinstance(source, bytes) else Path(source)
+        self.kind = kind
+        with self._opened() as file:
+            self._forms, self._start = _header(file, most_bytes)
+        metadata = self._forms.pop("__metadata__", None)
+        if not isinstance(metadata, dict) or set(metadata) != {"consilience", "kind", "signature"}:
+            raise refused("it is no consilience file")
+        if metadata["kind"] != kind:
+            raise refused(f"a {kind} was expected")
+        text = metadata["consilience"]
+        self.facts: dict[str, Any] = _parsed(text, MOST_FACTS)
+        if not isinstance(self.facts, dict) or canonical(self.facts) != text:
+            raise refused("its facts are not in canonical form")
+        key, signature = self.facts.get("key"), metadata["signature"]
+        if not (
+            isinstance(key, str) and _KEY.fullmatch(key) and _SIGNATURE.fullmatch(str(signature))
+        ):
+            raise refused("it carries no key or no signature")
+        self.signature, message = bytes.fromhex(signature), message_of(kind, text)
+        if not is_signed(message, self.signature, key):
+            raise refused("its signature does not fit its contents")
+        self.digest = hashlib.sha256(message).hexdigest()
+        listed = self.facts.get("tensors")
+        if not isinstance(listed, dict) or set(listed) != set(self._forms):
+            raise refused("it lists other tensors than it holds")
+        for name, entry in self._forms.items():
+            form = listed[name]
+            if not isinstance(form, dict) or set(form) != {"dtype", "shape", "sha256"}:
+                raise refused("it lists a tensor without its form")
+            if (_DTYPES[entry["dtype"]], entry["shape"]) != (form["dtype"], form["shape"]):
+                raise refused("a tensor has another form than it lists")
+
+    @property
+    def hollow(self) -> Sealed:
+        """The file without its tensors."""
+        return self.filled({})
+
+    def filled(self, tensors: Mapping[str, Array]) -> Sealed:
+        """Return the file with these tensors, which may be a part of its own."""
+        return Sealed(self.kind, self.facts, tensors, self.signature)
+
+    def check_tensors(self) -> None:
+        """Check digest and finiteness of every tensor, holding one block of it at a time."""
+        for name, form in self.facts["tensors"].items():
+            if _digest(self._blocks(name)) != form["sha256"]:
+                raise refused("a tensor differs from its digest")
+
+    def rows(self, name: str, begin: int, stop: int) -> Array:
+        """Return a slice of a tensor along its first axis."""
+        shape = self._forms[name]["shape"]
+        row = math.prod(shape[1:])
+        return self._read(name, begin * row, stop * row).reshape(stop - begin, *shape[1:])
+
+    def tensor(self, name: str) -> Array:
+        """Return a whole tensor."""
+        shape = self._forms[name]["shape"]
+        return self._read(name, 0, math.prod(shape)).reshape(shape)
+
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor's numbers."""
+        return _DTYPES[self._forms[name]["dtype"]]
+
+    def _blocks(self, name: str) -> Iterator[Array]:
+        n_numbers = math.prod(self._forms[name]["shape"])
+        for begin in range(0, n_numbers, _BLOCK):
+            yield self._read(name, begin, min(begin + _BLOCK, n_numbers))
+
+    def _read(self, name: str, begin: int, stop: int) -> Array:
+        form = self._forms[name]
+        found = np.empty(stop - begin, _DTYPES[form["dtype"]])
+        with self._opened() as file:
+            file.seek(self._start + form["data_offsets"][0] + begin * found.itemsize)
+            if file.readinto(found.data) != found.nbytes:
+                raise refused("it ends too early")
+        return found
+
+    def _opened(self) -> io.BufferedReader | io.BytesIO:
+        if isinstance(self._source, bytes):
+            return io.BytesIO(self._source)
+        try:
+            return self._source.open("rb")
+        except OSError:
+            raise SettingsError(
+                f"The file {self._source.name!r} cannot be read. Check that it exists."
+            ) from None
+
+
+def write_durably(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file so that it is whole or absent, whenever the machine stops."""
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make durable which files a folder has."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _storable(name: str, tensor: Array) -> Array:
+    array = np.asarray(tensor, order="C")
+    if (
+        not _NAME.fullmatch(name)
+        or array.dtype.name not in _DTYPES.values()
+        or array.ndim > MOST_DIMENSIONS
+    ):
+        raise SettingsError(
+            f"A tensor {name!r} of type {array.dtype} and shape {array.shape} cannot be stored."
+        )
+    return array
+
+
+def _form(tensor: Array) -> dict[str, Any]:
+    return {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
+
+
+def _digest(blocks: Any) -> str:
+    """Return the SHA-256 of a tensor's numbers, which must all be finite."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        if block.dtype.kind == "f" and not np.isfinite(block).all():
+            raise refused("a tensor holds a number that is not finite")
+        digest.update(np.ascontiguousarray(block).data if block.size else b"")
+    return digest.hexdigest()
+
+
+def _checked(tensor: Array, name: str, form: Mapping[str, Any]) -> Array:
+    if _digest([tensor]) != form["sha256"]:
+        raise refused(f"its tensor {name!r} differs from its digest")
+    return tensor
+
+
+def _header(file: io.BufferedReader | io.BytesIO, most_bytes: int) -> tuple[dict[str, Any], int]:
+    """Return the safetensors header and where it ends, checked against the file's length; nothing else is read."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(8)
+    (length,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)
+    if size > most_bytes:
+        raise refused(f"it is larger than {most_bytes >> 20} MiB")
+    if not 2 <= length <= min(2 * MOST_FACTS, size - 8):
+        raise refused("it is no safetensors file")
+    header = _parsed(file.read(length), 2 * MOST_FACTS)
+    if not isinstance(header, dict) or len(header) > MOST_TENSORS + 1:
+        raise refused("its header is malformed")
+    end = 0
+    ordered = sorted(
+        (name for name in header if name != "__metadata__"), key=lambda name: _offsets(header[name])
+    )
+    for name in ordered:
+        entry, (begin, stop) = header[name], _offsets(header[name])
+        shape, dtype = entry.get("shape"), entry.get("dtype")
+        whole = isinstance(shape, list) and all(
+            type(n) is int and 0 <= n <= most_bytes for n in shape
+        )
+        known = isinstance(dtype, str) and dtype in _DTYPES
+        if not (_NAME.fullmatch(name) and known and whole and len(shape) <= MOST_DIMENSIONS):
+            raise refused("a tensor has a name, type or shape that is not allowed")
+        n_bytes = math.prod([np.dtype(_DTYPES[dtype]).itemsize, *shape])
+        if begin != end or stop - begin != n_bytes:
+            raise refused("its tensors do not fill it exactly")
+        end = stop
+    if 8 + length + end != size:
+        raise refused("its tensors do not fill it exactly")
+    return header, 8 + length
+
+
+def _offsets(entry: Any) -> tuple[int, int]:
+    found = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not (
+        isinstance(found, list)
+        and len(found) == 2
+        and all(type(n) is int and 0 <= n < 1 << 60 for n in found)
+    ):
+        raise refused("its header is malformed")
+    return found[0], found[1]
+
+
+def _parsed(text: Any, most: int) -> Any:
+    """Parse JSON that repeats no key, nests no deeper than needed and holds no number beyond 64 bits."""
+    if not isinstance(text, str | bytes) or len(text) > most:
+        raise refused("its facts are too long")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError
+        return found
+
+    def no_constant(_: str) -> Any:
+        raise ValueError
+
+    def whole(digits: str) -> int:
+        if len(digits) > 20:
+            raise ValueError
+        return int(digits)
+
+    def finite(digits: str) -> float:
+        found = float(
+            digits
+        )  # 1e999 is a number in JSON, and none in any form that could be signed
+        if not math.isfinite(found):
+            raise ValueError
+        return found
+
+    try:
+        nesting = text.decode() if isinstance(text, bytes) else text
+        nesting.encode()  # half a character is no text
+        parsed = json.loads(
+            nesting,
+            object_pairs_hook=once,
+            parse_constant=no_constant,
+            parse_int=whole,
+            parse_float=finite,
+        )
+        deep = _depth(parsed)
+    except (ValueError, RecursionError):
+        raise refused("its facts are not valid JSON") from None
+    if deep > MOST_DEPTH:
+        raise refused("its facts are nested too deeply")
+    return parsed
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
+
+
+def refused(problem: str) -> ContributionRejected:
+    """Word the refusal of a file."""
+    return ContributionRejected(
+        f"The file was refused: {problem}. Nothing of it was used. Ask its sender for it again."
+    )

@@ -1,0 +1,1 @@
+"""Private trees, forests and boosting."""

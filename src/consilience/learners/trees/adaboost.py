@@ -1,0 +1,277 @@
+"""Boosting by trees under differential privacy: records that earlier trees get wrong count more, but never above one.
+
+The textbook's weights are normalised over all records, so that one record moves all weights. Here a
+record's weight depends on itself and on trees already released, and lies in [0, 1]: every weighted
+count keeps the sensitivity of a plain one (docs/guarantees/adaboost.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from consilience.errors import SettingsError
+from consilience.learners.base import is_positive
+from consilience.learners.trees.binned import FiledTask, TreeTask
+from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.forest import (
+    Shape,
+    Task,
+    TreeLearner,
+    TreePlan,
+    capped,
+    grow,
+    is_whole,
+    noisy,
+    plan_trees,
+    probabilities,
+    some_features,
+    stacked,
+)
+from consilience.privacy.mechanisms import Noise, Source
+
+Array = NDArray[Any]
+
+GRAIN = 256  # weights are whole multiples of 1/GRAIN: their sums are exact
+MOST_RECORDS = 1 << 22  # so that GRAIN times their number, squared, is a 64-bit integer
+LARGEST_SAY = 2.0  # that a leaf adds to a score, before the rate
+
+
+class PrivateAdaBoostClassifier(TreeLearner):
+    """Boost small trees under differential privacy.
+
+    Each round grows a tree on weighted records, releases its noisy leaf counts, and takes the
+    tree's say from the same counts. Rounds share the budget; with a delta their zero-concentrated
+    costs add up.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact training that promises nothing.
+    n_rounds, max_depth
+        Number of rounds, and of splits from root to leaf. Few rounds of small trees do best.
+    algorithm, learning_rate
+        ``"real"``: every leaf adds its own log-odds. ``"discrete"``: every tree casts a vote,
+        weighted by its noisy accuracy. What is added is multiplied by the rate.
+    max_features, split_share, bins, bounds, classes, neighbours, unit, records_per_person,
+    random_state, noise
+        As in `PrivateForestClassifier`.
+
+    Privacy
+    -------
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
+    fitted attributes. Not hidden: bins, classes, shape, and under replace-one the number of
+    records. Proof: docs/guarantees/adaboost.md.
+
+    Examples
+    --------
+    >>> X = Noise(seed=0).open().uniform(6000).reshape(2000, 3)
+    >>> y = (X[:, 0] > X[:, 1]).astype(int)
+    >>> PrivateAdaBoostClassifier(epsilon=1.0, bounds=(0, 1), classes=[0, 1]).fit(X, y).guarantee_
+    Guarantee(epsilon=1, delta=0, per record, add-remove)
+    """
+
+    shape_: Shape
+    counts_: NDArray[np.int64]
+    values_: Array
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float = 0.0,
+        n_rounds: int = 10,
+        max_depth: int = 2,
+        algorithm: str = "real",
+        learning_rate: float = 0.5,
+        max_features: int | float | str | None = None,
+        split_share: float = 0.5,
+        bins: int | Bins = 16,
+        bounds: ArrayLike | None = None,
+        classes: ArrayLike | None = None,
+        neighbours: str = "add-remove",
+        unit: str = "record",
+        records_per_person: int | None = None,
+        random_state: Any = None,
+        noise: Noise | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.n_rounds = n_rounds
+        self.max_depth = max_depth
+        self.algorithm = algorithm
+        self.learning_rate = learning_rate
+        self.max_features = max_features
+        self.split_share = split_share
+        self.bins = bins
+        self.bounds = bounds
+        self.classes = classes
+        self.neighbours = neighbours
+        self.unit = unit
+        self.records_per_person = records_per_person
+        self.random_state = random_state
+        self.noise = noise
+
+    def _check(self) -> None:
+        super()._check()
+        self._require(
+            "n_rounds", is_whole(self.n_rounds) and self.n_rounds >= 1, "a whole number >= 1"
+        )
+        self._require("max_depth", is_whole(self.max_depth), "a whole number")
+        self._require("algorithm", self.algorithm in ("real", "discrete"), "'real' or 'discrete'")
+        rate = self.learning_rate
+        self._require("learning_rate", is_positive(rate) and rate <= 1, "a number in (0, 1]")
+
+    def _plan(self, task: Task) -> TreePlan:
+        if task.n_records > MOST_RECORDS:
+            raise SettingsError(
+                f"{type(self).__name__} takes at most {MOST_RECORDS:,} records, so that sums of "
+                "weights stay exact. Nothing was trained. Use PrivateForestClassifier, which "
+                "takes two thousand million."
+            )
+        return plan_trees(self, depth=int(self.max_depth), runs=int(self.n_rounds), grain=GRAIN)
+
+    def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
+        task = capped(task.loaded() if isinstance(task, FiledTask) else task, self, source)
+        assert isinstance(task, TreeTask)
+        generator = check_random_state(self.random_state)
+        scores = np.zeros((len(task.y), task.n_classes))
+        shapes, values, counts = [], [], []
+        for _ in range(self.n_rounds):
+            weight = _weights(scores, task.y)
+            features = some_features(self.max_features, self.bins_.splittable, generator)
+            shape, exact = grow(task, plan, self.bins_, [features], source, weight)
+            shapes.append(shape)
+            counts.append(noisy(exact, plan, source))
+            values.append(self._say(counts[-1] / GRAIN, plan.leaf_variance))
+            shapes[-1].add_up(task.codes, values[-1], scores)
+        self.shape_, self.counts_, self.values_ = (
+            stacked(shapes),
+            np.concatenate(counts),
+            np.concatenate(values),
+        )
+        # In the first round every record weighs one: the sum of its noisy counts is a noisy number
+        # of records.
+        hidden = self.neighbours == "add-remove" and bool(plan.events)
+        self.public_size_ = max(1, round(float(counts[0].sum() / GRAIN)) if hidden else len(task.y))
+
+    def _say(self, counts: Array, variance: float) -> Array:
+        """Return what each leaf adds to the score of each class, from noisy counts alone; it sums to zero."""
+        p = probabilities(counts, variance)
+        n_classes = p.shape[2]
+        if n_classes == 1:
+            return np.zeros_like(p)
+        if self.algorithm == "real":
+            said = np.log(np.maximum(p, 1e-3))
+            said -= said.mean(axis=2, keepdims=True)
+        else:
+            best = p.argmax(axis=2)[..., None]
+            positive = np.maximum(counts, 0.0)
+            right = np.take_along_axis(positive, best, 2).sum() / max(float(positive.sum()), 1e-9)
+            right = min(max(float(right), 1e-9), 1 - 1e-9)
+            stage = (math.log(right / (1 - right)) + math.log(n_classes - 1)) / 2
+            said = np.where(np.arange(n_classes) == best, stage, -stage / (n_classes - 1))
+        return np.asarray(self.learning_rate * np.clip(said, -LARGEST_SAY, LARGEST_SAY))
+
+    def shape_functions(self) -> dict[int, Array]:
+        """Return, for each feature that stumps split on, what each of its bins adds to each class: (bin, class).
+
+        Trees of depth 1 each look at one feature, so that the whole model is a sum of such
+        functions.
+        """
+        check_is_fitted(self)
+        if self.shape_.depth != 1:
+            raise SettingsError(
+                "Only stumps add up to one function per feature. Train with max_depth=1."
+            )
+        functions: dict[int, Array] = {}
+        columns = (
+            self.shape_.feature[:, 0],
+            self.shape_.last[:, 0],
+            self.shape_.single[:, 0],
+            self.values_,
+        )
+        for feature, last, single, (left, right) in zip(*columns, strict=True):
+            bins = np.arange(self.bins_.sizes[feature])
+            goes_left = bins == last if single else bins <= last
+            said = np.where(goes_left[:, None], left, right)
+            functions[int(feature)] = functions.get(int(feature), 0.0) + said
+        return dict(sorted(functions.items()))
+
+    def plot_shapes(self, *, feature_names: Sequence[str] | None = None) -> Any:
+        """Draw the shape functions of the last class, the strongest first, and return the matplotlib figure."""
+        from matplotlib.figure import Figure
+
+        functions = {
+            j: one[:, -1] - one[:, :-1].mean(axis=1) for j, one in self.shape_functions().items()
+        }
+        strongest = sorted(functions, key=lambda j: -float(np.ptp(functions[j])))
+        n_columns = min(3, len(strongest))
+        n_rows = -(-len(strongest) // n_columns)
+        figure = Figure(figsize=(4.2 * n_columns, 2.8 * n_rows), layout="constrained")
+        axes = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
+        for axis, j in itertools.zip_longest(axes.flat, strongest):
+            if j is None:
+                axis.remove()
+                continue
+            cuts = np.array(self.bins_.cuts[j])
+            names = (
+                feature_names
+                if feature_names is not None
+                else getattr(self, "feature_names_in_", None)
+            )
+            axis.set_title(f"feature {j}" if names is None else str(names[j]), fontsize="medium")
+            if self.shape_.single[self.shape_.feature == j].any() or len(cuts) < 2:
+                axis.bar(np.arange(len(functions[j])), functions[j], color="tab:blue")
+                axis.set_xticks(np.arange(len(functions[j])))
+            else:
+                width = cuts[1] - cuts[0], cuts[-1] - cuts[-2]
+                offset = int(self.bins_.missing == "low")
+                edges = np.concatenate([[cuts[0] - width[0]], cuts, [cuts[-1] + width[1]]])
+                axis.locator_params(axis="x", nbins=5)
+                axis.stairs(
+                    functions[j][offset : offset + len(cuts) + 1],
+                    edges,
+                    baseline=None,
+                    linewidth=1.8,
+                )
+            axis.axhline(0, color="0.6", linewidth=0.8)
+        for axis in axes[:, 0]:
+            axis.set_ylabel(f"adds to the score\nof {self.classes_[-1]}")
+        return figure
+
+    def _state(self) -> dict[str, Array]:
+        released = {
+            "counts": self.counts_,
+            "values": self.values_,
+            "size": np.array(self.public_size_),
+        }
+        return {"feature": self.shape_.feature, "last": self.shape_.last, **released}
+
+    def _restore(self, state: dict[str, Array]) -> None:
+        self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
+        self.counts_, self.values_, self.public_size_ = (
+            state["counts"],
+            state["values"],
+            int(state["size"]),
+        )
+
+    def _probabilities(self, codes: Array) -> Array:
+        scores = self.shape_.add_up(codes, self.values_, np.zeros((len(codes), len(self.classes_))))
+        return np.asarray(special.softmax(scores, axis=1))
+
+
+def _weights(scores: Array, y: Array) -> NDArray[np.int64]:
+    """Return min(1, exp(-margin)) in whole steps: of one record, whatever the others are."""
+    rows = np.arange(len(y))
+    others = np.where(np.arange(scores.shape[1]) == y[:, None], -np.inf, scores).max(axis=1)
+    margin = np.maximum(scores[rows, y] - others, 0.0)
+    return np.asarray(np.floor(GRAIN * np.exp(-margin)), dtype=np.int64)

@@ -1,0 +1,793 @@
+"""Trees and forests whose every split is drawn and every leaf count noisy.
+
+A tree has a fixed shape: complete, of a declared depth, cut at public places. Its splits are drawn
+level by level by the exponential mechanism on the Gini impurity, its leaves hold noisy whole
+numbers, and all that users see (probabilities, pruning, importances) is computed from those. Nodes
+of a level share no record, so a level costs what one node costs. Proofs: docs/guarantees/trees.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from consilience.errors import SettingsError
+from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.linear import (
+    READ_LABELS,
+    check_chunk,
+    check_chunked,
+    check_count,
+    checked,
+    declared_classes,
+    in_chunks,
+    label_codes,
+    person_ids,
+    validated,
+)
+from consilience.learners.trees.binned import FiledTask, Part, TreeTask
+from consilience.learners.trees.bins import Bins
+from consilience.privacy.accounting import (
+    Composed,
+    DiscreteGaussian,
+    Event,
+    Laplace,
+    Selection,
+    zcdp_rho,
+)
+from consilience.privacy.guarantee import Neighbours, Unit
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import (
+    Noise,
+    Source,
+    gaussian_counts,
+    laplace_counts,
+    select_many,
+)
+from consilience.tables.groups import cap_records
+
+Array = NDArray[Any]
+Task = TreeTask | FiledTask
+
+MOST_LEVELS = 16
+GROWTH = 2 ** (
+    1 / 3
+)  # of a level's epsilon over that of the level above, which has nodes twice as full
+DEALT = 1 << 20  # records whose trees are drawn at once
+# how far a leaf's probabilities are taken to lie from its parent's, for the shrinking of noisy ones
+SPREAD = 0.15
+MOST_COUNTS = (
+    1 << 25
+)  # held at once; a level that needs more is counted in several passes, some trees in each
+MARGIN = 1 - 1e-12  # of the budget that is planned with, so that rounding cannot exceed it
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """What one tree draws: a selection for each level and noise on its leaves; `runs` trees see the same records."""
+
+    selections: tuple[Selection, ...]
+    leaves: Laplace | DiscreteGaussian | None
+    events: tuple[Event, ...]
+    depth: int
+    grain: int = 1  # a record's greatest weight, in the whole numbers that are counted
+    n_trees: int = 1
+
+    @property
+    def leaf_variance(self) -> float:
+        """Variance of the noise in a leaf's count of one class, in records."""
+        if self.leaves is None:
+            return 0.0
+        scale = (
+            self.leaves.sigma
+            if isinstance(self.leaves, DiscreteGaussian)
+            else math.sqrt(2) * self.leaves.scale
+        )
+        return (scale / self.grain) ** 2
+
+
+def plan_trees(
+    learner: Any, *, depth: int, runs: int, greedy: bool = True, grain: int = 1
+) -> TreePlan:
+    """Divide the budget over levels and leaves of each of `runs` trees that see the same records."""
+    if math.isinf(learner.epsilon):
+        return TreePlan((), None, (), depth, grain)
+    replaced = learner.neighbours == "replace-one"
+    who: dict[str, Any] = {"unit": Unit(learner.unit), "neighbours": Neighbours(learner.neighbours)}
+    cap = int(learner.records_per_person) if learner.unit == "person" else 1
+    share = float(learner.split_share) if greedy else 0.0
+    growth = GROWTH ** np.arange(depth if greedy else 0)
+    asked, delta = float(learner.epsilon) * MARGIN, float(learner.delta)
+    leaves: Laplace | DiscreteGaussian
+    if delta > 0:
+        rho = zcdp_rho(epsilon=asked, delta=delta) / runs * MARGIN
+        budgets = np.sqrt(8 * share * rho * growth**2 / max(1.0, (growth**2).sum()))
+        moved = cap * grain * (math.sqrt(2) if replaced else 1.0)
+        sigma = moved / math.sqrt(2 * (1 - share) * rho)
+        leaves = DiscreteGaussian(sensitivity=moved, sigma=sigma, at_delta=delta, **who)
+    else:
+        epsilon = asked / runs
+        budgets = share * epsilon * growth / max(1.0, growth.sum())
+        moved = cap * grain * (2.0 if replaced else 1.0)
+        leaves = Laplace(sensitivity=moved, scale=moved / ((1 - share) * epsilon), **who)
+    # A record's arrival moves the impurity of every split by 0 to 2; a replaced one moves some up
+    # and others down.
+    facts: dict[str, Any] = {
+        "sensitivity": 2.0 * cap,
+        "monotone": "no" if replaced else "yes",
+        **who,
+    }
+    reach = 2.0 * cap * (2 if replaced else 1)
+    selections = tuple(Selection(scale=reach / budget, **facts) for budget in budgets.tolist())
+    whole = Composed(parts=(*selections, leaves), times=runs, at_delta=delta, **who)
+    return TreePlan(selections, leaves, (whole,), depth, grain)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where trees (rows) split: feature, last bin or category to go left, whether it is a category; inner nodes."""
+
+    feature: NDArray[np.int64]
+    last: NDArray[np.int64]
+    single: NDArray[np.bool_]
+
+    @classmethod
+    def on(cls, bins: Bins, feature: Array, last: Array) -> Self:
+        """Return splits of which `bins` tell the kind."""
+        categories = np.asarray(bins.categorical) & (bins.sizes > 2)
+        return cls(feature, last, categories[feature])
+
+    @property
+    def depth(self) -> int:
+        """Number of splits from the root to a leaf."""
+        return int(self.feature.shape[1] + 1).bit_length() - 1
+
+    def add_up(self, codes: Array, values: Array, out: Array) -> Array:
+        """Add to `out` (record, class) what each tree's leaf of the record says in `values` (tree, leaf, class)."""
+        from consilience.learners.trees.histograms import add_leaves
+
+        add_leaves(codes, self.feature, self.last, self.single, self.depth, values, out)
+        return out
+
+
+def candidates_of(bins: Bins, features: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the possible splits on `features`: feature, its place among them, last bin, whether it is a category."""
+    feature, last, single = bins.candidates
+    kept = np.isin(feature, features)
+    if not kept.any():
+        raise no_cuts()
+    return feature[kept], np.searchsorted(features, feature[kept]), last[kept], single[kept]
+
+
+def no_cuts() -> SettingsError:
+    """Return the error for bins at which no tree can split."""
+    return SettingsError(
+        "No feature has a cut to split at. Nothing was trained. Declare bins with cuts."
+    )
+
+
+def random_shape(bins: Bins, features: Array, depth: int, generator: Any) -> Shape:
+    """Draw a tree's splits from public randomness: a feature, then one of its cuts."""
+    feature, _, last, single = candidates_of(bins, features)
+    kinds, start, width = np.unique(feature, return_index=True, return_counts=True)
+    which = generator.randint(0, len(kinds), 2**depth - 1)
+    at = start[which] + np.floor(generator.uniform(size=len(which)) * width[which]).astype(np.int64)
+    return Shape(feature[at][None], last[at][None], single[at][None])
+
+
+def grow(
+    task: Task,
+    plan: TreePlan,
+    bins: Bins,
+    features: Sequence[Array],
+    source: Source,
+    weight: Array,
+    owner: Array | None = None,
+) -> tuple[Shape, NDArray[np.int64]]:
+    """Draw the splits of one tree for each of `features`, level by level; return them and exact leaf counts.
+
+    All trees go through the records together, once for each level and once for the leaves. Without
+    `owner` every tree sees all records, else those it owns.
+    """
+    from consilience.learners.trees.histograms import STEPS, count, impurities
+
+    options = [candidates_of(bins, some) for some in features]
+    n_inner = 2**plan.depth - 1
+    shape = Shape(
+        *(np.zeros((len(features), n_inner), kind) for kind in (np.int64, np.int64, np.bool_))
+    )
+    sizes = [(len(some), int(bins.sizes[some].max()), task.n_classes) for some in features]
+    passes = task.passes(owner, len(features))
+    for level in range(plan.depth):
+        here = slice(2**level - 1, 2 ** (level + 1) - 1)
+        together = max(1, MOST_COUNTS // (2**level * max(math.prod(size) for size in sizes)))
+        for first in range(0, len(features), together):
+            group = range(first, min(first + together, len(features)))
+            counts = {tree: np.zeros((2**level, *sizes[tree]), np.int64) for tree in group}
+            for part in passes():
+                if part.tree in counts:
+                    send_down(part, shape, level)
+                    count(
+                        part.codes,
+                        part.y,
+                        weight,
+                        part.node,
+                        features[part.tree],
+                        counts[part.tree],
+                    )
+            for tree in group:
+                feature, place, last, single = options[tree]
+                steps = np.empty((2**level, len(feature)), np.int64)
+                impurities(counts[tree], place, last, single, steps)
+                if plan.selections:
+                    chosen = select_many(
+                        steps, STEPS * plan.grain, event=plan.selections[level], source=source
+                    )
+                else:
+                    chosen = steps.argmin(axis=1)
+                shape.feature[tree, here], shape.last[tree, here] = feature[chosen], last[chosen]
+                shape.single[tree, here] = single[chosen]
+    return shape, _count_leaves(passes, shape, task.n_classes, weight)
+
+
+def leaf_counts(
+    task: Task, shape: Shape, weight: Array, owner: Array | None = None
+) -> NDArray[np.int64]:
+    """Count the records of each class in each leaf of each tree."""
+    return _count_leaves(task.passes(owner, len(shape.feature)), shape, task.n_classes, weight)
+
+
+def _count_leaves(
+    passes: Callable[[], Iterator[Part]], shape: Shape, n_classes: int, weight: Array
+) -> NDArray[np.int64]:
+    from consilience.learners.trees.histograms import count_leaves
+
+    counts = np.zeros((len(shape.feature), 2**shape.depth, n_classes), np.int64)
+    for part in passes():
+        send_down(part, shape, shape.depth)
+        count_leaves(part.y, weight, part.node, counts[part.tree])
+    return counts
+
+
+def send_down(part: Part, shape: Shape, level: int) -> None:
+    """Send records of a tree down to their nodes at `level`."""
+    from consilience.learners.trees.histograms import descend
+
+    tree = part.tree
+    for above in range(part.level, level):
+        descend(
+            part.codes, shape.feature[tree], shape.last[tree], shape.single[tree], above, part.node
+        )
+    part.level = level
+
+
+def noisy(counts: NDArray[np.int64], plan: TreePlan, source: Source) -> NDArray[np.int64]:
+    """Return leaf counts with the noise that was planned."""
+    if isinstance(plan.leaves, DiscreteGaussian):
+        return gaussian_counts(counts, event=plan.leaves, source=source)
+    return (
+        counts if plan.leaves is None else laplace_counts(counts, event=plan.leaves, source=source)
+    )
+
+
+def node_counts(leaves: Array) -> Iterator[tuple[int, Array]]:
+    """Yield, from the leaves up to the root, the height and the counts (tree, node, class) of each level."""
+    height = 0
+    yield height, leaves
+    while leaves.shape[1] > 1:
+        leaves, height = leaves[:, ::2] + leaves[:, 1::2], height + 1
+        yield height, leaves
+
+
+def probabilities(leaves: Array, variance: float, *, prune: bool = False) -> Array:
+    """Estimate each leaf's class probabilities from noisy counts (tree, leaf, class), known noise and its ancestors.
+
+    From the root down, a node's shares are a mean of its own noisy ones and its parent's, each
+    weighted by how well it is known: own shares of n records err by p(1-p)/n for their number and
+    by variance/n² for their noise, the parent's by `SPREAD`². With `prune`, nodes below which no
+    split gained more than two standard deviations of its noise say what their ancestor says.
+    """
+    levels = list(node_counts(leaves.astype(np.float64)))
+    n_classes = leaves.shape[2]
+    kept = [np.ones(counts.shape[:2], dtype=bool) for _, counts in levels]
+    if prune:
+        for height, counts in levels[1:]:
+            below = levels[height - 1][1]
+            gain = _purity(below)[:, ::2] + _purity(below)[:, 1::2] - _purity(counts)
+            split = gain > 2 * math.sqrt(n_classes * variance * 2**height)
+            if height > 1:
+                split |= (
+                    kept[height - 2].reshape(*split.shape, 4).any(axis=2)
+                )  # or a node below is split
+            kept[height - 1] = np.repeat(split, 2, axis=1)
+    parent = np.full((len(leaves), 1, n_classes), 1 / n_classes)
+    for height, counts in reversed(levels):
+        parent = np.repeat(parent, counts.shape[1] // parent.shape[1], axis=1)
+        positive = np.maximum(counts, 0.0)
+        n = positive.sum(axis=2, keepdims=True)
+        own = np.where(n > 0, positive / np.where(n > 0, n, 1.0), parent)
+        spread = (parent * (1 - parent)).mean(axis=2, keepdims=True) + 1e-3
+        error = np.maximum(spread * n + variance * 2**height, 1e-12)
+        known = kept[height][..., None] * SPREAD**2 * n**2 / (SPREAD**2 * n**2 + error)
+        parent = parent + known * (own - parent)
+    return parent
+
+
+def _purity(counts: Array) -> Array:
+    """Return Σ nₖ²/n of noisy counts."""
+    positive = np.maximum(counts, 0.0)
+    n = positive.sum(axis=2)
+    return np.asarray(np.where(n > 0, (positive**2).sum(axis=2) / np.where(n > 0, n, 1.0), 0.0))
+
+
+def check_tree_settings(learner: Any) -> None:
+    """Refuse settings that cannot work, before any record is looked at."""
+    learner._check_privacy(("trees",))
+    need = learner._require
+    depth = learner.max_depth
+    fits = depth == "auto" or (is_whole(depth) and 1 <= depth <= MOST_LEVELS)
+    need("max_depth", fits, f"a whole number from 1 to {MOST_LEVELS}, or 'auto'")
+    size = getattr(learner, "public_size", None)
+    need(
+        "public_size", size is None or (is_whole(size) and size >= 1), "None or a whole number >= 1"
+    )
+    need(
+        "split_share",
+        is_positive(learner.split_share) and learner.split_share < 1,
+        "a number in (0, 1)",
+    )
+    need("unit", learner.unit in ("record", "person"), "'record' or 'person'")
+    cap = learner.records_per_person
+    if learner.unit == "person":
+        need("records_per_person", is_whole(cap) and cap >= 1, "an integer >= 1 with unit='person'")
+    try:
+        check_random_state(learner.random_state)
+    except ValueError:
+        need("random_state", False, "None, a whole number or a numpy RandomState")
+
+
+def is_whole(value: object) -> bool:
+    """Tell whether `value` is a whole number, and not a truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def declared_bins(learner: Any, n_features: int) -> Bins:
+    """Return the learner's bins, or even ones between its bounds: one pair for all columns, or one for each."""
+    if isinstance(learner.bins, Bins):
+        return learner.bins
+    try:
+        shape = np.asarray(learner.bounds, dtype=float).shape
+    except (TypeError, ValueError):
+        shape = ()
+    if learner.bounds is None or shape not in ((2,), (n_features, 2)):
+        raise SettingsError(
+            f"{type(learner).__name__} cuts features between declared bounds, and 'bounds' is "
+            f"{'missing' if learner.bounds is None else 'not one (low, high), nor one for each column'}. "
+            "Nothing was trained. Pass bounds=(low, high) from domain knowledge, or "
+            "bins=Bins(...); reading them off the data would leak its extreme records."
+        )
+    low, high = np.asarray(learner.bounds, dtype=float).T
+    return Bins.even(low, high, n_features=n_features, n_bins=learner.bins)
+
+
+def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Task, list[str], Array, Bins]:
+    """Check a tree learner's data; return its task, assumptions, class list and bins."""
+    classes, assumptions, source = declared_classes(learner), [], in_chunks(X, y)
+    missing = isinstance(learner.bins, Bins) and learner.bins.missing != "error"
+    if source is not None:
+        classes, held = check_chunked(learner, source)
+    else:
+        finite: Any = "allow-nan" if missing else True
+        X, labels = checked(learner, X, y, accept_sparse=False, ensure_all_finite=finite)
+        if labels.size:
+            check_classification_targets(labels)
+        if classes is None:
+            classes = np.unique(labels)
+            assumptions.append(READ_LABELS)
+    bins = declared_bins(learner, learner.n_features_in_)
+    if not len(bins.splittable):
+        raise no_cuts()
+    if source is not None:
+        return _filed(learner, source, bins, held, finite=not missing), assumptions, classes, bins
+    ids = person_ids(learner, persons, len(labels))
+    whose = None if ids is None else np.unique(ids, return_inverse=True)[1]
+    task = TreeTask(
+        bins.codes(X), label_codes(learner, classes, labels).astype(np.int64), len(classes), whose
+    )
+    return task, assumptions, classes, bins
+
+
+def _filed(learner: Any, source: Any, bins: Bins, held: Array, *, finite: bool) -> FiledTask:
+    """Read chunks once, checking every record, and keep their bins."""
+    task = FiledTask(source.n_features, len(held), getattr(source, "progress", None))
+    for X, y in source.chunks():
+        check_chunk(type(learner).__name__, source.n_features, X, y, finite=finite)
+        X = X.toarray() if sparse.issparse(X) else X
+        task.append(
+            bins.codes(X.astype(np.float64, copy=False)), label_codes(learner, held, np.asarray(y))
+        )
+    check_count(learner, source, task.n_records)
+    return task
+
+
+def capped(task: Task, learner: Any, source: Source) -> Task:
+    """Drop, at random, what a person holds beyond the declared cap."""
+    if isinstance(task, FiledTask) or task.persons is None:
+        return task
+    keep = cap_records(task.persons, int(learner.records_per_person), source.uniform(len(task.y)))
+    return replace(task, codes=task.codes[keep], y=task.y[keep], persons=task.persons[keep])
+
+
+class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ignore[misc]
+    """What tree learners share: how they fit, predict and keep what was released."""
+
+    max_depth: int | str
+    bins: int | Bins
+    classes_: Array
+    features_: Array
+    bins_: Bins
+    public_size_: int
+
+    def fit(
+        self,
+        X: Any,
+        y: ArrayLike | None = None,
+        *,
+        persons: ArrayLike | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> Self:
+        """Train; with a ledger, charge `dataset` first. A retry with the same `key` returns the first result.
+
+        `X` may be a table in chunks that brings its own labels (`ParquetRows`). It is read, and
+        refused if need be, once and before the charge; its bins are kept in a temporary file that
+        ends with the training.
+        """
+        self._check()
+        task, assumptions, self.classes_, self.bins_ = tree_task(self, X, y, persons)
+        self._fit(task, assumptions, ledger, dataset, key)
+        return self
+
+    def _check(self) -> None:
+        check_tree_settings(self)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return each class' probability."""
+        return self._probabilities(self._codes(X))
+
+    def predict(self, X: Any) -> Array:
+        """Return the most probable class for each row."""
+        best = self.predict_proba(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def _codes(self, X: Any) -> NDArray[np.uint8]:
+        check_is_fitted(self, "guarantee_")  # set last: a fit that was not charged leaves none
+        finite: Any = True if self.bins_.missing == "error" else "allow-nan"
+        return self.bins_.codes(
+            validated(self, X, reset=False, accept_sparse=False, ensure_all_finite=finite)
+        )
+
+    def _probabilities(self, codes: Array) -> Array:
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = isinstance(self.bins, Bins) and self.bins.missing != "error"
+        tags.non_deterministic = math.isfinite(self.epsilon) and self.noise is None
+        return tags
+
+
+class PrivateForestClassifier(TreeLearner):
+    """Fit a forest of greedy or random trees under differential privacy.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact training that promises nothing.
+        With a delta, costs add up as zero-concentrated ones, which many trees on the same records
+        profit from.
+    n_trees, max_depth
+        Number of trees, and of splits from root to leaf: every tree is complete, whatever the data.
+        ``"auto"`` looks at the budget and the public number of records.
+    max_features
+        How many features each tree may split on, drawn from public randomness: a number, a share,
+        ``"sqrt"``, None for all. ``"auto"``: half of them where trees share records and would
+        otherwise look alike, else all.
+    splitter
+        ``"greedy"`` draws splits by impurity, ``"random"`` from public randomness, which leaves all
+        budget to the leaves: for few records or little budget.
+    assignment
+        ``"disjoint"`` gives each record to one tree, at full budget; ``"all"`` gives all of them to
+        every tree, at a part of it. ``"auto"``: all with a delta, disjoint without.
+    split_share
+        Part of the budget spent on splits.
+    bounds, bins
+        Declared (low, high) of all columns, or one pair for each, and the number of even bins
+        between them; or `Bins`, which need no bounds.
+    prune
+        Whether branches whose gain drowns in noise say what their root says: easier to read, a
+        little less accurate.
+    classes, unit, records_per_person, noise
+        As in `PrivateLogisticRegression`.
+    neighbours, public_size
+        ``"add-remove"`` hides the number of records, and `public_size` may declare a public guess
+        of it, which only ``"auto"`` uses. ``"replace-one"``: it is public.
+    random_state
+        Public randomness only: features of each tree, random splits. Keeps the guarantee.
+
+    Privacy
+    -------
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
+    fitted attributes, of which ``public_size_`` is the noisy sum of leaf counts. Not hidden: bins,
+    classes, shape, and under replace-one the number of units. Proof: docs/guarantees/trees.md.
+
+    Examples
+    --------
+    >>> X = Noise(seed=0).open().uniform(6000).reshape(2000, 3)
+    >>> y = (X[:, 0] > X[:, 1]).astype(int)
+    >>> PrivateForestClassifier(epsilon=1.0, bounds=(0, 1), classes=[0, 1]).fit(X, y).guarantee_
+    Guarantee(epsilon=1, delta=0, per record, add-remove)
+    """
+
+    shape_: Shape
+    counts_: NDArray[np.int64]
+    leaf_variance_: float
+    values_: Array
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float = 0.0,
+        n_trees: int | str = "auto",
+        max_depth: int | str = "auto",
+        max_features: int | float | str | None = "auto",
+        splitter: str = "greedy",
+        assignment: str = "auto",
+        split_share: float = 0.5,
+        bins: int | Bins = 16,
+        bounds: ArrayLike | None = None,
+        prune: bool = False,
+        classes: ArrayLike | None = None,
+        neighbours: str = "add-remove",
+        public_size: int | None = None,
+        unit: str = "record",
+        records_per_person: int | None = None,
+        random_state: Any = None,
+        noise: Noise | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.n_trees = n_trees
+        self.max_depth = max_depth
+        self.max_features = max_features
+        self.splitter = splitter
+        self.assignment = assignment
+        self.split_share = split_share
+        self.bins = bins
+        self.bounds = bounds
+        self.prune = prune
+        self.classes = classes
+        self.neighbours = neighbours
+        self.public_size = public_size
+        self.unit = unit
+        self.records_per_person = records_per_person
+        self.random_state = random_state
+        self.noise = noise
+
+    @property
+    def _disjoint(self) -> bool:
+        return self.assignment == "disjoint" or (self.assignment == "auto" and self.delta == 0)
+
+    def _check(self) -> None:
+        super()._check()
+        need = self._require
+        number = self.n_trees
+        fits = number == "auto" or (is_whole(number) and cast(int, number) >= 1)
+        need("n_trees", fits, "a whole number >= 1, or 'auto'")
+        need("splitter", self.splitter in ("greedy", "random"), "'greedy' or 'random'")
+        need(
+            "assignment",
+            self.assignment in ("auto", "disjoint", "all"),
+            "'auto', 'disjoint' or 'all'",
+        )
+        share = self.max_features
+        fits = share in (None, "auto", "sqrt") or (
+            is_positive(share) and (is_whole(share) or cast(float, share) <= 1)
+        )
+        need("max_features", fits, "a whole number >= 1, a share in (0, 1], 'sqrt', 'auto' or None")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic |= (
+            self._disjoint and self.noise is None
+        )  # records are dealt out afresh
+        return tags
+
+    def _plan(self, task: Task) -> TreePlan:
+        size = self.public_size if self.neighbours == "add-remove" else task.n_units
+        greedy = self.splitter == "greedy"
+        n_trees, depth = _fitting(self, size, disjoint=self._disjoint, greedy=greedy)
+        n_trees = n_trees if self.n_trees == "auto" else int(self.n_trees)
+        depth = depth if self.max_depth == "auto" else int(self.max_depth)
+        plan = plan_trees(self, depth=depth, runs=1 if self._disjoint else n_trees, greedy=greedy)
+        return replace(plan, n_trees=n_trees)
+
+    def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
+        task = capped(task, self, source)
+        generator = check_random_state(self.random_state)
+        owner = owners(task, plan.n_trees, source) if self._disjoint else None
+        wish = (
+            (None if self._disjoint else 0.5) if self.max_features == "auto" else self.max_features
+        )
+        one, splittable = np.ones(1, np.int64), self.bins_.splittable
+        if self.splitter == "greedy":
+            features = [some_features(wish, splittable, generator) for _ in range(plan.n_trees)]
+            self.shape_, counts = grow(task, plan, self.bins_, features, source, one, owner)
+        else:
+            self.shape_ = stacked(
+                [
+                    random_shape(
+                        self.bins_,
+                        some_features(wish, splittable, generator),
+                        plan.depth,
+                        generator,
+                    )
+                    for _ in range(plan.n_trees)
+                ]
+            )
+            counts = leaf_counts(task, self.shape_, one, owner)
+        self.counts_ = noisy(counts, plan, source)
+        # Under replace-one the number of units is public; how many records a person has never is.
+        hidden = bool(plan.events) and (self.neighbours == "add-remove" or task.persons is not None)
+        whole = self.counts_.sum() / (1 if self._disjoint else plan.n_trees)
+        self.public_size_ = max(1, round(float(whole)) if hidden else task.n_records)
+        self.leaf_variance_ = plan.leaf_variance
+
+    def _state(self) -> dict[str, Array]:
+        shape = self.shape_
+        facts = {"size": np.array(self.public_size_), "variance": np.array(self.leaf_variance_)}
+        return {"feature": shape.feature, "last": shape.last, "counts": self.counts_, **facts}
+
+    def _restore(self, state: dict[str, Array]) -> None:
+        self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
+        self.counts_, self.public_size_ = state["counts"], int(state["size"])
+        self.leaf_variance_ = float(state["variance"])
+        self.values_ = probabilities(self.counts_, self.leaf_variance_, prune=self.prune) / len(
+            self.counts_
+        )
+
+    def _probabilities(self, codes: Array) -> Array:
+        return self.shape_.add_up(codes, self.values_, np.zeros((len(codes), len(self.classes_))))
+
+    @property
+    def feature_importances_(self) -> Array:
+        """How much impurity splits on each feature removed, by the released counts; sums to one."""
+        check_is_fitted(self)
+        gains = np.zeros(self.n_features_in_)
+        levels = list(node_counts(self.counts_))
+        for (_, below), (height, counts) in pairwise(levels):
+            gain = _purity(below)[:, ::2] + _purity(below)[:, 1::2] - _purity(counts)
+            first = 2 ** (self.shape_.depth - height) - 1
+            np.add.at(
+                gains, self.shape_.feature[:, first : first + gain.shape[1]], np.maximum(gain, 0.0)
+            )
+        return gains / gains.sum() if gains.sum() > 0 else np.full(len(gains), 1 / len(gains))
+
+
+class PrivateTreeClassifier(PrivateForestClassifier):
+    """Fit one greedy tree under differential privacy: small enough to read.
+
+    Parameters are those of `PrivateForestClassifier` that concern a single tree.
+
+    Privacy
+    -------
+    As `PrivateForestClassifier`; proof in docs/guarantees/trees.md.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float = 0.0,
+        max_depth: int | str = "auto",
+        max_features: int | float | str | None = None,
+        splitter: str = "greedy",
+        split_share: float = 0.5,
+        bins: int | Bins = 16,
+        bounds: ArrayLike | None = None,
+        prune: bool = False,
+        classes: ArrayLike | None = None,
+        neighbours: str = "add-remove",
+        public_size: int | None = None,
+        unit: str = "record",
+        records_per_person: int | None = None,
+        random_state: Any = None,
+        noise: Noise | None = None,
+    ) -> None:
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            n_trees=1,
+            max_depth=max_depth,
+            max_features=max_features,
+            splitter=splitter,
+            assignment="all",
+            split_share=split_share,
+            bins=bins,
+            bounds=bounds,
+            prune=prune,
+            classes=classes,
+            neighbours=neighbours,
+            public_size=public_size,
+            unit=unit,
+            records_per_person=records_per_person,
+            random_state=random_state,
+            noise=noise,
+        )
+
+
+def _fitting(learner: Any, size: int | None, *, disjoint: bool, greedy: bool) -> tuple[int, int]:
+    """Return how many trees of what depth suit a budget and a public number of records; measured, not derived.
+
+    What counts is records times epsilon (or times √ρ): so many, and so deep, that a node's best
+    split still stands out of the noise it is drawn with (benchmarks/forests.md).
+    """
+    if size is None or math.isinf(learner.epsilon):
+        return (10 if disjoint and greedy else 20), 4
+
+    def between(low: int, value: float, high: int) -> int:
+        return round(min(max(low, value), high))
+
+    if learner.delta > 0 and not disjoint:
+        strength = size * math.sqrt(zcdp_rho(epsilon=learner.epsilon, delta=learner.delta))
+        return between(10, strength / 12, 40), between(
+            2, math.log2(strength / 60), 6
+        ) if greedy else 4
+    strength = size * learner.epsilon
+    if not greedy:
+        return between(20, strength / 100, 60), 4
+    return between(3, strength / 1000, 20), between(2, math.log2(strength / 700), 6)
+
+
+def owners(task: Task, n_trees: int, source: Source) -> Array:
+    """Draw the tree that each record, or person, belongs to: independently of all others, of number and of place."""
+    owner = np.empty(task.n_units, np.min_scalar_type(n_trees))
+    for start in range(0, task.n_units, DEALT):
+        part = owner[start : start + DEALT]
+        part[:] = source.words(len(part)) % np.uint64(n_trees)
+    return owner if task.persons is None else owner[task.persons]
+
+
+def some_features(wish: Any, features: Array | int, generator: Any) -> Array:
+    """Draw, from public randomness, which of the `features` (or of so many) a tree may split on; ascending."""
+    among = np.arange(features) if isinstance(features, int) else features
+    if wish is None:
+        return among
+    number = (
+        math.sqrt(len(among)) if wish == "sqrt" else wish if is_whole(wish) else wish * len(among)
+    )
+    chosen = generator.permutation(len(among))[: min(len(among), max(1, math.ceil(number)))]
+    return np.asarray(among[np.sort(chosen)], dtype=np.int64)
+
+
+def stacked(shapes: Sequence[Shape]) -> Shape:
+    """Return trees of one depth as one forest."""
+    return Shape(
+        *(
+            np.concatenate([getattr(shape, name) for shape in shapes])
+            for name in ("feature", "last", "single")
+        )
+    )

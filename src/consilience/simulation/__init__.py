@@ -1,0 +1,1 @@
+"""A study played through on public records."""

@@ -1,0 +1,223 @@
+"""The exact models of many sites, trained together and measured together.
+
+What `fit` with ``epsilon=math.inf`` returns site by site, up to the tolerance of the solver, at the
+price of a few matrix products: for simulations with thousands of sites, whose records are public.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.base import clone
+
+from consilience.learners.linear import (
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateRidge,
+    into_ball,
+    label_codes,
+    out_of_ball,
+)
+from consilience.learners.perturbation import LinearTask, plan_linear
+
+Array = NDArray[Any]
+
+_SITES = 512  # measured side by side
+_ENTRIES = 1 << 21  # scores held at a time by a thread: 16 MB
+
+
+def can_fit_many(learner: Any) -> bool:
+    """Tell whether `fit_many` knows how to train this learner."""
+    kinds = (PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge)
+    known = type(learner) in kinds and learner.mechanism != "matrix" and learner.unit == "record"
+    return known and (isinstance(learner, PrivateRidge) or learner.classes is not None)
+
+
+def fit_many(
+    learner: Any, X: Any, y: Array, sites: Sequence[Array], n_threads: int | None = None
+) -> list[Any]:
+    """Return one fitted copy of an exact linear `learner` for each site, `sites` listing the rows of its records.
+
+    Every site must have records, and classes must be declared. Settings are checked by fitting the
+    first one alone.
+
+    Privacy
+    -------
+    None: ``epsilon`` must be infinite.
+    """
+    from consilience.learners.batch import (
+        solve_many,  # loaded here: its compiler costs every start 50 MB
+    )
+
+    assert math.isinf(learner.epsilon)
+    first = clone(learner).fit(X[sites[0]], y[sites[0]])
+    rows = np.concatenate(sites)
+    sizes = np.array([len(part) for part in sites])
+    ball, labels = into_ball(X[rows], first), y[rows]
+    problems = list(_problems(first, labels))
+    loss, dimension = problems[0].loss, ball.shape[1]
+    plans = {
+        n: plan_linear(
+            first, LinearTask(None, None, np.zeros(0), None, loss, dimension, n, n, len(problems))
+        )
+        for n in np.unique(sizes).tolist()
+    }
+    settings: dict[str, Any] = {
+        "sites": np.repeat(np.arange(len(sites)), sizes),
+        "n_sites": len(sites),
+        "regularization": np.array([plans[n].regularization for n in sizes.tolist()]),
+        "tolerance": np.array([plans[n].tolerance for n in sizes.tolist()]),
+        "n_threads": n_threads,
+    }
+    parts = [solve_many(ball, one.labels, loss, **settings).coef for one in problems]
+    vectors = (
+        np.stack(parts, axis=1) if loss.n_outputs == 1 else parts[0]
+    )  # (site, output, dimension)
+    fitted = []
+    for vector, size in zip(
+        vectors * getattr(first, "label_bound", 1.0), sizes.tolist(), strict=True
+    ):
+        one = copy.copy(first)
+        one._restore(dict(zip(("coef", "intercept"), out_of_ball(vector, first), strict=True)))
+        if isinstance(first, PrivateRidge):
+            one.coef_ = one.coef_.ravel()
+        one.public_size_ = size if first.neighbours == "replace-one" else first.public_size_
+        fitted.append(one)
+    return fitted
+
+
+@dataclass(frozen=True)
+class _Problem:
+    loss: Any
+    labels: Array
+
+
+def _problems(learner: Any, labels: Array) -> Iterator[_Problem]:
+    """Yield what `learner` solves at a site: one problem, or one for each class against the rest."""
+    if isinstance(learner, PrivateRidge):
+        yield _Problem(learner._loss(1), np.clip(labels / learner.label_bound, -1.0, 1.0))
+        return
+    codes, n_classes = label_codes(learner, learner.classes_, labels), len(learner.classes_)
+    loss = learner._loss(n_classes)
+    if loss.n_outputs > 1:
+        yield _Problem(loss, codes)
+        return
+    for code in [1] if n_classes == 2 else range(n_classes):
+        yield _Problem(loss, np.where(codes == code, 1.0, -1.0))
+
+
+def measure_many(
+    learners: Sequence[Any], X: Any, y: Array, n_threads: int | None = None
+) -> list[dict[str, float]]:
+    """Return what can be counted of each of many linear learners of one kind: error and F1, or of regressors all.
+
+    As `evaluate.measures` has it, but scores are computed in blocks of sites, and neither kept nor
+    sorted.
+    """
+    coef = np.stack([np.atleast_2d(one.coef_) for one in learners])
+    intercept = np.stack([np.atleast_1d(one.intercept_) for one in learners])
+    classes = getattr(learners[0], "classes_", None)
+    measure: Any = _squares(X, y) if classes is None else _counts(X, y, np.asarray(classes))
+    blocks = [slice(begin, begin + _SITES) for begin in range(0, len(learners), _SITES)]
+    with ThreadPoolExecutor(n_threads) as pool:
+        found = pool.map(lambda block: measure(coef[block], intercept[block]), blocks)
+        return [one for block in found for one in block]
+
+
+def _scores(X: Any, coef: Array, intercept: Array) -> Iterator[tuple[slice, Array]]:
+    """Yield the scores (row, site, output) of a block of rows at a time."""
+    W, b = coef.reshape(-1, coef.shape[2]).T, intercept.ravel()
+    step = max(1, _ENTRIES // len(b))
+    for begin in range(0, X.shape[0], step):
+        rows = slice(begin, begin + step)
+        yield rows, np.asarray(X[rows] @ W + b).reshape(-1, *intercept.shape)
+
+
+def _counts(X: Any, y: Array, classes: Array) -> Callable[[Array, Array], list[dict[str, float]]]:
+    every = np.unique(np.concatenate([classes, y]))
+    truth = np.zeros((len(y), len(every)))
+    truth[np.arange(len(y)), np.searchsorted(every, y)] = 1.0
+    X, truth = _distinct(X, truth)
+    places = np.searchsorted(every, classes)
+
+    def measure(coef: Array, intercept: Array) -> list[dict[str, float]]:
+        confusion = np.zeros(
+            (len(coef), len(every), len(every))
+        )  # (site, true class, predicted class)
+        for rows, scores in _scores(X, coef, intercept):
+            # Sums of whole numbers: exact in any order, so that matrix products may count.
+            if len(classes) == 2:
+                confusion[:, :, places[1]] += (scores[:, :, 0] > 0).T.astype(np.float64) @ truth[
+                    rows
+                ]
+                continue
+            said = scores.argmax(axis=2)
+            for code, place in enumerate(places):
+                confusion[:, :, place] += (said == code).T.astype(np.float64) @ truth[rows]
+        if len(classes) == 2:
+            confusion[:, :, places[0]] = truth.sum(axis=0) - confusion[:, :, places[1]]
+        return _of_confusion(confusion)
+
+    return measure
+
+
+def _of_confusion(confusion: Array) -> list[dict[str, float]]:
+    right, total = (
+        np.diagonal(confusion, axis1=1, axis2=2),
+        confusion.sum(axis=1) + confusion.sum(axis=2),
+    )
+    each = 2 * right / np.maximum(total, 1)
+    share = right.sum(axis=1) / confusion.sum(axis=(1, 2))
+    found = {"error": 1 - share}
+    if confusion.shape[1] == 2:
+        found["f1"] = each[:, 1]
+    found |= {
+        "f1_micro": share,
+        "f1_macro": each.sum(axis=1) / np.maximum((total > 0).sum(axis=1), 1),
+    }
+    return [
+        dict(zip(found, map(float, one), strict=True)) for one in zip(*found.values(), strict=True)
+    ]
+
+
+def _squares(X: Any, y: Array) -> Callable[[Array, Array], list[dict[str, float]]]:
+    spread = float(np.square(y - y.mean()).mean())
+
+    def measure(coef: Array, intercept: Array) -> list[dict[str, float]]:
+        squares, sizes = np.zeros(len(coef)), np.zeros(len(coef))
+        for rows, scores in _scores(X, coef, intercept):
+            gaps = np.abs(scores[:, :, 0] - y[rows, None])
+            squares += np.square(gaps).sum(axis=0)
+            sizes += gaps.sum(axis=0)
+        found = zip((squares / len(y)).tolist(), (sizes / len(y)).tolist(), strict=True)
+        fits: Any = (
+            (lambda square: {"r2": 1 - square / spread}) if spread > 0 else (lambda square: {})
+        )
+        return [{"rmse": math.sqrt(square), "mae": size} | fits(square) for square, size in found]
+
+    return measure
+
+
+def _distinct(X: Any, truth: Array) -> tuple[Any, Array]:
+    """Return each distinct row once, with its number of records by class: encoded tables repeat themselves."""
+    if sparse.issparse(X):
+        return X, truth
+    # Rows are told apart by one irrational combination, and then compared: one that only looked
+    # equal stays by itself.
+    key = X @ np.sqrt(np.arange(2.0, X.shape[1] + 2))
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    if len(first) > len(key) // 2:
+        return X, truth
+    alone = np.flatnonzero((X != X[first[place]]).any(axis=1))
+    place[alone] = len(first) + np.arange(len(alone))
+    counts = np.zeros((len(first) + len(alone), truth.shape[1]))
+    np.add.at(counts, place, truth)
+    return X[np.concatenate([first, alone])], counts

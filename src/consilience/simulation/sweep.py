@@ -1,0 +1,251 @@
+"""Run independent cells: side by side on any backend, kept on disk as they finish, again where a worker was lost.
+
+A cell is work that depends on nothing but its description, so that it does not matter where, when
+or how often it is run. This file knows nothing else about it: `sweep` asks the `Task` for each
+cell, stores the answers of a `Store`d task the moment they are there, and gives up only after cells
+have been lost several times over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import joblib
+from threadpoolctl import threadpool_limits
+
+from consilience.errors import SettingsError
+from consilience.progress import Progress, showing
+
+BACKENDS = ("loky", "threading", "ray", "dask")
+RETRIES = 3  # of cells whose worker was lost; more would only fill the memory again
+_INSTALL = {"ray": ("ray",), "dask": ("dask", "distributed")}
+
+
+class Task(Protocol):
+    """What is to be run: one plain, JSON-like answer for each cell."""
+
+    def run(self, cell: Any, n_threads: int) -> Any:
+        """Return the answer of one cell, using no more than `n_threads` threads."""
+
+    def key(self, cell: Any) -> str:
+        """Return a digest of everything that determines the answer of one cell."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of answers, one file for each finished cell, named by its key.
+
+    A file appears whole or not at all, also if the machine fails, and one that is not whole is as
+    good as none.
+    """
+
+    folder: Path
+
+    def read(self, key: str) -> Any | None:
+        """Return a stored answer, or None where there is none that can be trusted."""
+        try:
+            head, body = self._path(key).read_text(encoding="utf-8").split("\n", 1)
+        except (OSError, ValueError):
+            return None
+        return json.loads(body) if head == _digest(body) else None
+
+    def write(self, key: str, answer: Any) -> None:
+        """Store an answer: on the disk before the name exists."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        body = json.dumps(answer)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=self.folder, suffix=".part", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(f"{_digest(body)}\n{body}")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(self._path(key))
+        if hasattr(os, "O_DIRECTORY"):  # the name itself, where folders can be synchronised
+            folder = os.open(self.folder, os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sweep(
+    task: Task,
+    cells: Sequence[Hashable],
+    *,
+    n_jobs: int | None = None,
+    backend: str | None = None,
+    store: Store | None = None,
+    progress: Progress | None = None,
+) -> dict[Any, Any]:
+    """Return the answer of every cell, whatever the backend and whichever is done first.
+
+    `backend` None leaves the choice to ``joblib.parallel_config``; one by name uses all cores
+    unless `n_jobs` is given. Ray and Dask are joined where they run already, and started on this
+    machine for the call otherwise. With a `store`, finished cells are read from it; the folder must
+    be the same for all workers.
+    """
+    n_jobs = -1 if n_jobs is None and backend is not None else n_jobs
+    found: dict[Any, Any] = {}
+    if store is not None:
+        found = {cell: done for cell in cells if (done := store.read(task.key(cell))) is not None}
+    with (
+        threadpool_limits(1),
+        showing("Simulating", progress) as shown,
+    ):  # cells run side by side; BLAS in each keeps to one core
+        if found:
+            shown(len(found), len(cells))
+        losses = 0
+        while left := [cell for cell in cells if cell not in found]:
+            try:
+                for cell, answer in _answers(task, left, n_jobs, backend, store):
+                    found[cell] = answer
+                    shown(len(found), len(cells))
+            except _lost_worker() as lost:
+                losses += 1
+                if losses > RETRIES:
+                    raise _given_up(len(found), len(cells), losses, store) from lost
+    return found
+
+
+def _run(task: Task, cell: Any, n_threads: int, store: Store | None) -> tuple[Any, Any]:
+    """Run one cell, where the work is done: so that it is stored even if nobody waits for it any more."""
+    if not hasattr(task, "run"):  # Ray's reference to it
+        task = import_module("ray").get(task)
+    with threadpool_limits(1):  # again: this may be another process
+        answer = task.run(cell, n_threads)
+    if store is not None:
+        store.write(task.key(cell), answer)
+    return cell, answer
+
+
+def _answers(
+    task: Task, cells: Sequence[Any], n_jobs: int | None, backend: str | None, store: Store | None
+) -> Iterator[tuple[Any, Any]]:
+    with _engine(backend, n_jobs, task) as shared:
+        n_side_by_side = min(joblib.effective_n_jobs(n_jobs), len(cells))
+        n_threads = max(1, joblib.cpu_count() // n_side_by_side)
+        jobs = (joblib.delayed(_run)(shared, cell, n_threads, store) for cell in cells)
+        try:
+            parallel = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
+        except ValueError:  # a backend that hands over all results at once
+            parallel = joblib.Parallel(n_jobs=n_jobs)
+        yield from parallel(jobs)
+
+
+@contextmanager
+def _engine(backend: str | None, n_jobs: int | None, task: Task) -> Iterator[Any]:
+    """Set joblib's backend, started for the call where it has to be; yield the task as its workers take it."""
+    if backend is None:
+        yield task
+    elif backend == "ray":
+        with _ray(n_jobs) as ray, joblib.parallel_config("ray"):
+            yield ray.put(task)  # one copy of the records, whatever the number of cells
+    elif backend == "dask":
+        with _dask(n_jobs), joblib.parallel_config("dask", scatter=[task]):
+            yield task
+    else:
+        with joblib.parallel_config(backend):
+            yield task
+
+
+@contextmanager
+def _ray(n_jobs: int | None) -> Iterator[Any]:
+    ray = import_module("ray")
+    started = not ray.is_initialized()
+    if started:
+        ray.init(
+            num_cpus=_workers(n_jobs),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    import_module("ray.util.joblib").register_ray()
+    try:
+        yield ray
+    finally:
+        if started:
+            ray.shutdown()
+
+
+@contextmanager
+def _dask(n_jobs: int | None) -> Iterator[None]:
+    distributed = import_module("distributed")
+    with ExitStack() as stack:
+        try:
+            distributed.get_client()
+        except ValueError:  # none is running
+            settings = {
+                "n_workers": _workers(n_jobs),
+                "threads_per_worker": 1,
+                "dashboard_address": None,
+            }
+            stack.enter_context(
+                distributed.Client(stack.enter_context(distributed.LocalCluster(**settings)))
+            )
+        yield
+
+
+def _workers(n_jobs: int | None) -> int:
+    cores = int(joblib.cpu_count())
+    return cores if n_jobs is None else n_jobs if n_jobs > 0 else max(1, cores + 1 + n_jobs)
+
+
+def check_backend(backend: str | None) -> None:
+    """Refuse a backend that is unknown, or that is not installed."""
+    if backend is not None and backend not in BACKENDS:
+        raise SettingsError(
+            f"The 'backend' must be None or one of {BACKENDS}. Got {backend!r} instead."
+        )
+    if missing := [name for name in _INSTALL.get(backend or "", ()) if find_spec(name) is None]:
+        raise SettingsError(
+            f"The backend {backend!r} needs {' and '.join(missing)}, which is not installed. "
+            "Nothing was run. Install consilience[engines], or use backend='loky'."
+        )
+
+
+def _lost_worker() -> tuple[type[BaseException], ...]:
+    """Return what a backend raises when a worker is gone for good, of those backends that are loaded."""
+    names = {
+        "ray.exceptions": ("RayActorError", "WorkerCrashedError", "OutOfMemoryError"),
+        "distributed.scheduler": ("KilledWorker",),
+        "distributed.comm.core": ("CommClosedError",),  # while records were on their way to it
+        "distributed.client": (
+            "FutureCancelledError",
+        ),  # the scheduler forgot a cell, as it may on a busy machine
+    }
+    loaded = [
+        (sys.modules[module], kinds) for module, kinds in names.items() if module in sys.modules
+    ]
+    return (BrokenExecutor, *(getattr(module, kind) for module, kinds in loaded for kind in kinds))
+
+
+def _given_up(n_done: int, n_cells: int, losses: int, store: Store | None) -> SettingsError:
+    kept = (
+        "in the checkpoint, from which the same call goes on"
+        if store
+        else "lost: no checkpoint was asked for"
+    )
+    return SettingsError(
+        f"Workers were lost {losses} times, most likely for want of memory. {n_done} of {n_cells} "
+        f"cells are done and {kept}. Use a smaller n_jobs or fewer sites, records or levels at a "
+        "time."
+    )

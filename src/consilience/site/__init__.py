@@ -1,0 +1,1 @@
+"""A site: its folder, and what it does with a hub."""

@@ -1,0 +1,1 @@
+"""A study: what all sites agreed on, and the one road from contributions to a release."""

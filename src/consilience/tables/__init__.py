@@ -1,0 +1,1 @@
+"""Tables of records: the public facts about them, reading, encoding, chunks."""

@@ -1,0 +1,123 @@
+"""Groups of records: the records of one person, capped, and the records of one site, cut out.
+
+Random numbers come in as arguments (`priority`); none is drawn here.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from consilience.tables.schema import as_array, as_texts, mismatch, quietly, require
+
+
+def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[np.bool_]:
+    """Mark the records to keep: at most `limit` of each person, uniformly at random, independently for each person.
+
+    Parameters
+    ----------
+    priority
+        One independent uniform draw for each record; the lowest of each person are kept.
+    """
+    require(isinstance(limit, int) and limit > 0, "limit", limit, "a positive whole number")
+    ids = _ids(persons)
+    order = np.lexsort((_priorities(priority, len(ids)), ids))
+    _, first, size = np.unique(ids[order], return_index=True, return_counts=True)
+    keep = np.empty(len(ids), np.bool_)
+    keep[order] = np.arange(len(ids)) - np.repeat(first, size) < limit
+    return keep
+
+
+def split_sites(
+    records: Any,
+    sites: int | str | ArrayLike,
+    priority: ArrayLike | None = None,
+    *,
+    persons: Any = None,
+) -> list[NDArray[np.intp]]:
+    """Cut records into sites; return the indices of each site's records, ascending.
+
+    Parameters
+    ----------
+    records
+        The Arrow table, or the number of records.
+    sites
+        A number of sites of (nearly) equal size in records, or in persons if `persons` is given; or
+        the site of each record, as an array or as a column of the table: one site for each distinct
+        value, in ascending order.
+    priority
+        One independent uniform draw for each record; needed when `sites` is a number.
+    persons
+        Person of each record, array or column name. All records of a person go to the same site; a
+        site column that says otherwise is an error.
+    """
+    n_records = getattr(records, "num_rows", records)
+    sites, persons = (
+        records[given] if isinstance(given, str) else given for given in (sites, persons)
+    )
+    person = np.arange(n_records) if persons is None else _ids(persons)
+    if isinstance(sites, int | np.integer):
+        require(
+            int(sites) > 0 and not isinstance(sites, bool),
+            "sites",
+            sites,
+            "a positive number, or one id per record",
+        )
+        # The draw of a person's first record, not the lowest of all: that would favour persons with
+        # many records.
+        _, first, member = np.unique(person, return_index=True, return_inverse=True)
+        order = np.argsort(_priorities(priority, n_records)[first], kind="stable")
+        site_of = np.empty(len(first), np.intp)
+        for site, part in enumerate(np.array_split(order, sites)):
+            site_of[part] = site
+        return [np.flatnonzero(site_of[member] == site) for site in range(sites)]
+    ids = _ids(sites)
+    require(
+        ids.shape == person.shape == (n_records,),
+        "sites and persons",
+        "these arrays",
+        "one id for each record",
+    )
+    if (
+        persons is not None
+        and np.unique(np.stack([person, ids]), axis=1).shape[1] > np.unique(person).size
+    ):
+        fix = "Give each person one site, or split without persons."
+        raise mismatch(["a person has records at several sites"], fix, "split")
+    return [np.flatnonzero(ids == site) for site in np.unique(ids)]
+
+
+def _ids(values: Any) -> NDArray[np.intp]:
+    """Return the rank of each id among the distinct ones."""
+    ranks = quietly(partial(_ranks, values))
+    if ranks is None:
+        raise mismatch(
+            ["a person or site id is missing or of mixed kind"],
+            "Give every record an id.",
+            "selected",
+        )
+    return ranks
+
+
+def _ranks(values: Any) -> NDArray[np.intp] | None:
+    array = as_array(values)
+    texts = as_texts(array)
+    ids = (array if pa.types.is_integer(array.type) else texts).dictionary_encode()
+    order: NDArray[np.intp] = np.unique(
+        ids.dictionary.to_numpy(zero_copy_only=False), return_inverse=True
+    )[1]
+    return None if texts.null_count else order[ids.indices.to_numpy()]
+
+
+def _priorities(priority: ArrayLike | None, n_records: int) -> NDArray[np.float64]:
+    draws = np.asarray(() if priority is None else priority, np.float64)
+    usable = draws.shape == (n_records,) and not np.isnan(draws).any()
+    require(
+        usable,
+        "priority",
+        None if priority is None else "this array",
+        "one uniform draw for each record",
+    )
+    return draws

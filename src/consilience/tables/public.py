@@ -1,0 +1,29 @@
+"""Public records: what aggregators and baselines may read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from consilience.errors import SchemaMismatch
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """Hold records that need no protection, encoded like the sites': labelled, or without `y`.
+
+    Privacy
+    -------
+    None: whatever is computed from them may be published as it is. Only data that is public anyway
+    belongs here.
+    """
+
+    X: Any
+    y: Any = None
+
+    def __post_init__(self) -> None:
+        if getattr(self.X, "ndim", 2) != 2 or (
+            self.y is not None and len(self.y) != self.X.shape[0]
+        ):
+            raise SchemaMismatch(
+                "Public records need a table X with one row per record and, if labelled, as many "
+                "labels y. Nothing was read. Check their shapes."
+            )

@@ -1,0 +1,130 @@
+"""The commands of a collaboration, as people type them."""
+
+import json
+
+import pyarrow.csv
+import pytest
+
+from consilience.cli.app import main
+from studies import table
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments, fails=0):
+        with pytest.raises(SystemExit) as leaving:
+            main(list(map(str, arguments)))
+        printed = capsys.readouterr()
+        assert (leaving.value.code or 0) == fails, printed.err
+        return printed.err if fails else printed.out
+
+    return run
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i in range(3):
+        pyarrow.csv.write_csv(table(500, seed=i), tmp_path / f"ward{i}.csv")
+    return tmp_path
+
+
+DECLARED = [
+    "--number",
+    "age:0:120",
+    "--number",
+    "pressure:50:250",
+    "--category",
+    "sex:f,m",
+    "--classes",
+    "0,1",
+]
+DECLARED += ["--purpose", "who falls ill"]
+
+
+def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
+    todo = run("study", "new", "ward0.csv", "--label", "ill", "--out", "first.toml")
+    assert all(
+        part in todo for part in ("Still to do", "[schema]", "the purpose is still to be filled in")
+    )
+    assert "FILL IN" in (tables / "first.toml").read_text()
+    made = json.loads(
+        run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--name", "heart", "--json")
+    )
+    assert made == {"file": "study.toml", "problems": []}
+    assert "heart is complete" in run("study", "check", "study.toml")
+    assert "The hub is not trusted" in run("study", "show", "study.toml")
+    (tables / "shared").mkdir()
+    (tables / "study.toml").rename(tables / "shared" / "study.toml")
+    for i in range(2):
+        site = ("--folder", f"site{i}")
+        run("site", "init", "--name", f"north {i}", "--dataset", "ward", "--epsilon", 3, *site)
+        assert "Nothing was trained or sent" in run("site", "join", "shared", *site)
+        assert "Nothing was trained or charged" in run(
+            "site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, "--dry-run", *site
+        )
+        assert "What will leave this site" in (tables / "approval.html").read_text()
+        # Nobody can be asked here, so nothing happens without --yes.
+        assert "not approved" in run(
+            "site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, *site, fails=1
+        )
+        trained = json.loads(
+            run("site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, "--yes", "--json", *site)
+        )
+        assert trained["guarantee"]["epsilon"] == pytest.approx(1.0)
+        assert json.loads(run("contribution", "verify", trained["file"], "--json"))["holds"]
+        assert "73.1 of 100" in run("contribution", "show", trained["file"], "--html", "page.html")
+        assert (
+            json.loads(run("site", "submit", "heart", "--json", *site))["digest"]
+            == trained["digest"]
+        )
+        assert "no release yet" in run("site", "fetch", "heart", *site, fails=1)
+    made = json.loads(run("release", "make", "shared", "--key", "coordinator.pem", "--json"))
+    assert made["sites"] == ["north 0", "north 1"]
+    assert "Release 1 of heart" in run("site", "fetch", "heart", "--folder", "site0")
+    assert (
+        json.loads(run("site", "status", "--folder", "site0", "--json"))["studies"][0]["release"]
+        == 1
+    )
+    file = "site0/studies/heart/release-0001.safetensors"
+    assert json.loads(run("release", "verify", file, "--json"))["digest"] == made["digest"]
+    assert "Whose contributions" in run("release", "show", file, "--html", "release.html")
+    for out in ("predictions.csv", "predictions.parquet"):
+        assert "500 rows" in run("release", "predict", file, "site0", "ward2.csv", "--out", out)
+    predicted = pyarrow.csv.read_csv(tables / "predictions.csv")
+    truth = table(500, seed=2)["ill"].to_numpy()
+    assert (predicted["prediction"].to_numpy() == truth).mean() > 0.6
+    run("site", "backup", "copy.sqlite", "--folder", "site0")
+    assert "Withdrawn" in run("site", "withdraw", "heart", "--folder", "site0")
+    assert "fewer than 2" in run("release", "make", "shared", "--key", "coordinator.pem", fails=1)
+
+
+def test_a_study_with_problems_says_all_of_them_and_fails(run, tables):
+    run("study", "new", "ward0.csv", "--label", "ill", "--out", "first.toml")
+    with pytest.raises(SystemExit) as leaving:
+        main(["study", "check", "first.toml"])
+    assert leaving.value.code == 1
+
+
+def test_a_file_that_is_there_is_never_overwritten(run, tables):
+    (tables / "study.toml").write_text("mine")
+    assert "there already" in run("study", "new", "ward0.csv", "--label", "ill", fails=1)
+    assert (tables / "study.toml").read_text() == "mine"
+
+
+def test_the_operator_runs_a_hub_from_the_command_line(run, tables):
+    hub = ("--folder", "hub")
+    run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--name", "heart")
+    assert "anna can log in" in run(
+        "hub", "add-coordinator", "anna", "--password", "a long enough password", *hub
+    )
+    assert json.loads(run("hub", "add-study", "study.toml", "--json", *hub))["name"] == "heart"
+    first, second = (
+        json.loads(run("hub", "invite", "heart", "--json", *hub))["invitation"] for _ in range(2)
+    )
+    assert first != second
+    assert "a release needs 2" in run("hub", "aggregate", "heart", *hub, fails=1)
+    assert json.loads(run("hub", "verify", "--json", *hub))["entries"] >= 3
+    run("hub", "backup", "copy", *hub)
+    assert "Restored" in run("hub", "restore", "copy", "--folder", "again")
+    assert "not empty" in run("hub", "restore", "copy", "--folder", "again", fails=1)

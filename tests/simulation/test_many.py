@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from consilience.evaluation.measures import measures
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.simulation.many import can_fit_many, fit_many, measure_many
+
+RNG = np.random.default_rng(3)
+N, M = 900, 70
+X = RNG.uniform(-0.7, 0.7, (N, 5))
+MARGIN = X @ [3.0, -2.0, 1.0, 0.0, 0.5] + 0.3 * RNG.normal(size=N)
+TWO, THREE = (MARGIN > 0).astype(int), np.digitize(MARGIN, [-0.5, 0.5])
+SITES = np.split(
+    RNG.permutation(N)[:800], np.sort(RNG.choice(np.arange(1, 800), M - 1, replace=False))
+)  # of 1 to 60
+EXACT = {"epsilon": math.inf, "regularization": 1e-3}
+
+CASES = {
+    "logistic": (PrivateLogisticRegression(classes=[0, 1], **EXACT), TWO),
+    "turned": (
+        PrivateLogisticRegression(classes=[1, 0], fit_intercept=False, data_norm=0.5, **EXACT),
+        TWO,
+    ),
+    "softmax": (PrivateLogisticRegression(classes=[0, 1, 2], **EXACT), THREE),
+    "guessed": (
+        PrivateLogisticRegression(classes=[0, 1], neighbours="add-remove", public_size=9, **EXACT),
+        TWO,
+    ),
+    "svc": (PrivateLinearSVC(classes=[0, 1], **EXACT), TWO),
+    "svc-rest": (PrivateLinearSVC(classes=[0, 1, 2], **EXACT), THREE),
+    "ridge": (PrivateRidge(label_bound=2.0, **EXACT), MARGIN),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("table", [np.asarray, sparse.csr_array])
+def test_models_trained_together_are_those_trained_one_by_one(name, table):
+    learner, y = CASES[name]
+    given = table(X)
+    together = fit_many(learner, given, y, SITES)
+    assert len(together) == M
+    for one, rows in zip(together, SITES, strict=True):
+        alone = type(learner)(**learner.get_params()).fit(given[rows], y[rows])
+        assert np.shape(one.coef_) == np.shape(alone.coef_)
+        assert np.shape(one.intercept_) == np.shape(alone.intercept_)
+        # Both minimise to a gradient of 1e-8 of the ridge; where sizes are hidden it has to be
+        # looser.
+        scores = [
+            one.decision_function(X) if hasattr(one, "classes_") else one.predict(X)
+            for one in (one, alone)
+        ]
+        assert np.max(np.abs(scores[0] - scores[1])) < (1e-3 if name == "guessed" else 1e-6)
+        assert one.public_size_ == alone.public_size_
+        assert one.guarantee_ == alone.guarantee_
+        assert one.get_params() == alone.get_params()
+
+
+def test_learners_that_cannot_be_trained_together_are_told():
+    assert all(can_fit_many(learner) for learner, _ in CASES.values())
+    assert not can_fit_many(
+        PrivateLogisticRegression(epsilon=math.inf)
+    )  # classes would be read at each site
+    assert not can_fit_many(
+        PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1], mechanism="matrix")
+    )
+    assert not can_fit_many(object())
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("copies", [1, 5])
+def test_models_measured_together_have_the_numbers_of_each(name, copies):
+    learner, y = CASES[name]
+    models = fit_many(learner, X, y, SITES)
+    tested, labels = np.repeat(X[800:], copies, axis=0), np.repeat(y[800:], copies)
+    if copies > 1 and name != "ridge":
+        labels = RNG.permutation(labels)  # equal rows with different labels
+    for given in (tested, sparse.csr_array(tested)):
+        for one, found in zip(
+            models, measure_many(models, given, labels, n_threads=2), strict=True
+        ):
+            every = measures(one, tested, labels)
+            assert found == pytest.approx({metric: every[metric] for metric in found}, abs=1e-12)
+            assert set(every) - set(found) <= {"auc", "log_loss"}
+
+
+def test_a_label_that_no_model_knows_counts_as_wrong():
+    learner, y = CASES["logistic"]
+    models = fit_many(learner, X, y, SITES)
+    labels = np.where(np.arange(N) < 50, 7, y)
+    for one, found in zip(models, measure_many(models, X, labels), strict=True):
+        every = measures(one, X, labels)
+        assert found == pytest.approx({metric: every[metric] for metric in found})
+        assert "f1" not in found

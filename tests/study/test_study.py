@@ -1,0 +1,254 @@
+import dataclasses
+import math
+
+import pytest
+
+from consilience import Budget, Ledger
+from consilience.errors import ContributionRejected, SettingsError
+from consilience.files.certificate import of_contribution, of_release
+from consilience.files.release import Release
+from consilience.files.sealed import Sealed, SigningKey
+from consilience.study.draft import draft
+from consilience.study.pages import of_study
+from consilience.study.study import PublicFile, Study, check, file_digest
+from studies import study, study_text, table
+
+KEYS = [SigningKey.generate() for _ in range(3)]
+
+
+@pytest.fixture
+def public(tmp_path):
+    import pyarrow.csv
+
+    pyarrow.csv.write_csv(table(400, seed=99), tmp_path / "public.csv")
+    return PublicFile("public.csv", file_digest(tmp_path / "public.csv"))
+
+
+def contributions(found, folder, sizes=(400, 900), epsilon=1.0):
+    made = []
+    for i, n in enumerate(sizes):
+        ledger = Ledger(folder / f"{i}.sqlite")
+        if found.learner not in ledger.datasets():
+            ledger.allow("ward", Budget(epsilon=100.0, delta=1e-3, neighbours=found.neighbours))
+        facts = {"site": f"site {i}", "signing": KEYS[i], "dataset": "ward"}
+        made.append(found.train(table(n, seed=i), ledger, epsilon=epsilon, **facts))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("learner", "aggregator", "settings"),
+    [
+        ("PrivateLogisticRegression", "Average", ""),
+        ("PrivateLinearSVC", "PublicBlend", ""),
+        ("PrivateLogisticRegression", "FeatureMethod", ""),
+        ("PrivateLogisticRegression", "SiteBoosting", ""),
+        ("PrivateForestClassifier", "WeightedVote", "n_trees = 5"),
+        ("PrivateLogisticRegression", "WeightedVote", ""),
+        ("PrivateAdaBoostClassifier", "WeightedVote", ""),
+        ("PrivateForestClassifier", "PooledCounts", 'splitter = "random"\nrandom_state = 7'),
+    ],
+)
+def test_the_two_verbs_make_a_release_that_predicts(
+    learner, aggregator, settings, public, tmp_path
+):
+    part = f'[public]\nfile = "public.csv"\nsha256 = "{public.sha256}"\n'
+    found = Study.from_text(study_text(learner, aggregator, settings=settings) + part)
+    parts = contributions(found, tmp_path, epsilon=3.0)
+    release = found.combine(parts, public.read(found.schema, tmp_path), signing=KEYS[2])
+    release.save(tmp_path / "release")
+    again = Release.load(tmp_path / "release", key=KEYS[2].public)
+    X = found.schema.encode(table(300, seed=7)).X
+    assert (again.predict(X) == release.predict(X)).all()
+    assert again.predict_proba(X).shape == (300, 2)
+    assert (again.predict(X) == table(300, seed=7)["ill"].to_numpy()).mean() > 0.6
+    assert again.guarantee.epsilon == pytest.approx(3.0)
+    assert [source.site for source in again.sources] == ["site 0", "site 1"]
+    assert again.study == found.reference
+
+
+def test_a_trusted_hub_hides_whole_sites(public, tmp_path):
+    text = study_text(
+        aggregator="SoftLabelDistillation", privacy='hub = "trusted"', more="epsilon = 2.0"
+    )
+    found = Study.from_text(f'{text}[public]\nfile = "public.csv"\nsha256 = "{public.sha256}"\n')
+    parts = contributions(found, tmp_path, sizes=(300, 300))
+    assert all(math.isinf(part.guarantee.epsilon) for part in parts)
+    hub = Ledger(tmp_path / "hub.sqlite")
+    hub.allow("release", Budget(epsilon=3.0, unit="site"))
+    facts = {"signing": KEYS[2], "ledger": hub, "dataset": "release", "key": "first"}
+    release = found.combine(parts, public.read(found.schema, tmp_path), **facts)
+    assert (release.guarantee.unit, release.guarantee.epsilon) == ("site", pytest.approx(2.0))
+    assert hub.balance("release").left.epsilon == pytest.approx(1.0)
+    assert hub.charges()[0].study == found.digest
+    assert "nothing against the hub" in of_release(release).as_text()
+
+
+def test_noise_drawn_once_by_a_trusted_hub_is_what_the_release_states(tmp_path):
+    found = study(privacy='hub = "trusted"', more='weights = "equal"\nepsilon = 1.0')
+    parts = contributions(found, tmp_path)
+    with pytest.raises(SettingsError, match="charged to the hub's ledger"):
+        found.combine(parts, signing=KEYS[2])
+    hub = Ledger(tmp_path / "hub.sqlite")
+    hub.allow("release", Budget(epsilon=3.0))
+    release = found.combine(parts, signing=KEYS[2], ledger=hub, dataset="release")
+    assert release.guarantee.epsilon == pytest.approx(1.0)
+    assert release.guarantee.unit == "record"
+    assert hub.balance("release").spent.epsilon == pytest.approx(1.0)
+    release.save(tmp_path / "file")
+    assert Release.load(tmp_path / "file").guarantee == release.guarantee
+
+
+def test_earlier_contributions_count_in_a_release(tmp_path):
+    found = study()
+    parts = contributions(found, tmp_path)
+    earlier = {"site 0": [parts[0].guarantee, parts[0].guarantee]}
+    release = found.combine(parts, signing=KEYS[2], earlier=earlier)
+    assert release.sources[0].guarantee.epsilon == pytest.approx(3.0)
+    assert release.guarantee.epsilon == pytest.approx(3.0)
+
+
+def test_a_contribution_that_does_not_fit_is_refused_with_the_reason(tmp_path):
+    found = study()
+    part = contributions(found, tmp_path)[0]
+    other = study(settings="regularization = 0.1")
+    with pytest.raises(ContributionRejected, match="another study"):
+        other.accept(part)
+    forged = Sealed.seal(
+        "contribution",
+        {**part.sealed.facts, "study": other.reference},
+        dict(part.sealed.tensors),
+        KEYS[0],
+    )
+    with pytest.raises(ContributionRejected, match="other settings"):
+        other.accept(dataclasses.replace(part, sealed=forged))
+    with pytest.raises(SettingsError, match=r"from 0\.1 to 3"):
+        found.train(table(50), None, epsilon=9.0, site="a", signing=KEYS[0], dataset="ward")
+
+
+def test_too_few_sites_make_no_release(tmp_path):
+    found = study(privacy="min_sites = 3")
+    with pytest.raises(SettingsError, match="fewer than 3"):
+        found.combine(contributions(found, tmp_path), signing=KEYS[2])
+
+
+def test_a_release_whose_promise_was_lowered_is_refused(tmp_path):
+    found = study()
+    release = found.combine(contributions(found, tmp_path), signing=KEYS[2])
+    facts = {
+        **release.sealed.facts,
+        "guarantee": {**release.sealed.facts["guarantee"], "epsilon": 0.01},
+    }
+    Sealed.seal("release", facts, dict(release.sealed.tensors), KEYS[2]).save(tmp_path / "file")
+    with pytest.raises(ContributionRejected, match="guarantee"):
+        Release.load(tmp_path / "file")
+    release.save(tmp_path / "file")
+    with pytest.raises(ContributionRejected, match="another key"):
+        Release.load(tmp_path / "file", key=KEYS[0].public)
+
+
+# ------------------------------------------------------------------ the file
+
+
+def test_the_digest_is_that_of_the_facts_not_of_the_layout():
+    one = Study.from_text(study_text())
+    two = Study.from_text(
+        "# a comment\n" + study_text().replace("epsilon_min = 0.1", "epsilon_min   =   0.10")
+    )
+    assert one.digest == two.digest == Study.from_dict(one.to_dict()).digest
+    assert one.digest != Study.from_text(study_text(privacy="min_sites = 5")).digest
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (lambda text: text.replace("[learner]", "[lerner]"), "there is no part [lerner]"),
+        (lambda text: text.replace("epsilon_min = 0.1", ""), "[privacy] lacks 'epsilon_min'"),
+        (lambda text: text.replace("epsilon_max = 3.0", "epsilon_max = 0.01"), "in that order"),
+        (lambda text: text.replace('"Average"', '"Avrage"'), "none of Average"),
+        (lambda text: text.replace('"Average"', '"PublicBlend"'), "needs public records"),
+        (
+            lambda text: text.replace('"Average"', '"SoftLabelDistillation"\nepsilon = 1.0'),
+            'needs hub = "trusted"',
+        ),
+        (lambda text: text.replace("low = 18", ""), "'age'"),
+        (lambda text: text.replace('name = "heart-risk"', 'name = "../Heart"'), "lower-case"),
+        (
+            lambda text: text.replace('name = "Average"', 'name = "Average"\nnoise = 3'),
+            "may not set noise",
+        ),
+        (lambda text: text.replace("[study]", "[study"), "not valid TOML"),
+        (lambda text: text.replace('name = "heart-risk"', "name = 5"), "must be text"),
+        (lambda text: text.replace("epsilon_min = 0.1", 'epsilon_min = "much"'), "must be numbers"),
+        (lambda text: text.replace("classes = [0, 1]", "classes = 7"), "[schema]"),
+        (
+            lambda text: text.replace("PrivateLogisticRegression", "PrivateForestClassifier"),
+            "use WeightedVote or PooledCounts",
+        ),
+        (lambda text: text + "[learner.x]\ny = 1\n", "[learner]"),
+        (
+            lambda text: text + '[public]\nfile = "../secret.csv"\nsha256 = "00"\n',
+            "without folders",
+        ),
+    ],
+)
+def test_every_problem_of_a_study_file_is_named(broken, says, tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(study_text())
+    assert check(path) == []
+    path.write_text(broken(study_text()))
+    assert any(says in problem for problem in check(path)), check(path)
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(
+        study_text().replace("epsilon_min = 0.1", "").replace("[aggregator]\n", "[aggregator]\n#")
+        + "[x]\n"
+    )
+    assert len(check(path)) >= 3
+
+
+def test_a_public_file_that_was_changed_is_refused(public, tmp_path):
+    (tmp_path / "public.csv").write_text("age,sex,pressure,ill\n1,f,1,1\n")
+    with pytest.raises(SettingsError, match="differs from the one"):
+        public.read(study().schema, tmp_path)
+
+
+def test_a_draft_reads_names_only_unless_the_table_is_public(tmp_path):
+    import pyarrow.csv
+
+    pyarrow.csv.write_csv(table(60), tmp_path / "ward.csv")
+    first = draft(tmp_path / "ward.csv", name="first", label="ill")
+    assert first.count("FILL IN") >= 5
+    for value in table(60)["age"].to_pylist():
+        assert str(value) not in first
+    declared = draft(
+        tmp_path / "ward.csv",
+        name="second",
+        label="ill",
+        purpose="x",
+        classes=["0", "1"],
+        numbers={"age": (0, 120), "pressure": (50, 250)},
+        categories={"sex": ["f", "m"]},
+    )
+    assert Study.from_text(declared).schema.n_features == 4
+    known = draft(tmp_path / "ward.csv", name="third", label="ill", purpose="x", is_public=True)
+    assert Study.from_text(known).public.file == "ward.csv"
+    with pytest.raises(SettingsError, match="no column 'sick'"):
+        draft(tmp_path / "ward.csv", name="fourth", label="sick")
+
+
+def test_certificates_say_it_in_words(tmp_path):
+    found = study()
+    parts = contributions(found, tmp_path)
+    release = found.combine(parts, signing=KEYS[2])
+    for page in (of_study(found), of_contribution(parts[0]), of_release(release)):
+        text = page.as_text()
+        assert "epsilon" in text
+        assert "anonym" not in text.lower()
+        assert text.splitlines()[0] in page.as_html().replace("&#x27;", "'")
+    assert "73.1 of 100" in of_contribution(parts[0]).as_text()
+    assert (
+        "<script"
+        not in of_study(dataclasses.replace(found, purpose="<script>alert(1)</script>")).as_html()
+    )
