@@ -1,5 +1,6 @@
 """The package as its readers meet it: exports, proof pages, links, the README's own program."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import consilience
+import consilience.errors
 from consilience.privacy.accounting import EVENTS
 
 ROOT = Path(__file__).parent.parent
@@ -31,8 +33,32 @@ def test_importing_a_module_never_hides_the_function_of_its_name():
         assert callable(getattr(consilience, name))
 
 
-def test_importing_the_package_loads_no_compiler_engine_or_chart():
-    heavy = ("numba", "matplotlib", "dask", "ray", "boto3", "flwr")
+def test_type_checkers_and_the_interpreter_see_the_same_names():
+    tree = ast.parse(Path(consilience.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    declared = {
+        alias.asname: node.module.removeprefix("consilience.")
+        for node in block.body
+        for alias in node.names
+    }
+    assert declared == consilience._MODULE_OF
+
+
+def test_every_error_is_exported():
+    errors = {name for name, value in vars(consilience.errors).items() if isinstance(value, type)}
+    assert len(errors) >= 8
+    assert errors <= set(consilience.__all__)
+
+
+def test_a_misspelled_name_is_no_attribute_and_completion_lists_the_others():
+    with pytest.raises(AttributeError, match="no attribute 'Studdy'"):
+        consilience.Studdy  # noqa: B018
+    assert set(consilience.__all__) <= set(dir(consilience))
+
+
+def test_importing_the_package_loads_nothing_that_takes_time():
+    heavy = ("numpy", "scipy", "sklearn", "pyarrow", "dp_accounting", "opendp", "typer")
+    heavy += ("numba", "matplotlib", "dask", "ray", "boto3", "flwr")
     program = f"import sys, consilience; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
 

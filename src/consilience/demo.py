@@ -207,7 +207,7 @@ def _running_hub(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code = "import sys; from consilience.hub.commands import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
+    code = "import sys; from consilience.hub.operating import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
     log = (folder.parent / "hub.log").open("wb")
     hub = subprocess.Popen([sys.executable, "-c", code, str(folder), str(port)], stderr=log)  # noqa: S603
     address = f"http://127.0.0.1:{port}"

@@ -380,5 +380,5 @@ def test_an_unexpected_error_shows_neither_message_nor_values(run):
     finally:
         app.registered_commands.pop()
     assert (code, out) == (1, "")
-    assert "unexpected ValueError at test_cli.py:" in err
+    assert "unexpected ValueError at test_app.py:" in err
     assert "MARKED7351" not in err

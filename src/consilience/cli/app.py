@@ -463,7 +463,7 @@ def help_page() -> str:
     """Return docs/cli.md: the help of every command, as a terminal of 100 columns shows it."""
     parts = [
         "# Commands",
-        "Generated from `--help` by `consilience.cli.help_page`; tests/test_cli.py compares the "
+        "Generated from `--help` by `consilience.cli.app.help_page`; tests/cli/test_app.py compares the "
         "two.",
     ]
     root = typer.main.get_command(app)
