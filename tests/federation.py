@@ -107,7 +107,7 @@ class Consortium:
         (self.app / "pyproject.toml").write_text(guide_block("app/pyproject.toml"))
         outboxes = {name: folder / name / "outbox" / "heart" for name in names}
         for place in (self.heart, *outboxes.values()):
-            place.mkdir(parents=True)
+            place.mkdir(parents=True, exist_ok=True)
             (place / "study.toml").write_text(text)
             if public is not None:
                 (place / "public.csv").write_bytes(public)

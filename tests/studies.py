@@ -2,9 +2,10 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 
 from consilience import Noise
-from consilience.study.study import Study
+from consilience.study.study import Study, file_digest
 
 COLUMNS = """
 [[schema.columns]]
@@ -71,3 +72,13 @@ def table(n, seed=0):
             "ill": ill.astype(np.int64),
         }
     )
+
+
+def records_parts(folder):
+    """Write public and test records into a folder; return the parts of a study that name them."""
+    parts = ""
+    for seed, part in enumerate(("public", "test"), start=98):
+        path = folder / f"{part}.csv"
+        pyarrow.csv.write_csv(table(200, seed=seed), path)
+        parts += f'[{part}]\nfile = "{part}.csv"\nsha256 = "{file_digest(path)}"\n'
+    return parts

@@ -11,7 +11,7 @@ from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey
 from federation import Consortium, drawing_study
-from studies import study_text, table
+from studies import records_parts, study_text, table
 
 NAMES = ("north", "south", "west")
 
@@ -68,6 +68,18 @@ def test_files_go_there_and_a_release_comes_back(consortium):
         site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
         for site in consortium.sites.values()
     )
+
+
+def test_a_release_of_a_study_with_test_records_is_measured_beside_its_baselines(tmp_path):
+    for place in ("heart", *(f"{name}/outbox/heart" for name in NAMES)):
+        (tmp_path / place).mkdir(parents=True)
+        parts = records_parts(tmp_path / place)
+    found = Consortium(tmp_path, NAMES, study_text() + parts)
+    for seed, name in enumerate(NAMES):
+        found.submit(name, table(300, seed=seed))
+    quality = Release.load(carry(found).combine()).sealed.facts["quality"]
+    assert [row["kind"] for row in quality[:4]] == ["study", "baseline", "baseline", "baseline"]
+    assert [row["method"] for row in quality[:2]] == ["Average (precision)", "public records alone"]
 
 
 def test_what_was_kept_is_not_asked_for_again_and_nothing_new_makes_no_new_release(consortium):

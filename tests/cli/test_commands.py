@@ -6,7 +6,8 @@ import pyarrow.csv
 import pytest
 
 from consilience.cli.app import main
-from studies import table
+from consilience.files.release import Release
+from studies import records_parts, study_text, table
 
 
 @pytest.fixture
@@ -96,7 +97,28 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     assert (predicted["prediction"].to_numpy() == truth).mean() > 0.6
     run("site", "backup", "copy.sqlite", "--folder", "site0")
     assert "Withdrawn" in run("site", "withdraw", "heart", "--folder", "site0")
-    assert "fewer than 2" in run("release", "make", "shared", "--key", "coordinator.pem", fails=1)
+    assert "at least 2 sites" in run(
+        "release", "make", "shared", "--key", "coordinator.pem", fails=1
+    )
+
+
+def test_a_release_made_in_a_folder_is_measured_beside_its_baselines(run, tables):
+    shared = tables / "shared"
+    shared.mkdir()
+    (shared / "study.toml").write_text(study_text() + records_parts(shared))
+    for i in range(2):
+        site = ("--folder", f"site{i}")
+        run("site", "init", "--name", f"north {i}", "--dataset", "ward", "--epsilon", 3, *site)
+        run("site", "join", "shared", *site)
+        run("site", "train", "heart-risk", f"ward{i}.csv", "--epsilon", 1, "--yes", *site)
+        run("site", "submit", "heart-risk", *site)
+    said = run("release", "make", "shared", "--key", "coordinator.pem")
+    assert "public records alone" in said
+    quality = Release.load(shared / "release-0001.safetensors").sealed.facts["quality"]
+    assert [row["kind"] for row in quality[:4]] == ["study", "baseline", "baseline", "baseline"]
+    (shared / "test.csv").unlink()
+    refusal = run("release", "make", "shared", "--key", "coordinator.pem", fails=1)
+    assert "'test.csv' is not there" in refusal
 
 
 def test_a_study_with_problems_says_all_of_them_and_fails(run, tables):

@@ -38,6 +38,7 @@ from consilience.files.sealed import (
 from consilience.hub.app import ROUTES, create_app
 from consilience.hub.auth import hash_password
 from consilience.protocol import ERRORS, HEADER, digest, sign_request
+from consilience.study.collect import Publication
 
 SHORT, LONG = 100, 100_000
 MOST_GROWTH = 128 << 20  # bytes of resident memory over all examples
@@ -454,7 +455,8 @@ class Target:
         found = []
         for study, mine in zip(self.studies[:2], self.honest[:2], strict=True):
             other = self._train(self.beside, study)
-            found.append(study.combine([mine, other], signing=self.world.hub.key))
+            published = Publication(self.world.hub.key)
+            found.append(study.combine([mine, other], publication=published))
         return found
 
     def submit(self, number: int) -> None:

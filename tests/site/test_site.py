@@ -8,6 +8,7 @@ from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
 from consilience.hub.hub import Hub, Settings
 from consilience.site.site import Site
+from consilience.study.collect import Publication
 from forks import HubProcess
 from studies import study, study_text, table
 
@@ -31,7 +32,8 @@ def publish(shared, sequence=1, key=None):
     parts = [
         Contribution.load(file) for file in sorted(shared.glob("contribution-*-0001.safetensors"))
     ]
-    release = found.combine(parts, signing=key or SigningKey.generate(), sequence=sequence)
+    published = Publication(key or SigningKey.generate(), sequence)
+    release = found.combine(parts, publication=published)
     release.save(shared / f"release-{sequence:04d}.safetensors")
     return release
 

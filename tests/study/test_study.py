@@ -8,6 +8,8 @@ from consilience.errors import ContributionRejected, SettingsError
 from consilience.files.certificate import of_contribution, of_release
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.privacy.spending import Account
+from consilience.study.collect import Publication
 from consilience.study.draft import draft
 from consilience.study.pages import of_study
 from consilience.study.study import PublicFile, Study, check, file_digest
@@ -54,7 +56,8 @@ def test_the_two_verbs_make_a_release_that_predicts(
     part = f'[public]\nfile = "public.csv"\nsha256 = "{public.sha256}"\n'
     found = Study.from_text(study_text(learner, aggregator, settings=settings) + part)
     parts = contributions(found, tmp_path, epsilon=3.0)
-    release = found.combine(parts, public.read(found.schema, tmp_path), signing=KEYS[2])
+    records = public.read(found.schema, tmp_path)
+    release = found.combine(parts, records, publication=Publication(KEYS[2]))
     release.save(tmp_path / "release")
     again = Release.load(tmp_path / "release", key=KEYS[2].public)
     X = found.schema.encode(table(300, seed=7)).X
@@ -75,8 +78,9 @@ def test_a_trusted_hub_hides_whole_sites(public, tmp_path):
     assert all(math.isinf(part.guarantee.epsilon) for part in parts)
     hub = Ledger(tmp_path / "hub.sqlite")
     hub.allow("release", Budget(epsilon=3.0, unit="site"))
-    facts = {"signing": KEYS[2], "ledger": hub, "dataset": "release", "key": "first"}
-    release = found.combine(parts, public.read(found.schema, tmp_path), **facts)
+    published = Publication(KEYS[2], account=Account(hub, "release", "first"))
+    records = public.read(found.schema, tmp_path)
+    release = found.combine(parts, records, publication=published)
     assert (release.guarantee.unit, release.guarantee.epsilon) == ("site", pytest.approx(2.0))
     assert hub.balance("release").left.epsilon == pytest.approx(1.0)
     assert hub.charges()[0].study == found.digest
@@ -87,10 +91,11 @@ def test_noise_drawn_once_by_a_trusted_hub_is_what_the_release_states(tmp_path):
     found = study(privacy='hub = "trusted"', more='weights = "equal"\nepsilon = 1.0')
     parts = contributions(found, tmp_path)
     with pytest.raises(SettingsError, match="charged to the hub's ledger"):
-        found.combine(parts, signing=KEYS[2])
+        found.combine(parts, publication=Publication(KEYS[2]))
     hub = Ledger(tmp_path / "hub.sqlite")
     hub.allow("release", Budget(epsilon=3.0))
-    release = found.combine(parts, signing=KEYS[2], ledger=hub, dataset="release")
+    published = Publication(KEYS[2], account=Account(hub, "release"))
+    release = found.combine(parts, publication=published)
     assert release.guarantee.epsilon == pytest.approx(1.0)
     assert release.guarantee.unit == "record"
     assert hub.balance("release").spent.epsilon == pytest.approx(1.0)
@@ -102,7 +107,7 @@ def test_earlier_contributions_count_in_a_release(tmp_path):
     found = study()
     parts = contributions(found, tmp_path)
     earlier = {"site 0": [parts[0].guarantee, parts[0].guarantee]}
-    release = found.combine(parts, signing=KEYS[2], earlier=earlier)
+    release = found.combine(parts, publication=Publication(KEYS[2], earlier=earlier))
     assert release.sources[0].guarantee.epsilon == pytest.approx(3.0)
     assert release.guarantee.epsilon == pytest.approx(3.0)
 
@@ -127,13 +132,13 @@ def test_a_contribution_that_does_not_fit_is_refused_with_the_reason(tmp_path):
 
 def test_too_few_sites_make_no_release(tmp_path):
     found = study(privacy="min_sites = 3")
-    with pytest.raises(SettingsError, match="fewer than 3"):
-        found.combine(contributions(found, tmp_path), signing=KEYS[2])
+    with pytest.raises(SettingsError, match="at least 3 sites"):
+        found.combine(contributions(found, tmp_path), publication=Publication(KEYS[2]))
 
 
 def test_a_release_whose_promise_was_lowered_is_refused(tmp_path):
     found = study()
-    release = found.combine(contributions(found, tmp_path), signing=KEYS[2])
+    release = found.combine(contributions(found, tmp_path), publication=Publication(KEYS[2]))
     facts = {
         **release.sealed.facts,
         "guarantee": {**release.sealed.facts["guarantee"], "epsilon": 0.01},
@@ -241,7 +246,7 @@ def test_a_draft_reads_names_only_unless_the_table_is_public(tmp_path):
 def test_certificates_say_it_in_words(tmp_path):
     found = study()
     parts = contributions(found, tmp_path)
-    release = found.combine(parts, signing=KEYS[2])
+    release = found.combine(parts, publication=Publication(KEYS[2]))
     for page in (of_study(found), of_contribution(parts[0]), of_release(release)):
         text = page.as_text()
         assert "epsilon" in text

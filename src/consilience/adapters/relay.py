@@ -29,6 +29,8 @@ from consilience.files.release import Release, Source
 from consilience.files.sealed import SealedFile, SigningKey, refused, write_durably
 from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
+from consilience.privacy.spending import Account
+from consilience.study.collect import Publication, collect, read_records
 from consilience.study.study import Study
 
 MOST_AT_ONCE = 64 << 20  # bytes in one answer, unless a single file has more
@@ -307,16 +309,13 @@ class Collection:
         whoever came since.
         """
         done = self.releases()
-        charged: dict[str, Any] = {}
+        account = Account()
         members, sequence = (
             self._planned(request) if self.study.draws_noise else (self._enough(), len(done) + 1)
         )
         if self.study.draws_noise:
-            charged = {
-                "ledger": self._ledger,
-                "dataset": self.study.digest,
-                "key": f"{self.study.digest[:16]}:{request}",
-            }
+            key = f"{self.study.digest[:16]}:{request}"
+            account = Account(self._ledger, self.study.digest, key)
             if self._path(sequence).exists():
                 return self._path(sequence)
         earlier: dict[str, list[Guarantee]] = {site: [] for site in members}
@@ -327,18 +326,16 @@ class Collection:
             Source.of(self._held[members[site]].contribution, earlier[site])
             for site in sorted(members)
         )
-        if done and not charged and Release.load(done[-1]).sources == sources:
+        if done and not self.study.draws_noise and Release.load(done[-1]).sources == sources:
             return done[-1]
         files = [self._held[members[site]].path for site in sorted(members)]
-        release = self.study.combine(
+        public, test = read_records(self.study, self.folder)
+        release = collect(
+            self.study,
             [Contribution.load(path, trusted=self.study.trusted) for path in files],
-            None
-            if self.study.public is None
-            else self.study.public.read(self.study.schema, self.folder),
-            signing=self.key,
-            sequence=sequence,
-            earlier=earlier,
-            **charged,
+            public=public,
+            test=test,
+            publication=Publication(self.key, sequence, earlier, account),
         )
         release.save(self._path(sequence))
         return self._path(sequence)

@@ -589,6 +589,7 @@ def release_make(
     from consilience.files.certificate import of_release
     from consilience.files.contribution import Contribution
     from consilience.files.sealed import SigningKey
+    from consilience.study.collect import Publication, collect, read_records
     from consilience.study.study import Study
 
     study = Study.in_folder(folder)
@@ -617,14 +618,14 @@ def release_make(
         site: [one.guarantee for one in found if one is not newest[site]]
         for site, found in every.items()
     }
-    public = None if study.public is None else study.public.read(study.schema, folder)
+    public, test = read_records(study, folder)
     sequence = len(done) + 1
-    release = study.combine(
+    release = collect(
+        study,
         [newest[site] for site in sorted(newest)],
-        public,
-        signing=SigningKey.load(key),
-        sequence=sequence,
-        earlier=earlier,
+        public=public,
+        test=test,
+        publication=Publication(SigningKey.load(key), sequence, earlier),
     )
     path = folder / release.filename
     release.save(path)

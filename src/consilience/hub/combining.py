@@ -6,38 +6,27 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from typing import Any
 
-import numpy as np
-
-from consilience.aggregators.average import Average
-from consilience.aggregators.blend import PublicBlend
-from consilience.aggregators.boosting import SiteBoosting
-from consilience.aggregators.feature import FeatureMethod
-from consilience.aggregators.votes import WeightedVote
 from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
-from consilience.evaluation.measures import evaluate, measures
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.hub.hub import Hub
 from consilience.hub.store import Row
 from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.spending import Account
 from consilience.protocol import Refusal
-from consilience.study.study import LINEAR, PublicFile, Study
+from consilience.study.collect import Publication, collect
+from consilience.study.study import PublicFile, Study
 from consilience.tables.public import Public
 
 POLL_SECONDS = 1.0  # how soon a change that another process took is noticed
-MOST_COMPARED = 200  # members; beyond them only the study's own aggregator is measured
-COMPARING_SECONDS = 10.0
 
 logger = logging.getLogger("consilience.hub")
 
@@ -190,17 +179,15 @@ class Combiner:
         for row in every:
             if row["digest"] not in used:
                 earlier.setdefault(row["site"], []).append(Guarantee.from_dict(row["guarantee"]))
-        made: dict[str, Any] = {"signing": self.hub.key, "sequence": store.next_release(study.name)}
-        made |= {"earlier": earlier, "quality": _measuring(study, contributions, public, test)}
+        publication = Publication(self.hub.key, store.next_release(study.name), earlier)
         if not study.draws_noise:
-            return study.combine(contributions, public, **made)
+            return collect(study, contributions, public=public, test=test, publication=publication)
         # The same request with other members is another draw, and pays for itself.
         whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
         with self.hub.charging() as ledger:
-            key = f"{request}:{whole[:32]}"
-            return study.combine(
-                contributions, public, ledger=ledger, dataset=study.digest, key=key, **made
-            )
+            account = Account(ledger, study.digest, f"{request}:{whole[:32]}")
+            paid = replace(publication, account=account)
+            return collect(study, contributions, public=public, test=test, publication=paid)
 
     def _records(self, study: Study, part: PublicFile | None) -> Public | None:
         """Read a file of public records from the content-addressed folder, or say that it is not there yet."""
@@ -264,113 +251,3 @@ def _as_refusal(problem: Refusal | ConsilienceError) -> Refusal:
     return Refusal(
         "budget" if isinstance(problem, BudgetExceeded) else "cannot-combine", str(problem)
     )
-
-
-# ----------------------------------------------------------------------------------------------- how good a release is
-
-
-def _measuring(
-    study: Study, contributions: Sequence[Contribution], public: Public | None, test: Public | None
-) -> Callable[[Any], list[dict[str, Any]]]:
-    """Return what measures an ensemble on the study's public test records beside other ways and honest baselines.
-
-    Members are measured only where they are private by themselves: what an exact one does on test
-    records is not.
-    """
-
-    def measured(ensemble: Any) -> list[dict[str, Any]]:
-        if test is None or test.y is None:
-            return []
-        rows = [_row(_label(study), "study", ensemble, test)]
-        if (
-            public is not None
-            and public.y is not None
-            and (alone := _public_only(study, public)) is not None
-        ):
-            rows.append(_row("public records alone", "baseline", alone, test))
-        if study.trusted or study.draws_noise:
-            return rows
-        members = [contribution.learner for contribution in contributions]
-        errors = [next(iter(measures(member, test.X, test.y).values())) for member in members]
-        order = np.argsort(errors, kind="stable")
-        rows.append(
-            _row(
-                "one site alone (the median site)",
-                "baseline",
-                members[order[len(order) // 2]],
-                test,
-            )
-        )
-        rows.append(
-            _row("one site alone (the best on these records)", "baseline", members[order[0]], test)
-        )
-        return rows + (
-            _others(study, members, public, test) if len(members) <= MOST_COMPARED else []
-        )
-
-    return measured
-
-
-def _others(
-    study: Study, members: Sequence[Any], public: Public | None, test: Public
-) -> list[dict[str, Any]]:
-    """Measure the aggregators that the study could have named instead."""
-    classes: Mapping[str, Any] = (
-        {} if study.schema.classes is None else {"classes": list(study.schema.classes)}
-    )
-    ways: dict[str, Callable[[], Any]] = {}
-    if study.learner in LINEAR:
-        ways |= {
-            f"Average ({by})": partial(Average, by, **classes)
-            for by in ("equal", "size", "precision")
-        }
-        if public is not None and public.y is not None:
-            ways |= {
-                kind.__name__: partial(kind, **classes)
-                for kind in (PublicBlend, FeatureMethod, SiteBoosting)
-            }
-    else:
-        ways |= {
-            f"WeightedVote ({by})": partial(WeightedVote, by, **classes)
-            for by in ("equal", "size-epsilon")
-        }
-    ways.pop(_label(study), None)
-    rows, until = [], time.monotonic() + COMPARING_SECONDS
-    for name, make in ways.items():
-        try:
-            if time.monotonic() < until:
-                rows.append(_row(name, "other", make().combine(members, public), test))
-        except (ConsilienceError, TypeError):
-            continue  # it does not apply to these members
-    return rows
-
-
-def _label(study: Study) -> str:
-    settings = study.aggregator_settings
-    by = settings.get(
-        "weights", {"Average": "precision", "WeightedVote": "size-epsilon"}.get(study.aggregator)
-    )
-    return f"{study.aggregator} ({by})" if by else study.aggregator
-
-
-def _public_only(study: Study, public: Public) -> Any:
-    """Return the study's learner trained on the public records alone, without noise: nobody has to join for that."""
-    try:
-        learner = study.build(study.epsilon_range[0]).set_params(epsilon=math.inf, delta=0.0)
-        return learner.fit(public.X, public.y)
-    except (ConsilienceError, ValueError):
-        return None
-
-
-def _row(method: str, kind: str, model: Any, test: Public) -> dict[str, Any]:
-    found = evaluate(model, test.X, test.y if test.y is not None else [])
-    row: dict[str, Any] = {
-        "method": method,
-        "kind": kind,
-        "n_records": found.n_records,
-        "level": found.level,
-    }
-    for name in ("error", "auc", "rmse", "r2"):
-        if name in found.measures and all(map(math.isfinite, asdict(found[name]).values())):
-            row[name] = asdict(found[name])
-    return row

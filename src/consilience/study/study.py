@@ -12,8 +12,7 @@ import math
 import os
 import re
 import tomllib
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,13 +30,12 @@ from consilience.aggregators.pooling import PooledCounts
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import ConsilienceError, ContributionRejected, SchemaMismatch, SettingsError
 from consilience.files.contribution import LEARNERS, Contribution, to_plain
-from consilience.files.release import Release, Source
+from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical, software
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import check_tree_settings
-from consilience.privacy.accounting import Event
-from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.ledger import Ledger
+from consilience.study.collect import Publication, collect
 from consilience.tables.chunks import ParquetRows
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
@@ -532,77 +530,12 @@ class Study:
         self,
         contributions: Sequence[Contribution],
         public: Public | None = None,
+        test: Public | None = None,
         *,
-        signing: SigningKey,
-        sequence: int = 1,
-        earlier: Mapping[str, Sequence[Guarantee]] | None = None,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
-        quality: Sequence[Mapping[str, Any]] | Callable[[Any], Sequence[Mapping[str, Any]]] = (),
+        publication: Publication,
     ) -> Release:
-        """Combine the sites' contributions into a signed release.
-
-        `earlier` holds, by site, the guarantees of everything else it ever submitted to the study.
-        An aggregator that draws noise charges `dataset` of the hub's `ledger` first. `quality` is
-        what was measured, or what measures the ensemble.
-        """
-        if len(contributions) < self.min_sites:
-            raise SettingsError(
-                f"Study {self.name!r} makes no release of fewer than {self.min_sites} sites, and "
-                f"there are {len(contributions)} contributions. Nothing was combined. Wait for "
-                "more."
-            )
-        sites = [contribution.site for contribution in contributions]
-        if len(set(sites)) < len(sites):
-            raise SettingsError(
-                "A site may be in a release once. Nothing was combined. Keep its newest "
-                "contribution."
-            )
-        members = [self.accept(contribution).learner for contribution in contributions]
-        aggregator = self.build_aggregator()
-        if public is None and self.aggregator in NEED_PUBLIC:
-            raise SettingsError(
-                f"{self.aggregator} needs the study's public records. Nothing was combined. Pass "
-                "them."
-            )
-        charged: dict[str, Any] = {}
-        if self.draws_noise:
-            if ledger is None or dataset is None:
-                raise SettingsError(
-                    f"{self.aggregator} draws noise, which is charged to the hub's ledger. "
-                    "Nothing was combined. Pass ledger=... and dataset=..."
-                )
-            key = key or uuid.uuid4().hex
-            charged = {"ledger": ledger.within(self.digest), "dataset": dataset, "key": key}
-        ensemble = aggregator.combine(members, public, **charged)
-        events: tuple[Event, ...] = ()
-        if self.draws_noise:
-            assert ledger is not None
-            events = next(charge.events for charge in ledger.charges(dataset) if charge.key == key)
-        past = earlier or {}
-        sources = [
-            Source.of(contribution, past.get(contribution.site, ()))
-            for contribution in contributions
-        ]
-        return Release.make(
-            ensemble,
-            sources,
-            study=self.reference,
-            aggregator={"name": self.aggregator, **self.aggregator_settings},
-            sequence=sequence,
-            key=signing,
-            software=software(),
-            events=events,
-            reasons=[self._reason(member) for member in members],
-            quality=quality(ensemble) if callable(quality) else quality,
-        )
-
-    def _reason(self, member: Any) -> str:
-        """Say in a few words what a member's weight rests on."""
-        size, epsilon = getattr(member, "public_size_", None), member.guarantee_.epsilon
-        facts = f"n = {size:,}, " if size is not None else ""
-        return f"{facts}epsilon = {epsilon:g}" if math.isfinite(epsilon) else f"{facts}exact"
+        """Combine the sites' contributions into a signed release; see `consilience.study.collect`."""
+        return collect(self, contributions, public=public, test=test, publication=publication)
 
 
 def check(path: str | os.PathLike[str]) -> list[str]:

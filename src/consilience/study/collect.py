@@ -1,0 +1,165 @@
+"""The one road from contributions to a release.
+
+The hub, the relay, ``consilience release make`` and `Study.combine` all call `collect`, so that
+every release is checked, charged, measured and signed in the same way, whoever makes it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from consilience.errors import SettingsError
+from consilience.evaluation.baselines import assess
+from consilience.files.contribution import Contribution
+from consilience.files.release import Release, Source
+from consilience.files.sealed import SigningKey, software
+from consilience.privacy.accounting import Event
+from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.spending import Account
+from consilience.tables.public import Public
+
+if TYPE_CHECKING:
+    from consilience.study.study import Study
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Who signs a release, its number, what its sites submitted before, and where noise is charged.
+
+    Parameters
+    ----------
+    signing
+        The key that signs the release.
+    sequence
+        Number of the release among the study's.
+    earlier
+        By site, the guarantees of everything else it ever submitted to the study: superseded and
+        withdrawn contributions count too.
+    account
+        Ledger and dataset to charge. Required if the study's aggregator draws noise. A retry with
+        the same key draws nothing new.
+    """
+
+    signing: SigningKey
+    sequence: int = 1
+    earlier: Mapping[str, Sequence[Guarantee]] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
+
+
+def collect(
+    study: Study,
+    contributions: Sequence[Contribution],
+    *,
+    public: Public | None = None,
+    test: Public | None = None,
+    publication: Publication,
+) -> Release:
+    """Check, combine, charge, measure and sign: the release of these contributions.
+
+    Privacy
+    -------
+    Combining contributions that are private already costs nothing more. An aggregator that draws
+    noise charges the publication's account before it draws. The release is measured on the study's
+    public test records only.
+    """
+    members = _accept_members(study, contributions)
+    _check_records(study, public, test)
+    account = _open_account(study, publication.account)
+    ensemble = study.build_aggregator().combine(members, public, **_as_keywords(account))
+    sources = [
+        Source.of(contribution, publication.earlier.get(contribution.site, ()))
+        for contribution in contributions
+    ]
+    return Release.make(
+        ensemble,
+        sources,
+        study=study.reference,
+        aggregator={"name": study.aggregator, **study.aggregator_settings},
+        sequence=publication.sequence,
+        key=publication.signing,
+        software=software(),
+        events=_charged_events(account),
+        reasons=[_describe_member(member) for member in members],
+        quality=assess(
+            ensemble, study=study, contributions=contributions, public=public, test=test
+        ),
+    )
+
+
+def read_records(
+    study: Study, folder: str | os.PathLike[str]
+) -> tuple[Public | None, Public | None]:
+    """Read the study's public records and its test records from the copies in `folder`."""
+    public, test = (
+        None if part is None else part.read(study.schema, folder)
+        for part in (study.public, study.test)
+    )
+    return public, test
+
+
+def _accept_members(study: Study, contributions: Sequence[Contribution]) -> list[Any]:
+    """Return the learners of enough contributions that fit the study, one for each site."""
+    if len(contributions) < study.min_sites:
+        raise SettingsError(
+            f"A release of study {study.name!r} needs at least {study.min_sites} sites, and there "
+            f"are {len(contributions)} contributions. Nothing was combined. Wait for more."
+        )
+    sites = [contribution.site for contribution in contributions]
+    if len(set(sites)) < len(sites):
+        raise SettingsError(
+            "A site can be in a release only once. Nothing was combined. Keep its newest "
+            "contribution."
+        )
+    return [study.accept(contribution).learner for contribution in contributions]
+
+
+def _check_records(study: Study, public: Public | None, test: Public | None) -> None:
+    """Refuse to combine or publish without the public files that the study names."""
+    for needed, records, part in (
+        (study.public is not None, public, "public"),
+        (study.test is not None, test, "test"),
+    ):
+        if needed and records is None:
+            raise SettingsError(
+                f"Study {study.name!r} names {part} records, and every release of it uses them. "
+                f"Nothing was combined. Pass them as {part}=..."
+            )
+
+
+def _open_account(study: Study, account: Account) -> Account:
+    """Return where noise is charged: an account with a key, or an empty one if none is drawn."""
+    if not study.draws_noise:
+        return Account()
+    if account.ledger is None or account.dataset is None:
+        raise SettingsError(
+            f"{study.aggregator} draws noise, which is charged to the hub's ledger. Nothing was "
+            "combined. Pass account=Account(ledger, dataset) in the publication."
+        )
+    own = account.ledger.within(study.digest)  # its charges carry the study's digest
+    return replace(account, ledger=own, key=account.key or uuid.uuid4().hex)
+
+
+def _as_keywords(account: Account) -> dict[str, Any]:
+    if account.ledger is None:
+        return {}
+    return {"ledger": account.ledger, "dataset": account.dataset, "key": account.key}
+
+
+def _charged_events(account: Account) -> tuple[Event, ...]:
+    """Return the events that combining was charged for."""
+    if account.ledger is None:
+        return ()
+    charges = account.ledger.charges(account.dataset)
+    return next(charge.events for charge in charges if charge.key == account.key)
+
+
+def _describe_member(member: Any) -> str:
+    """Say in a few words what a member's weight rests on."""
+    size, epsilon = getattr(member, "public_size_", None), member.guarantee_.epsilon
+    facts = f"n = {size:,}, " if size is not None else ""
+    return f"{facts}epsilon = {epsilon:g}" if math.isfinite(epsilon) else f"{facts}exact"
