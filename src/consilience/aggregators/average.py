@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
+from consilience.aggregators.base import Aggregator, Description, Learner
 from consilience.aggregators.members import (
     DISJOINT,
     LinearEnsemble,
@@ -19,7 +20,7 @@ from consilience.aggregators.members import (
     joint_guarantee,
 )
 from consilience.errors import SettingsError
-from consilience.learners.base import is_positive, run_charged
+from consilience.learners.base import PrivateLearner, is_positive, run_charged
 from consilience.learners.perturbation import (
     CLOSING_SHARE,
     LinearTask,
@@ -45,7 +46,16 @@ Array = NDArray[Any]
 TRUSTED = "the aggregator is trusted: it sees the sites' exact models"
 
 
-class Average:
+# How members count, in words; WeightedVote uses some of the same rules.
+WEIGHING = {
+    "equal": "Every member counts the same.",
+    "size": "A member counts in proportion to the number of records it was trained on.",
+    "precision": "A member counts for more the less noise it carries: more records or a larger "
+    "epsilon mean less.",
+}
+
+
+class Average(Aggregator):
     """Average members' coefficients.
 
     Parameters
@@ -70,6 +80,13 @@ class Average:
     docs/guarantees/average.md.
     """
 
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "average": {},
+        "average-equal": {"weights": "equal"},
+        "average-size": {"weights": "size"},
+    }
+    combines_coefficients = True
+
     def __init__(
         self,
         weights: str = "precision",
@@ -91,6 +108,53 @@ class Average:
         self.classes = classes
         self.curvature = curvature
         self.noise = noise
+
+    @property
+    def needs_exact_members(self) -> bool:
+        """Whether the noise is added here: then the sites' own models must have none."""
+        return self.draws_noise
+
+    def with_budget(self, epsilons: Sequence[float]) -> Self:
+        """Return a copy with each site's own epsilon, if it draws noise; exact if one is infinite."""
+        made = super().with_budget(epsilons)
+        if self.draws_noise:
+            made.epsilon = list(epsilons)
+            if math.isinf(min(epsilons)):
+                made.epsilon, made.delta = None, 0.0
+        return made
+
+    def describe(self) -> Description:
+        """Return its title and what the weights mean."""
+        return Description(f"Average ({self.weights})", WEIGHING[self.weights])
+
+    @classmethod
+    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return one way for each kind of weights."""
+        return [{"weights": weights} for weights in ("equal", "size", "precision")]
+
+    @classmethod
+    def planned(
+        cls, learner: PrivateLearner[Any, Any], epsilons: Sequence[float], *, public: bool
+    ) -> dict[str, Self]:
+        """Return the averages that a plan compares: of noisy models, and with noise at the hub."""
+        found = {"average": cls("equal")}
+        if len(epsilons) > 1:
+            found |= {"average by size": cls("size"), "average by precision": cls()}
+        budget = list(epsilons) if len(epsilons) > 1 else epsilons[0]
+        found["average, trusted hub"] = cls("size", epsilon=budget, delta=learner.delta)
+        return found
+
+    def is_predictable(self, learner: PrivateLearner[Any, Any], *, public: bool) -> bool:
+        """Tell that any average can be predicted."""
+        return True
+
+    def expected(self, joining: Any) -> tuple[Any, float] | None:
+        """Return the law of the weighted mean of the sites' models."""
+        if self.epsilon is not None:
+            found: tuple[Any, float] = joining.at_trusted_hub(self)
+            return found
+        shares = joining.shares(self)
+        return joining.average(shares), joining.average_bound(shares)
 
     def combine(
         self,

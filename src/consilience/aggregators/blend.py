@@ -9,9 +9,9 @@ cross-validation (`Mixture`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array
 
 from consilience.aggregators.average import precision_weights, typical_curvature
+from consilience.aggregators.base import Aggregator, Description, Learner
 from consilience.aggregators.members import (
     LinearEnsemble,
     Member,
@@ -28,8 +29,10 @@ from consilience.aggregators.members import (
     joint_guarantee,
 )
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.base import is_positive
+from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.erm import Huber, Logistic, Loss, Softmax, Squared, gradient_error, solve
+from consilience.learners.linear import PrivateLogisticRegression
+from consilience.privacy.ledger import Ledger
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
@@ -392,7 +395,13 @@ class Mixture:
             yield theta
 
 
-class PublicBlend:
+def is_logistic(learner: PrivateLearner[Any, Any] | Learner) -> bool:
+    """Tell whether members minimise the logistic loss, which predictions with records need."""
+    kind = learner if isinstance(learner, type) else type(learner)
+    return issubclass(kind, PrivateLogisticRegression)
+
+
+class PublicBlend(Aggregator):
     """Blend labelled public records with the members' average: what to use when there are such records.
 
     The logistic (softmax, squared) loss of the public records plus a ridge around a centre: the
@@ -421,6 +430,9 @@ class PublicBlend:
     Proof: docs/guarantees/feature.md.
     """
 
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"blend": {}}
+    needs_public = needs_labels = combines_coefficients = True
+
     def __init__(
         self,
         *,
@@ -432,7 +444,44 @@ class PublicBlend:
         self.huber = huber
         self.random_state = random_state
 
-    def combine(self, members: Sequence[Any], public: Public | None = None) -> LinearEnsemble:
+    def describe(self) -> Description:
+        """Return its title and what the weights mean."""
+        return Description(
+            "PublicBlend",
+            "Members are averaged by their precision; the public records then decide how far the "
+            "average is followed.",
+        )
+
+    @classmethod
+    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return the default settings."""
+        return [{}]
+
+    @classmethod
+    def planned(
+        cls, learner: PrivateLearner[Any, Any], epsilons: Sequence[float], *, public: bool
+    ) -> dict[str, Self]:
+        """Return the default settings, where their result can be predicted."""
+        return {"public blend": cls()} if public and is_logistic(learner) else {}
+
+    def is_predictable(self, learner: PrivateLearner[Any, Any], *, public: bool) -> bool:
+        """Tell whether there are public records and the loss is logistic."""
+        return public and is_logistic(learner)
+
+    def expected(self, joining: Any) -> tuple[Any, float] | None:
+        """Return the law of the best ridge around the scaled average."""
+        found: tuple[Any, float] = joining.blend(joining.shares(self))
+        return found
+
+    def combine(
+        self,
+        members: Sequence[Any],
+        public: Public | None = None,
+        *,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> LinearEnsemble:
         """Return the blend of linear `members` and labelled `public` records."""
         task = read_labelled(self, members, public)
         ball = Ball.around(task)

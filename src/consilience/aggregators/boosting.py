@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from consilience.aggregators.base import Aggregator, Description, Learner
 from consilience.aggregators.blend import Labelled, folds, read_labelled
 from consilience.aggregators.members import LinearEnsemble
 from consilience.errors import SettingsError
 from consilience.learners.base import is_positive
 from consilience.learners.erm import Loss
+from consilience.privacy.ledger import Ledger
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
 
-class SiteBoosting:
+class SiteBoosting(Aggregator):
     """Boost over the members: each round adds a little of the score that fits best what is still unexplained.
 
     LogitBoost with componentwise linear base learners (Friedman, Hastie & Tibshirani 2000); for
@@ -44,6 +46,9 @@ class SiteBoosting:
     Proof: docs/guarantees/feature.md.
     """
 
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"boosting": {}}
+    needs_public = needs_labels = combines_coefficients = True
+
     def __init__(
         self,
         n_rounds: int = 200,
@@ -61,7 +66,27 @@ class SiteBoosting:
         self.huber = huber
         self.random_state = random_state
 
-    def combine(self, members: Sequence[Any], public: Public | None = None) -> LinearEnsemble:
+    def describe(self) -> Description:
+        """Return its title and what the weights mean."""
+        return Description(
+            "SiteBoosting",
+            "Members are added one by one, each for what it corrects on the public records.",
+        )
+
+    @classmethod
+    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return the default settings."""
+        return [{}]
+
+    def combine(
+        self,
+        members: Sequence[Any],
+        public: Public | None = None,
+        *,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> LinearEnsemble:
         """Return the boosted combination of linear `members` on labelled `public` records."""
         whole = isinstance(self.n_rounds, int | np.integer) and not isinstance(self.n_rounds, bool)
         if not whole or self.n_rounds < 1 or not is_positive(self.shrinkage) or self.shrinkage > 1:

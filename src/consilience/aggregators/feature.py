@@ -8,9 +8,9 @@ Plis & Sarwate, ICASSP 2017).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,11 @@ from scipy import linalg, sparse
 from sklearn.utils import check_random_state
 
 from consilience.aggregators.average import TRUSTED
-from consilience.aggregators.blend import Labelled, Mixture, Ridge, read_labelled
+from consilience.aggregators.base import Aggregator, Description, Learner
+from consilience.aggregators.blend import Labelled, Mixture, Ridge, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
 from consilience.errors import GuaranteeVoid, SettingsError
-from consilience.learners.base import is_positive, run_charged
+from consilience.learners.base import PrivateLearner, is_positive, run_charged
 from consilience.learners.erm import Logistic, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.perturbation import (
@@ -83,7 +84,7 @@ class FeatureEnsemble(LinearEnsemble):
     aggregation_guarantee: Guarantee | None = None
 
 
-class FeatureMethod:
+class FeatureMethod(Aggregator):
     """Learn on labelled aggregation records how to weigh the members' scores.
 
     Parameters
@@ -133,6 +134,9 @@ class FeatureMethod:
     aggregation records. Proof: docs/guarantees/feature.md.
     """
 
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"feature": {}}
+    needs_public = needs_labels = combines_coefficients = True
+
     def __init__(
         self,
         *,
@@ -167,6 +171,51 @@ class FeatureMethod:
         self.huber = huber
         self.random_state = random_state
         self.noise = noise
+
+    @property
+    def needs_exact_members(self) -> bool:
+        """Whether the noise covers the sites too, so that their own models must have none."""
+        return self.draws_noise and self.mechanism == "output"
+
+    def with_budget(self, epsilons: Sequence[float]) -> Self:
+        """Return a copy with the smallest epsilon, if it draws noise; exact if that is infinite."""
+        made = super().with_budget(epsilons)
+        if self.draws_noise and math.isinf(min(epsilons)):
+            made.epsilon, made.delta = None, 0.0
+        return made
+
+    def describe(self) -> Description:
+        """Return its title and what the weights mean."""
+        return Description(
+            "FeatureMethod",
+            "Weights are learned on the public records: a member gets what its predictions add to "
+            "the others', which can be nothing, or less than nothing.",
+        )
+
+    @classmethod
+    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return the default settings."""
+        return [{}]
+
+    @classmethod
+    def planned(
+        cls, learner: PrivateLearner[Any, Any], epsilons: Sequence[float], *, public: bool
+    ) -> dict[str, Self]:
+        """Return the method on public records and on private ones."""
+        if not (public and is_logistic(learner)):
+            return {}
+        private = cls(epsilon=min(epsilons), delta=learner.delta)
+        return {"feature method": cls(), "feature, private records": private}
+
+    def is_predictable(self, learner: PrivateLearner[Any, Any], *, public: bool) -> bool:
+        """Tell whether the loss is logistic, all members are used and have noise of their own."""
+        own_noise = self.epsilon is None or self.mechanism != "output"
+        return public and is_logistic(learner) and self.max_members is None and own_noise
+
+    def expected(self, joining: Any) -> tuple[Any, float] | None:
+        """Return the law of weights learned on the public records."""
+        found: tuple[Any, float] = joining.feature(self)
+        return found
 
     def combine(
         self,

@@ -8,15 +8,16 @@ the guarantee its own site gave it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_array
 
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.aggregators.base import Ensemble, Facts, Rebuild, TakeApart, Tensors
+from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.linear import best_class, class_chances
 from consilience.privacy.accounting import (
     Event,
@@ -192,12 +193,14 @@ def aligned(
 
 
 @dataclass(frozen=True)
-class LinearEnsemble:
+class LinearEnsemble(Ensemble):
     """A linear classifier or regressor made of members; predicts like a fitted scikit-learn estimator.
 
     ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
     their shares.
     """
+
+    kind: ClassVar[str] = "linear"
 
     classes: Array | None
     coef: Array
@@ -206,10 +209,31 @@ class LinearEnsemble:
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
 
-    @property
-    def classes_(self) -> Array:
-        """Labels in the order of the scores, under scikit-learn's name."""
-        return np.asarray(self.classes)
+    def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
+        """Return the coefficients; the members are not needed any more."""
+        tensors = {
+            "coef": np.asarray(self.coef, np.float64),
+            "intercept": np.asarray(self.intercept, np.float64),
+        }
+        return {"n_features": self.coef.shape[1]}, tensors
+
+    @classmethod
+    def from_parts(
+        cls,
+        facts: Mapping[str, Any],
+        tensors: Mapping[str, Array],
+        guarantee: Guarantee,
+        weights: Array,
+        rebuild: Rebuild,
+    ) -> Self:
+        """Return the ensemble with these coefficients, if their shapes fit the classes."""
+        classes = None if facts["classes"] is None else np.asarray(facts["classes"])
+        n_rows = 1 if classes is None or len(classes) <= 2 else len(classes)
+        coef, intercept = tensors["coef"], tensors["intercept"]
+        shapes = (n_rows, facts["n_features"]), (n_rows,)
+        if (coef.shape, intercept.shape) != shapes or len(tensors) != 2:
+            raise ContributionRejected("tensors")
+        return cls(classes, coef, intercept, weights, guarantee, ())
 
     def decision_function(self, X: Any) -> Array:
         """Return the margin of the second class, one score per class, or the predicted number."""

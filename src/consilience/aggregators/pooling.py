@@ -9,19 +9,30 @@ sites counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
+from consilience.aggregators.base import (
+    Aggregator,
+    Description,
+    Ensemble,
+    Facts,
+    Learner,
+    Rebuild,
+    TakeApart,
+    Tensors,
+)
 from consilience.aggregators.members import as_members, joint_guarantee
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
+    MOST_LEVELS,
     PrivateForestClassifier,
     Shape,
     Task,
@@ -36,6 +47,7 @@ from consilience.learners.trees.forest import (
     stacked,
 )
 from consilience.privacy.guarantee import Guarantee, compose
+from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.public import Public
 
@@ -179,7 +191,7 @@ class PrivateLeafCounts(PrivateForestClassifier):
         self.leaf_variance_ = plan.leaf_variance
 
 
-class PooledCounts:
+class PooledCounts(Aggregator):
     """Add up what sites counted in the leaves of one structure.
 
     Members are `PrivateLeafCounts` of one structure, `PrivateForestClassifier` with equal trees
@@ -210,7 +222,32 @@ class PooledCounts:
         self.weights = weights
         self.prune = prune
 
-    def combine(self, members: Sequence[Any], public: Public | None = None) -> PooledForest:
+    def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
+        """Return why the sites' forests would not have the same trees, or None."""
+        shared = learner is PrivateForestClassifier and settings.get("splitter") == "random"
+        if shared and type(settings.get("random_state")) is int:
+            return None
+        return (
+            "PooledCounts needs a PrivateForestClassifier with splitter='random' and a random_state"
+        )
+
+    def describe(self) -> Description:
+        """Return its title and what the weights mean."""
+        title = "PooledCounts" if self.weights == "precision" else f"PooledCounts ({self.weights})"
+        return Description(
+            title,
+            "The counts of all members are added up; a member's share is that of its counts.",
+        )
+
+    def combine(
+        self,
+        members: Sequence[Any],
+        public: Public | None = None,
+        *,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> PooledForest:
         """Return the forest of all `members`' counts; `public` records are not used."""
         found = as_members(members)
         forests = [_counted(member.learner) for member in found]
@@ -291,13 +328,15 @@ def _with_structure(joint: Guarantee | None, forests: Sequence[Any]) -> Guarante
 
 
 @dataclass(frozen=True)
-class PooledForest:
+class PooledForest(Ensemble):
     """A forest filled by all sites; predicts like a fitted scikit-learn estimator.
 
     ``counts`` are the weighted noisy counts (tree, leaf, class), ``variance`` that of their noise.
     ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
     their shares.
     """
+
+    kind: ClassVar[str] = "forest"
 
     shape: Shape = field(repr=False)
     bins: Bins = field(repr=False)
@@ -309,10 +348,45 @@ class PooledForest:
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
 
-    @property
-    def classes_(self) -> Array:
-        """Labels in the order of the probabilities, under scikit-learn's name."""
-        return self.classes
+    def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
+        """Return the trees and the classes' shares of their leaves."""
+        tensors = {
+            "feature": np.asarray(self.shape.feature, np.int64),
+            "last": np.asarray(self.shape.last, np.int64),
+            "values": np.asarray(self.values, np.float64),
+        }
+        return {"bins": self.bins.as_dict(), "n_features": len(self.bins.cuts)}, tensors
+
+    @classmethod
+    def from_parts(
+        cls,
+        facts: Mapping[str, Any],
+        tensors: Mapping[str, Array],
+        guarantee: Guarantee,
+        weights: Array,
+        rebuild: Rebuild,
+    ) -> Self:
+        """Return the forest, if its trees are complete and look only at bins that exist."""
+        bins, classes, n_features = Bins(**facts["bins"]), facts["classes"], facts["n_features"]
+        feature, last, values = tensors["feature"], tensors["last"], tensors["values"]
+        n_trees, n_leaves = values.shape[:2]
+        depth = n_leaves.bit_length() - 1
+        fits = (
+            feature.dtype == last.dtype == np.int64
+            and values.shape == (n_trees, 2**depth, len(classes))
+            and feature.shape == last.shape == (n_trees, n_leaves - 1)
+            and 1 <= depth <= MOST_LEVELS
+            and len(bins.sizes) == n_features
+            and feature.min() >= 0
+            and feature.max() < n_features
+            and last.min() >= 0
+            and not (last >= bins.sizes[feature]).any()
+        )
+        if not fits:
+            raise ContributionRejected("tensors")
+        shape, no_counts = Shape.on(bins, feature, last), np.zeros((0, 0, 0))
+        labels = np.asarray(classes)
+        return cls(shape, bins, labels, no_counts, math.nan, values, weights, guarantee, ())
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return each class' probability."""

@@ -9,24 +9,45 @@ before them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from consilience.aggregators.accuracy import ScoredMember
+from consilience.aggregators.average import WEIGHING
+from consilience.aggregators.base import (
+    Aggregator,
+    Description,
+    Ensemble,
+    Facts,
+    Learner,
+    Rebuild,
+    TakeApart,
+    Tensors,
+)
 from consilience.aggregators.members import LinearEnsemble, Member, as_members, joint_guarantee
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.base import is_positive
 from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Guarantee, Neighbours
+from consilience.privacy.ledger import Ledger
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
-WEIGHTS = ("size-epsilon", "size", "accuracy-size", "accuracy", "equal")
+WEIGHTS = {  # how members count, in words
+    "size-epsilon": "A member counts for more the more records it was trained on and the larger "
+    "its epsilon.",
+    "size": WEIGHING["size"],
+    "accuracy-size": "A member counts for more the better it does on the public records and the "
+    "more records it has.",
+    "accuracy": "A member counts for more the better it does on the public records; its size "
+    "matters little.",
+    "equal": WEIGHING["equal"],
+}
 # beyond which less noise makes hardly a better member: a choice, to which results are not sensitive
 EPSILON_CAP = 1.0
 SPREAD = 0.05  # how far accuracies of sites are taken to differ, for the shrinking of noisy ones
@@ -34,7 +55,7 @@ _ROWS = 1 << 14  # records at a time where class sets differ
 _SQUARINGS = 40  # after 2^40 steps a chain of classes has settled
 
 
-class WeightedVote:
+class WeightedVote(Aggregator):
     """Let members vote.
 
     Parameters
@@ -61,6 +82,11 @@ class WeightedVote:
     were released, and public records. Nothing is promised to public records. Proof:
     docs/guarantees/integration.md.
     """
+
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "vote": {},
+        "vote-equal": {"weights": "equal"},
+    }
 
     def __init__(
         self,
@@ -90,7 +116,36 @@ class WeightedVote:
         self.classes = classes
         self.epsilon_cap = epsilon_cap
 
-    def combine(self, members: Sequence[Any], public: Public | None = None) -> VoteEnsemble:
+    def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
+        """Return why such learners cannot vote, or None."""
+        if getattr(learner, "predicts_number", False):
+            return "WeightedVote combines classifiers; use Average for regression"
+        return None
+
+    def describe(self) -> Description:
+        """Return its title and what the weights mean."""
+        if not isinstance(self.weights, str):
+            return Description(
+                "WeightedVote (declared)", "A member counts as the study declares it."
+            )
+        return Description(f"WeightedVote ({self.weights})", WEIGHTS[self.weights])
+
+    @classmethod
+    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return two kinds of weights, for members whose coefficients cannot be averaged."""
+        if learner is not None and getattr(learner, "is_linear", False):
+            return []
+        return [{"weights": weights} for weights in ("equal", "size-epsilon")]
+
+    def combine(
+        self,
+        members: Sequence[Any],
+        public: Public | None = None,
+        *,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> VoteEnsemble:
         """Return the ensemble of `members`; labelled `public` records measure accuracies, where those count."""
         found = as_members(members)
         classes = _declared(found, self.classes)
@@ -198,12 +253,14 @@ def _accuracies(members: Sequence[Member], public: Public | None) -> Array:
 
 
 @dataclass(frozen=True)
-class VoteEnsemble:
+class VoteEnsemble(Ensemble):
     """Classifiers that vote; predicts like a fitted scikit-learn estimator.
 
     ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
     their shares.
     """
+
+    kind: ClassVar[str] = "vote"
 
     members: tuple[Any, ...] = field(repr=False)
     classes: Array
@@ -212,10 +269,45 @@ class VoteEnsemble:
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
 
-    @property
-    def classes_(self) -> Array:
-        """Labels in the order of the probabilities, under scikit-learn's name."""
-        return self.classes
+    def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
+        """Return all members, each with the number of its place before its tensors' names."""
+        parts = [take_apart(member) for member in self.members]
+        tensors = {
+            f"m{i}.{name}": tensor
+            for i, (_, state) in enumerate(parts)
+            for name, tensor in state.items()
+        }
+        learners = [
+            {name: value for name, value in part.items() if name != "events"} for part, _ in parts
+        ]
+        n_features = parts[0][0]["n_features"]
+        return {"learners": learners, "voting": self.voting, "n_features": n_features}, tensors
+
+    @classmethod
+    def from_parts(
+        cls,
+        facts: Mapping[str, Any],
+        tensors: Mapping[str, Array],
+        guarantee: Guarantee,
+        weights: Array,
+        rebuild: Rebuild,
+    ) -> Self:
+        """Return the ensemble, if every member could be rebuilt and knows only its classes."""
+        classes, learners = np.asarray(facts["classes"]), []
+        for i, part in enumerate(facts["learners"]):
+            state = {
+                name.split(".", 1)[1]: tensor
+                for name, tensor in tensors.items()
+                if name.startswith(f"m{i}.")
+            }
+            learners.append(rebuild({**part, "events": "[]"}, state))
+        if len(learners) != len(weights) or facts["voting"] not in ("soft", "hard"):
+            raise ContributionRejected("members")
+        if not all(np.isin(learner.classes_, classes).all() for learner in learners):
+            raise ContributionRejected("classes")
+        if any(learner.n_features_in_ != facts["n_features"] for learner in learners):
+            raise ContributionRejected("features")
+        return cls(tuple(learners), classes, weights, facts["voting"], guarantee, ())
 
     def predict_proba(self, X: Any) -> Array:
         """Return the weighted mean of what members say; of classes that not all know, what each says fits together."""

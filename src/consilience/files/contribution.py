@@ -216,11 +216,7 @@ def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
 def to_plain(value: Any) -> Any:
     """Return a setting as JSON can hold it."""
     if isinstance(value, Bins):
-        return {
-            "cuts": [list(one) for one in value.cuts],
-            "categorical": list(value.categorical or ()),
-            "missing": value.missing,
-        }
+        return value.as_dict()
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):

@@ -6,7 +6,6 @@ fixed tables that rebuild contributions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,21 +15,19 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from consilience.aggregators.members import DISJOINT, LinearEnsemble
-from consilience.aggregators.pooling import PooledForest
-from consilience.aggregators.votes import VoteEnsemble
+from consilience.aggregators.base import Ensemble
+from consilience.aggregators.members import DISJOINT
+from consilience.aggregators.registry import ENSEMBLES
 from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.files.contribution import (
     MOST_CLASSES,
     MOST_FEATURES,
     Contribution,
-    from_plain,
     rebuilt,
     released,
     to_plain,
 )
 from consilience.files.sealed import MOST_BYTES, Sealed, SigningKey, refused
-from consilience.learners.trees.forest import MOST_LEVELS, Shape
 from consilience.privacy.accounting import Event, events_from_json, events_to_json
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 
@@ -61,98 +58,28 @@ class Source:
         return cls(contribution.site, contribution.digest, contribution.sequence, whole, size)
 
 
-def _apart(ensemble: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+def _take_apart(ensemble: Ensemble) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return an ensemble as plain facts and tensors."""
-    classes = ensemble.classes
-    facts: dict[str, Any] = {"classes": None if classes is None else np.asarray(classes).tolist()}
-    if isinstance(ensemble, LinearEnsemble):
-        tensors = {
-            "coef": np.asarray(ensemble.coef, np.float64),
-            "intercept": np.asarray(ensemble.intercept, np.float64),
-        }
-        return {**facts, "ensemble": "linear", "n_features": ensemble.coef.shape[1]}, tensors
-    if isinstance(ensemble, VoteEnsemble):
-        parts = [released(member) for member in ensemble.members]
-        tensors = {
-            f"m{i}.{name}": tensor
-            for i, (_, state) in enumerate(parts)
-            for name, tensor in state.items()
-        }
-        learners = [
-            {name: value for name, value in part.items() if name != "events"} for part, _ in parts
-        ]
-        more = {
-            "learners": learners,
-            "voting": ensemble.voting,
-            "n_features": parts[0][0]["n_features"],
-        }
-        return {**facts, "ensemble": "vote", **more}, tensors
-    if isinstance(ensemble, PooledForest):
-        names = ("feature", "last")
-        tensors = {name: np.asarray(getattr(ensemble.shape, name), np.int64) for name in names}
-        tensors["values"] = np.asarray(ensemble.values, np.float64)
-        more = {"bins": to_plain(ensemble.bins), "n_features": len(ensemble.bins.cuts)}
-        return {**facts, "ensemble": "forest", **more}, tensors
-    raise SettingsError(f"A {type(ensemble).__name__} cannot be released. Nothing was written.")
+    kind = getattr(ensemble, "kind", None)
+    if kind not in ENSEMBLES:
+        raise SettingsError(f"A {type(ensemble).__name__} cannot be released. Nothing was written.")
+    facts, tensors = ensemble.to_parts(released)
+    labels = None if ensemble.classes is None else np.asarray(ensemble.classes).tolist()
+    return {"classes": labels, "ensemble": kind, **facts}, tensors
 
 
-def _together(
+def _rebuild(
     facts: Mapping[str, Any], tensors: Mapping[str, Array], guarantee: Guarantee, weights: Array
-) -> Any:
-    """Return the ensemble that `_apart` took apart, or refuse what no aggregator could have made."""
-    kind, n_features, labels = facts["ensemble"], facts["n_features"], facts["classes"]
+) -> Ensemble:
+    """Return the ensemble that `_take_apart` took apart, or refuse what nothing could have made."""
+    n_features, labels = facts["n_features"], facts["classes"]
     if not (type(n_features) is int and 1 <= n_features <= MOST_FEATURES):
         raise ContributionRejected("features")
     if labels is not None and not (isinstance(labels, list) and 1 <= len(labels) <= MOST_CLASSES):
         raise ContributionRejected("classes")
-    classes = None if labels is None else np.asarray(labels)
-    n_classes = 1 if classes is None else len(classes)
-    if kind == "linear":
-        coef, intercept = tensors["coef"], tensors["intercept"]
-        n_rows = 1 if n_classes <= 2 else n_classes
-        if coef.shape != (n_rows, n_features) or intercept.shape != (n_rows,) or len(tensors) != 2:
-            raise ContributionRejected("tensors")
-        return LinearEnsemble(classes, coef, intercept, weights, guarantee, ())
-    assert classes is not None
-    if kind == "vote":
-        learners = []
-        for i, part in enumerate(facts["learners"]):
-            state = {
-                name.split(".", 1)[1]: one
-                for name, one in tensors.items()
-                if name.startswith(f"m{i}.")
-            }
-            learners.append(rebuilt({**part, "events": "[]"}, state))
-        if len(learners) != len(weights) or facts["voting"] not in ("soft", "hard"):
-            raise ContributionRejected("members")
-        if not all(np.isin(one.classes_, classes).all() for one in learners):
-            raise ContributionRejected("classes")
-        if any(one.n_features_in_ != n_features for one in learners):
-            raise ContributionRejected("features")
-        return VoteEnsemble(tuple(learners), classes, weights, facts["voting"], guarantee, ())
-    if kind == "forest":
-        bins = from_plain(facts["bins"])
-        feature, last, values = tensors["feature"], tensors["last"], tensors["values"]
-        n_trees, n_leaves = values.shape[:2]
-        depth = n_leaves.bit_length() - 1
-        fits = (
-            feature.dtype == last.dtype == np.int64
-            and values.shape == (n_trees, 2**depth, n_classes)
-            and feature.shape == last.shape == (n_trees, n_leaves - 1)
-            and 1 <= depth <= MOST_LEVELS
-            and len(bins.sizes) == n_features
-            and feature.min() >= 0
-            and feature.max() < n_features
-            and last.min() >= 0
-            and not (last >= bins.sizes[feature]).any()
-        )
-        if not fits:
-            raise ContributionRejected("tensors")
-        shape = Shape.on(bins, feature, last)
-        return PooledForest(
-            shape, bins, classes, np.zeros((0, 0, 0)), math.nan, values, weights, guarantee, ()
-        )
-    raise ContributionRejected("ensemble")
+    if facts["ensemble"] not in ENSEMBLES:
+        raise ContributionRejected("ensemble")
+    return ENSEMBLES[facts["ensemble"]].from_parts(facts, tensors, guarantee, weights, rebuilt)
 
 
 def _can_be_shown(facts: Mapping[str, Any]) -> bool:
@@ -216,7 +143,7 @@ class Release:
                 "A member promises nothing, so a release could not either. Nothing was written."
             )
         whole.require()
-        facts, tensors = _apart(ensemble)
+        facts, tensors = _take_apart(ensemble)
         weights = np.asarray(ensemble.weights, np.float64)
         if len(weights) != len(sources):
             raise SettingsError("A release needs one source for each member. Nothing was written.")
@@ -305,7 +232,7 @@ class Release:
         weights = np.array([float(row["weight"]) for row in self.sealed.facts["sources"]])
         if not np.isfinite(weights).all():
             raise ContributionRejected("weights")
-        return _together(self.sealed.facts, self.sealed.tensors, self.guarantee, weights)
+        return _rebuild(self.sealed.facts, self.sealed.tensors, self.guarantee, weights)
 
     @property
     def guarantee(self) -> Guarantee:

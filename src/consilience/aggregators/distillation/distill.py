@@ -9,9 +9,9 @@ trusted with the exact members. Proofs: docs/guarantees/distillation.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from scipy.linalg import helmert
 from sklearn.utils.validation import check_array
 
 from consilience.aggregators.average import TRUSTED
+from consilience.aggregators.base import Aggregator, Description, Learner
+from consilience.aggregators.blend import is_logistic
 from consilience.aggregators.distillation.noise import (
     AveragePlan,
     ObjectivePlan,
@@ -32,10 +34,10 @@ from consilience.aggregators.distillation.noise import (
     shares_moved,
     statistic,
 )
-from consilience.aggregators.distillation.tally import Tally, count_votes, voters
+from consilience.aggregators.distillation.tally import Question, Tally, count_votes, voters
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, aligned
 from consilience.errors import SettingsError
-from consilience.learners.base import is_positive, run_charged
+from consilience.learners.base import PrivateLearner, is_positive, run_charged
 from consilience.learners.linear import into_ball, out_of_ball
 from consilience.privacy.accounting import DiscreteGaussian, Event, calibrate_scale, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -202,9 +204,39 @@ def _release(
     return state
 
 
-class _Distillation:
+class HidesSites(Aggregator):
+    """An aggregator whose noise hides a whole site, at a hub that sees exact members."""
+
+    epsilon: float
+    neighbours: str
+    classes: Sequence[Any] | None
+
+    @property
+    def needs_exact_members(self) -> bool:
+        """Whether the noise is added here: then the sites' own models must have none."""
+        return self.draws_noise
+
+    @property
+    def hidden_unit(self) -> Unit | None:
+        """A whole site."""
+        return Unit.SITE
+
+    @property
+    def hidden_neighbours(self) -> Neighbours | None:
+        """The relation between sites that was asked for."""
+        return Neighbours(self.neighbours)
+
+    def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
+        """Return why such learners cannot take part, or None."""
+        if getattr(learner, "predicts_number", False):
+            return f"{type(self).__name__} combines classifiers; use Average for regression"
+        return super().problem_with(learner, settings)
+
+
+class _Distillation(HidesSites):
     """What the two distillations share."""
 
+    needs_public = asks_votes = True
     delta: float
     mechanism: str
     regularization: Any
@@ -214,6 +246,29 @@ class _Distillation:
     soft: str
     majority: bool
     mechanisms: tuple[str, ...]
+
+    def describe(self) -> Description:
+        """Return its title and what the weights mean."""
+        learned = "majority" if self.majority else "mean vote"
+        return Description(
+            type(self).__name__,
+            "Every member votes once on each public record; the release learns the noisy "
+            f"{learned}.",
+        )
+
+    def is_predictable(self, learner: PrivateLearner[Any, Any], *, public: bool) -> bool:
+        """Tell whether the loss is logistic and the public records need not be hidden."""
+        return public and is_logistic(learner) and not self.protect_public
+
+    def expected(self, joining: Any) -> tuple[Any, float] | None:
+        """Return the law of a model learned from the members' votes."""
+        found: tuple[Any, float] = joining.distilled(self)
+        return found
+
+    def question(self, public: Public) -> Question:
+        """Ask about all public records."""
+        classes = None if self.classes is None else tuple(self.classes)
+        return Question(self.soft, classes, public.X.shape[0])
 
     def _check(self) -> None:
         _check(self)
@@ -336,6 +391,15 @@ class VoteDistillation(_Distillation):
     soft = "votes"
     neighbours = "replace-one"
 
+    @classmethod
+    def planned(
+        cls, learner: PrivateLearner[Any, Any], epsilons: Sequence[float], *, public: bool
+    ) -> dict[str, Self]:
+        """Return the paper's own version."""
+        if not (public and is_logistic(learner)):
+            return {}
+        return {"vote, 2016 noise": cls(epsilon=min(epsilons), calibration="hamm2016")}
+
     def __init__(
         self,
         *,
@@ -418,6 +482,18 @@ class SoftLabelDistillation(_Distillation):
     majority = False
     mechanisms = ("statistic", "output")
 
+    @classmethod
+    def planned(
+        cls, learner: PrivateLearner[Any, Any], epsilons: Sequence[float], *, public: bool
+    ) -> dict[str, Self]:
+        """Return the paper's own version, and noise on the statistic alone."""
+        if not (public and is_logistic(learner)):
+            return {}
+        epsilon = min(epsilons)
+        paper = cls(epsilon=epsilon, mechanism="output", calibration="hamm2016")
+        ours = cls(epsilon=epsilon, delta=learner.delta, regularization="auto")
+        return {"soft labels, 2016 noise": paper, "soft labels, statistic": ours}
+
     def __init__(
         self,
         *,
@@ -448,7 +524,7 @@ class SoftLabelDistillation(_Distillation):
         self.noise = noise
 
 
-class ClippedAverage:
+class ClippedAverage(HidesSites):
     """Average linear members, each cut to a public length, hiding any one site; needs no public records.
 
     Pathak et al. 2010 average too, but their noise hides one record: it must not be compared with
@@ -533,7 +609,7 @@ class ClippedAverage:
         )
 
 
-class PATE:
+class PATE(HidesSites):
     """Learn a linear student from noisy majority votes on a few public records (Papernot et al. 2018, GNMax).
 
     A comparator: it pays for every label where `SoftLabelDistillation` pays for every feature. Its
@@ -558,6 +634,8 @@ class PATE:
     docs/guarantees/distillation.md.
     """
 
+    needs_public = asks_votes = True
+
     def __init__(
         self,
         *,
@@ -580,6 +658,11 @@ class PATE:
         self.fit_intercept = fit_intercept
         self.classes = classes
         self.noise = noise
+
+    def question(self, public: Public) -> Question:
+        """Ask about the first `n_queries` records."""
+        classes = None if self.classes is None else tuple(self.classes)
+        return Question("votes", classes, min(self.n_queries, public.X.shape[0]))
 
     def combine(
         self,

@@ -67,6 +67,22 @@ class Tally:
     )  # what was computed from it before
 
 
+@dataclass(frozen=True)
+class Question:
+    """What an aggregator asks members about public records; equal questions share one tally."""
+
+    soft: str
+    classes: tuple[Any, ...] | None
+    n_records: int  # the first so many are asked about
+
+    def ask(self, members: Sequence[Any], public: Public) -> Tally:
+        """Count what `members` say."""
+        if self.n_records < public.X.shape[0]:
+            public = Public(public.X[: self.n_records])
+        classes = None if self.classes is None else list(self.classes)
+        return count_votes(members, public, classes=classes, soft=self.soft)
+
+
 def count_votes(
     members: Sequence[Any],
     public: Public,

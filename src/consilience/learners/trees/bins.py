@@ -68,6 +68,14 @@ class Bins:
         object.__setattr__(self, "cuts", cuts)
         object.__setattr__(self, "categorical", kinds)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, as files hold them; ``Bins(**values)`` undoes it."""
+        return {
+            "cuts": [list(feature) for feature in self.cuts],
+            "categorical": list(self.categorical or ()),
+            "missing": self.missing,
+        }
+
     @classmethod
     def even(
         cls,

@@ -1,0 +1,232 @@
+"""What every aggregator says about itself, and what it makes of its members: an ensemble.
+
+An aggregator knows what it needs (public records, labels, exact members), what it draws and whom
+that hides, how it weighs its members, and how to combine them. Studies, simulations, plans, the
+command line, the hub and the dashboard ask the object; none of them keeps a list of names.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consilience.learners.base import PrivateLearner
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import Noise
+from consilience.tables.public import Public
+from consilience.tables.schema import Schema
+
+if TYPE_CHECKING:
+    from consilience.aggregators.distillation.tally import Question
+
+Array = NDArray[Any]
+Learner = type[PrivateLearner[Any, Any]]
+Facts = dict[str, Any]
+Tensors = dict[str, Array]
+# How a fitted learner becomes plain facts and tensors, and how it is rebuilt from them.
+TakeApart = Callable[[Any], tuple[Facts, Tensors]]
+Rebuild = Callable[[Mapping[str, Any], Mapping[str, Array]], Any]
+
+
+@dataclass(frozen=True)
+class Description:
+    """An aggregator in words: a title for tables and charts, and a sentence on how it weighs."""
+
+    title: str
+    weighing: str
+
+
+class Ensemble(ABC):
+    """What aggregators make: it predicts like a fitted scikit-learn estimator.
+
+    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, and
+    ``weights`` are the members' shares. A subclass that defines `kind` can be released: files
+    store it under that name, as the plain facts and tensors that `to_parts` returns.
+    """
+
+    kind: ClassVar[str]
+    classes: Array | None
+    weights: Array
+    guarantee: Guarantee | None
+    guarantees: tuple[Guarantee | None, ...]
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "kind" in vars(cls):
+            ENSEMBLES[cls.kind] = cls
+
+    @property
+    def classes_(self) -> Array:
+        """Labels in the order of scores and probabilities, under scikit-learn's name."""
+        return np.asarray(self.classes)
+
+    @abstractmethod
+    def predict(self, X: Any) -> Array:
+        """Return each row's class, or number."""
+
+    @abstractmethod
+    def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
+        """Return what a release holds: plain facts and tensors.
+
+        `take_apart` does the same for a learner, for ensembles that keep their members.
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_parts(
+        cls,
+        facts: Mapping[str, Any],
+        tensors: Mapping[str, Array],
+        guarantee: Guarantee,
+        weights: Array,
+        rebuild: Rebuild,
+    ) -> Self:
+        """Return the ensemble that `to_parts` took apart.
+
+        The parts come from a file of unknown origin: raise `ContributionRejected` for anything
+        that no aggregator could have made.
+        """
+
+
+ENSEMBLES: dict[str, type[Ensemble]] = {}
+
+
+class Aggregator(ABC):
+    """Combine what sites handed over into one ensemble.
+
+    The attributes and methods below are all that the rest of the package asks. A subclass with
+    settings ``epsilon`` and ``noise`` that follow the usual meaning (an epsilon of None or infinity
+    draws no noise) needs to override few of them.
+    """
+
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # command-line name: settings
+    needs_public: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
+    combines_coefficients: ClassVar[bool] = False  # so members must be linear
+    asks_votes: ClassVar[bool] = False  # `combine` also takes the `Tally` that `question` counts
+
+    # ------------------------------------------------------------------ what it needs and hides
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether combining draws noise with these settings, which must then be charged."""
+        epsilon = getattr(self, "epsilon", None)
+        return epsilon is not None and bool(np.isfinite(epsilon).all())
+
+    @property
+    def needs_exact_members(self) -> bool:
+        """Whether it adds the noise itself and must be trusted with the sites' exact models."""
+        return False
+
+    @property
+    def hidden_unit(self) -> Unit | None:
+        """What its own noise hides; None is the members' own unit, a record or a person."""
+        return None
+
+    @property
+    def hidden_neighbours(self) -> Neighbours | None:
+        """The neighbour relation of its own noise; None is the members' own."""
+        return None
+
+    def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
+        """Return why it cannot combine learners of this kind with these settings, or None."""
+        if self.combines_coefficients and not getattr(learner, "is_linear", True):
+            name = type(self).__name__
+            return f"{name} combines linear learners; use WeightedVote or PooledCounts for trees"
+        return None
+
+    # ------------------------------------------------------------------ how it is set up
+
+    @classmethod
+    def for_schema(cls, schema: Schema, **settings: Any) -> Self:
+        """Return the aggregator with these settings and the schema's classes, if it takes them."""
+        if schema.classes is not None and "classes" in inspect.signature(cls).parameters:
+            settings["classes"] = list(schema.classes)
+        return cls(**settings)
+
+    def with_budget(self, epsilons: Sequence[float]) -> Self:
+        """Return a copy that spends the sites' epsilons, if it draws noise: the smallest of them."""
+        made: Any = copy.copy(self)
+        if self.draws_noise:
+            made.epsilon = min(epsilons)
+        return made  # type: ignore[no-any-return]
+
+    def with_noise(self, noise: Noise | None, random_state: int) -> Self:
+        """Return a copy that draws this noise, and public randomness where none was set.
+
+        None leaves the noise as it is.
+        """
+        made: Any = copy.copy(self)
+        if noise is not None and hasattr(made, "noise"):
+            made.noise = noise
+        if getattr(made, "random_state", 0) is None:
+            made.random_state = random_state
+        return made  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ how others show it
+
+    def describe(self) -> Description:
+        """Return its title and how it weighs members, in words."""
+        return Description(type(self).__name__, "The aggregator decides how members count.")
+
+    @classmethod
+    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
+        """Return the settings with which a release by another aggregator is compared.
+
+        Only settings that draw no noise. With a `learner`, only those worth comparing for it.
+        """
+        return ()
+
+    # ------------------------------------------------------------------ what to expect of it
+
+    @classmethod
+    def planned(
+        cls, learner: PrivateLearner[Any, Any], epsilons: Sequence[float], *, public: bool
+    ) -> dict[str, Self]:
+        """Return the variants that a plan compares by default, by name.
+
+        `epsilons` has one entry for each kind of site; `public` says whether there are public
+        records. Only variants whose result can be predicted.
+        """
+        return {}
+
+    def is_predictable(self, learner: PrivateLearner[Any, Any], *, public: bool) -> bool:
+        """Tell whether `expected` knows what this aggregator makes of such learners."""
+        return False
+
+    def expected(self, joining: Any) -> tuple[Any, float] | None:
+        """Return the law of the combined model and a bound on its loss; None if unpredictable.
+
+        `joining` is planning's `Joining`, whose methods do the computing.
+        """
+        return None
+
+    # ------------------------------------------------------------------ what it does
+
+    def question(self, public: Public) -> Question | None:
+        """Return what members are asked about the public records; None if they are not asked."""
+        return None
+
+    @abstractmethod
+    def combine(
+        self,
+        members: Sequence[Any],
+        public: Public | None = None,
+        *,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> Ensemble:
+        """Return the ensemble of `members`: contributions, fitted learners or `Member` values.
+
+        Where noise is drawn, `dataset` is charged in `ledger` first; a retry with the same `key`
+        returns the first result and charges nothing.
+        """
