@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pcsv
 from numpy.typing import NDArray
+from sklearn.base import clone
 
 from consilience.errors import HubUnavailable, SettingsError
+from consilience.evaluation.baselines import (
+    ALTERNATIVES,
+    BEST,
+    EXACT,
+    LOCAL,
+    OWN,
+    PUBLIC,
+    public_only,
+)
+from consilience.evaluation.compare import Joining, paired_gap
 from consilience.evaluation.measures import evaluate
 from consilience.files.certificate import of_release
 from consilience.files.release import Release
@@ -42,6 +53,7 @@ from consilience.privacy.guarantee import Budget
 from consilience.privacy.mechanisms import Noise
 from consilience.site.site import Site
 from consilience.study.study import Study, file_digest
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
@@ -332,21 +344,14 @@ class DemoReport:
         return "\n".join([*lines, "", self.verdict])
 
 
-JOINED, PUBLIC, ALONE, BEST, OWN, POOLED = (
-    "joined",
-    "public",
-    "site-private",
-    "best-site",
-    "site-exact",
-    "pooled-exact",
-)
+JOINED = "joined"
 TITLES = {
     JOINED: "six sites joined: the release",
-    ALONE: "one site alone, private (mean of six)",
+    LOCAL: "one site alone, private (mean of six)",
     BEST: "one site alone, private (best, in hindsight)",
-    PUBLIC: f"{N_PUBLIC} public records alone",
+    PUBLIC: f"{N_PUBLIC} public records alone, tuned on them",
     OWN: "one site alone, no privacy (mean of six)",
-    POOLED: "all records pooled, no privacy",
+    EXACT: "all records pooled, no privacy",
 }
 
 
@@ -426,14 +431,14 @@ def demo(
         STUDY
     )  # checks the signature against the hub's key, which the site learned when it joined
     (folder / "certificate.html").write_text(of_release(release).as_html(), encoding="utf-8")
-    methods, alone = _compared(study, tables, release, folder)
+    methods, alone, joining = _compare(study, tables, release, folder)
     report = DemoReport(
         methods,
         tuple(
             _state(hospital, states[hospital.name], release, alone[hospital.name])
             for hospital in HOSPITALS
         ),
-        _verdict(methods, len(early.sources)),
+        _verdict(methods, joining, len(early.sources)),
         tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
         str(path),
         f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with "
@@ -480,51 +485,59 @@ def _slug(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _compared(
+def _compare(
     study: Study, tables: dict[str, pa.Table], release: Release, folder: Path
-) -> tuple[tuple[Method, ...], dict[str, float]]:
-    """Return the release beside the honest baselines, and each site's error alone."""
+) -> tuple[tuple[Method, ...], dict[str, float], Joining]:
+    """Return the release beside the baselines, each site's error alone, and the verdict."""
     encoded = {name: study.schema.encode(table) for name, table in tables.items()}
     labels = np.asarray(study.schema.classes)
     X, y = encoded["test"].X, labels[encoded["test"].y]
 
+    learner = PrivateLogisticRegression(
+        epsilon=math.inf, regularization=REGULARIZATION, classes=list(labels.tolist())
+    )
+
     def exact(*names: str) -> Any:
-        learner = PrivateLogisticRegression(
-            epsilon=math.inf, regularization=REGULARIZATION, classes=list(labels.tolist())
-        )
-        return learner.fit(
+        return clone(learner).fit(
             np.concatenate([encoded[name].X for name in names]),
             labels[np.concatenate([encoded[name].y for name in names])],
-        )
-
-    def measured(name: str, models: Sequence[Any], *, private: bool) -> Method:
-        found = [evaluate(model, X, y)["error"] for model in models]
-        low, high = (
-            float(np.mean([getattr(one, end) for one in found])) for end in ("low", "high")
-        )
-        return Method(
-            name, TITLES[name], private, float(np.mean([one.value for one in found])), low, high
         )
 
     names = [hospital.name for hospital in HOSPITALS]
     from consilience.files.contribution import Contribution
 
     alone = {}
-    models = {}
+    private = {}
     for name in names:
         newest = Site(folder / "sites" / _slug(name)).contribution(STUDY)
-        models[name] = Contribution.load(newest).learner
-        alone[name] = float(np.mean(models[name].predict(X) != y))
-    best = min(names, key=lambda name: alone[name])
-    methods = (
-        measured(JOINED, [release.ensemble], private=True),
-        measured(ALONE, list(models.values()), private=True),
-        measured(BEST, [models[best]], private=True),
-        measured(PUBLIC, [exact("public")], private=False),
-        measured(OWN, [exact(name) for name in names], private=False),
-        measured(POOLED, [exact(*names)], private=False),
+        private[name] = Contribution.load(newest).learner
+        alone[name] = float(np.mean(private[name].predict(X) != y))
+    public = Public(encoded["public"].X, labels[encoded["public"].y])
+    models: dict[str, list[Any]] = {
+        JOINED: [release.ensemble],
+        LOCAL: list(private.values()),
+        BEST: [private[min(names, key=lambda name: alone[name])]],
+        PUBLIC: [public_only(clone(learner), public)],
+        OWN: [exact(name) for name in names],
+        EXACT: [exact(*names)],
+    }
+    found = {name: [evaluate(model, X, y) for model in made] for name, made in models.items()}
+    # Where there are six models, the mean of their six losses on a record is compared.
+    losses = {
+        name: np.mean([evaluation.losses for evaluation in made], axis=0)
+        for name, made in found.items()
+    }
+    gaps = {title: paired_gap(losses[name], losses[JOINED]) for name, title in ALTERNATIVES.items()}
+    methods = tuple(
+        Method(
+            name,
+            TITLES[name],
+            name in (JOINED, LOCAL, BEST),
+            *np.mean([astuple(evaluation["error"]) for evaluation in made], axis=0).tolist(),
+        )
+        for name, made in found.items()
     )
-    return methods, alone
+    return methods, alone, Joining(gaps)
 
 
 def _state(hospital: Hospital, state: dict[str, Any], release: Release, error: float) -> SiteState:
@@ -546,27 +559,14 @@ def _state(hospital: Hospital, state: dict[str, Any], release: Release, error: f
     )
 
 
-def _verdict(methods: Sequence[Method], n_early: int) -> str:
-    """Say from the numbers alone whether joining helped, against each thing a site could do instead."""
+def _verdict(methods: Sequence[Method], joining: Joining, n_early: int) -> str:
+    """Say whether joining helped, beside everything that a site could do instead."""
     found = {method.name: method for method in methods}
-    joined = found[JOINED]
-    spread = (joined.high - joined.low) / 2
-    parts = []
-    rivals = {
-        ALONE: "one site alone with the same privacy",
-        PUBLIC: "the public records alone",
-        OWN: "one site alone without privacy",
-    }
-    for name, title in rivals.items():
-        gap = found[name].error - joined.error
-        word = "about as many as" if abs(gap) < spread else "fewer than" if gap > 0 else "MORE than"
-        parts.append(f"{word} {title} ({found[name].error:.1%})")
-    helps = all(part.startswith("fewer") for part in parts[:2])
     return (
-        f"Joining {'helps' if helps else 'does not help'}: the release errs on {joined.error:.1%} "
-        f"of patients, {', '.join(parts[:-1])} and {parts[-1]}. Pooling all records without "
-        f"privacy gives {found[POOLED].error:.1%}. The first release had {n_early} sites, the "
-        f"last one {len(HOSPITALS)}."
+        f"Joining {joining.answer}. The error of the release is {found[JOINED].error:.1%}: "
+        f"{joining.comparison}. Pooling all records without privacy gives "
+        f"{found[EXACT].error:.1%}. The first release had {n_early} sites, the last one "
+        f"{len(HOSPITALS)}."
     )
 
 

@@ -1,4 +1,8 @@
-"""How good a release is, beside the honest alternatives to joining, on public test records."""
+"""What joining is compared with: the names of the baselines, and how each is made.
+
+`public_only` trains on the public records alone. `assess` measures a release beside everything its
+users could have had instead: these are the quality rows that a release carries.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+from sklearn.base import is_classifier
 
 from consilience.aggregators.average import Average
 from consilience.aggregators.blend import PublicBlend
@@ -17,27 +22,62 @@ from consilience.aggregators.boosting import SiteBoosting
 from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import ConsilienceError
-from consilience.evaluation.measures import evaluate, measures
+from consilience.evaluation.compare import Gap, Joining, paired_gap
+from consilience.evaluation.intervals import Measure
+from consilience.evaluation.measures import (
+    Evaluation,
+    Predictor,
+    evaluate,
+    main_metric,
+    measures,
+)
 from consilience.files.contribution import Contribution
+from consilience.learners.tuning import choose_on_public
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
 
-MOST_COMPARED = 200  # members; beyond them only the study's own aggregator is measured
+PUBLIC, LOCAL, BEST, OWN = "public-only", "local-mean", "local-best", "local-exact"
+POOLED, EXACT = "pooled-private", "pooled-exact"
+TITLES = {
+    PUBLIC: "public records alone, tuned on them",
+    LOCAL: "a site alone, private (mean of sites)",
+    BEST: "a site alone, private (best, in hindsight)",
+    OWN: "a site alone, exact, kept to itself (mean)",
+    POOLED: "all records pooled, private",
+    EXACT: "all records pooled, no privacy, same settings",
+}
+# What a site could do instead of joining. The best site is only known in hindsight, and pooling is
+# what sites cannot do, so neither is an alternative.
+ALTERNATIVES = {
+    LOCAL: "a site alone with the same privacy",
+    PUBLIC: "the public records alone",
+    OWN: "a site's own exact model, kept to itself",
+}
+
+# The same in a release, whose rows are public: sites' exact models are unknown there.
+PUBLIC_ROW = "public records alone"
+MEDIAN_ROW = "one site alone (the median site)"
+BEST_ROW = "one site alone (the best on these records)"
+
+PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
+MOST_COMPARED = 200  # members; with more, other aggregators are not tried
 COMPARING_SECONDS = 10.0
 
-QualityRow = dict[str, Any]
+OTHERS: tuple[Callable[..., Any], ...] = (PublicBlend, FeatureMethod, SiteBoosting)
+
+QualityRow = dict[str, Any]  # method, kind, n_records, level, and measures by name
 
 
 class Agreement(Protocol):
-    """What assessing a release needs to know of its study."""
+    """What `assess` asks of a study."""
 
     @property
     def schema(self) -> Schema:
-        """The public facts of the records."""
+        """What a record is."""
 
     @property
     def aggregator(self) -> str:
-        """Name of the aggregator."""
+        """The name of the aggregator."""
 
     @property
     def aggregator_settings(self) -> Mapping[str, Any]:
@@ -45,7 +85,7 @@ class Agreement(Protocol):
 
     @property
     def epsilon_range(self) -> tuple[float, float]:
-        """What sites may choose."""
+        """What a site may spend."""
 
     @property
     def trusted(self) -> bool:
@@ -56,52 +96,137 @@ class Agreement(Protocol):
         """Whether combining draws noise."""
 
     def build(self, epsilon: float) -> Any:
-        """Return the learner that a site trains."""
+        """Return the learner of a site."""
+
+
+def public_only(learner: Any, public: Public) -> Any:
+    """Train on the public records alone: what anybody can do without joining.
+
+    The regularisation is the one that cross-validation on the public records prefers, so that
+    joining is not compared with an alternative worse than it need be. The learner is changed and
+    returned fitted; it must be exact (``epsilon=math.inf``).
+    """
+    assert math.isinf(learner.epsilon)
+    if getattr(learner, "unit", "record") == "person":  # public records need no cap per person
+        learner.set_params(unit="record", records_per_person=None)
+    y = np.asarray(public.y)
+    fewest = int(np.unique(y, return_counts=True)[1].min()) if is_classifier(learner) else len(y)
+    if hasattr(learner, "regularization") and (folds := min(5, fewest)) > 1:
+        size = len(y) * (folds - 1) // folds
+        grid = {"regularization": PUBLIC_RIDGES}
+        learner.set_params(
+            **choose_on_public(learner, grid, public.X, y, n_records=size, cv=folds, repeats=1)
+        )
+    return learner.fit(public.X, y)
 
 
 def assess(
-    ensemble: Any,
+    ensemble: Predictor,
     *,
     study: Agreement,
     contributions: Sequence[Contribution],
     public: Public | None,
     test: Public | None,
 ) -> list[QualityRow]:
-    """Measure an ensemble on the study's public test records, beside honest alternatives.
+    """Measure a release beside the alternatives, all on the study's public test records.
 
-    The first row is the ensemble itself. The others are the public records alone, one site alone
-    and the aggregators that the study could have named instead. Members are measured only where
-    they are private by themselves: how an exact one does on test records is not.
+    The first row is the release; the others have a "gain": what the release gains over them,
+    compared record by record. Without labelled test records there are no rows.
+
+    Privacy
+    -------
+    Members are measured only if they are private by themselves: what an exact member does on test
+    records is not private.
     """
     if test is None or test.y is None:
         return []
-    rows = [_measure(_label(study), "study", ensemble, test)]
-    if (
-        public is not None
-        and public.y is not None
-        and (alone := _public_only(study, public)) is not None
-    ):
-        rows.append(_measure("public records alone", "baseline", alone, test))
+    table = _Table(test, evaluate(ensemble, test.X, test.y))
+    rows = [table.row(_label(study), "study", table.joined)]
+    alone = _public_model(study, public)
+    if alone is not None:
+        rows.append(table.measure(PUBLIC_ROW, "baseline", alone))
     if study.trusted or study.draws_noise:
         return rows
     members = [contribution.learner for contribution in contributions]
     errors = [next(iter(measures(member, test.X, test.y).values())) for member in members]
     order = np.argsort(errors, kind="stable")
-    for name, place in (
-        ("one site alone (the median site)", order[len(order) // 2]),
-        ("one site alone (the best on these records)", order[0]),
-    ):
-        rows.append(_measure(name, "baseline", members[place], test))
-    if len(members) <= MOST_COMPARED:
-        rows += _measure_others(study, members, public, test)
-    return rows
+    rows.append(table.measure(MEDIAN_ROW, "baseline", members[order[len(order) // 2]]))
+    rows.append(table.measure(BEST_ROW, "baseline", members[order[0]]))
+    return rows + _measure_others(study, members, public, table)
+
+
+def compare_rows(rows: Sequence[Mapping[str, Any]]) -> Joining | None:
+    """Return the verdict of a release's quality rows, or None if there is none to be had.
+
+    Releases made before rows had a gain were not compared record by record, and no other rule
+    takes its place.
+    """
+    release = next((row for row in rows if row.get("kind") == "study"), None)
+    others = [row for row in rows if row.get("kind") == "baseline" and row["method"] != BEST_ROW]
+    if release is None or not others or not all("gain" in row for row in others):
+        return None
+    metric = main_metric(release)
+    if not all(metric in row for row in (release, *others)):
+        return None
+    joined = float(release[metric]["value"])
+    gaps = {
+        str(row["method"]): Gap(float(row[metric]["value"]), joined, Measure(**row["gain"]))
+        for row in others
+    }
+    return Joining(gaps, metric)
+
+
+class _Table:
+    """The test records, and the release's evaluation that all others are compared with."""
+
+    def __init__(self, test: Public, joined: Evaluation) -> None:
+        self.test, self.joined = test, joined
+
+    def measure(self, method: str, kind: str, model: Predictor) -> QualityRow:
+        found = evaluate(model, self.test.X, self.test.y)
+        row, gain = self.row(method, kind, found), paired_gap(found, self.joined).gain
+        if _finite(gain):
+            row["gain"] = asdict(gain)
+        return row
+
+    def row(self, method: str, kind: str, found: Evaluation) -> QualityRow:
+        row: QualityRow = {
+            "method": method,
+            "kind": kind,
+            "n_records": found.n_records,
+            "level": found.level,
+        }
+        for name in ("error", "auc", "rmse", "r2"):
+            if name in found.measures and _finite(found[name]):
+                row[name] = asdict(found[name])
+        return row
+
+
+def _finite(measure: Measure) -> bool:
+    return all(map(math.isfinite, (measure.value, measure.low, measure.high)))
+
+
+def _public_model(study: Agreement, public: Public | None) -> Predictor | None:
+    """Return the study's learner, exact and tuned, of the public records alone if it can be had."""
+    if public is None or public.y is None:
+        return None
+    try:
+        learner = study.build(study.epsilon_range[0]).set_params(epsilon=math.inf, delta=0.0)
+        if getattr(learner, "public_size", None) is not None:
+            learner.set_params(public_size=len(public.y))
+        model: Predictor = public_only(learner, public)
+    except (ConsilienceError, ValueError):
+        return None
+    return model
 
 
 def _measure_others(
-    study: Agreement, members: Sequence[Any], public: Public | None, test: Public
+    study: Agreement, members: Sequence[Any], public: Public | None, table: _Table
 ) -> list[QualityRow]:
     """Measure the aggregators that the study could have named instead."""
-    classes: Mapping[str, Any] = (
+    if len(members) > MOST_COMPARED:
+        return []
+    classes: dict[str, Any] = (
         {} if study.schema.classes is None else {"classes": list(study.schema.classes)}
     )
     ways: dict[str, Callable[[], Any]] = {}
@@ -111,10 +236,7 @@ def _measure_others(
             for by in ("equal", "size", "precision")
         }
         if public is not None and public.y is not None:
-            ways |= {
-                kind.__name__: partial(kind, **classes)
-                for kind in (PublicBlend, FeatureMethod, SiteBoosting)
-            }
+            ways |= {getattr(kind, "__name__", ""): partial(kind, **classes) for kind in OTHERS}
     else:
         ways |= {
             f"WeightedVote ({by})": partial(WeightedVote, by, **classes)
@@ -125,38 +247,13 @@ def _measure_others(
     for name, make in ways.items():
         try:
             if time.monotonic() < until:
-                rows.append(_measure(name, "other", make().combine(members, public), test))
+                rows.append(table.measure(name, "other", make().combine(members, public)))
         except (ConsilienceError, TypeError):
             continue  # it does not apply to these members
     return rows
 
 
 def _label(study: Agreement) -> str:
-    settings = study.aggregator_settings
-    by = settings.get(
-        "weights", {"Average": "precision", "WeightedVote": "size-epsilon"}.get(study.aggregator)
-    )
+    usual = {"Average": "precision", "WeightedVote": "size-epsilon"}.get(study.aggregator)
+    by = study.aggregator_settings.get("weights", usual)
     return f"{study.aggregator} ({by})" if by else study.aggregator
-
-
-def _public_only(study: Agreement, public: Public) -> Any:
-    """Train the study's learner on the public records alone, without noise: nobody has to join for that."""
-    try:
-        learner = study.build(study.epsilon_range[0]).set_params(epsilon=math.inf, delta=0.0)
-        return learner.fit(public.X, public.y)
-    except (ConsilienceError, ValueError):
-        return None
-
-
-def _measure(method: str, kind: str, model: Any, test: Public) -> QualityRow:
-    found = evaluate(model, test.X, test.y if test.y is not None else [])
-    row: QualityRow = {
-        "method": method,
-        "kind": kind,
-        "n_records": found.n_records,
-        "level": found.level,
-    }
-    for name in ("error", "auc", "rmse", "r2"):
-        if name in found.measures and all(map(math.isfinite, asdict(found[name]).values())):
-            row[name] = asdict(found[name])
-    return row

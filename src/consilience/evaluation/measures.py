@@ -1,8 +1,7 @@
-"""Measuring usefulness: how well a model does on public test records, with intervals and beside honest baselines.
+"""How well a model does on public test records, with confidence intervals.
 
-Test records are public here: nothing hides them, and each number below may depend on a single one.
-A number computed from private test records would be a release that no ledger was charged for;
-private test sets are for a later version.
+The test records must be public: nothing hides them, and each number may depend on a single one.
+A number computed from private test records would be a release that no ledger was charged for.
 """
 
 from __future__ import annotations
@@ -10,34 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import stats
 from sklearn.base import BaseEstimator, is_regressor
 from sklearn.utils.multiclass import type_of_target
 
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.privacy.mechanisms import Noise, Source
+from consilience.evaluation import intervals
+from consilience.evaluation.intervals import Bootstrap, Measure
+from consilience.privacy.mechanisms import Noise
 
 Array = NDArray[Any]
 
-SMALLEST_CHANCE = 1e-15  # a probability below counts as this one, so that a log-loss is finite
+SMALLEST_PROBABILITY = 1e-15  # smaller ones count as this, so that a log-loss is finite
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A number with the interval that holds its true value at the evaluation's level."""
+class Predictor(Protocol):
+    """A fitted model of any kind: it can at least predict."""
 
-    value: float
-    low: float
-    high: float
+    def predict(self, X: Any, /) -> Any:
+        """Return a label or a number for each record."""
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Records that were predicted with about the same confidence, and how often the prediction was right."""
+    """Records predicted with about the same confidence, and how often they were right."""
 
     n_records: int
     confidence: float
@@ -46,10 +45,12 @@ class Bin:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well one model did. ``measures`` holds what it allows: scores for "auc", probabilities for "log_loss" and
-    "calibration", two classes for "f1". ``losses`` is per test record: whether it was wrong, or its
-    squared error.
-    """  # noqa: D205
+    """How well one model did.
+
+    ``measures`` holds what the model allows: with scores also "auc", with probabilities also
+    "log_loss" and "calibration", with two classes also "f1". ``losses`` has one value per test
+    record: whether it was wrong, or its squared error.
+    """
 
     measures: Mapping[str, Measure]
     n_records: int
@@ -63,16 +64,27 @@ class Evaluation:
     @property
     def main(self) -> Measure:
         """The error, or for a regressor the root mean squared error."""
-        return self.measures.get("error") or self.measures["rmse"]
+        return self.measures[main_metric(self.measures)]
+
+    @property
+    def parts(self) -> Array:
+        """One value per test record, with the main measure as their mean.
+
+        Of a regressor, how the root of the mean moves with each record, to first order.
+        """
+        rmse = self.main.value
+        if self.losses.dtype == bool or not rmse:
+            return self.losses
+        return np.asarray(rmse + (self.losses - rmse**2) / (2 * rmse))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        facts = {
+        return {
+            "measures": {name: asdict(measure) for name, measure in self.measures.items()},
             "n_records": self.n_records,
             "level": self.level,
             "reliability": [asdict(b) for b in self.reliability],
         }
-        return {"measures": {name: asdict(one) for name, one in self.measures.items()}, **facts}
 
     def __str__(self) -> str:
         lines = [f"{'':<12}{'value':>9}{f'{self.level:.0%} interval':>21}"]
@@ -83,8 +95,13 @@ class Evaluation:
         return "\n".join([*lines, f"on {self.n_records:,} public test records"])
 
 
+def main_metric(found: Mapping[str, Any]) -> str:
+    """Return the name of the metric that models are compared by: "error", or "rmse"."""
+    return "error" if "error" in found else "rmse"
+
+
 def evaluate(
-    model: Any,
+    model: Predictor,
     X: Any,
     y: ArrayLike,
     *,
@@ -98,9 +115,9 @@ def evaluate(
 
     Classifiers need ``predict``; with ``decision_function`` or ``predict_proba`` there is more to
     measure. Intervals: exact binomial (Clopper-Pearson) for the error and each reliability bin;
-    DeLong's variance on the logit scale for the AUC, also when one class is told from the rest and
-    the classes are averaged; bootstrap for F1 and calibration (the latter corrected for its upward
-    bias, so it may lie below the value); normal for means.
+    DeLong's variance on the logit scale for the AUC, also when each class is compared with the
+    rest and the classes are averaged; bootstrap for F1 and calibration (the latter corrected for
+    its upward bias, so it may lie below the value); normal for means.
 
     Parameters
     ----------
@@ -122,56 +139,81 @@ def evaluate(
         _require(
             name, value, isinstance(value, int | np.integer) and value > 0, "a whole number > 0"
         )
-    scored = _scored(model, X, y, task)
-    if not isinstance(scored, _Scored):
-        return _of_regression(*scored, level)
-    found = {"error": _proportion(int(scored.wrong.sum()), len(scored.wrong), level)}
-    source = Noise(seed=seed).open()
-    for name, score in scored.f1_scores.items():
-        found[name] = _bootstrap(scored.confusion, score, resamples, level, source)
-    if scored.scores is not None:
-        parts = _auc_parts(scored.scores, scored.codes)
+    answers = _read_answers(model, X, y, task)
+    if not isinstance(answers, _Classified):
+        return _evaluate_regression(*answers, level)
+    found = {"error": intervals.proportion(int(answers.wrong.sum()), len(answers.wrong), level)}
+    bootstrap = Bootstrap(resamples, Noise(seed=seed).open())
+    for name, score in f1_scores(answers.n_classes).items():
+        found[name] = bootstrap.interval(answers.confusion, score, level)
+    if answers.scores is not None:
+        parts = _auc_parts(answers.scores, answers.codes)
         if parts is not None:
-            found["auc"] = _auc_interval(*parts, level)
+            found["auc"] = intervals.auc(parts, answers.codes, level)
     reliability: tuple[Bin, ...] = ()
-    if scored.chances is not None:
-        found["log_loss"] = _mean(scored.log_losses, level)
-        confidence = scored.chances.max(axis=1)
-        counts, sums = _reliability(confidence, scored.wrong, bins)
-        found["calibration"] = _bootstrap(
-            counts, _gap_of(counts, sums), resamples, level, source, pivotal=True
-        )
-        total = counts.sum(axis=1)
+    if answers.chances is not None:
+        found["log_loss"] = intervals.mean(answers.log_losses, level)
+        counts, sums = _reliability(answers.chances.max(axis=1), answers.wrong, bins)
+        gap = _calibration_gap(counts, sums)
+        found["calibration"] = bootstrap.interval(counts, gap, level, pivotal=True)
         reliability = tuple(
-            Bin(int(n), float(s / n), _proportion(int(right), int(n), level))
-            for n, s, right in zip(total, sums.sum(axis=1), counts[:, 1], strict=True)
+            Bin(int(n), float(s / n), intervals.proportion(int(right), int(n), level))
+            for n, s, right in zip(counts.sum(axis=1), sums.sum(axis=1), counts[:, 1], strict=True)
             if n
         )
-    return Evaluation(found, len(scored.wrong), level, reliability, scored.wrong)
+    return Evaluation(found, len(answers.wrong), level, reliability, answers.wrong)
 
 
-def measures(model: Any, X: Any, y: ArrayLike, *, task: str | None = None) -> dict[str, float]:
-    """Return the values of `evaluate` alone, for many models at once: no interval, no bootstrap, no calibration."""
-    scored = _scored(model, X, y, task)
-    if not isinstance(scored, _Scored):
-        return {name: one.value for name, one in _of_regression(*scored, 0.95).measures.items()}
-    found = {"error": float(scored.wrong.mean())}
-    found |= {
-        name: float(score(scored.confusion[None])[0]) for name, score in scored.f1_scores.items()
+def measures(
+    model: Predictor, X: Any, y: ArrayLike, *, task: str | None = None
+) -> dict[str, float]:
+    """Return the values of `evaluate` without intervals and calibration, for many models."""
+    answers = _read_answers(model, X, y, task)
+    if not isinstance(answers, _Classified):
+        found = _evaluate_regression(*answers, 0.95).measures
+        return {name: measure.value for name, measure in found.items()}
+    values = {"error": float(answers.wrong.mean())}
+    values |= {
+        name: float(score(answers.confusion[None])[0])
+        for name, score in f1_scores(answers.n_classes).items()
     }
-    if scored.scores is not None and len(present := np.flatnonzero(np.bincount(scored.codes))) > 1:
-        found["auc"] = _auc(scored.scores, scored.codes, present)
-    if scored.chances is not None:
-        found["log_loss"] = float(scored.log_losses.mean())
-    return found
+    if answers.scores is not None:
+        present = np.flatnonzero(np.bincount(answers.codes))
+        if len(present) > 1:
+            values["auc"] = _auc(answers.scores, answers.codes, present)
+    if answers.chances is not None:
+        values["log_loss"] = float(answers.log_losses.mean())
+    return values
 
 
-# ------------------------------------------------------------------------------------------------------ what is scored
+def f1_scores(n_classes: int) -> dict[str, Callable[[Array], Array]]:
+    """Return the F1 scores as functions of many confusion matrices (table, true, predicted).
+
+    Of two classes, the second is the one looked for.
+    """
+
+    def by_class(cells: Array) -> Array:
+        right = np.diagonal(cells, axis1=1, axis2=2)
+        total = cells.sum(axis=1) + cells.sum(axis=2)
+        return np.asarray(2 * right / np.maximum(total, 1))
+
+    def macro(cells: Array) -> Array:  # over the classes that occur, as in scikit-learn
+        occur = (cells.sum(axis=1) + cells.sum(axis=2)) > 0
+        return np.asarray(by_class(cells).sum(axis=1) / np.maximum(occur.sum(axis=1), 1))
+
+    def micro(cells: Array) -> Array:
+        return np.asarray(np.trace(cells, axis1=1, axis2=2) / cells.sum(axis=(1, 2)))
+
+    both: dict[str, Callable[[Array], Array]] = {"f1_micro": micro, "f1_macro": macro}
+    return {"f1": lambda cells: by_class(cells)[:, 1], **both} if n_classes == 2 else both
+
+
+# ------------------------------------------------------------------------- what a model answers
 
 
 @dataclass(frozen=True)
-class _Scored:
-    """A classifier's answers, by the position of each label among all that the model or the test records know."""
+class _Classified:
+    """A classifier's answers. Codes are positions among all labels of the model or the test."""
 
     codes: Array
     predicted: Array
@@ -194,46 +236,29 @@ class _Scored:
     @property
     def log_losses(self) -> Array:
         assert self.chances is not None
-        own = np.clip(self.chances[np.arange(len(self.codes)), self.codes], SMALLEST_CHANCE, 1)
-        return np.asarray(-np.log(own))
-
-    @property
-    def f1_scores(self) -> dict[str, Callable[[Array], Array]]:
-        """The F1 scores of many confusion matrices at once; of two classes, the second is the one looked for."""
-
-        def each(cells: Array) -> Array:
-            right = np.diagonal(cells, axis1=1, axis2=2)
-            total = cells.sum(axis=1) + cells.sum(axis=2)
-            return np.asarray(2 * right / np.maximum(total, 1))
-
-        def macro(cells: Array) -> Array:  # over the classes that occur, as scikit-learn has it
-            occur = (cells.sum(axis=1) + cells.sum(axis=2)) > 0
-            return np.asarray(each(cells).sum(axis=1) / np.maximum(occur.sum(axis=1), 1))
-
-        def micro(cells: Array) -> Array:
-            return np.asarray(np.trace(cells, axis1=1, axis2=2) / cells.sum(axis=(1, 2)))
-
-        both: dict[str, Callable[[Array], Array]] = {"f1_micro": micro, "f1_macro": macro}
-        return {"f1": lambda cells: each(cells)[:, 1], **both} if self.n_classes == 2 else both
+        own = self.chances[np.arange(len(self.codes)), self.codes]
+        return np.asarray(-np.log(np.clip(own, SMALLEST_PROBABILITY, 1)))
 
 
-def _scored(model: Any, X: Any, y: ArrayLike, task: str | None) -> _Scored | tuple[Array, Array]:
+def _read_answers(
+    model: Predictor, X: Any, y: ArrayLike, task: str | None
+) -> _Classified | tuple[Array, Array]:
     """Return what a classifier answered, or a regressor's (labels, predictions)."""
-    labels, predicted, given_chances, given_scores = np.asarray(y), *_answers(model, X)
+    labels, predicted, given_chances, given_scores = np.asarray(y), *_ask(model, X)
     if labels.ndim != 1 or labels.shape != predicted.shape or not len(labels):
         raise SchemaMismatch(
-            "The test records need one label each, and there must be one. Nothing was evaluated. "
-            "Check their shapes."
+            "The test table needs at least one record and one label per record. Nothing was "
+            "evaluated. Check the shapes of X and y."
         )
     if _task(model, labels, task) == "regression":
         return labels.astype(np.float64), predicted.astype(np.float64)
     known = np.asarray(getattr(model, "classes_", predicted))
     every = np.unique(known)
-    for said in (labels, predicted):
-        every = every if np.isin(said, every).all() else np.union1d(every, said)
+    for seen in (labels, predicted):
+        every = every if np.isin(seen, every).all() else np.union1d(every, seen)
 
-    def columns(values: Any) -> Array | None:
-        values = np.asarray(values, dtype=np.float64)
+    def columns(given: Any) -> Array | None:
+        values = np.asarray(given, dtype=np.float64)
         if values.ndim == 1:  # the margin of the second of two classes
             return values if len(every) == 2 and len(known) == 2 else None
         out = np.full((len(values), len(every)), -np.inf)
@@ -246,26 +271,24 @@ def _scored(model: Any, X: Any, y: ArrayLike, task: str | None) -> _Scored | tup
     scores = chances if given_scores is None else columns(given_scores)
     if scores is not None and scores.ndim == 2 and len(every) == 2:
         scores = scores[:, 1]
-    return _Scored(
-        np.searchsorted(every, labels),
-        np.searchsorted(every, predicted),
-        scores,
-        chances,
-        len(every),
-    )
+    codes, answered = (np.searchsorted(every, seen) for seen in (labels, predicted))
+    return _Classified(codes, answered, scores, chances, len(every))
 
 
-def _answers(model: Any, X: Any) -> tuple[Array, Any, Any]:
-    """Return predictions, and chances and scores or None; of a linear model all that follows from scores found once."""
+def _ask(model: Any, X: Any) -> tuple[Array, Any, Any]:
+    """Return predictions, probabilities and scores, the latter two None where there are none.
+
+    A linear model of this project computes its scores once and derives the rest from them.
+    """
     if hasattr(model, "_answers"):
         scores = model.decision_function(X)
         return (*model._answers(scores), scores)
-    asked = (getattr(model, name, None) for name in ("predict_proba", "decision_function"))
-    chances, scores = (None if ask is None else ask(X) for ask in asked)
+    methods = (getattr(model, name, None) for name in ("predict_proba", "decision_function"))
+    chances, scores = (None if method is None else method(X) for method in methods)
     return np.asarray(model.predict(X)), chances, scores
 
 
-def _task(model: Any, labels: Array, task: str | None) -> str:
+def _task(model: Predictor, labels: Array, task: str | None) -> str:
     _require(
         "task",
         task,
@@ -277,81 +300,41 @@ def _task(model: Any, labels: Array, task: str | None) -> str:
     if hasattr(model, "classes_"):
         return "regression" if np.ndim(model.classes_) == 0 else "classification"
     by_labels = type_of_target(labels).startswith("continuous")
-    return (
-        "regression"
-        if by_labels or (isinstance(model, BaseEstimator) and is_regressor(model))
-        else "classification"
-    )
+    by_model = isinstance(model, BaseEstimator) and is_regressor(model)
+    return "regression" if by_labels or by_model else "classification"
 
 
-def _of_regression(labels: Array, predicted: Array, level: float) -> Evaluation:
+def _evaluate_regression(labels: Array, predicted: Array, level: float) -> Evaluation:
     squares, spread = np.square(labels - predicted), np.square(labels - labels.mean())
-    mean = _mean(squares, level)
+    mean = intervals.mean(squares, level)
+    ends = (mean.value, mean.low, mean.high)
     found = {
-        "rmse": Measure(*(math.sqrt(max(one, 0.0)) for one in (mean.value, mean.low, mean.high))),
-        "mae": _mean(np.abs(labels - predicted), level),
+        "rmse": Measure(*(math.sqrt(max(end, 0.0)) for end in ends)),
+        "mae": intervals.mean(np.abs(labels - predicted), level),
     }
     if (whole := float(spread.mean())) > 0:
         ratio = float(squares.mean()) / whole
         # The ratio of two means moves with each record by (its square - ratio * its spread) / the
         # mean spread.
-        found["r2"] = _mean(1 - ratio - (squares - ratio * spread) / whole, level)
+        found["r2"] = intervals.mean(1 - ratio - (squares - ratio * spread) / whole, level)
     return Evaluation(found, len(labels), level, (), squares)
 
 
-# ---------------------------------------------------------------------------------------------------------- intervals
-
-
-def _proportion(count: int, n: int, level: float) -> Measure:
-    """Return count / n with the exact binomial interval of Clopper and Pearson."""
-    interval = stats.binomtest(count, n).proportion_ci(level, method="exact")
-    return Measure(count / n, float(interval.low), float(interval.high))
-
-
-def _mean(values: Array, level: float) -> Measure:
-    value, n = float(values.mean()), len(values)
-    half = (
-        float(stats.norm.isf((1 - level) / 2) * values.std(ddof=1) / math.sqrt(n))
-        if n > 1
-        else math.inf
-    )
-    return Measure(value, value - half, value + half)
-
-
-def _bootstrap(
-    counts: Array,
-    statistic: Callable[[Array], Array],
-    resamples: int,
-    level: float,
-    source: Source,
-    *,
-    pivotal: bool = False,
-) -> Measure:
-    """Draw the cells of a table of counts again, as drawing its records again would, and return the range."""
-    cells, n = counts.ravel(), int(counts.sum())
-    drawn, left, mass = np.zeros((resamples, cells.size)), np.full(resamples, float(n)), n
-    for i in np.flatnonzero(cells):  # a multinomial is a chain of binomials
-        share = cells[i] / mass
-        drawn[:, i] = stats.binom.ppf(source.uniform(resamples), left, share) if share < 1 else left
-        left, mass = left - drawn[:, i], mass - cells[i]
-    value = float(statistic(counts[None])[0])
-    low, high = np.quantile(
-        statistic(drawn.reshape(resamples, *counts.shape)), ((1 - level) / 2, (1 + level) / 2)
-    )
-    if pivotal:
-        low, high = max(0.0, 2 * value - high), max(0.0, 2 * value - low)
-    return Measure(value, float(low), float(high))
+# ------------------------------------------------------------------------- calibration and AUC
 
 
 def _reliability(confidence: Array, wrong: Array, bins: int) -> tuple[Array, Array]:
-    """Return, by (bin, wrong or right), how many records there are and the sum of their confidences."""
+    """Return counts of records, and sums of their confidences, by (bin, wrong or right)."""
     cell = 2 * np.minimum((confidence * bins).astype(int), bins - 1) + ~wrong
     counts = np.bincount(cell, minlength=2 * bins)
     return counts.reshape(bins, 2), np.bincount(cell, confidence, 2 * bins).reshape(bins, 2)
 
 
-def _gap_of(counts: Array, sums: Array) -> Callable[[Array], Array]:
-    """Return the mean gap between confidence and accuracy, for tables of counts like this one."""
+def _calibration_gap(counts: Array, sums: Array) -> Callable[[Array], Array]:
+    """Return the mean gap between confidence and accuracy, as a function of tables of counts.
+
+    The confidence of a cell is taken from the given table; only the counts are drawn again.
+    """
     confidence = sums / np.maximum(counts, 1)
 
     def gap(tables: Array) -> Array:
@@ -362,22 +345,23 @@ def _gap_of(counts: Array, sums: Array) -> Callable[[Array], Array]:
 
 
 def _auc(scores: Array, codes: Array, present: Array) -> float:
-    """Return the AUC alone: what the parts of `_auc_parts` sum up to, by counting pairs in order."""
+    """Return the AUC without an interval: count the pairs in order, in sorted arrays."""
     tasks = [(1, scores)] if scores.ndim == 1 else [(k, scores[:, k]) for k in present]
-    found = []
+    values = []
     for k, column in tasks:
         inside, outside = np.sort(column[codes == k]), np.sort(column[codes != k])
-        below = sum(
+        below = sum(  # counts every pair twice, so that a tie counts half
             int(np.searchsorted(outside, inside, side).sum()) for side in ("left", "right")
-        )  # twice, ties half
-        found.append(below / (2 * len(inside) * len(outside)))
-    return float(np.mean(found))
+        )
+        values.append(below / (2 * len(inside) * len(outside)))
+    return float(np.mean(values))
 
 
-def _auc_parts(scores: Array, codes: Array) -> tuple[Array, Array] | None:
-    """Return each record's part in the AUC (they sum to twice it) and its class; None if only one class occurs.
+def _auc_parts(scores: Array, codes: Array) -> Array | None:
+    """Return each record's part in the AUC; they sum to twice it. None if only one class occurs.
 
-    Of more than two classes, each that occurs is told from the rest, and the results are averaged.
+    Of more than two classes, each that occurs is compared with the rest, and the results are
+    averaged.
     """
     present = np.unique(codes)
     if len(present) < 2:
@@ -387,189 +371,11 @@ def _auc_parts(scores: Array, codes: Array) -> tuple[Array, Array] | None:
     for k, column in tasks:
         inside = codes == k
         ranks = stats.rankdata(column)
-        for own in (
-            inside,
-            ~inside,
-        ):  # ranks among all, less those among their own: DeLong's structural components
+        # A rank among all less the rank among one's own class: DeLong's structural components.
+        for own in (inside, ~inside):
             better = (ranks[own] - stats.rankdata(column[own])) / (~own).sum()
             parts[own] += (better if own is inside else 1 - better) / own.sum() / len(tasks)
-    return parts, codes
-
-
-def _auc_interval(parts: Array, codes: Array, level: float) -> Measure:
-    """Return the AUC with DeLong's interval on the logit scale, or an exact one where the variance says nothing."""
-    value = float(parts.sum() / 2)
-    groups = [parts[codes == k] for k in np.unique(codes)]
-    fewest = min(map(len, groups))
-    variance = sum(len(one) * one.var(ddof=1) for one in groups) if fewest > 1 else 0.0
-    if variance <= 1e-20 or not 0 < value < 1:
-        # All or no pairs are in order. No more is known than so many independent pairs would show.
-        exact = _proportion(round(value * fewest), fewest, level)
-        return Measure(value, min(exact.low, value), max(exact.high, value))
-    half = float(stats.norm.isf((1 - level) / 2) * math.sqrt(variance) / (value * (1 - value)))
-    middle = float(special.logit(value))
-    return Measure(value, float(special.expit(middle - half)), float(special.expit(middle + half)))
-
-
-# --------------------------------------------------------------------------------------------------- does joining help
-
-
-@dataclass(frozen=True)
-class Gap:
-    """What joining gains over another choice, on the same test records: `other` less `joined`."""
-
-    other: float
-    joined: float
-    gain: Measure
-    p_value: float
-    n_records: int
-    level: float
-    share: bool  # of records misclassified, rather than a mean squared error
-
-    @property
-    def verdict(self) -> str:
-        """``"better"``, ``"worse"`` or ``"unclear"``: what the interval says of joining."""
-        return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "unclear"
-
-
-def paired_gap(
-    other: Evaluation | ArrayLike, joined: Evaluation | ArrayLike, *, level: float = 0.95
-) -> Gap:
-    """Compare two models on the same records: Bonett and Price's interval (2012) and McNemar's exact test for errors.
-
-    Either argument is an `Evaluation`, or a loss per record: whether it was wrong, or its squared
-    error.
-    """
-    a, b = (
-        np.asarray(one.losses if isinstance(one, Evaluation) else one) for one in (other, joined)
-    )
-    if a.shape != b.shape or a.ndim != 1 or not len(a) or a.dtype != b.dtype:
-        raise SchemaMismatch(
-            "A paired comparison needs the losses of both models on the same test records. "
-            "Nothing was compared. Evaluate both on one table."
-        )
-    n, z = len(a), float(stats.norm.isf((1 - level) / 2))
-    if a.dtype != bool:
-        gain = _mean(a.astype(np.float64) - b, level)
-        sure = (gain.high - gain.low) / 2 / z  # one standard error
-        p_value = float(2 * stats.norm.sf(abs(gain.value) / sure)) if sure > 0 else 1.0
-        return Gap(float(a.mean()), float(b.mean()), gain, p_value, n, level, False)
-    mended, spoilt = int((a & ~b).sum()), int((b & ~a).sum())
-    up, down = (mended + 1) / (n + 2), (spoilt + 1) / (n + 2)
-    half = z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
-    gain = Measure((mended - spoilt) / n, max(-1.0, up - down - half), min(1.0, up - down + half))
-    p_value = float(stats.binomtest(mended, mended + spoilt).pvalue) if mended + spoilt else 1.0
-    return Gap(float(a.mean()), float(b.mean()), gain, p_value, n, level, True)
-
-
-@dataclass(frozen=True)
-class Joining:
-    """Whether joining helps one site: only if it clearly beats the site alone and every alternative."""
-
-    site: str
-    epsilon: float
-    alone: Gap
-    alternatives: Mapping[str, Gap]
-
-    @property
-    def helps(self) -> bool | None:
-        """True if joining is clearly better than all else, False if something is clearly better, None if unclear."""
-        verdicts = {self.alone.verdict, *(gap.verdict for gap in self.alternatives.values())}
-        return True if verdicts == {"better"} else False if "worse" in verdicts else None
-
-    def __str__(self) -> str:
-        gap = self.alone
-        clear = {"better": "lower", "worse": "HIGHER", "unclear": "not clearly different"}[
-            gap.verdict
-        ]
-        answer = {True: "helps", False: "does not help", None: "does not clearly help"}[self.helps]
-        unit, scale = (" points", 100) if gap.share else ("", 1)
-        low, high = scale * gap.gain.low, scale * gap.gain.high
-        text = (
-            f"Joining {answer} {self.site} at epsilon={self.epsilon:g}: its error is {clear}, "
-            f"{_amount(gap, gap.joined)} instead of {_amount(gap, gap.other)} alone, a gain of "
-            f"{scale * gap.gain.value:.3g}{unit} ({gap.level:.0%} interval {low:.3g} to "
-            f"{high:.3g}, p={gap.p_value:.2g}) on {gap.n_records:,} public test records"
-        )
-        words = {"better": "errs more", "worse": "errs LESS", "unclear": "errs about as much"}
-        others = [
-            f"{name} {words[one.verdict]} ({_amount(one, one.other)})"
-            for name, one in self.alternatives.items()
-        ]
-        return "; ".join([text, *others]) + "."
-
-
-def _amount(gap: Gap, value: float) -> str:
-    return f"{value:.1%}" if gap.share else f"{value:.4g}"
-
-
-def joining_helps(
-    alone: Evaluation | ArrayLike,
-    joined: Evaluation | ArrayLike,
-    *,
-    epsilon: float,
-    site: str = "this site",
-    alternatives: Mapping[str, Evaluation | ArrayLike] | None = None,
-    level: float = 0.95,
-) -> Joining:
-    """Tell one site, in a sentence (`str` of the result), whether joining helps it, by how much and how surely.
-
-    Parameters
-    ----------
-    alone, joined
-        The site's own private model and the ensemble, evaluated on the same public test records.
-    alternatives
-        What the site could do instead, by name: its own exact model that never leaves it, public
-        records alone.
-    """
-    others = {
-        name: paired_gap(one, joined, level=level) for name, one in (alternatives or {}).items()
-    }
-    return Joining(site, epsilon, paired_gap(alone, joined, level=level), others)
-
-
-@dataclass(frozen=True)
-class HonestTable:
-    """Ensembles beside everything they have to beat; prints as a table, with gaps to the first ensemble."""
-
-    rows: tuple[tuple[str, Measure, Gap | None], ...]
-
-    def __str__(self) -> str:
-        width = max(len(title) for title, _, _ in self.rows)
-        lines = [f"{'':<{width}}   error  interval          gain of joining"]
-        for title, found, gap in self.rows:
-            shown = (
-                ""
-                if gap is None
-                else f"{gap.gain.value:+.4f} ({gap.gain.low:+.4f} to {gap.gain.high:+.4f})"
-            )
-            lines.append(
-                f"{title:<{width}}  {found.value:.4f}  {found.low:.4f} to {found.high:.4f}  {shown}".rstrip()
-            )
-        return "\n".join(lines)
-
-
-def honest_table(
-    joined: Mapping[str, Evaluation],
-    *,
-    public: Evaluation | None,
-    alone: Mapping[str, Evaluation],
-    pooled_private: Evaluation,
-    pooled_exact: Evaluation,
-) -> HonestTable:
-    """Put ensembles beside the baselines; none can be left out (`public` is None where there are no such records)."""
-    if not joined or not alone:
-        raise SettingsError(
-            "An honest table needs an ensemble and at least one site alone. Nothing was compared."
-        )
-    first = next(iter(joined.values()))
-    others = {"public records alone": public} if public is not None else {}
-    others |= {f"{name} alone": one for name, one in alone.items()}
-    others |= {"pooled, private": pooled_private, "pooled, no privacy": pooled_exact}
-    ours = [(f"joined: {name}", one.main, None) for name, one in joined.items()]
-    return HonestTable(
-        (*ours, *((name, one.main, paired_gap(one, first)) for name, one in others.items()))
-    )
+    return parts
 
 
 def _require(name: str, value: object, fits: bool, must: str) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import clone
 
+from consilience.evaluation.measures import f1_scores
 from consilience.learners.linear import (
     PrivateLinearSVC,
     PrivateLogisticRegression,
@@ -170,19 +171,8 @@ def _counts(X: Any, y: Array, classes: Array) -> Callable[[Array, Array], list[d
 
 
 def _of_confusion(confusion: Array) -> list[dict[str, float]]:
-    right, total = (
-        np.diagonal(confusion, axis1=1, axis2=2),
-        confusion.sum(axis=1) + confusion.sum(axis=2),
-    )
-    each = 2 * right / np.maximum(total, 1)
-    share = right.sum(axis=1) / confusion.sum(axis=(1, 2))
-    found = {"error": 1 - share}
-    if confusion.shape[1] == 2:
-        found["f1"] = each[:, 1]
-    found |= {
-        "f1_micro": share,
-        "f1_macro": each.sum(axis=1) / np.maximum((total > 0).sum(axis=1), 1),
-    }
+    found = {name: score(confusion) for name, score in f1_scores(confusion.shape[1]).items()}
+    found = {"error": 1 - found["f1_micro"], **found}  # the share of right answers
     return [
         dict(zip(found, map(float, one), strict=True)) for one in zip(*found.values(), strict=True)
     ]

@@ -19,23 +19,13 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from scipy import stats
 
 from consilience.errors import SettingsError
+from consilience.evaluation.baselines import ALTERNATIVES, EXACT, POOLED, PUBLIC, TITLES
+from consilience.evaluation.compare import Joining, repeated_gap
 from consilience.privacy.guarantee import Guarantee
 
 Array = NDArray[Any]
-
-PUBLIC, LOCAL, BEST, OWN = "public-only", "local-mean", "local-best", "local-exact"
-POOLED, EXACT = "pooled-private", "pooled-exact"
-TITLES = {
-    PUBLIC: "public records alone, tuned on them",
-    LOCAL: "a site alone, private (mean of sites)",
-    BEST: "a site alone, private (best, in hindsight)",
-    OWN: "a site alone, exact, kept to itself (mean)",
-    POOLED: "all records pooled, private",
-    EXACT: "all records pooled, no privacy, same settings",
-}
 
 
 @dataclass(frozen=True)
@@ -153,34 +143,14 @@ class Report:
         ours = [method for method, kind in self._kinds.items() if kind == "distributed"]
         ours = [method for method in ours if self.values(learner, epsilon, method).size]
         best = min(ours, key=lambda method: self.values(learner, epsilon, method).mean())
-        rivals = {LOCAL: "a site alone with the same privacy", PUBLIC: "the public records alone"}
-        words, gaps = [], {}
-        for rival, title in {**rivals, OWN: "a site's own exact model, kept to itself"}.items():
-            other = self.values(learner, epsilon, rival)
-            if other.size:
-                low, high = self._interval(other - self.values(learner, epsilon, best))
-                gaps[rival] = (
-                    "lower than"
-                    if low > 0
-                    else "HIGHER than"
-                    if high < 0
-                    else "not clearly different from"
-                )
-                sure = (
-                    f"gain {low:+.3f} to {high:+.3f}"
-                    if low > -math.inf
-                    else "no interval from one repeat"
-                )
-                words.append(f"{gaps[rival]} {title} ({self._shown(other)}, {sure})")
-        helps = "helps" if set(gaps.values()) == {"lower than"} else "does not clearly help"
-        helps = "does not help" if "HIGHER than" in gaps.values() else helps
+        joining = self.joining(learner, epsilon, best)
         chosen = f", the best in hindsight of {len(ours)} aggregators," if len(ours) > 1 else ""
         text = (
             f"{learner} at epsilon={epsilon}: joining {self.settings['sites']} sites by "
-            f"{best}{chosen} {helps}. Its {self.main} is "
+            f"{best}{chosen} {joining.answer}. Its {self.main} is "
             f"{self._shown(self.values(learner, epsilon, best))}"
         )
-        text += f": {'; '.join(words)}." if words else ", with nothing to compare it with."
+        text += f": {joining.comparison}." if joining.gaps else ", with nothing to compare it with."
         with_and_without = {EXACT: "without privacy", POOLED: "with it"}
         pooled = {
             how: self.values(learner, epsilon, method) for method, how in with_and_without.items()
@@ -193,7 +163,7 @@ class Report:
         if helped.size:
             n_helped = float(helped.mean()) * self.settings["sites"]
             text += f" On average {n_helped:.1f} sites do better than alone with the same privacy."
-        if PUBLIC not in gaps:
+        if ALTERNATIVES[PUBLIC] not in joining.gaps:
             labelled = self.settings.get("labelled", False)
             text += f" There {'is no model of the public records' if labelled else 'were no labelled public records'}"
             text += " to compare with."
@@ -202,21 +172,23 @@ class Report:
     def _shown(self, values: Array) -> str:
         return f"{values.mean():.1%}" if self.main == "error" else f"{values.mean():.4g}"
 
-    def _interval(self, gaps: Array, level: float = 0.95) -> tuple[float, float]:
-        """Return where the mean of paired gaps lies; divisions overlap, for which Nadeau and Bengio (2003) correct."""
-        if len(gaps) < 2:
-            return -math.inf, math.inf
+    def joining(self, learner: str, epsilon: str, method: str) -> Joining:
+        """Compare one ensemble, repeat by repeat, with what a site could do instead."""
         overlap = (
             self.settings["test"] / max(1, sum(self.settings["sizes"]))
             if self.settings["resampled"]
             else 0.0
         )
-        half = (
-            stats.t.isf((1 - level) / 2, len(gaps) - 1)
-            * gaps.std(ddof=1)
-            * math.sqrt(1 / len(gaps) + overlap)
-        )
-        return float(gaps.mean() - half), float(gaps.mean() + half)
+        joined = self.values(learner, epsilon, method)
+        others = {
+            title: self.values(learner, epsilon, name) for name, title in ALTERNATIVES.items()
+        }
+        gaps = {
+            title: repeated_gap(other, joined, overlap=overlap)
+            for title, other in others.items()
+            if other.size
+        }
+        return Joining(gaps, self.main)
 
     def __str__(self) -> str:
         lines, found = [], self.table()

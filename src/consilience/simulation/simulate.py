@@ -39,13 +39,7 @@ from sklearn.utils.validation import check_X_y
 from consilience.aggregators.distillation.tally import Tally, count_votes
 from consilience.aggregators.members import as_members
 from consilience.errors import SettingsError
-from consilience.evaluation.measures import measures
-from consilience.learners.tuning import choose_on_public
-from consilience.privacy.guarantee import Guarantee
-from consilience.privacy.mechanisms import Noise, Source
-from consilience.progress import Progress
-from consilience.simulation.many import can_fit_many, fit_many, measure_many
-from consilience.simulation.report import (
+from consilience.evaluation.baselines import (
     BEST,
     EXACT,
     LOCAL,
@@ -53,10 +47,14 @@ from consilience.simulation.report import (
     POOLED,
     PUBLIC,
     TITLES,
-    Report,
-    Row,
-    Summary,
+    public_only,
 )
+from consilience.evaluation.measures import main_metric, measures
+from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.mechanisms import Noise, Source
+from consilience.progress import Progress
+from consilience.simulation.many import can_fit_many, fit_many, measure_many
+from consilience.simulation.report import Report, Row, Summary
 from consilience.simulation.sweep import Store, check_backend, sweep
 from consilience.tables.groups import split_sites
 from consilience.tables.public import Public
@@ -78,7 +76,6 @@ __all__ = [
 Array = NDArray[Any]
 
 _ORDER = {method: place for place, method in enumerate(TITLES)}
-PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
 # with more, a report has no row for each single site, and of single sites what can be counted
 SITES_LISTED = 100
 SITES_TOGETHER, RECORDS_TOGETHER = (
@@ -613,7 +610,9 @@ class _Cell:
             found["global", EXACT] = self._measured(pooled)
         if PUBLIC in wanted and public is not None and public.y is not None:
             with self._timed(PUBLIC):
-                alone = _public_only(self.plan, self.name, public, self.repeat)
+                size, who = len(public.y), (self.repeat, "public")
+                made = self.plan.make(self.name, math.inf, size=size, who=who)
+                alone = public_only(made, public)
             found["public", PUBLIC] = self._measured(alone)
         return found
 
@@ -634,7 +633,7 @@ class _Cell:
             members = self._members(epsilons, [(*cell, *drawn, site) for site in self.held])
         if plan.baselines & {LOCAL, BEST}:
             alone = self._each(members)
-            best = min(alone, key=lambda one: one[_main(one)])
+            best = min(alone, key=lambda one: one[main_metric(one)])
             both = {LOCAL: _mean(alone), BEST: best}
             found |= {
                 ("local", method): both[method]
@@ -660,7 +659,7 @@ class _Cell:
                 stated[method] = one
         if len(self.held) <= SITES_LISTED:
             for site, one in zip(self.held, alone, strict=False):
-                found["site", f"site-{site + 1:03}"] = {_main(one): one[_main(one)]}
+                found["site", f"site-{site + 1:03}"] = {main_metric(one): one[main_metric(one)]}
         return found, stated
 
     def _members(self, epsilons: list[float], names: list[Any]) -> list[Any]:
@@ -681,7 +680,7 @@ class _Cell:
         for metric, others in (("helped", alone), ("helped_exact", own)):
             if others:
                 found[metric] = float(
-                    np.mean([found[_main(one)] < one[_main(one)] for one in others])
+                    np.mean([found[main_metric(one)] < one[main_metric(one)] for one in others])
                 )
         return found
 
@@ -756,26 +755,6 @@ def _bytes(members: Sequence[Any]) -> float:
     """Return the size of the arrays that a site hands over, on average."""
     sizes = [sum(part.nbytes for part in one._state().values()) for one in members]
     return float(np.mean(sizes)) if sizes else 0.0
-
-
-def _main(found: Mapping[str, float]) -> str:
-    return "error" if "error" in found else "rmse"
-
-
-def _public_only(plan: _Plan, name: str, public: Public, repeat: int) -> Any:
-    """Train on the public records alone, with the ridge that cross-validation on them prefers."""
-    made, y = (
-        plan.make(name, math.inf, size=len(public.y), who=(repeat, "public")),
-        np.asarray(public.y),
-    )
-    fewest = int(np.unique(y, return_counts=True)[1].min()) if is_classifier(made) else len(y)
-    if hasattr(made, "regularization") and (folds := min(5, fewest)) > 1:
-        size = len(y) * (folds - 1) // folds
-        grid = {"regularization": PUBLIC_RIDGES}
-        made.set_params(
-            **choose_on_public(made, grid, public.X, y, n_records=size, cv=folds, repeats=1)
-        )
-    return made.fit(public.X, y)
 
 
 def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,0 +1,153 @@
+import math
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_classification
+
+from consilience.aggregators.average import Average
+from consilience.evaluation.baselines import (
+    BEST_ROW,
+    MEDIAN_ROW,
+    PUBLIC_RIDGES,
+    PUBLIC_ROW,
+    assess,
+    compare_rows,
+    public_only,
+)
+from consilience.evaluation.compare import paired_gap
+from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
+from consilience.learners.trees.forest import PrivateForestClassifier
+from consilience.learners.tuning import choose_on_public
+from consilience.tables.public import Public
+
+
+def table(n=90, seed=0):
+    X, y = make_classification(n, 6, flip_y=0.1, random_state=seed)
+    return X / np.linalg.norm(X, axis=1).max(), y
+
+
+def logistic(**settings):
+    return PrivateLogisticRegression(
+        epsilon=math.inf, regularization=10.0, classes=[0, 1], **settings
+    )
+
+
+def test_public_records_alone_are_tuned_by_cross_validation_on_them():
+    X, y = table()
+    found = public_only(logistic(), Public(X, y))
+    grid = {"regularization": PUBLIC_RIDGES}
+    best = choose_on_public(logistic(), grid, X, y, n_records=72, cv=5, repeats=1)
+    assert found.regularization == best["regularization"] != 10.0
+    assert np.array_equal(found.coef_, logistic().set_params(**best).fit(X, y).coef_)
+
+
+def test_public_records_with_one_record_of_a_class_are_not_tuned():
+    X, y = table()
+    y = (np.arange(len(y)) == 0).astype(int)
+    assert public_only(logistic(), Public(X, y)).regularization == 10.0
+
+
+def test_learners_of_persons_regressors_and_trees_have_a_public_baseline_too():
+    X, y = table()
+    person = logistic(unit="person", records_per_person=3)
+    assert np.array_equal(
+        public_only(person, Public(X, y)).coef_, public_only(logistic(), Public(X, y)).coef_
+    )
+    ridge = PrivateRidge(epsilon=math.inf, regularization=1e-3)
+    assert public_only(ridge, Public(X, X[:, 0])).regularization in PUBLIC_RIDGES
+    bounds = [(-1, 1)] * X.shape[1]
+    forest = PrivateForestClassifier(
+        epsilon=math.inf, bounds=bounds, classes=[0, 1], public_size=90, random_state=0
+    )
+    assert public_only(forest, Public(X, y)).predict(X).shape == y.shape
+
+
+def row(method, kind, error, gain=None):
+    found = {"method": method, "kind": kind, "error": {"value": error, "low": 0.0, "high": 1.0}}
+    return (
+        found
+        if gain is None
+        else {**found, "gain": dict(zip(("value", "low", "high"), gain, strict=True))}
+    )
+
+
+def test_the_verdict_of_a_release_is_read_from_the_gains_of_its_rows():
+    release = row("Average (size)", "study", 0.2)
+    public = row(PUBLIC_ROW, "baseline", 0.3, (0.1, 0.05, 0.15))
+    median = row(MEDIAN_ROW, "baseline", 0.25, (0.05, 0.01, 0.09))
+    best = row(BEST_ROW, "baseline", 0.1, (-0.1, -0.15, -0.05))
+    other = row("PublicBlend", "other", 0.1, (-0.1, -0.15, -0.05))
+    found = compare_rows([release, public, median, best, other])
+    assert found.helps  # neither the best in hindsight nor other ways to join are alternatives
+    assert found.comparison == (
+        f"lower than {PUBLIC_ROW} (30.0%, gain +0.050 to +0.150); "
+        f"lower than {MEDIAN_ROW} (25.0%, gain +0.010 to +0.090)"
+    )
+    worse = row(PUBLIC_ROW, "baseline", 0.1, (-0.1, -0.15, -0.05))
+    assert compare_rows([release, worse, median]).helps is False
+
+
+@pytest.mark.parametrize("rows", [[], ["study"], ["baseline"], ["study", "baseline"]])
+def test_releases_that_were_not_compared_record_by_record_have_no_verdict(rows):
+    assert compare_rows([row("any", kind, 0.2) for kind in rows]) is None
+
+
+class Study:
+    """What `assess` asks of a study."""
+
+    aggregator, aggregator_settings = "Average", {"weights": "size"}
+    schema, epsilon_range, trusted = SimpleNamespace(classes=[0, 1]), (1.0, 2.0), False
+    draws_noise = False
+
+    def build(self, epsilon):
+        return logistic().set_params(epsilon=epsilon)
+
+
+def test_every_row_but_the_release_has_its_gain_on_the_same_test_records():
+    X, y = table(900)
+    members = [logistic().fit(X[i:300:3], y[i:300:3]) for i in range(3)]
+    contributions = [SimpleNamespace(learner=member) for member in members]
+    ensemble, test = Average("size").combine(members), Public(X[400:], y[400:])
+    given = {"contributions": contributions, "public": Public(X[300:400], y[300:400])}
+    rows = assess(ensemble, study=Study(), test=test, **given)
+    kinds = {found["method"]: found["kind"] for found in rows}
+    assert kinds == {
+        "Average (size)": "study",
+        PUBLIC_ROW: "baseline",
+        MEDIAN_ROW: "baseline",
+        BEST_ROW: "baseline",
+        **dict.fromkeys(
+            (
+                "Average (equal)",
+                "Average (precision)",
+                "PublicBlend",
+                "FeatureMethod",
+                "SiteBoosting",
+            ),
+            "other",
+        ),
+    }
+    assert "gain" not in rows[0]
+    best = min(members, key=lambda member: np.mean(member.predict(test.X) != test.y))
+    gap = paired_gap(best.predict(test.X) != test.y, ensemble.predict(test.X) != test.y)
+    assert next(found for found in rows if found["method"] == BEST_ROW)["gain"] == asdict(gap.gain)
+    assert compare_rows(rows) is not None
+    assert assess(ensemble, study=Study(), test=None, **given) == []
+
+
+@pytest.mark.parametrize("setting", ["trusted", "draws_noise"])
+def test_members_that_are_not_private_by_themselves_are_not_measured(setting):
+    X, y = table(600)
+    members = [logistic().fit(X[i:300:3], y[i:300:3]) for i in range(3)]
+    study, test = Study(), Public(X[400:], y[400:])
+    setattr(study, setting, True)
+    rows = assess(
+        Average("size").combine(members),
+        study=study,
+        contributions=[SimpleNamespace(learner=member) for member in members],
+        public=Public(X[300:400], y[300:400]),
+        test=test,
+    )
+    assert [found["method"] for found in rows] == ["Average (size)", PUBLIC_ROW]
