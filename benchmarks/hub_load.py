@@ -37,8 +37,8 @@ from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 
 from consilience.files.sealed import Sealed, SigningKey
-from consilience.hub.auth import Rate
 from consilience.hub.operating import add_coordinator, opened
+from consilience.hub.rates import Rate
 from consilience.hub.store import hashed, now
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger

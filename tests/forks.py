@@ -125,8 +125,8 @@ def settle(folder: Path, url: str | None) -> None:
 
 
 def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
-    from consilience.hub.auth import Rate
     from consilience.hub.operating import serve
+    from consilience.hub.rates import Rate
 
     free = Rate(1e6, 1e6)
     more |= {"by_address": free, "by_key": free, "by_guess": free}
@@ -207,7 +207,7 @@ def _say(text: str) -> None:
 
 
 def _main() -> None:
-    import consilience.hub.app  # noqa: F401 - for the children
+    import consilience.hub.api.app  # noqa: F401 - for the children
     import consilience.site.site  # noqa: F401 - for the children
 
     work = {"hub": _hub, "site": _site}[sys.argv[1]]

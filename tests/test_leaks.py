@@ -22,9 +22,9 @@ import sqlalchemy as sa
 
 from consilience import Budget
 from consilience.cli.app import main
-from consilience.hub import tables
 from consilience.hub.auth import new_token
 from consilience.hub.hub import Hub, Settings
+from consilience.hub.store import tables
 from consilience.learners.linear import PrivateLogisticRegression, classification_task
 from consilience.site.site import Site
 from forks import HubProcess

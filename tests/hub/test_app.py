@@ -416,7 +416,7 @@ def test_coordinators_log_in_with_a_password(sqlite_world: Any, tools: Any) -> N
 
 
 def test_files_beyond_the_limit_are_refused(tmp_path: Any, tools: Any) -> None:
-    from consilience.hub.app import create_app
+    from consilience.hub.api.app import create_app
 
     settings = tools.quick(tmp_path / "hub", most_bytes=10_000)
     with tools.Client(create_app(settings)) as client:
@@ -438,8 +438,8 @@ def test_files_beyond_the_limit_are_refused(tmp_path: Any, tools: Any) -> None:
 
 
 def test_requests_beyond_the_rate_are_refused(tmp_path: Any, tools: Any) -> None:
-    from consilience.hub.app import create_app
-    from consilience.hub.auth import Rate
+    from consilience.hub.api.app import create_app
+    from consilience.hub.rates import Rate
 
     settings = tools.quick(tmp_path / "hub", by_key=Rate(0.001, 3), by_guess=Rate(0.001, 4))
     with tools.Client(create_app(settings)) as client:
@@ -460,8 +460,8 @@ def test_requests_beyond_the_rate_are_refused(tmp_path: Any, tools: Any) -> None
 def test_an_address_beyond_its_rate_is_told_so_in_the_words_it_reads(
     tmp_path: Any, tools: Any
 ) -> None:
-    from consilience.hub.app import create_app
-    from consilience.hub.auth import Rate
+    from consilience.hub.api.app import create_app
+    from consilience.hub.rates import Rate
 
     with tools.Client(
         create_app(tools.quick(tmp_path / "hub", by_address=Rate(0.001, 2)))

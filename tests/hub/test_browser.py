@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from consilience.hub.app import create_app
+from consilience.hub.api.app import create_app
 from consilience.hub.auth import hash_password
 from consilience.protocol import HEADER, digest, sign_request
 

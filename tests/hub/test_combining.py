@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from consilience.files.release import Release
-from consilience.hub.app import create_app
+from consilience.hub.api.app import create_app
 from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub
 from consilience.privacy.guarantee import Budget

@@ -35,7 +35,8 @@ from consilience.files.sealed import (
     is_signed,
     message_of,
 )
-from consilience.hub.app import ROUTES, create_app
+from consilience.hub.api.app import create_app
+from consilience.hub.api.routes import ROUTES
 from consilience.hub.auth import hash_password
 from consilience.protocol import ERRORS, HEADER, digest, sign_request
 from consilience.study.collect import Publication

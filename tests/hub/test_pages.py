@@ -9,11 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from consilience.errors import SettingsError
-from consilience.hub import charts, overview, showing
-from consilience.hub.auth import Rate, hash_password, new_token
-from consilience.hub.overview import Chain
-from consilience.hub.pages import HEADERS, PAGES
-from consilience.hub.tables import audit, contributions, settings, sites
+from consilience.hub.auth import hash_password, new_token
+from consilience.hub.dashboard import charts
+from consilience.hub.dashboard.pages import PAGES
+from consilience.hub.dashboard.quality import measure_quality
+from consilience.hub.dashboard.visits import HEADERS
+from consilience.hub.rates import Rate
+from consilience.hub.store.audit import Chain
+from consilience.hub.store.tables import audit, contributions, settings, sites
 from consilience.privacy.guarantee import Budget
 
 PASSWORD = "correct horse battery"
@@ -147,7 +150,7 @@ def test_guessing_is_slowed_down(tools: Any, tmp_path: Any) -> None:
 
 
 def tools_app(tools: Any, folder: Any, **more: Any) -> Any:
-    from consilience.hub.app import create_app
+    from consilience.hub.api.app import create_app
 
     return create_app(tools.quick(folder / "hub", **more))
 
@@ -651,21 +654,18 @@ def test_the_audit_page_tells_whether_the_chain_is_whole(world: Any, tools: Any)
     assert "changed" in page
 
 
-def test_a_shortened_log_is_noticed_and_a_long_one_takes_several_looks(
-    sqlite_world: Any, monkeypatch: Any
-) -> None:
+def test_a_shortened_log_is_noticed_and_a_long_one_takes_several_looks(sqlite_world: Any) -> None:
     store = sqlite_world.hub.store
     for i in range(20):
         store.log("someone", "something", i=i)
-    monkeypatch.setattr(overview, "MOST_WALKED", 8)
     chain = Chain()
-    looks = [chain.verify(store) for _ in range(4)]
+    looks = [chain.verify(store, most=8) for _ in range(4)]
     assert [look.whole for look in looks] == [False, False, True, True]
     assert all(look.broken is None for look in looks)
     last = looks[-1].total
     db_write(sqlite_world, audit.delete().where(audit.c.number == last))
     fresh = Chain()
-    assert [fresh.verify(store).broken for _ in range(4)][-1] == last
+    assert [fresh.verify(store, most=8).broken for _ in range(4)][-1] == last
     db_write(
         sqlite_world,
         settings.update().where(settings.c.name == "audit").values(value=f"{last - 1} {'0' * 64}"),
@@ -742,10 +742,10 @@ def test_the_verdict_does_not_flatter() -> None:
         return made
 
     said = [
-        showing.quality(rows(*case)).verdicts[0]
+        measure_quality(rows(*case)).verdicts[0]
         for case in ((0.1, 0.3, 0.05), (0.2, 0.25, 0.1), (0.3, 0.2, 0.1))
     ]
     assert said[0].startswith("Clearly better")
     assert "may be chance" in said[1]
     assert "joining does not help" in said[2]
-    assert showing.quality([]) is None
+    assert measure_quality([]) is None

@@ -21,9 +21,10 @@ import sqlalchemy as sa
 from consilience.errors import SettingsError
 from consilience.files.sealed import SigningKey
 from consilience.hub import operating as commands
-from consilience.hub.app import create_app
+from consilience.hub.api.app import create_app
 from consilience.hub.hub import Hub
-from consilience.hub.store import Files, Store, hashed, now
+from consilience.hub.store import Store, hashed, now
+from consilience.hub.store.files import Files
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, Refusal, digest, sign_request
 from forks import HubProcess, restart, settle
@@ -91,7 +92,7 @@ def test_any_edit_of_the_audit_log_is_noticed(store: Store) -> None:
 
         def mend(db: sa.Connection, copy: Any = copy) -> None:
             from consilience.files.sealed import canonical
-            from consilience.hub.tables import audit
+            from consilience.hub.store.tables import audit
 
             db.execute(audit.delete())
             db.execute(audit.insert(), [{**row, "facts": canonical(row["facts"])} for row in copy])
@@ -449,7 +450,7 @@ def test_a_hub_over_https_is_a_hub(tmp_path: Path, tools: Any) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    program = "import sys; from consilience.hub.commands import serve; _, folder, port, cert, key = sys.argv; "
+    program = "import sys; from consilience.hub.operating import serve; _, folder, port, cert, key = sys.argv; "
     program += "serve(folder, port=int(port), cert=cert, key=key)"
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "hub"), str(port), str(cert), str(private)]

@@ -18,9 +18,9 @@ from consilience.errors import SettingsError
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed
 from consilience.hub import operating as commands
-from consilience.hub.app import create_app
-from consilience.hub.files import Bucket
+from consilience.hub.api.app import create_app
 from consilience.hub.hub import Hub
+from consilience.hub.store.files import Bucket
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, digest, sign_request
 from forks import HubProcess

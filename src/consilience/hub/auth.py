@@ -1,9 +1,6 @@
-"""Who may do what: coordinators by password and token, sites by the signature of each request, and how often.
+"""How coordinators prove who they are: passwords, and the tokens of their sessions.
 
-Passwords are kept as scrypt hashes and tokens as SHA-256, so that a copy of the database lets
-nobody in. Rates are counted in each worker process: N workers together let through N times the
-rate. They protect the machine, not a secret; what must be exact with several workers (nonces,
-invitations, claims) is in the database.
+Passwords are kept as scrypt hashes and tokens as SHA-256, so a copy of the database lets nobody in.
 """
 
 from __future__ import annotations
@@ -13,9 +10,6 @@ import hashlib
 import hmac
 import secrets
 import threading
-import time
-from collections import OrderedDict
-from dataclasses import dataclass
 
 from consilience.errors import SettingsError
 from consilience.hub.store import Store, hashed, now
@@ -25,7 +19,7 @@ COOKIE = "consilience"
 LEAST_PASSWORD = 10
 _COST = {"n": 2**15, "r": 8, "p": 3, "maxmem": 64 << 20}  # 32 MiB and about 0.2 s for each guess
 _NOBODY = "scrypt:" + "A" * 24 + ":" + "A" * 43 + "="
-_one_at_a_time = threading.Lock()  # a crowd of guesses costs time, not memory
+_one_at_a_time = threading.Lock()  # many guesses at once take more time, not more memory
 
 
 def hash_password(password: str) -> str:
@@ -33,7 +27,7 @@ def hash_password(password: str) -> str:
     if len(password) < LEAST_PASSWORD or len(password) > 1000:
         raise SettingsError(
             f"A coordinator's password must have {LEAST_PASSWORD} to 1000 characters. Nothing was "
-            "stored. Choose another."
+            "stored. Choose another password."
         )
     salt = secrets.token_bytes(18)
     return f"scrypt:{base64.b64encode(salt).decode()}:{_scrypt(password, salt)}"
@@ -47,14 +41,17 @@ def fits_password(password: str, stored: str) -> bool:
 
 def _scrypt(password: str, salt: bytes) -> str:
     with _one_at_a_time:
-        found = hashlib.scrypt(password.encode(errors="replace"), salt=salt, dklen=32, **_COST)
-    return base64.b64encode(found).decode()
+        key = hashlib.scrypt(password.encode(errors="replace"), salt=salt, dklen=32, **_COST)
+    return base64.b64encode(key).decode()
 
 
 def log_in(
     store: Store, name: str, password: str, *, hours: float, kind: str = "session"
 ) -> tuple[str, str]:
-    """Return a new token and when it expires, or refuse; an unknown name takes as long as a wrong password."""
+    """Return a new token and when it expires, or refuse.
+
+    An unknown name takes as long as a wrong password.
+    """
     known = store.coordinator(name) if name.isprintable() else None
     fits = fits_password(password[:1001], known["password"] if known else _NOBODY)
     if known is None or not fits or known["status"] != "active":
@@ -63,44 +60,15 @@ def log_in(
 
 
 def new_token(store: Store, coordinator: str, *, hours: float, kind: str) -> tuple[str, str]:
-    """Return a token that stands for a coordinator, and when it expires."""
+    """Return a token for a new session of a coordinator, and when it expires."""
     token, expires = secrets.token_urlsafe(32), now(seconds=hours * 3600)
     store.add_session(hashed(token), coordinator, kind, expires)
     return token, expires
 
 
 def coordinator_of(store: Store, token: str | None) -> str:
-    """Return the coordinator whom a token stands for, or refuse."""
-    found = store.session(hashed(token)) if token else None
-    if found is None:
+    """Return the coordinator whose session has this token, or refuse."""
+    session = store.session(hashed(token)) if token else None
+    if session is None:
         raise Refusal("not-authenticated", "Nobody is logged in with this token.")
-    return str(found["coordinator"])
-
-
-@dataclass(frozen=True)
-class Rate:
-    """How many requests per second in the long run, and how many at once."""
-
-    per_second: float
-    burst: float
-
-
-class Buckets:
-    """Token buckets, one for each name; forgets the ones that nobody asked for in a long time."""
-
-    def __init__(self, rate: Rate, *, most: int = 10_000) -> None:
-        self.rate, self.most = rate, most
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def take(self, name: str) -> None:
-        """Take one token, or refuse."""
-        at = time.monotonic()
-        with self._lock:
-            level, since = self._levels.pop(name, (self.rate.burst, at))
-            level = min(self.rate.burst, level + (at - since) * self.rate.per_second)
-            self._levels[name] = (level - 1 if level >= 1 else level, at)
-            if len(self._levels) > self.most:
-                self._levels.popitem(last=False)
-        if level < 1:
-            raise Refusal("too-many", "Too many requests came from here in a short time.")
+    return str(session["coordinator"])

@@ -17,8 +17,9 @@ from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
 from consilience.hub import auth
-from consilience.hub.auth import Rate
-from consilience.hub.store import Row, Store, hashed, now, standing
+from consilience.hub.rates import Rate
+from consilience.hub.store import Row, Store, hashed, now
+from consilience.hub.store.contributions import find_same
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Refusal
@@ -279,7 +280,7 @@ class Hub:
             "size": size,
             "guarantee": json.dumps(contribution.guarantee.as_dict()),
         }
-        if standing(row, site, before) is None and not isinstance(arrived, bytes):
+        if find_same(row, site, before) is None and not isinstance(arrived, bytes):
             self.store.files.keep(arrived, sha256)  # what will not be taken leaves no file behind
         found = self.store.submit(row, site["key"], nonce, content)
         self.changed.set()

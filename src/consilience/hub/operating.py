@@ -16,6 +16,7 @@ from consilience.hub.auth import hash_password
 from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store import Row, Store
+from consilience.hub.store.backup import backup_rows, copy_files, copy_rows, void_old_rights
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Refusal
@@ -64,7 +65,7 @@ def serve(
     """
     import uvicorn
 
-    from consilience.hub.app import create_app
+    from consilience.hub.api.app import create_app
 
     if cert is None and not behind_proxy and not _is_local(host):
         raise SettingsError(
@@ -197,8 +198,8 @@ def backup(
     with opened(folder, url) as hub:
         draft.mkdir(parents=True, mode=0o700)
         try:
-            hub.store.backup(draft)
-            hub.store.copy_files(draft)
+            backup_rows(hub.store, draft)
+            copy_files(hub.store, draft)
             shutil.copy2(hub.store.folder / "hub.key", draft / "hub.key")
             hub.ledger.backup(draft / "hub.ledger")
             with closing(Store(draft)) as copy:
@@ -235,14 +236,14 @@ def restore(
                 )
             shutil.copyfile(source / "hub.sqlite", Path(aside) / "hub.sqlite")
             with closing(Store(aside)) as copy:
-                rows.fill(copy)
+                copy_rows(copy, rows)
     shutil.copytree(source, target, dirs_exist_ok=True)
     if url is not None:
         (target / "hub.sqlite").unlink()
     target.chmod(0o700)
     datasets = Ledger(target / "hub.ledger").datasets()
     with opened(target, url) as hub:
-        hub.store.after_restore(datasets, OPERATOR)
+        void_old_rights(hub.store, datasets, OPERATOR)
         return hub.verify()
 
 

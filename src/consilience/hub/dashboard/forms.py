@@ -40,7 +40,7 @@ def _text(part: Any) -> str:
     return content.decode(errors="replace") if isinstance(content, bytes) else ""
 
 
-def beginning(arrived: Path) -> bytes:
+def read_beginning(arrived: Path) -> bytes:
     """Return the start of a form: its token stands before its file."""
     with arrived.open("rb") as file:
         return file.read(_START)

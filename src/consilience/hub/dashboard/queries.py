@@ -5,29 +5,24 @@ The statements that change anything are in `store`.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from consilience.files.sealed import canonical
-from consilience.hub.store import GENESIS, Row, Store, now
-from consilience.hub.tables import (
+from consilience.hub.store import Row, Store, now
+from consilience.hub.store.audit import entry_hash
+from consilience.hub.store.tables import (
     audit,
     contributions,
     invitations,
     members,
     releases,
-    settings,
     sites,
     studies,
 )
-
-MOST_WALKED = 5_000  # entries of the audit log that one look may verify
 
 
 @dataclass(frozen=True)
@@ -222,65 +217,6 @@ def audit_pages(store: Store, page: int, size: int, *, study: str | None = None)
     with store.reading() as db:
         found = _paged(db, query, (audit.c.number.desc(),), page, size)
     for row in found.rows:
-        row["fits"] = _hash(row) == row["hash"]
+        row["fits"] = entry_hash(row) == row["hash"]
         row["facts"] = json.loads(row["facts"])
     return found
-
-
-def _hash(entry: Row) -> str:
-    return hashlib.sha256(
-        canonical({k: v for k, v in entry.items() if k != "hash"}).encode()
-    ).hexdigest()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How much of the audit log was verified, and the first entry that is not what it was."""
-
-    verified: int
-    total: int
-    broken: int | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether every entry was found to be what it was, up to the head that is written down apart from the log."""
-        return self.broken is None and self.verified == self.total
-
-
-class Chain:
-    """Walks the audit log. It remembers how far it came, so that a look costs what is new since the last one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._number, self._head = 0, GENESIS
-
-    def forget(self) -> None:
-        """Begin again from the first entry."""
-        with self._lock:
-            self._number, self._head = 0, GENESIS
-
-    def verify(self, store: Store) -> Verdict:
-        """Verify what is new; a very long log takes several looks."""
-        with self._lock, store.reading() as db:
-            written = db.execute(
-                sa.select(settings.c.value).where(settings.c.name == "audit")
-            ).scalar()
-            stated, head = (written or f"0 {GENESIS}").split()
-            total, number, previous = int(stated), self._number, self._head
-            query = sa.select(audit).where(
-                audit.c.number > number, audit.c.number <= total
-            )  # others may be writing
-            rows = _rows(db, query.order_by(audit.c.number).limit(MOST_WALKED))
-            for entry in rows:
-                if (
-                    entry["number"] != number + 1
-                    or entry["previous"] != previous
-                    or entry["hash"] != _hash(entry)
-                ):
-                    return Verdict(number, total, number + 1)
-                number, previous = number + 1, entry["hash"]
-            self._number, self._head = number, previous
-        cut_short = number > total or (number < total and len(rows) < MOST_WALKED)
-        if cut_short or (number == total and previous != head):
-            return Verdict(number, total, min(number, total) + 1)
-        return Verdict(number, total)

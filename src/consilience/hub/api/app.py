@@ -1,0 +1,133 @@
+"""The hub as an ASGI application: one route table for machines, the pages, one shape of error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from consilience.files.sealed import software
+from consilience.hub.api.metrics import Gate, Metrics
+from consilience.hub.api.pages import add_pages
+from consilience.hub.api.routes import ROUTES
+from consilience.hub.combining import Combiner
+from consilience.hub.dashboard.answers import answer_refusal
+from consilience.hub.hub import Hub, Settings
+from consilience.hub.rates import Buckets
+from consilience.hub.store.audit import Chain
+from consilience.protocol import ERRORS, Refusal
+
+# Small contributions that are checked at the same time. More threads would only compete for the
+# one interpreter.
+MOST_CHECKED_TOGETHER = 4
+DESCRIPTION = (
+    "Collects signed contributions of sites and publishes signed releases. See docs/protocol.md."
+)
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "fix"],
+            "properties": {
+                "code": {"enum": sorted(ERRORS)},
+                "message": {"type": "string"},
+                "fix": {"type": "string"},
+            },
+        }
+    },
+}
+_REFUSED = {"description": "Refused", "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
+
+logger = logging.getLogger("consilience.hub")
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the hub as an ASGI application; its worker runs from start-up to shut-down."""
+    hub = Hub(settings)
+    combiner = Combiner(hub)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if settings.combine_itself:
+            combiner.start()
+        yield
+        await run_in_threadpool(combiner.stop)
+        hub.close()
+
+    app = FastAPI(
+        title="consilience hub",
+        version=software(),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+        responses={"default": _REFUSED},
+    )
+    state = app.state
+    state.hub, state.combiner, state.metrics, state.chain = hub, combiner, Metrics(), Chain()
+    state.by_key, state.by_guess = Buckets(settings.by_key), Buckets(settings.by_guess)
+    state.uploads = asyncio.Semaphore(settings.most_uploads)
+    state.checks = asyncio.Semaphore(MOST_CHECKED_TOGETHER)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    for route in ROUTES:
+        route.add_to(app)
+    add_pages(app)
+    app.add_middleware(Gate, metrics=state.metrics, buckets=Buckets(settings.by_address))
+    return app
+
+
+# --------------------------------------------------------------------- what goes wrong on the way
+
+
+def _refuse(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, Refusal)
+    return answer_refusal(request, problem, as_visitor=True)
+
+
+def _no_route(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    code = {404: "not-found", 405: "wrong-method", 413: "too-large"}.get(
+        problem.status_code, "malformed"
+    )
+    messages = {
+        "not-found": "There is nothing at this address.",
+        "wrong-method": "This address does not take this method.",
+    }
+    return _refuse(request, Refusal(code, messages.get(code, "The request cannot be read.")))
+
+
+def _malformed(request: Request, _: Exception) -> Response:
+    message = "A part of the request is missing or has the wrong type."
+    return answer_refusal(request, Refusal("malformed", message))
+
+
+def _no_database(request: Request, problem: Exception) -> Response:
+    logger.error("the database did not answer: %s", type(problem).__name__)
+    return answer_refusal(request, Refusal("unavailable", "The hub's database does not answer."))
+
+
+def _failed(request: Request, _: Exception) -> Response:
+    message = "The hub could not finish this request; its log says why."
+    return answer_refusal(request, Refusal("unavailable", message))
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
+    Refusal: _refuse,
+    HTTPException: _no_route,
+    RequestValidationError: _malformed,
+    ClientDisconnect: _malformed,
+    OperationalError: _no_database,
+    InterfaceError: _no_database,
+    Exception: _failed,
+}

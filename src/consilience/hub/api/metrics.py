@@ -1,0 +1,85 @@
+"""What surrounds every request: a rate for each address, counters for Prometheus, headers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from consilience.hub.dashboard.answers import answer_refusal
+from consilience.hub.rates import Buckets
+from consilience.protocol import Refusal
+
+_METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD")
+
+
+class Metrics:
+    """Counters of this worker since it started."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.received = 0
+
+    def text(self, counts: Mapping[tuple[str, str], int], combining: Sequence[float]) -> str:
+        """Return everything in the format that Prometheus reads."""
+        return "\n".join(self._lines(counts, combining)) + "\n"
+
+    def _lines(
+        self, counts: Mapping[tuple[str, str], int], combining: Sequence[float]
+    ) -> Iterator[str]:
+        yield "# TYPE consilience_requests_total counter"
+        for (method, route, status), n in sorted(self.requests.items()):
+            labels = f'method="{method}",route="{route}",status="{status}"'
+            yield f"consilience_requests_total{{{labels}}} {n}"
+        yield "# TYPE consilience_request_seconds_total counter"
+        for (method, route), seconds in sorted(self.seconds.items()):
+            labels = f'method="{method}",route="{route}"'
+            yield f"consilience_request_seconds_total{{{labels}}} {seconds:.6f}"
+        yield "# TYPE consilience_received_bytes_total counter"
+        yield f"consilience_received_bytes_total {self.received}"
+        yield "# TYPE consilience_combined_total counter"
+        yield f"consilience_combined_total {len(combining)}"
+        yield "# TYPE consilience_combining_seconds_total counter"
+        yield f"consilience_combining_seconds_total {sum(combining):.6f}"
+        yield "# TYPE consilience_rows gauge"
+        for (table, state), n in sorted(counts.items()):
+            yield f'consilience_rows{{table="{table}",state="{state}"}} {n}'
+
+
+class Gate:
+    """Limit each address, count each answer, and add the headers that every answer has."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, buckets: Buckets) -> None:
+        self.app, self.metrics, self.buckets = app, metrics, buckets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        began, status = time.perf_counter(), 500
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message.setdefault("headers", [])
+                headers.append((b"x-content-type-options", b"nosniff"))
+                if scope["path"].startswith("/api/"):
+                    headers.append((b"cache-control", b"no-store"))
+            await send(message)
+
+        try:
+            if scope["path"] != "/healthz":
+                self.buckets.take((scope.get("client") or ("nowhere",))[0])
+            await self.app(scope, receive, send_with_headers)
+        except Refusal as refusal:
+            await answer_refusal(Request(scope), refusal)(scope, receive, send_with_headers)
+        finally:
+            route = getattr(scope.get("route"), "path", "")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self.metrics.requests[method, route, status] += 1
+            self.metrics.seconds[method, route] += time.perf_counter() - began

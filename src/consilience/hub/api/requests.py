@@ -1,0 +1,156 @@
+"""Who sends a request, and what its body says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from consilience.hub import auth
+from consilience.hub.api.uploads import read_body
+from consilience.hub.hub import Hub
+from consilience.hub.store import Row
+from consilience.protocol import HEADER, Refusal, Signed, digest, read_request
+
+Sender = tuple[Signed, Row, list[Row]]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Login(_Body):
+    """A coordinator's name and password."""
+
+    name: str = Field(max_length=200)
+    password: str = Field(max_length=1000)
+
+
+class Invitation(_Body):
+    """Whom an invitation is for, and how long it is good."""
+
+    site: str | None = None
+    fetch_only: bool = False
+    days: float = 7.0
+
+
+class Enrolment(_Body):
+    """A site's one-time code and name; the key that signs the request is the one that is enrolled."""
+
+    invitation: str = Field(max_length=200)
+    site: str = Field(max_length=100)
+    fetch_only: bool = False
+
+
+class Rotation(_Body):
+    """A site's new key, and its signature over old and new key."""
+
+    study: str = Field(max_length=64)
+    new_key: str = Field(max_length=64)
+    proof: str = Field(max_length=128)
+
+
+class Command(_Body):
+    """The coordinator's wish for a release now; the same key again returns the same release."""
+
+    key: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
+
+
+def parse_body(model: type[ModelT], body: bytes) -> ModelT:
+    """Return a JSON body as a model, or refuse."""
+    try:
+        return model.model_validate_json(body)
+    except (ValidationError, ValueError):
+        names = ", ".join(model.model_fields)
+        raise Refusal("malformed", f"The body must be a JSON object with: {names}.") from None
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: a coordinator, or a site with its row and the signature of its request."""
+
+    actor: str
+    site: Row | None = None
+    signed: Signed | None = None
+
+
+def hub_of(request: Request) -> Hub:
+    """Return the hub that a request was sent to."""
+    hub: Hub = request.app.state.hub
+    return hub
+
+
+def address_of(request: Request) -> str:
+    """Return the network address that a request came from."""
+    return request.client.host if request.client else "nowhere"
+
+
+def signature_of(request: Request) -> Signed:
+    """Return who signed a request, or refuse; the nonce is not spent yet."""
+    query = request.scope["query_string"]
+    path = request.scope.get("raw_path") or request.scope["path"].encode()
+    # A site signs the path exactly as it is in the first line of the request.
+    target = (path + (b"?" + query if query else b"")).decode("latin-1")
+    return read_request(request.headers.get(HEADER), request.method, target)
+
+
+def _limited_signature(request: Request) -> Signed:
+    signed = signature_of(request)
+    request.app.state.by_key.take(signed.key)
+    return signed
+
+
+def sender_of(request: Request, study: str) -> Sender:
+    """Return who signed a contribution, the site, and what the site submitted before."""
+    signed = _limited_signature(request)
+    return signed, *hub_of(request).store.sender(_safe_name(study), signed.key)
+
+
+def _safe_name(study: str) -> str:
+    """Return a study's name if one can have it, else a name that no study has."""
+    return study if study.isascii() and study.isprintable() and len(study) <= 64 else "-"
+
+
+def bearer_token(request: Request) -> str:
+    """Return the token that a coordinator sends, or refuse."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        raise Refusal("not-authenticated", "This needs a coordinator's token.")
+    return token.strip()
+
+
+def coordinator(request: Request) -> str:
+    """Return who is logged in, as the audit log names them, or refuse."""
+    return f"coordinator:{auth.coordinator_of(hub_of(request).store, bearer_token(request))}"
+
+
+Body = Annotated[bytes, Depends(read_body)]
+Coordinator = Annotated[str, Depends(coordinator)]
+
+
+def site_changing(request: Request, study: str, body: Body) -> Caller:
+    """Return the site that signed a request whose own transaction spends the nonce."""
+    signed = _limited_signature(request)
+    signed.check_body(digest(body))
+    site = hub_of(request).store.signer(_safe_name(study), signed.key)
+    return Caller(f"site:{site['name']}", site, signed)
+
+
+def anyone(request: Request, study: str, body: Body) -> Caller:
+    """Return a coordinator, or the site that signed a request to read."""
+    hub = hub_of(request)
+    if "authorization" in request.headers:
+        actor = coordinator(request)
+        hub.study(study)
+        return Caller(actor)
+    caller = site_changing(request, study, body)
+    assert caller.signed is not None
+    hub.store.spend_nonce(caller.signed.key, caller.signed.nonce)
+    return caller
+
+
+SiteChanging = Annotated[Caller, Depends(site_changing)]
+Anyone = Annotated[Caller, Depends(anyone)]

@@ -1,0 +1,368 @@
+"""The hub's addresses for machines. Each endpoint parses the request, asks `Hub` and answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from consilience.files.sealed import software
+from consilience.hub import auth
+from consilience.hub.api.requests import (
+    Anyone,
+    Body,
+    Command,
+    Coordinator,
+    Enrolment,
+    Invitation,
+    Login,
+    Rotation,
+    Sender,
+    SiteChanging,
+    address_of,
+    bearer_token,
+    coordinator,
+    hub_of,
+    parse_body,
+    sender_of,
+    signature_of,
+    site_changing,
+)
+from consilience.hub.api.uploads import receive_file, upload_slot
+from consilience.hub.dashboard.visitors import new_link
+from consilience.hub.store import Row, hashed
+from consilience.protocol import Refusal, digest
+
+FILE = "application/octet-stream"
+SHOWN = {
+    "study": ("name", "digest", "status", "created", "problem"),
+    "site": ("name", "key", "status", "fetch_only", "enrolled"),
+    "contribution": ("digest", "site", "sequence", "state", "guarantee", "size", "received"),
+    "release": ("digest", "sequence", "state", "n_sites", "guarantee", "size", "created"),
+}
+
+
+def _show(kind: str, row: Row) -> Row:
+    return {name: row[name] for name in SHOWN[kind]}
+
+
+def _show_all(kind: str, rows: Sequence[Row]) -> list[Row]:
+    return [_show(kind, row) for row in rows]
+
+
+# ------------------------------------------------------------------------------------ open to all
+
+
+def health(request: Request) -> Row:
+    """Tell that the hub and its database answer."""
+    hub_of(request).store.counts()
+    return {"status": "ok", "version": software()}
+
+
+def metrics(request: Request) -> Response:
+    """Return counts, sizes and durations for Prometheus."""
+    state = request.app.state
+    text = state.metrics.text(state.hub.store.counts(), state.combiner.seconds)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def about(request: Request) -> Row:
+    """Return the hub's public key, its version, its time and its limits."""
+    hub = hub_of(request)
+    facts = {"version": software(), "key": hub.key.public, "time": time.time()}
+    return facts | {"most_bytes": hub.settings.most_bytes}
+
+
+# ------------------------------------------------------------------------------- for coordinators
+
+
+def log_in(request: Request, body: Body) -> Row:
+    """Exchange a coordinator's name and password for a token."""
+    hub = hub_of(request)
+    asked = parse_body(Login, body)
+    request.app.state.by_guess.take(address_of(request))
+    token, expires = auth.log_in(
+        hub.store, asked.name, asked.password, hours=hub.settings.session_hours
+    )
+    return {"token": token, "expires": expires}
+
+
+def log_out(request: Request, _: Coordinator) -> Row:
+    """End the session of the token."""
+    hub_of(request).store.end_session(hashed(bearer_token(request)))
+    return {"status": "ended"}
+
+
+def add_study(request: Request, body: Body, actor: Coordinator) -> Response:
+    """Add a study file (TOML)."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise Refusal("study-invalid", "The study file is not UTF-8 text.") from None
+    return JSONResponse(_show("study", hub_of(request).add_study(text, actor)), 201)
+
+
+def list_studies(request: Request, _: Coordinator) -> Row:
+    """List all studies."""
+    return {"studies": _show_all("study", hub_of(request).store.studies())}
+
+
+async def put_file(request: Request, study: str, file: str) -> Row:
+    """Upload a file of public records that the study names."""
+    hub = hub_of(request)
+    actor = await run_in_threadpool(coordinator, request)
+    await run_in_threadpool(hub.public_file, study, file)
+    async with upload_slot(request) as arrived:
+        sha256, _ = await receive_file(request, arrived, hub.settings.most_public_bytes)
+        kept = await run_in_threadpool(hub.keep_public_file, study, file, arrived, sha256, actor)
+    return {"file": kept.file, "sha256": kept.sha256}
+
+
+def invite(request: Request, study: str, body: Body, actor: Coordinator) -> Response:
+    """Make a one-time invitation; its code is shown once."""
+    asked = parse_body(Invitation, body or b"{}")
+    code, expires = hub_of(request).invite(
+        study, actor, site=asked.site, fetch_only=asked.fetch_only, days=asked.days
+    )
+    return JSONResponse({"code": code, "expires": expires, "study": study}, 201)
+
+
+def list_invitations(request: Request, study: str, _: Coordinator) -> Row:
+    """List a study's invitations, without their codes."""
+    hub = hub_of(request)
+    hub.study(study)
+    return {"invitations": hub.store.invitations(study)}
+
+
+def list_sites(request: Request, study: str, _: Coordinator) -> Row:
+    """List a study's sites."""
+    hub = hub_of(request)
+    hub.study(study)
+    return {"sites": _show_all("site", hub.store.sites(study))}
+
+
+def revoke_key(
+    request: Request, study: str, site: str, actor: Coordinator, withdraw: bool = False
+) -> Row:
+    """Revoke a site's key; with ``withdraw=true`` also withdraw its contribution."""
+    return _show("site", hub_of(request).revoke(study, site, actor, withdraw=withdraw))
+
+
+def combine(request: Request, study: str, body: Body, actor: Coordinator) -> Response:
+    """Combine the study now; where that draws noise, the hub's ledger is charged first."""
+    asked = parse_body(Command, body)
+    row = request.app.state.combiner.command(study, asked.key, actor)
+    return JSONResponse(_show("release", row), 201)
+
+
+def close_study(request: Request, study: str, actor: Coordinator) -> Row:
+    """Close a study: it accepts nothing more, and its releases stay."""
+    return _show("study", hub_of(request).close_study(study, actor))
+
+
+def read_audit(
+    request: Request,
+    _: Coordinator,
+    after: Annotated[int, Query(ge=0, lt=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Row:
+    """Return entries of the hash-chained audit log, oldest first."""
+    return {"entries": hub_of(request).store.audit(after=after, limit=limit)}
+
+
+# -------------------------------------------------------------------------------------- for sites
+
+
+def enrol(request: Request, body: Body) -> Response:
+    """Enrol the key that signs this request, with a one-time code."""
+    asked = parse_body(Enrolment, body)
+    request.app.state.by_guess.take(address_of(request))
+    signed = signature_of(request)
+    signed.check_body(digest(body))
+    hub = hub_of(request)
+    row = hub.enrol(
+        code=asked.invitation,
+        site=asked.site,
+        key=signed.key,
+        nonce=signed.nonce,
+        fetch_only=asked.fetch_only,
+    )
+    facts = {"study": row["study"], "hub_key": hub.key.public, "site": _show("site", row)}
+    return JSONResponse(facts, 201)
+
+
+def rotate_key(request: Request, body: Body) -> Row:
+    """Replace the site's key in a study: signed by the old key, with a proof by the new one."""
+    asked = parse_body(Rotation, body)
+    signed = site_changing(request, asked.study, body).signed
+    assert signed is not None
+    row = hub_of(request).rotate(asked.study, signed.key, asked.new_key, asked.proof, signed.nonce)
+    return _show("site", row)
+
+
+def read_study(request: Request, study: str, caller: Anyone) -> Row:
+    """Return the study's file, and which of its public files the hub has."""
+    hub = hub_of(request)
+    row, agreed = hub.study(study)
+    files = [
+        {"file": part.file, "sha256": part.sha256, "there": hub.store.file(part.sha256) is not None}
+        for part in (agreed.public, agreed.test)
+        if part is not None
+    ]
+    facts = {name: row[name] for name in ("name", "digest", "status", "text")}
+    facts |= {"study": agreed.to_dict(), "files": files, "hub_key": hub.key.public}
+    if caller.site is not None:
+        return {**facts, "site": _show("site", caller.site)}
+    return {**facts, "problem": row["problem"], "created": row["created"]}
+
+
+def read_public_file(request: Request, study: str, file: str, caller: Anyone) -> Response:
+    """Return a file of public records."""
+    hub = hub_of(request)
+    named = hub.public_file(study, file)
+    if hub.store.file(named.sha256) is None:
+        raise Refusal("not-found", "The coordinator has not uploaded this file yet.")
+    return FileResponse(hub.store.files.path(named.sha256), media_type=FILE)
+
+
+async def submit(request: Request, study: str) -> Response:
+    """Submit a contribution (the file itself); submitting it again changes nothing."""
+    settings = hub_of(request).settings
+    most, small, sender = settings.most_bytes, settings.small_bytes, None
+    declared = request.headers.get("content-length", str(most))
+    if not (declared.isascii() and declared.isdigit()):
+        raise Refusal("malformed", "The declared length of the file is not a number.")
+    if len(declared) > 18 or int(declared) > most:
+        raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
+    if int(declared) > small:  # a large file is received only from an enrolled site
+        sender = await run_in_threadpool(sender_of, request, study)
+    async with upload_slot(request) as arrived:
+        sha256, content = await receive_file(request, arrived, most, small=small)
+        async with request.app.state.checks if isinstance(content, bytes) else nullcontext():
+            row, is_new = await run_in_threadpool(_accept, request, study, sender, content, sha256)
+    return JSONResponse(_show("contribution", row), 201 if is_new else 200)
+
+
+def _accept(
+    request: Request, study: str, sender: Sender | None, content: Path | bytes, sha256: str
+) -> tuple[Row, bool]:
+    signed, site, before = sender or sender_of(request, study)
+    signed.check_body(sha256)
+    return hub_of(request).take(study, site, before, content, sha256, signed.nonce)
+
+
+def list_contributions(request: Request, study: str, caller: Anyone) -> Row:
+    """List the site's own contributions; a coordinator sees everyone's facts, but no files."""
+    own = None if caller.site is None else caller.site["name"]
+    rows = hub_of(request).store.contributions(study, site=own)
+    return {"contributions": _show_all("contribution", rows)}
+
+
+def withdraw(request: Request, study: str, caller: SiteChanging) -> Row:
+    """Withdraw the site's contribution: no later release contains it."""
+    assert caller.signed is not None
+    row = hub_of(request).withdraw(study, caller.signed.key, caller.signed.nonce)
+    return _show("contribution", row)
+
+
+def list_releases(request: Request, study: str, caller: Anyone) -> Row:
+    """List the study's releases, newest first."""
+    return {"releases": _show_all("release", hub_of(request).store.releases(study))}
+
+
+def read_release(request: Request, study: str, sequence: str, caller: Anyone) -> Response:
+    """Return a release by its number (the file itself)."""
+    if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 16):
+        raise Refusal("not-found", "A release is named by its number.")
+    return _send_release(request, study, int(sequence))
+
+
+def read_newest_release(request: Request, study: str, caller: Anyone) -> Response:
+    """Return the newest release (the file itself)."""
+    return _send_release(request, study, None)
+
+
+def _send_release(request: Request, study: str, sequence: int | None) -> Response:
+    row, path = hub_of(request).release_path(study, sequence)
+    facts = {"x-consilience-digest": row["digest"], "x-consilience-sequence": str(row["sequence"])}
+    return FileResponse(path, media_type=FILE, headers=facts)
+
+
+def open_dashboard(request: Request, study: str, caller: Anyone) -> Response:
+    """Make a one-time link that opens the dashboard for the site that signs this request."""
+    if caller.site is None:
+        raise Refusal("not-allowed", "Links are for sites; coordinators log in.")
+    token, until = new_link(hub_of(request), study, caller.site)
+    return JSONResponse({"path": f"/visits/{token}", "expires": until}, 201)
+
+
+# ------------------------------------------------------------------------------------- the routes
+
+
+class Route(NamedTuple):
+    """One address, its method and its endpoint, and the body that the endpoint reads itself."""
+
+    method: str
+    path: str
+    endpoint: Callable[..., Any]
+    body: Mapping[str, Any] | None = None
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the route to an application."""
+        name = self.endpoint.__name__
+        content = {"required": True, "content": self.body}
+        app.add_api_route(
+            self.path,
+            self.endpoint,
+            methods=[self.method],
+            name=name,
+            operation_id=name,
+            response_model=None,
+            openapi_extra=None if self.body is None else {"requestBody": content},
+        )
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": model.model_json_schema()}}
+
+
+def _bytes(kind: str) -> dict[str, Any]:
+    return {kind: {"schema": {"type": "string", "format": "binary"}}}
+
+
+STUDY = "/api/studies/{study}"
+ROUTES = (
+    Route("GET", "/healthz", health),
+    Route("GET", "/metrics", metrics),
+    Route("GET", "/api/hub", about),
+    Route("POST", "/api/sessions", log_in, _json(Login)),
+    Route("DELETE", "/api/sessions", log_out),
+    Route("POST", "/api/studies", add_study, _bytes("application/toml")),
+    Route("GET", "/api/studies", list_studies),
+    Route("GET", STUDY, read_study),
+    Route("POST", f"{STUDY}/close", close_study),
+    Route("PUT", STUDY + "/files/{file}", put_file, _bytes(FILE)),
+    Route("GET", STUDY + "/files/{file}", read_public_file),
+    Route("POST", f"{STUDY}/invitations", invite, _json(Invitation)),
+    Route("GET", f"{STUDY}/invitations", list_invitations),
+    Route("GET", f"{STUDY}/sites", list_sites),
+    Route("DELETE", STUDY + "/sites/{site}/key", revoke_key),
+    Route("POST", "/api/enrolments", enrol, _json(Enrolment)),
+    Route("POST", "/api/keys/rotation", rotate_key, _json(Rotation)),
+    Route("POST", f"{STUDY}/contributions", submit, _bytes(FILE)),
+    Route("GET", f"{STUDY}/contributions", list_contributions),
+    Route("POST", f"{STUDY}/withdrawals", withdraw),
+    Route("POST", f"{STUDY}/releases", combine, _json(Command)),
+    Route("GET", f"{STUDY}/releases", list_releases),
+    Route("GET", STUDY + "/releases/{sequence}", read_release),
+    Route("GET", f"{STUDY}/release", read_newest_release),
+    Route("POST", f"{STUDY}/visits", open_dashboard),
+    Route("GET", "/api/audit", read_audit),
+)

@@ -1,0 +1,101 @@
+"""How templates write values: times, guarantees, sizes, numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from consilience.hub.dashboard import charts
+from consilience.privacy.guarantee import Guarantee
+
+KINDS = {"study": "this release", "baseline": "baseline", "other": "another aggregator"}
+
+
+def _when(text: str | None) -> Markup:
+    """Return a time to the minute, in UTC."""
+    if not text:
+        return Markup("—")
+    at = datetime.fromisoformat(text)
+    shown = f"{at:%Y-%m-%d}<span class=hour> {at:%H:%M} UTC</span>"
+    return Markup(f'<time datetime="{escape(text)}">{shown}</time>')  # noqa: S704  built from a parsed time
+
+
+def _day(text: str) -> Markup:
+    return Markup(f'<time datetime="{escape(text)}">{datetime.fromisoformat(text):%Y-%m-%d}</time>')  # noqa: S704
+
+
+def _promise(value: Guarantee | Mapping[str, Any] | None) -> str:
+    """Return a guarantee in one short line."""
+    if value is None:
+        return "—"
+    found = value if isinstance(value, Guarantee) else Guarantee.from_dict(dict(value))
+    if math.isinf(found.epsilon):
+        return "none against the hub"
+    delta = f", δ = {found.delta:.3g}" if found.delta else ""
+    return f"ε = {found.epsilon:.4g}{delta}"
+
+
+def _weight(value: float) -> str:
+    if value and abs(value) < 0.0001:
+        return "< 0.0001" if value > 0 else "> −0.0001"
+    return f"{value:.3f}" if not value or abs(value) >= 0.01 else f"{value:.2g}"
+
+
+def _bytes(size: int) -> str:
+    for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= least:
+            return f"{size / least:.3g} {unit}"
+    return f"{size} bytes"
+
+
+def _measured(value: Mapping[str, float] | None, percent: bool) -> str:
+    if value is None:
+        return "—"
+    return f"{charts.shown(value['value'], percent)}"
+
+
+def _between(value: Mapping[str, float] | None, percent: bool) -> str:
+    if value is None:
+        return "—"
+    return f"{charts.shown(value['low'], percent)} to {charts.shown(value['high'], percent)}"
+
+
+def _fact(value: Any) -> str:
+    """Return a fact of the audit log, shortened: the log itself holds it whole."""
+    text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:.*", text):
+        return f"{text[:10]} {text[11:16]} UTC"
+    return f"{text[:16]}…" if len(text) > 40 and " " not in text else text
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= {
+    "when": _when,
+    "day": _day,
+    "promise": _promise,
+    "bytes": _bytes,
+    "weight": _weight,
+    "measured": _measured,
+    "between": _between,
+    "segment": _segment,
+    "fact": _fact,
+}
+TEMPLATES.globals |= {"bar": charts.bar, "KINDS": KINDS, "isinf": math.isinf}

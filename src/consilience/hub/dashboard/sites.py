@@ -1,0 +1,159 @@
+"""Pages about sites: inviting and revoking them, what they spent, their contributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from fastapi import Response
+
+from consilience.files import certificate
+from consilience.files.contribution import KIND, Contribution
+from consilience.files.sealed import SealedFile
+from consilience.hub.dashboard import queries
+from consilience.hub.dashboard.releases import download_certificate
+from consilience.hub.dashboard.visits import Visit
+from consilience.hub.hub import DIGEST, SITE_NAME
+from consilience.hub.store import Row, now
+from consilience.privacy.guarantee import Guarantee, compose
+from consilience.protocol import Refusal
+from consilience.study.study import Study
+
+MANY = 50  # rows on one page
+MOST_CHECKED = 8 << 20  # bytes of a contribution that are read again for its certificate
+
+
+# -------------------------------------------------------------------------------------- inviting
+
+
+def show_invite(visit: Visit) -> Response:
+    """Ask whom to invite, and list the invitations so far."""
+    row, _ = visit.study()
+    return _invite_page(visit, row, None)
+
+
+def invite(visit: Visit) -> Response:
+    """Make an invitation and show its code, once."""
+    row, _ = visit.study()
+    site, fetch_only = visit.form.get("site", "").strip() or None, visit.form.get("fetch_only")
+    try:
+        days = float(visit.form.get("days", "7"))
+    except ValueError:
+        days = math.nan
+    try:
+        code, expires = visit.hub.invite(
+            row["name"], visit.someone.actor, site=site, fetch_only=fetch_only == "yes", days=days
+        )
+    except Refusal as refusal:
+        if refusal.code != "malformed":
+            raise
+        return _invite_page(visit, row, refusal.message, 400)
+    facts = {"row": row, "code": code, "expires": expires, "site": site}
+    address = str(visit.request.base_url).rstrip("/")
+    return visit.page("invited.html", **facts, address=address, fetch_only=fetch_only == "yes")
+
+
+def _invite_page(visit: Visit, row: Row, problem: str | None, status: int = 200) -> Response:
+    if row["status"] != "open":
+        raise Refusal("study-closed", f"The study {row['name']!r} is closed.")
+    listed = visit.hub.store.invitations(row["name"])[:MANY]
+    asked = visit.form or visit.request.query_params
+    facts = {"row": row, "problem": problem, "invitations": listed, "now": now(), "asked": asked}
+    return visit.page("invite.html", status, **facts)
+
+
+# ----------------------------------------------------------------------------------------- sites
+
+
+def show_sites(visit: Visit) -> Response:
+    """List a study's sites."""
+    row, study = visit.study()
+    like = visit.request.query_params.get("like", "").strip()[:100]
+    listed = queries.site_pages(visit.hub.store, row["name"], visit.number(), MANY, like=like)
+    return visit.page("sites.html", row=row, study=study, sites=add_totals(listed), like=like)
+
+
+def show_site(visit: Visit) -> Response:
+    """Show one site of a study."""
+    row, study, site = _get_site(visit)
+    spent = list_spending(site["contributions"])
+    return visit.page("site.html", row=row, study=study, site=site, spent=spent)
+
+
+def show_revoke(visit: Visit) -> Response:
+    """Ask whether to revoke a site's key."""
+    row, _, site = _get_site(visit)
+    return visit.page("revoke.html", row=row, site=site)
+
+
+def revoke_key(visit: Visit) -> Response:
+    """Revoke a site's key."""
+    row, _, site = _get_site(visit)
+    withdraw = visit.form.get("withdraw") == "yes"
+    visit.hub.revoke(row["name"], site["name"], visit.someone.actor, withdraw=withdraw)
+    return visit.redirect(f"/studies/{row['name']}/sites/{quote(site['name'])}?done=revoked")
+
+
+def _get_site(visit: Visit) -> tuple[Row, Study, Row]:
+    row, study = visit.study()
+    name, who = visit["site"], visit.someone
+    may_see = SITE_NAME.fullmatch(name) and (who.is_coordinator or who.name == name)
+    site = queries.site(visit.hub.store, row["name"], name) if may_see else None
+    if site is None:
+        raise Refusal("not-found", "There is no such site in this study.")
+    return row, study, site
+
+
+def list_spending(contributions: Sequence[Row]) -> list[Row]:
+    """List a site's contributions, newest first, each with the total of all up to it."""
+    promised: list[Guarantee] = []
+    rows = []
+    for row in sorted(contributions, key=lambda row: int(row["sequence"])):
+        promised.append(Guarantee.from_dict(row["guarantee"]))
+        rows.append({**row, "own": promised[-1], "total": compose(*promised)})
+    return rows[::-1]
+
+
+def add_totals(listed: queries.Paged) -> queries.Paged:
+    """Add to each site what it contributed, and what all of that adds up to."""
+    for row in listed.rows:
+        spent = list_spending(row["contributions"])
+        row |= {
+            "accepted": next((one for one in spent if one["state"] == "accepted"), None),
+            "newest": spent[0] if spent else None,
+            "total": spent[0]["total"] if spent else None,
+        }
+    return listed
+
+
+# --------------------------------------------------------------------------------- contributions
+
+
+def show_contribution(visit: Visit) -> Response:
+    """Show a contribution's certificate to its site and to coordinators."""
+    row, study, own, words = _get_contribution(visit)
+    return visit.page("contribution.html", row=row, study=study, contribution=own, words=words)
+
+
+def download_contribution_certificate(visit: Visit) -> Response:
+    """Return a contribution's certificate as a file."""
+    row, _, own, words = _get_contribution(visit)
+    name = f"{row['name']}-{own['site'].replace(' ', '-')}-{own['sequence']}-certificate"
+    return download_certificate(visit, words, name)
+
+
+def _get_contribution(visit: Visit) -> tuple[Row, Study, Row, certificate.Page]:
+    row, study = visit.study()
+    digest, who = visit["digest"], visit.someone
+    own = None
+    if DIGEST.fullmatch(digest):
+        own = queries.contribution(visit.hub.store, row["name"], digest)
+    if own is None or not (who.is_coordinator or who.name == own["site"]):
+        raise Refusal("not-found", "There is no such contribution in this study.")
+    content = visit.hub.store.content(own["sha256"])
+    if own["size"] <= MOST_CHECKED:
+        loaded = Contribution.load(content, trusted=study.trusted)
+    else:  # its tensors were checked when it arrived
+        loaded = Contribution(SealedFile(content, KIND).hollow)
+    return row, study, own, certificate.of_contribution(loaded)

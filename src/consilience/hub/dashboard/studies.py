@@ -1,0 +1,118 @@
+"""Pages about studies: the list, adding one, showing one, closing it."""
+
+from __future__ import annotations
+
+import tempfile
+
+from fastapi import Response
+
+from consilience.errors import ConsilienceError
+from consilience.hub.dashboard import charts, queries
+from consilience.hub.dashboard.files import list_files
+from consilience.hub.dashboard.releases import release_facts
+from consilience.hub.dashboard.sites import add_totals, list_spending
+from consilience.hub.dashboard.texts import list_tasks
+from consilience.hub.dashboard.visits import Visit, download
+from consilience.hub.store import now
+from consilience.protocol import ERRORS, Refusal
+from consilience.study.pages import of_study as pages_of_study
+from consilience.study.study import check
+
+FEW, MANY = 10, 50  # rows of a list within another page, and of a page of its own
+
+
+def show_studies(visit: Visit) -> Response:
+    """List the studies."""
+    listed = queries.study_pages(visit.hub.store, visit.number(), MANY)
+    for row in listed.rows:
+        row["min_sites"] = visit.hub.study(row["name"])[1].min_sites
+    return visit.page("studies.html", studies=listed)
+
+
+def show_new_study(visit: Visit) -> Response:
+    """Ask for a study file."""
+    return visit.page("new_study.html", text="", problems=[])
+
+
+def add_study(visit: Visit) -> Response:
+    """Add a study file, or show all its problems."""
+    text = (visit.form.get("file", "").strip() and visit.form["file"]) or visit.form.get("text", "")
+    text = text.replace("\r\n", "\n")
+    problems = _find_problems(text)
+    if not problems:
+        try:
+            row = visit.hub.add_study(text, visit.someone.actor)
+            return visit.redirect(f"/studies/{row['name']}?done=created")
+        except Refusal as refusal:
+            problems = [f"{refusal.message} {ERRORS[refusal.code][1]}"]
+    return visit.page("new_study.html", 422, text=text, problems=problems)
+
+
+def _find_problems(text: str) -> list[str]:
+    if not text.strip():
+        return ["There is no text. Paste a study file, or choose one."]
+    if "\ufffd" in text:
+        return ["The file is not UTF-8 text."]
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", errors="replace", suffix=".toml"
+    ) as file:
+        file.write(text)
+        file.flush()
+        try:
+            return check(file.name)
+        except ConsilienceError as problem:
+            return [str(problem)]
+        except (TypeError, ValueError, AttributeError, KeyError):
+            return ["A setting has a value of the wrong type. Compare it with the documentation."]
+
+
+def show_study(visit: Visit) -> Response:
+    """Show a study: everything to a coordinator; to a site its own part and what is public."""
+    row, study = visit.study()
+    store, who, name = visit.hub.store, visit.someone, row["name"]
+    current, files = store.release(name), list_files(visit.hub, study)
+    facts = {
+        "row": row,
+        "study": study,
+        "words": pages_of_study(study),
+        "files": files,
+        "releases": queries.release_pages(store, name, visit.number("releases"), FEW),
+        "current": current,
+        "hub_key": visit.hub.key.public,
+        **release_facts(visit, study, current, page=1, size=FEW),
+    }
+    if who.site is not None:
+        own = queries.site(store, name, who.name)
+        assert own is not None
+        spent = list_spending(own["contributions"])
+        return visit.page("own.html", **facts, site=own, spent=spent)
+    numbers, received = queries.numbers(store, name), queries.timeline(store, name)
+    chart = charts.over_time(
+        received, since=row["created"], until=now(), title="Contributions over time"
+    )
+    facts |= {
+        "numbers": numbers,
+        "sites": add_totals(queries.site_pages(store, name, 1, FEW)),
+        "chart": chart if received else None,
+        "todo": list_tasks(row, study, numbers, current, files),
+    }
+    return visit.page("study.html", **facts)
+
+
+def show_study_text(visit: Visit) -> Response:
+    """Return the study's file."""
+    row, _ = visit.study()
+    return download(row["text"].encode(), "application/toml", f"{row['name']}.toml")
+
+
+def show_close(visit: Visit) -> Response:
+    """Ask whether to close a study."""
+    row, _ = visit.study()
+    return visit.page("close.html", row=row, numbers=queries.numbers(visit.hub.store, row["name"]))
+
+
+def close_study(visit: Visit) -> Response:
+    """Close a study."""
+    row, _ = visit.study()
+    visit.hub.close_study(row["name"], visit.someone.actor)
+    return visit.redirect(f"/studies/{row['name']}?done=closed")

@@ -1,0 +1,111 @@
+"""The audit log: a hash chain, so that no entry can be changed or removed unnoticed.
+
+Every entry holds the hash of the one before it. The number and hash of the newest entry, the head,
+are also kept apart from the log, so that a log that was cut short is noticed too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from consilience.files.sealed import canonical
+from consilience.hub.store.database import Database, Row, fetch_rows, get_setting, now
+from consilience.hub.store.tables import audit
+
+GENESIS = "0" * 64
+MOST_WALKED = 5_000  # entries that one look at the dashboard verifies
+_ADD_ENTRY = audit.insert()
+
+
+def append_entry(
+    db: sa.Connection, actor: str, action: str, study: str | None, **facts: object
+) -> None:
+    """Append an entry in a write transaction, which stores the new head when it is committed."""
+    number, previous = (db.info["head"] or get_setting(db, "audit") or f"0 {GENESIS}").split()
+    entry: Row = {
+        "number": int(number) + 1,
+        "time": now(),
+        "actor": actor,
+        "action": action,
+        "study": study,
+        "facts": canonical(facts),
+        "previous": previous,
+    }
+    entry["hash"] = entry_hash(entry)
+    db.execute(_ADD_ENTRY, entry)
+    db.info["head"] = f"{entry['number']} {entry['hash']}"
+
+
+def entry_hash(entry: Mapping[str, object]) -> str:
+    """Return the hash that an entry must have."""
+    text = canonical({name: value for name, value in entry.items() if name != "hash"})
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many entries were verified, and the first one that is missing or was changed."""
+
+    verified: int
+    total: int
+    broken: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all entries were verified, up to the head that is kept apart from the log."""
+        return self.broken is None and self.verified == self.total
+
+
+class Chain:
+    """Walks the audit log and remembers how far it came, so that later looks cost less."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.number, self.head = 0, GENESIS
+
+    def forget(self) -> None:
+        """Start again from the first entry."""
+        with self._lock:
+            self.number, self.head = 0, GENESIS
+
+    def verify(self, database: Database, *, most: int | None = None) -> Verdict:
+        """Verify what was added since the last look, at most `most` entries of it."""
+        with self._lock, database.snapshot() as db:
+            stated, head = (get_setting(db, "audit") or f"0 {GENESIS}").split()
+            total, number, previous, walked = int(stated), self.number, self.head, 0
+            query = sa.select(audit).where(audit.c.number > number).order_by(audit.c.number)
+            for row in db.execute(query.limit(most)).mappings():
+                entry = dict(row)
+                if (
+                    entry["number"] != number + 1
+                    or entry["previous"] != previous
+                    or entry["hash"] != entry_hash(entry)
+                ):
+                    return Verdict(number, total, number + 1)
+                number, previous, walked = number + 1, entry["hash"], walked + 1
+            self.number, self.head = number, previous
+        is_at_end = most is None or walked < most or number >= total
+        if is_at_end and (number, previous) != (total, head):
+            return Verdict(number, total, min(number, total) + 1)
+        return Verdict(number, total)
+
+
+class AuditLog(Database):
+    """What is read from and added to the audit log."""
+
+    def log(self, actor: str, action: str, study: str | None = None, **facts: object) -> None:
+        """Add an entry that belongs to no other change."""
+        self.write(lambda db: append_entry(db, actor, action, study, **facts))
+
+    def audit(self, *, after: int = 0, limit: int = 100) -> list[Row]:
+        """Return entries of the audit log, oldest first."""
+        query = sa.select(audit).where(audit.c.number > after).limit(limit)
+        with self.reading() as db:
+            rows = fetch_rows(db, query.order_by(audit.c.number))
+        return [{**row, "facts": json.loads(row["facts"])} for row in rows]

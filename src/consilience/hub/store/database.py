@@ -1,0 +1,269 @@
+"""The hub's database: connections, write transactions, and the facts that all workers share.
+
+All write transactions are serial, because the audit log is one chain. Writes that wait at the same
+time are committed together, so that a crowd pays for one disk flush.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from consilience.errors import SettingsError
+from consilience.hub.store.tables import MIGRATIONS, nonces, settings, versions
+from consilience.protocol import CLOCK_SECONDS
+
+T = TypeVar("T")
+Row = dict[str, Any]
+Work = Callable[[sa.Connection], Any]
+Waiting = tuple[Work, Future[Any]]
+Outcome = tuple[Any, Exception | None]
+
+MOST_TOGETHER = 256  # writes that share one transaction
+_LOCK = 0x434E534C  # "CNSL": PostgreSQL's writers take this advisory lock one after the other
+_NO_DATABASE = (sa.exc.OperationalError, sa.exc.InterfaceError)
+_FORGET_NONCES = nonces.delete().where(nonces.c.expires < sa.bindparam("now"))
+_SETTING = sa.select(settings.c.value).where(settings.c.name == sa.bindparam("of_name"))
+_SET = (
+    settings.update()
+    .where(settings.c.name == sa.bindparam("of_name"))
+    .values(value=sa.bindparam("to"))
+)
+
+
+def now(*, seconds: float = 0.0) -> str:
+    """Return the current time, plus `seconds`, as rows hold it; these texts sort by time."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+
+
+def hashed(secret: str) -> str:
+    """Return what is stored of a token or code.
+
+    Tokens and codes are long and random, so a plain hash reveals nothing about them.
+    """
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def fetch_rows(db: sa.Connection, query: sa.Executable, **values: object) -> list[Row]:
+    """Return the rows of a query as dictionaries."""
+    return [dict(row) for row in db.execute(query, values).mappings()]
+
+
+def get_setting(db: sa.Connection, name: str) -> str | None:
+    """Return a fact about the whole hub; None if it was never set."""
+    return db.execute(_SETTING, {"of_name": name}).scalar()
+
+
+def set_setting(db: sa.Connection, name: str, value: str) -> None:
+    """Set a fact about the whole hub."""
+    if not db.execute(_SET, {"of_name": name, "to": value}).rowcount:
+        db.execute(settings.insert().values(name=name, value=value))
+
+
+class Database:
+    """A connection to SQLite (the default, a file in the hub's folder) or PostgreSQL (by URL).
+
+    Any number of processes may share one database.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], url: str | None = None) -> None:
+        self.folder = Path(folder).absolute()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.url = sa.make_url(url or f"sqlite:///{self.folder / 'hub.sqlite'}")
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if not self.is_sqlite and self.url.get_backend_name() != "postgresql":
+            raise SettingsError(
+                f"The hub cannot keep its rows in {self.url.get_backend_name()!r}. Nothing was "
+                "opened. Use sqlite:///... or postgresql+psycopg://..."
+            )
+        self._engines = self._open()
+        self._writer, self._waiting = threading.Lock(), deque[Waiting]()
+        self._forget_at = 0.0  # when expired nonces are next removed, by the monotonic clock
+
+    def close(self) -> None:
+        """Close all connections."""
+        for engine in self._engines:
+            engine.dispose()
+
+    def _open(self) -> tuple[sa.Engine, sa.Engine]:
+        """Return the engines for reading and for writing."""
+        if not self.is_sqlite:
+            engine = sa.create_engine(
+                self.url,
+                pool_pre_ping=True,
+                pool_size=8,
+                max_overflow=40,
+                isolation_level="READ COMMITTED",
+            )
+            return engine, engine
+        Path(self.url.database or "").parent.mkdir(parents=True, exist_ok=True)
+        engines = []
+        for begin in ("BEGIN", "BEGIN IMMEDIATE"):
+            arguments = {"timeout": 60.0, "check_same_thread": False}
+            engine = sa.create_engine(
+                self.url, pool_size=8, max_overflow=40, connect_args=arguments
+            )
+            sa.event.listen(engine, "connect", _prepare_sqlite)
+            sa.event.listen(engine, "begin", _begin_with(begin))
+            engines.append(engine)
+        return engines[0], engines[1]
+
+    def migrate(self) -> None:
+        """Create the tables, or bring those of an older version up to date."""
+
+        def work(db: sa.Connection) -> None:
+            versions.create(db, checkfirst=True)
+            at = db.execute(sa.select(sa.func.max(versions.c.version))).scalar() or 0
+            if at > len(MIGRATIONS):
+                raise SettingsError(
+                    f"The hub's database has version {at}, and this program knows versions up to "
+                    f"{len(MIGRATIONS)}. Nothing was changed. Use the program that wrote it, or a "
+                    "newer one."
+                )
+            for number, migrate in enumerate(MIGRATIONS[at:], start=at + 1):
+                migrate(db)
+                db.execute(versions.insert().values(version=number, applied=now()))
+
+        self.write(work)
+
+    # --------------------------------------------------------------------------- reading, writing
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """Open a connection for reading."""
+        with self._engines[0].connect() as db:
+            yield db
+
+    def snapshot(self) -> AbstractContextManager[sa.Connection]:
+        """Open a connection whose statements all see the same state of the database."""
+        engine = self._engines[0]
+        if not self.is_sqlite:  # SQLite's transactions always see one state
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
+        return engine.connect()
+
+    def replacing(self) -> AbstractContextManager[sa.Connection]:
+        """Open a write transaction outside the queue, to replace everything."""
+        return self._engines[1].begin()
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do `work` in a serial transaction and return after the commit.
+
+        Writes that arrive while a transaction is being committed wait, and the next transaction
+        takes all of them. Work that raises is undone alone. It may then run a second time, so it
+        must do nothing but read and change the database.
+        """
+        mine: Future[T] = Future()
+        self._waiting.append((work, mine))
+        while not mine.done():
+            with self._writer:
+                if not mine.done():
+                    self._write_waiting()
+        return mine.result()
+
+    def _write_waiting(self) -> None:
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER))]
+        try:
+            try:
+                outcomes = self._transaction(batch, _do)
+            except _NO_DATABASE:
+                raise  # the database is away: repeating the work would fail as well
+            except Exception:  # one piece was refused: repeat all, each in its own savepoint
+                outcomes = self._transaction(batch, _try)
+        except BaseException as problem:
+            for _, future in batch:
+                future.set_exception(problem)
+            return
+        for (_, future), (result, failure) in zip(batch, outcomes, strict=True):
+            if failure is None:
+                future.set_result(result)
+            else:
+                future.set_exception(failure)
+
+    def _transaction(
+        self, batch: Sequence[Waiting], do: Callable[[sa.Connection, Work], Outcome]
+    ) -> list[Outcome]:
+        with self._engines[1].begin() as db:
+            if not self.is_sqlite:
+                db.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            db.info["head"] = None  # of the audit log, once this transaction has added to it
+            outcomes = [do(db, work) for work, _ in batch]
+            if (at := time.monotonic()) >= self._forget_at:
+                self._forget_at = at + CLOCK_SECONDS / 5
+                db.execute(_FORGET_NONCES, {"now": now()})
+            if db.info["head"] is not None:
+                set_setting(db, "audit", db.info["head"])
+        return outcomes
+
+    def fetch_all(self, query: sa.Executable) -> list[Row]:
+        """Return all rows of a query."""
+        with self.reading() as db:
+            return fetch_rows(db, query)
+
+    def fetch_one(self, query: sa.Executable) -> Row | None:
+        """Return the first row of a query, if there is one."""
+        return next(iter(self.fetch_all(query)), None)
+
+    # ------------------------------------------------------------------- facts that workers share
+
+    def remembered(self, name: str) -> str | None:
+        """Return a fact about the whole hub that some worker stored."""
+        with self.reading() as db:
+            return get_setting(db, name)
+
+    def remember(self, name: str, value: str) -> None:
+        """Store a fact about the whole hub."""
+        self.write(lambda db: set_setting(db, name, value))
+
+    def agree(self, name: str, value: str) -> str:
+        """Return what the first worker stored under this name: `value` if this is the first."""
+
+        def work(db: sa.Connection) -> str:
+            known = get_setting(db, name)
+            if known is None:
+                set_setting(db, name, value)
+            return known or value
+
+        return self.remembered(name) or self.write(work)
+
+
+def _do(db: sa.Connection, work: Work) -> Outcome:
+    return work(db), None
+
+
+def _try(db: sa.Connection, work: Work) -> Outcome:
+    """Do work that may be refused, in a savepoint; if it is refused, nothing of it stays."""
+    head, part = db.info["head"], db.begin_nested()
+    try:
+        result = work(db)
+        part.commit()
+    except _NO_DATABASE:
+        raise
+    except Exception as problem:
+        part.rollback()
+        db.info["head"] = head
+        return None, problem
+    return result, None
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # the driver must not begin transactions by itself
+    for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _begin_with(statement: str) -> Callable[[sa.Connection], None]:
+    def begin(db: sa.Connection) -> None:
+        db.exec_driver_sql(statement)
+
+    return begin

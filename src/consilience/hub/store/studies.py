@@ -1,0 +1,98 @@
+"""Rows about studies and their public files."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from consilience.hub.store.audit import append_entry
+from consilience.hub.store.database import Database, Row, fetch_rows, now
+from consilience.hub.store.tables import files, studies
+from consilience.protocol import Refusal
+
+
+def get_study(db: sa.Connection, name: str) -> Row:
+    """Return a study's row, or refuse."""
+    rows = fetch_rows(db, sa.select(studies).where(studies.c.name == name))
+    if not rows:
+        raise Refusal("not-found", "There is no such study.")
+    return rows[0]
+
+
+def get_open_study(db: sa.Connection, name: str) -> Row:
+    """Return the row of a study that is open, or refuse."""
+    row = get_study(db, name)
+    if row["status"] != "open":
+        raise Refusal("study-closed", f"The study {name!r} is closed.")
+    return row
+
+
+class Studies(Database):
+    """Studies and the public files that they name."""
+
+    def add_study(self, name: str, digest: str, text: str, actor: str) -> Row:
+        """Add a study; adding it again changes nothing, another study of that name is refused."""
+
+        def work(db: sa.Connection) -> Row:
+            same = (studies.c.name == name) | (studies.c.digest == digest)
+            known = fetch_rows(db, sa.select(studies).where(same))
+            if known and known[0]["digest"] == digest:
+                return known[0]
+            if known:
+                raise Refusal(
+                    "name-taken",
+                    f"There is already another study named {name!r}; nothing was changed.",
+                )
+            row: Row = {
+                "name": name,
+                "digest": digest,
+                "text": text,
+                "status": "open",
+                "created": now(),
+                "created_by": actor,
+                "changes": 0,
+                "combined": 0,
+                "changed": None,
+                "problem": None,
+            }
+            db.execute(studies.insert().values(row))
+            append_entry(db, actor, "study created", name, digest=digest)
+            return row
+
+        return self.write(work)
+
+    def studies(self) -> list[Row]:
+        """Return all studies, oldest first."""
+        return self.fetch_all(sa.select(studies).order_by(studies.c.created))
+
+    def study(self, name: str) -> Row | None:
+        """Return one study's row."""
+        return self.fetch_one(sa.select(studies).where(studies.c.name == name))
+
+    def close_study(self, name: str, actor: str) -> Row:
+        """Accept nothing more for a study; its releases stay."""
+
+        def work(db: sa.Connection) -> Row:
+            row = get_study(db, name)
+            if row["status"] == "open":
+                db.execute(studies.update().where(studies.c.name == name).values(status="closed"))
+                append_entry(db, actor, "study closed", name)
+            return {**row, "status": "closed"}
+
+        return self.write(work)
+
+    def add_file(self, sha256: str, size: int, study: str, file: str, actor: str) -> None:
+        """Add the row of a public file that is already stored."""
+
+        def work(db: sa.Connection) -> None:
+            if not fetch_rows(db, sa.select(files).where(files.c.sha256 == sha256)):
+                db.execute(files.insert().values(sha256=sha256, size=size, received=now()))
+                append_entry(db, actor, "public file received", study, file=file, sha256=sha256)
+            # A study that could not be combined may have waited for this file.
+            waiting = studies.update().where(studies.c.problem.is_not(None))
+            db.execute(waiting.values(changes=studies.c.changes + 1, changed=now(), problem=None))
+
+        self.write(work)
+
+    def file(self, sha256: str) -> Row | None:
+        """Return the row of a public file, if the hub has it."""
+        return self.fetch_one(sa.select(files).where(files.c.sha256 == sha256))
