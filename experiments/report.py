@@ -177,7 +177,7 @@ def _pictures(name: str, id_: str, lines: Mapping[str, Lines], folder: Path) -> 
         more = [
             one.id
             for one in figure.panels
-            if one.id not in lines and (folder / f"{one.id}.csv").exists()
+            if one.id not in lines and (folder / f"{one.id}.parquet").exists()
         ]
         stem = (Path(elsewhere) if more else folder) / f"figure-{figure.id}"
         draw(figure, lines, stem)

@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import tempfile
+import textwrap
 import threading
 import time
 import weakref
@@ -31,18 +32,18 @@ import joblib
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import consilience as cs
-from consilience.simulation.simulate import code_digest
+from consilience.simulation.simulate import code_digest, statements_of
 from consilience.tables.public import Public
 
 from . import datasets
 from .design import Figure, Method, Panel, Paper, papers
+from .equal import carried
 from .verdicts import statements
 
 SEED = 2016
@@ -274,8 +275,8 @@ def _stale(facts: Mapping[str, Any]) -> bool:
     """Return whether code that a panel came from has changed since."""
     if "code" not in facts:  # an older table: it knows only whether that was so when it was written
         return bool(facts["stale"])
-    return facts["code"] != [code_digest()] or any(
-        digest != _now(name) for name, digest in facts["functions"]
+    return any(carried(digest) != code_digest() for digest in facts["code"]) or any(
+        carried(digest) != _now(name) for name, digest in facts["functions"]
     )
 
 
@@ -435,7 +436,7 @@ def _text(function: Any) -> str:
     found: dict[str, Any] = {}
     functions = [function]
     for one in functions:  # which grows by those that are called
-        found[one.__qualname__] = inspect.getsource(one)
+        found[one.__qualname__] = statements_of(textwrap.dedent(inspect.getsource(one)))
         codes = [one.__code__]
         for code in codes:  # which grows by those within
             codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
@@ -467,7 +468,7 @@ def _fingerprint(array: Any) -> str:
 
 
 def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Settings) -> Table:
-    """Gather the stored points of a panel as one tidy table, and write it as Parquet and CSV."""
+    """Gather the stored points of a panel as one tidy table, and write it."""
     rows: Table = []
     facts = []
     read = {}
@@ -552,7 +553,6 @@ def _kept(
     folder = settings.out / paper.name
     folder.mkdir(parents=True, exist_ok=True)
     _write(tidy, folder / f"{panel.id}.parquet")
-    pcsv.write_csv(tidy, folder / f"{panel.id}.csv")
     return rows
 
 

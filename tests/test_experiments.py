@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from experiments import __main__, datasets, design, report, verdicts
+from experiments import __main__, datasets, design, equal, report, verdicts
 from experiments.run import SEED, Settings, miniature, plan, run, select, stored
 
 import consilience as cs
@@ -59,7 +60,9 @@ def test_a_paper_runs_in_miniature_and_its_report_and_pictures_are_written(name,
     page = report.write([paper], settings, chosen).read_text(encoding="utf-8")
     for _, figure, panel in chosen:
         assert f'id="{name}-{figure.id}"' in page
-        assert panel.kind == "drawing" or (tmp_path / name / f"{panel.id}.csv").stat().st_size > 0
+        assert (
+            panel.kind == "drawing" or (tmp_path / name / f"{panel.id}.parquet").stat().st_size > 0
+        )
         for ending in ("svg", "png"):
             assert (tmp_path / name / f"figure-{figure.id}.{ending}").stat().st_size > 1000
             assert (tmp_path / name / f"figure-{figure.id}-paper.{ending}").stat().st_size > 1000
@@ -348,10 +351,11 @@ def test_no_picture_with_fewer_panels_replaces_one_with_more(folder):
     page_of(folder)
     whole = drawn.read_bytes()
     drawn.write_bytes(b"of all panels")
-    (folder / "xie2016" / "3b.csv").write_text("whose table was not copied")
+    other = pq.read_table(folder / "xie2016" / "3a.parquet").slice(0, 1)
+    pq.write_table(other, folder / "xie2016" / "3b.parquet")  # answers another question
     assert "data:image/svg" in page_of(folder)
     assert drawn.read_bytes() == b"of all panels"
-    (folder / "xie2016" / "3b.csv").unlink()
+    (folder / "xie2016" / "3b.parquet").unlink()
     page_of(folder)
     assert drawn.read_bytes() == whole
 
@@ -610,3 +614,42 @@ def test_another_edition_of_a_data_set_is_noticed(tmp_path, monkeypatch):
         datasets.load.cache_clear()
         with pytest.raises(datasets.Unavailable, match=rf"{said}.*remove this one"):
             datasets.load(name)
+
+
+# ------------------------------------------------------------------ states of the code that are equal
+
+
+def test_equal_states_of_the_code_are_found_recorded_and_carried_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(equal, "RECORD", tmp_path / "equal.toml")
+    equal._recorded.cache_clear()
+    chosen = select(["xie2016/3a"])
+    before, after = tmp_path / "before", tmp_path / "after"
+    for out in (before, after):
+        run(chosen, miniature(out))
+    path = before / "xie2016" / "3a.parquet"
+    table = pq.read_table(path)
+    facts = json.loads(table.schema.metadata[b"facts"])
+    facts |= {"code": ["0" * 64], "functions": [[name, "1" * 64] for name, _ in facts["functions"]]}
+    pq.write_table(table.replace_schema_metadata({"facts": json.dumps(facts)}), path)
+    paper, _, panel = chosen[0]
+    assert stored(paper, panel, miniature(before)).facts["stale"]
+    found = equal.compare(before, after)
+    assert found.holds
+    assert (found.panels, found.largest) == (1, 0.0)
+    equal.record(found, "a test")
+    assert not stored(paper, panel, miniature(before)).facts["stale"]
+    assert equal.carried("0" * 64) == code_digest()
+    equal._recorded.cache_clear()
+
+
+def test_states_that_differ_in_one_number_or_row_are_not_equal(tmp_path):
+    run(select(["xie2016/3a"]), miniature(tmp_path / "before"))
+    table = pq.read_table(tmp_path / "before" / "xie2016" / "3a.parquet")
+    rows = table.to_pylist()
+    rows[0]["value"] += 1e-6
+    for name, changed in {"number": rows, "row": table.to_pylist()[1:]}.items():
+        (tmp_path / name / "xie2016").mkdir(parents=True)
+        made = pa.Table.from_pylist(changed).replace_schema_metadata(table.schema.metadata)
+        pq.write_table(made, tmp_path / name / "xie2016" / "3a.parquet")
+        assert not equal.compare(tmp_path / "before", tmp_path / name).holds
+    assert not equal.compare(tmp_path / "before", tmp_path / "nothing").holds

@@ -803,12 +803,14 @@ def code_digest() -> str:
             if file.is_file()
         }
     )
-    return hashlib.sha256("\0".join(map(_statements, files)).encode()).hexdigest()
+    return hashlib.sha256(
+        "\0".join(statements_of(file.read_text(encoding="utf-8")) for file in files).encode()
+    ).hexdigest()
 
 
-def _statements(file: Path) -> str:
-    """Return what a module does, without comments, docstrings and layout."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+def statements_of(source: str) -> str:
+    """Return what Python source does, without comments, docstrings and layout."""
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body[: ast.get_docstring(node, clean=False) is not None] = []
