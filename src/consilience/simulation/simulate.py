@@ -14,7 +14,6 @@ without one, noise is fresh from the operating system.
 from __future__ import annotations
 
 import ast
-import copy
 import hashlib
 import inspect
 import math
@@ -36,7 +35,8 @@ from scipy import special, stats
 from sklearn.base import clone, is_classifier
 from sklearn.utils.validation import check_X_y
 
-from consilience.aggregators.distillation.tally import Tally, count_votes
+from consilience.aggregators.base import Aggregator
+from consilience.aggregators.distillation.tally import Question, Tally
 from consilience.aggregators.members import as_members
 from consilience.errors import SettingsError
 from consilience.evaluation.baselines import (
@@ -50,7 +50,7 @@ from consilience.evaluation.baselines import (
     public_only,
 )
 from consilience.evaluation.measures import main_metric, measures
-from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.progress import Progress
 from consilience.simulation.many import can_fit_many, fit_many, measure_many
@@ -82,16 +82,6 @@ SITES_TOGETHER, RECORDS_TOGETHER = (
     8,
     4096,
 )  # from which on, and up to which, exact linear models are trained together
-ASK_VOTES = (
-    "VoteDistillation",
-    "SoftLabelDistillation",
-    "PATE",
-)  # of members, about public records
-HIDE_SITES = (*ASK_VOTES, "ClippedAverage")  # whole ones, not records
-EXACT_MEMBERS = (
-    "Average",
-    *HIDE_SITES,
-)  # with an epsilon, these are trusted with exact members and add the noise
 
 
 def simulate(
@@ -263,7 +253,7 @@ class _Plan:
     """The checked arguments: all that a worker needs to run any cell."""
 
     learners: Mapping[str, Any]
-    aggregators: Mapping[str, Any]
+    aggregators: Mapping[str, Aggregator]
     asked: Mapping[str, Any] | None  # epsilon by level
     X: Any
     y: Array
@@ -449,26 +439,14 @@ class _Plan:
 
     def aggregator(
         self, name: str, epsilons: Sequence[float], cell: Any, draw: Sequence[str]
-    ) -> Any:
+    ) -> Aggregator:
         """Return an aggregator with what the level promises, and noise and public randomness of its own."""
-        made = copy.copy(self.aggregators[name])
-        kind = type(made).__name__
-        # Private aggregation records too are promised what the level promises to records.
-        if self.asked is not None and (
-            _trusted(made) or (kind == "FeatureMethod" and _spends(made))
-        ):
-            made.epsilon = list(epsilons) if kind == "Average" else min(epsilons)
-            if kind not in HIDE_SITES and math.isinf(
-                min(epsilons)
-            ):  # exact, which these say in another way
-                made.epsilon, made.delta = None, 0.0
-        if self.seed is not None and hasattr(made, "noise"):
-            made.noise = self.noise(*cell, *draw, name)
-        if (
-            getattr(made, "random_state", 0) is None
-        ):  # folds and the like: public, and the same in every run
-            made.random_state = _derived(self.split_seed, *cell, name) % 2**32
-        return made
+        made = self.aggregators[name]
+        if self.asked is not None:
+            made = made.with_budget(epsilons)
+        # Folds and the like are public, and the same in every run.
+        public = _derived(self.split_seed, *cell, name) % 2**32
+        return made.with_noise(self.noise(*cell, *draw, name), public)
 
     def guarantee(self, found: Mapping[Any, Guarantee]) -> Guarantee | None:
         """Return the weakest guarantee of any private result, or that there is none."""
@@ -506,22 +484,6 @@ _APART = (
     "digests",
     "held",
 )  # of a plan: what is no part of its digest as it is
-
-
-def _spends(aggregator: Any) -> bool:
-    budget = getattr(aggregator, "epsilon", None)
-    return budget is not None and bool(np.isfinite(budget).all())
-
-
-def _hides_sites(aggregator: Any) -> bool:
-    return type(aggregator).__name__ in HIDE_SITES and _spends(aggregator)
-
-
-def _trusted(aggregator: Any) -> bool:
-    """Tell whether an aggregator is trusted with exact members and adds the noise itself."""
-    kind = type(aggregator).__name__
-    adds = kind in EXACT_MEMBERS or (kind == "FeatureMethod" and aggregator.mechanism == "output")
-    return adds and _spends(aggregator)
 
 
 def _skew_labels(
@@ -562,7 +524,7 @@ class _Cell:
         self.sites = [self.cut.sites[site] for site in self.held]
         self.everyone = np.concatenate(self.sites)
         self.seconds: dict[str, float] = {}  # of the last model of each method
-        self.votes: dict[Any, Tally] = {}
+        self.votes: dict[Question, Tally] = {}
 
     def run(self) -> dict[str, list[Any]]:
         """Return rows, timings and guarantees, as plain values."""
@@ -596,7 +558,7 @@ class _Cell:
     def _draws_noise(self, epsilons: Sequence[float]) -> bool:
         """Tell whether anything at this level comes out differently when it is drawn again."""
         made = [self.plan.aggregator(method, epsilons, (), ()) for method in self.plan.aggregators]
-        return bool(np.isfinite(epsilons).any()) or any(map(_spends, made))
+        return bool(np.isfinite(epsilons).any()) or any(each.draws_noise for each in made)
 
     def _without_noise(self) -> Found:
         """Return the baselines that are the same at every level."""
@@ -629,7 +591,8 @@ class _Cell:
         stated: dict[str, Guarantee] = {}
         alone: list[dict[str, float]] = []
         members: list[Any] = []
-        if plan.baselines & {LOCAL, BEST} or not all(map(_trusted, plan.aggregators.values())):
+        exact = [each.needs_exact_members for each in plan.aggregators.values()]
+        if plan.baselines & {LOCAL, BEST} or not all(exact):
             members = self._members(epsilons, [(*cell, *drawn, site) for site in self.held])
         if plan.baselines & {LOCAL, BEST}:
             alone = self._each(members)
@@ -647,11 +610,10 @@ class _Cell:
         sent = _bytes(members)
         for method in plan.aggregators:
             made = plan.aggregator(method, epsilons, cell, drawn)
-            trusted = _trusted(plan.aggregators[method])
+            trusted = plan.aggregators[method].needs_exact_members
             handed_over = self.read if trusted else members
-            votes = trusted and type(made).__name__ in ASK_VOTES
             with self._timed(method):
-                asked = self._votes(made) if votes else handed_over
+                asked = self._votes(made) if trusted and made.asks_votes else handed_over
                 ensemble = made.combine(asked, public=self.cut.public)
             found["distributed", method] = self._joined(ensemble, alone)
             found["distributed", method]["bytes"] = self.exact_bytes if trusted else sent
@@ -732,17 +694,15 @@ class _Cell:
         )  # of one site: it grows with their number
         return self._fit(epsilon, self.everyone, noise, "pool", guess and guess * len(self.held))
 
-    def _votes(self, made: Any) -> Any:
+    def _votes(self, made: Aggregator) -> Any:
         """Count what exact members say about public records, once for all levels, draws and aggregators that ask."""
-        public, soft, classes = self.cut.public, getattr(made, "soft", "votes"), made.classes
-        if public is None:
+        public = self.cut.public
+        question = None if public is None else made.question(public)
+        if public is None or question is None:
             return self.exact  # the aggregator says what is missing
-        n_asked = min(getattr(made, "n_queries", math.inf), public.X.shape[0])
-        key = (soft, None if classes is None else tuple(classes), n_asked)
-        if key not in self.votes:
-            asked = public if n_asked == public.X.shape[0] else Public(public.X[:n_asked])
-            self.votes[key] = count_votes(self.read, asked, classes=classes, soft=soft)
-        return self.votes[key]
+        if question not in self.votes:
+            self.votes[question] = question.ask(self.read, public)
+        return self.votes[question]
 
     @contextmanager
     def _timed(self, method: str, n_models: int = 1) -> Iterator[None]:
@@ -862,9 +822,8 @@ def _plan(
             f"{_LEARNER}, classifiers or regressors",
         )
     for name, one in aggregators.items():
-        fits = (
-            hasattr(one, "combine") and getattr(one, "noise", None) is None and name not in TITLES
-        )
+        fits = isinstance(one, Aggregator) and name not in TITLES
+        fits = fits and getattr(one, "noise", None) is None
         _require("aggregator", f"{name}={one!r}", fits, "an aggregator without noise of its own")
     ids = None
     if isinstance(sites, str):
@@ -941,8 +900,10 @@ def _plan(
     _require("public", public, fits, "given for prepare to learn from, or prepare_on='train'")
     if baselines is None:
         baselines = set(TITLES)
-        baselines -= {LOCAL, BEST} if all(map(_trusted, aggregators.values())) else set()
-        baselines -= {POOLED} if all(_hides_sites(one) for one in aggregators.values()) else set()
+        every = aggregators.values()
+        baselines -= {LOCAL, BEST} if all(one.needs_exact_members for one in every) else set()
+        hide_sites = [one.draws_noise and one.hidden_unit is Unit.SITE for one in every]
+        baselines -= {POOLED} if all(hide_sites) else set()
     _require("baselines", baselines, set(baselines) <= set(TITLES), f"of {list(TITLES)}")
     n_sites = (
         int(ids.max() + 1) if ids is not None else len(sizes) if sizes is not None else int(sites)
