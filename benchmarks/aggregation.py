@@ -65,7 +65,7 @@ COLUMNS = (
 class Unchosen(cs.PublicBlend):
     """The blend at the strength that the known noise implies, without looking whether labels agree: for diagnosis."""
 
-    def combine(self, members, public=None):
+    def combine(self, members, public=None, **charged):
         task = read_labelled(self, members, public)
         ball = Ball.around(task)
         ridge = Ridge(ball.records(task.X), task.y, task.loss)
