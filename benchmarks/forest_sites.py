@@ -331,9 +331,9 @@ def measure_bytes(problem: Problem) -> list[str]:
         sites = split.sites(setting.sizes)
         for kind, (fit, delta) in FITS.items():
             members = [fit(split, rows, 0.5, delta) for rows in sites]
-            sent = [size_of(member._state()) for member in members]
+            sent = [size_of(member.released_state()) for member in members]
             every = {
-                f"{site} {k}": v for site, m in enumerate(members) for k, v in m._state().items()
+                f"{site} {k}": v for site, m in enumerate(members) for k, v in m.released_state().items()
             }
             got = size_of({**every, "weights": np.ones(n_sites)})
             shape = members[0].counts_.shape
@@ -716,7 +716,7 @@ def main() -> int:
         "",
         "## Bytes",
         "",
-        "Sizes of safetensors files with what a learner releases (`_state()`) and with what the "
+        "Sizes of safetensors files with what a learner releases (`released_state()`) and with what the "
         "hub sends back, ε = 0.5, equal sites. Splits and counts travel as 64-bit numbers; bytes "
         "and 32 bits would do.",
         "",

@@ -228,8 +228,8 @@ class TellsItsSize(PrivateLogisticRegression):
         super()._train(task, plan, source)
         self.size = np.array([task.n_records])
 
-    def _state(self):
-        return {**super()._state(), "size": self.size}
+    def released_state(self):
+        return {**super().released_state(), "size": self.size}
 
 
 @pytest.mark.parametrize("twin", [KeepsItsSeed, KeepsItsAccuracy])
@@ -241,7 +241,7 @@ def test_rows_5_and_10_attributes_beyond_the_release_are_caught(twin):
 def test_rows_5_and_10_real_learners_keep_nothing_else(kind):
     assert extras(kind) == set()
     fitted = kind(epsilon=1.0).fit(X, y)
-    assert set(fitted._state()) == {"coef", "intercept"}
+    assert set(fitted.released_state()) == {"coef", "intercept"}
     assert not any(isinstance(value, Source) for value in vars(fitted).values())
 
 

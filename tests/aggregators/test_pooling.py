@@ -433,7 +433,7 @@ def test_records_assigned_to_trees_by_position_are_caught_by_enumeration(monkeyp
 def in_another_world(learner, X, y):
     """Return what another table would have released, had its noise come out so that the releases are equal."""
     other = type(learner)(**learner.get_params()).fit(X, y)
-    other._restore(learner._state())
+    other.restore_state(learner.released_state())
     return other
 
 

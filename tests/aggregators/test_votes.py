@@ -336,7 +336,7 @@ def test_a_brought_accuracy_is_part_of_the_guarantee():
 def in_another_world(learner, X, y):
     """Return what another table would have released, had its noise come out so that the releases are equal."""
     other = type(learner)(**learner.get_params()).fit(X, y)
-    other._restore(learner._state())
+    other.restore_state(learner.released_state())
     return other
 
 

@@ -47,7 +47,7 @@ def make(learner, **settings):
 
 def released(fitted):
     """Return all that a fitted learner keeps of its records, as bytes."""
-    return {name: array.tobytes() for name, array in fitted._state().items()}
+    return {name: array.tobytes() for name, array in fitted.released_state().items()}
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.base import ClassifierMixin
 
 from consilience import (
     Bins,
@@ -16,9 +18,14 @@ from consilience import (
     PrivateRidge,
     PrivateTreeClassifier,
 )
-from consilience.errors import ContributionRejected, GuaranteeVoid
+from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.files.contribution import Contribution, released
-from consilience.files.sealed import Sealed, SigningKey
+from consilience.files.sealed import Sealed, SealedFile, SigningKey
+from consilience.learners import registry
+from consilience.learners.base import PrivateLearner
+from consilience.privacy.accounting import Laplace
+from consilience.privacy.guarantee import Neighbours, Unit
+from consilience.privacy.mechanisms import laplace_counts
 
 KEY = SigningKey.generate()
 STUDY = {"name": "heart-risk", "digest": "0" * 64}
@@ -205,3 +212,69 @@ def test_a_file_of_another_key_is_told_apart(books):
     model, _ = fitted(LEARNERS[0], books)
     with pytest.raises(ContributionRejected, match="another key"):
         made(model).verify(key=SigningKey.generate().public)
+
+
+class PrivateShare(ClassifierMixin, PrivateLearner):
+    """The simplest learner: the noisy share of the second class, whatever the features."""
+
+    def __init__(self, *, epsilon, delta=0.0, neighbours="replace-one", noise=None):
+        self.epsilon = epsilon
+        self.delta = delta
+        self.neighbours = neighbours
+        self.noise = noise
+
+    def fit(self, X, y, *, ledger=None, dataset=None, key=None):
+        self.n_features_in_, self.classes_ = X.shape[1], np.array([0, 1])
+        return self._fit(np.asarray(y), [], ledger, dataset, key)
+
+    def _plan(self, task):
+        unit, neighbours = Unit.RECORD, Neighbours(self.neighbours)
+        event = Laplace(sensitivity=1.0, scale=1 / self.epsilon, unit=unit, neighbours=neighbours)
+        return SimpleNamespace(events=(event,), n_records=len(task))
+
+    def _train(self, task, plan, source):
+        ones = laplace_counts(np.array([task.sum()]), event=plan.events[0], source=source)
+        self.share_ = np.clip(ones / plan.n_records, 0.0, 1.0)
+
+    def released_state(self):
+        return {"share": self.share_}
+
+    def restore_state(self, state):
+        self.share_ = state["share"]
+
+    def check_state(self, state):
+        share = state.get("share", np.zeros(0))
+        return set(state) == {"share"} and share.shape == (1,) and 0 <= share[0] <= 1
+
+    def predict_proba(self, X):
+        return np.tile([1 - self.share_[0], self.share_[0]], (len(X), 1))
+
+
+def test_a_learner_that_a_user_registers_travels_as_our_own(books, tmp_path, monkeypatch):
+    model, X = fitted(PrivateShare(epsilon=1.0), books)
+    with pytest.raises(ContributionRejected, match="learner this version knows"):
+        made(model)
+    monkeypatch.setitem(registry.LEARNERS, "PrivateShare", PrivateShare)  # taken away afterwards
+    assert registry.register(PrivateShare) is PrivateShare
+    made(model).save(tmp_path / "file")
+    for found in (
+        Contribution.load(tmp_path / "file"),
+        Contribution.inspect(SealedFile(tmp_path / "file", "contribution")),
+    ):
+        np.testing.assert_array_equal(found.learner.predict_proba(X), model.predict_proba(X))
+    outside = {"share": np.array([1.5])}
+    with pytest.raises(ContributionRejected, match="tensors"):
+        Contribution.load(forged(model, tmp_path / "forged", lambda facts: None, outside))
+    with pytest.raises(ContributionRejected, match="tensors"):
+        Contribution.inspect(SealedFile(tmp_path / "forged", "contribution"))
+
+
+def test_two_learners_cannot_share_a_name_and_one_without_a_check_is_none():
+    class PrivateRidge(PrivateLearner):
+        def check_state(self, state):
+            return True
+
+    with pytest.raises(SettingsError, match="already registered"):
+        registry.register(PrivateRidge)
+    with pytest.raises(SettingsError, match="defines no check_state"):
+        registry.register(type("Careless", (PrivateLearner,), {}))

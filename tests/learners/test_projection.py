@@ -335,7 +335,7 @@ def test_nothing_but_the_release_stays_in_a_fitted_projection(X):
     }
     assert set(vars(fitted)) - set(fitted.get_params()) == released
     from_moment = PrivatePCA(epsilon=0.5, n_components=2)
-    from_moment._restore({"moment": fitted.moment_})
+    from_moment.restore_state({"moment": fitted.moment_})
     assert np.array_equal(from_moment.components_, fitted.components_)
     assert np.array_equal(from_moment.explained_ratio_, fitted.explained_ratio_)
 

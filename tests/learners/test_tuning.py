@@ -263,10 +263,10 @@ class Constant(ClassifierMixin, PrivateLearner):
     def _train(self, task, plan, source):
         pass
 
-    def _state(self):
+    def released_state(self):
         return {}
 
-    def _restore(self, state):
+    def restore_state(self, state):
         pass
 
     def predict(self, X):

@@ -697,7 +697,7 @@ def _sample(learner: Any, n_records: int, runs: int, source: Source) -> AuditRep
         out = []
         for _ in range(runs):
             twin._train(task, plan, source)
-            out.append(np.concatenate([np.ravel(part) for part in twin._state().values()]))
+            out.append(np.concatenate([np.ravel(part) for part in twin.released_state().values()]))
         draws.append(np.stack(out))
     claimed = total(plan.events).convert(Neighbours(twin.neighbours))
     report = audit_samples(draws[0], draws[1], claimed=claimed)

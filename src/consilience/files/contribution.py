@@ -7,10 +7,10 @@ refused, and so is every tensor whose shape or content a learner could not have 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -18,15 +18,8 @@ from numpy.typing import NDArray
 
 from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.files.sealed import MOST_BYTES, Sealed, SealedFile, SigningKey, refused
-from consilience.learners.base import PrivateLearner
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
-from consilience.learners.trees.forest import (
-    MOST_LEVELS,
-    PrivateForestClassifier,
-    PrivateTreeClassifier,
-)
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 
@@ -38,68 +31,10 @@ State = Mapping[str, Array]
 
 MOST_FEATURES = 1 << 20
 MOST_CLASSES = 1 << 12
-MOST_TREES = 1 << 14
-_BLOCK_NUMBERS = 1 << 17  # of trees, looked at a time
+MOST_ROWS = 1 << 14  # of tensors that are checked some rows at a time
+UNKNOWN = "its {} are not those of a learner this version knows"
+_BLOCK_NUMBERS = 1 << 17  # checked at a time
 KIND = "contribution"
-
-
-def _check_linear(learner: Any, state: State) -> bool:
-    """Tell whether coefficients and intercepts have the shape that this learner gives them."""
-    n_classes = len(getattr(learner, "classes_", ()))
-    rows = () if n_classes == 0 else (1,) if n_classes <= 2 else (n_classes,)
-    forms = {"coef": (*rows, learner.n_features_in_), "intercept": rows or (1,)}
-    return set(state) == set(forms) and all(
-        state[name].shape == form and state[name].dtype == np.float64
-        for name, form in forms.items()
-    )
-
-
-def _check_trees(learner: Any, state: State) -> bool:
-    """Tell whether trees are complete and look only at bins that exist: compiled code will trust these numbers."""
-    rest = "values" if isinstance(learner, PrivateAdaBoostClassifier) else "variance"
-    if set(state) != {"feature", "last", "counts", "size", rest}:
-        return False
-    feature, last, counts = state["feature"], state["last"], state["counts"]
-    if not (feature.ndim == 2 and feature.shape == last.shape and counts.ndim == 3):
-        return False
-    n_trees, n_leaves, n_classes = counts.shape
-    depth = n_leaves.bit_length() - 1
-    if not (
-        feature.dtype == last.dtype == counts.dtype == np.int64
-        and n_classes == len(learner.classes_)
-        and 1 <= n_trees <= MOST_TREES
-        and 1 <= depth <= MOST_LEVELS
-        and n_leaves == 2**depth
-        and feature.shape == (n_trees, n_leaves - 1)
-        and np.abs(counts).max() < 2**60
-    ):
-        return False
-    sizes = learner.bins_.sizes
-    if len(sizes) != learner.n_features_in_ or feature.min() < 0 or feature.max() >= len(sizes):
-        return False
-    if last.min() < 0 or (last >= sizes[feature]).any():
-        return False
-    size = state["size"]
-    if not (size.shape == () and size.dtype == np.int64 and 1 <= int(size) < 2**60):
-        return False
-    more = state[rest]
-    if rest == "values":
-        return (
-            more.shape == counts.shape
-            and more.dtype == np.float64
-            and bool(np.abs(more).max() < 1e6)
-        )
-    return more.shape == () and more.dtype == np.float64 and 0 <= float(more) < 1e300
-
-
-LEARNERS: dict[str, tuple[type[PrivateLearner[Any, Any]], Callable[[Any, State], bool]]] = {
-    "PrivateLogisticRegression": (PrivateLogisticRegression, _check_linear),
-    "PrivateLinearSVC": (PrivateLinearSVC, _check_linear),
-    "PrivateRidge": (PrivateRidge, _check_linear),
-    "PrivateTreeClassifier": (PrivateTreeClassifier, _check_trees),
-    "PrivateForestClassifier": (PrivateForestClassifier, _check_trees),
-    "PrivateAdaBoostClassifier": (PrivateAdaBoostClassifier, _check_trees),
-}
 
 
 def released(learner: Any) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -119,29 +54,24 @@ def released(learner: Any) -> tuple[dict[str, Any], dict[str, Array]]:
         "events": events_to_json(learner.events_),
         "guarantee": learner.guarantee_.as_dict(),
     }
-    return facts, {name: np.asarray(tensor) for name, tensor in learner._state().items()}
-
-
-@cache
-def _names(learner: str) -> frozenset[str]:
-    """Return which settings the file of a learner has."""
-    return frozenset(LEARNERS[learner][0]._get_param_names()) - {"noise"}
+    return facts, {name: np.asarray(tensor) for name, tensor in learner.released_state().items()}
 
 
 def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
     """Return the fitted learner that `released` took apart, or refuse what no learner could have released."""
     try:
-        kind, fits = LEARNERS[facts["learner"]]
+        kind = LEARNERS[facts["learner"]]
         settings = {name: from_plain(value) for name, value in facts["settings"].items()}
         numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
-        if settings.keys() != _names(facts["learner"]) or not numbers:
+        named = set(kind._get_param_names()) - {"noise"}
+        if settings.keys() != named or not numbers:
             raise ContributionRejected("settings")
         learner: Any = kind(**settings)
         n_features, classes = facts["n_features"], facts["classes"]
         if not (type(n_features) is int and 1 <= n_features <= MOST_FEATURES):
             raise ContributionRejected("features")
         learner.n_features_in_ = n_features
-        if (classes is None) != (kind is PrivateRidge):
+        if (classes is None) != kind.predicts_number:
             raise ContributionRejected("classes")
         if classes is not None:
             scalars = all(type(label) in (str, int, float, bool) for label in classes)
@@ -154,13 +84,9 @@ def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
             if len(classes) > MOST_CLASSES:
                 raise ContributionRejected("classes")
             learner.classes_ = np.asarray(classes)
-        if hasattr(learner, "bins"):
-            from consilience.learners.trees.forest import declared_bins
-
-            learner.bins_ = declared_bins(learner, n_features)
-        if not fits(learner, tensors):
+        if not learner.check_state(tensors):
             raise ContributionRejected("tensors")
-        learner._restore(dict(tensors))
+        learner.restore_state(dict(tensors))
         size = facts["size"]
         if not (size is None or (type(size) is int and 1 <= size < 2**60)):
             raise ContributionRejected("size")
@@ -170,8 +96,8 @@ def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
         learner.guarantee_ = Guarantee.from_dict(facts["guarantee"])
         learner.receipt_ = facts.get("receipt")
     except (KeyError, TypeError, ValueError, AttributeError, ConsilienceError) as problem:
-        named = str(problem) if isinstance(problem, ContributionRejected) else "facts"
-        raise refused(f"its {named} are not those of a learner this version knows") from None
+        part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
+        raise refused(UNKNOWN.format(part)) from None
     return learner
 
 
@@ -306,36 +232,38 @@ class Contribution:
         used.
         """
         file.check_tensors()
+        kind = LEARNERS.get(str(file.facts.get("learner")))
+        check = "whole" if kind is None else kind.state_check
+        if check == "rows":
+            return cls._inspect_rows(file, trusted=trusted)
+        names = file.facts["tensors"]
+        state = {
+            name: file.tensor(name) if check == "whole" else file.zeros(name) for name in names
+        }
+        return cls(file.filled(state))._checked(trusted)
+
+    @classmethod
+    def _inspect_rows(cls, file: SealedFile, *, trusted: bool) -> Self:
+        """Check a file some rows of its tensors at a time."""
         forms = {name: tuple(form["shape"]) for name, form in file.facts["tensors"].items()}
-        if not forms.keys() >= {
-            "feature",
-            "last",
-            "counts",
-        }:  # linear: nothing but shapes is left to check
-            hollow = {
-                name: np.broadcast_to(np.zeros((), file.dtype(name)), form)
-                for name, form in forms.items()
-            }
-            return cls(file.filled(hollow))._checked(trusted)
-        n_trees = {form[0] for form in forms.values() if form}
-        if len(n_trees) != 1 or not 1 <= max(n_trees) <= MOST_TREES:
-            raise refused("its tensors are not those of a learner this version knows")
-        step = max(
-            1, _BLOCK_NUMBERS * max(n_trees) // max(math.prod(form) for form in forms.values())
-        )
-        found: Self | None = None
-        for begin in range(0, max(n_trees), step):
-            some = (begin, min(begin + step, max(n_trees)))
+        lengths = {form[0] for form in forms.values() if form}
+        n_rows = max(lengths, default=0)
+        if len(lengths) != 1 or not 1 <= n_rows <= MOST_ROWS:
+            raise refused(UNKNOWN.format("tensors"))
+        step = max(1, _BLOCK_NUMBERS * n_rows // max(math.prod(form) for form in forms.values()))
+        first: Self | None = None
+        for begin in range(0, n_rows, step):
+            rows = (begin, min(begin + step, n_rows))
             state = {
-                name: file.rows(name, *some) if form else file.tensor(name)
+                name: file.rows(name, *rows) if form else file.tensor(name)
                 for name, form in forms.items()
             }
-            if found is None:
-                found = cls(file.filled(state))._checked(trusted)
-            elif not LEARNERS[file.facts["learner"]][1](found.learner, state):
-                raise refused("its tensors are not those of a learner this version knows")
-        assert found is not None
-        return found
+            if first is None:
+                first = cls(file.filled(state))._checked(trusted)
+            elif not first.learner.check_state(state):
+                raise refused(UNKNOWN.format("tensors"))
+        assert first is not None
+        return first
 
     def _checked(self, trusted: bool) -> Self:
         facts = self.sealed.facts

@@ -278,9 +278,10 @@ class SealedFile:
         shape = self._forms[name]["shape"]
         return self._read(name, 0, math.prod(shape)).reshape(shape)
 
-    def dtype(self, name: str) -> str:
-        """Return the type of a tensor's numbers."""
-        return _DTYPES[self._forms[name]["dtype"]]
+    def zeros(self, name: str) -> Array:
+        """Return zeros of a tensor's shape and type, which take no memory."""
+        form = self._forms[name]
+        return np.broadcast_to(np.zeros((), _DTYPES[form["dtype"]]), form["shape"])
 
     def _blocks(self, name: str) -> Iterator[Array]:
         n_numbers = math.prod(self._forms[name]["shape"])

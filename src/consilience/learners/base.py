@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,12 @@ from consilience.privacy.accounting import Event, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source
+
+if TYPE_CHECKING:
+    from consilience.tables.schema import Schema
+
+State = Mapping[str, NDArray[Any]]
+StateCheck = Literal["whole", "shapes", "rows"]
 
 
 class Plan(Protocol):
@@ -94,6 +100,16 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     who sees the fitted attributes. Seeded noise voids it; ``epsilon=math.inf`` promises nothing.
     """
 
+    # What a learner can do. Everything else of the package asks these, and no list of names.
+    is_linear: ClassVar[bool] = False  # it has coef_ and intercept_, which can be averaged
+    shorthand: ClassVar[str | None] = None  # its name on the command line
+    default_neighbours: ClassVar[str] = "replace-one"
+    predicts_number: ClassVar[bool] = False  # regression: it has no classes
+    has_known_noise: ClassVar[bool] = False  # its noise is known before training, for planning
+    # What `check_state` must see at once: all numbers, only the shapes of the arrays, or any rows
+    # of all arrays (those without rows in full), so that large files are checked block by block.
+    state_check: ClassVar[StateCheck] = "whole"
+
     epsilon: float
     delta: float
     neighbours: str
@@ -116,7 +132,7 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
 
         def draw(source: Source) -> dict[str, NDArray[Any]]:
             self._train(task, plan, source)
-            return self._state()
+            return self.released_state()
 
         state, self.receipt_ = run_charged(
             draw,
@@ -127,7 +143,7 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             key=key,
             purpose=type(self).__name__,
         )
-        self._restore(state)
+        self.restore_state(state)
         self.events_ = tuple(
             plan.events
         )  # public: what was drawn, so that others can recompute and weigh it
@@ -155,19 +171,48 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             assumptions=tuple(assumptions),
         )
 
+    @classmethod
+    def for_schema(
+        cls, schema: Schema, *, epsilon: float, delta: float, neighbours: str, **settings: Any
+    ) -> Self:
+        """Return an unfitted learner for tables of `schema`, which decides classes and unit."""
+        if schema.classes is not None:
+            settings["classes"] = list(schema.classes)
+        return cls(
+            epsilon=epsilon,
+            delta=delta,
+            neighbours=neighbours,
+            unit="record" if schema.person is None else "person",
+            records_per_person=schema.max_records_per_person,
+            **settings,
+        )
+
+    @classmethod
+    def describe_state(cls, schema: Schema) -> str:
+        """Say what leaves a site that trains this learner on tables of `schema`."""
+        return "the numbers of a fitted model"
+
+    def can_train_together(self) -> bool:
+        """Tell whether exact models of many sites can be trained in one batch."""
+        return False
+
     def _plan(self, task: TaskT) -> PlanT:
         raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def _train(self, task: TaskT, plan: PlanT, source: Source) -> None:
         raise NotImplementedError  # pragma: no cover - every learner defines it
 
-    def _state(self) -> dict[str, NDArray[Any]]:
+    def released_state(self) -> dict[str, NDArray[Any]]:
         """Return the released arrays: all that leaves, and no random state of any kind."""
         raise NotImplementedError  # pragma: no cover - every learner defines it
 
-    def _restore(self, state: dict[str, NDArray[Any]]) -> None:
-        """Set the released arrays from `_state`."""
+    def restore_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
         raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def check_state(self, state: State) -> bool:
+        """Tell whether this learner could have released these arrays; they may be hostile."""
+        raise NotImplementedError  # pragma: no cover - learners that leave a site define it
 
     def _require(self, name: str, fits: bool, must: str) -> None:
         if not fits:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from consilience.errors import GuaranteeVoid, SchemaMismatch, SettingsError
-from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.base import PrivateLearner, State, StateCheck, is_positive
 from consilience.learners.erm import (
     Chunks,
     Huber,
@@ -42,6 +42,9 @@ from consilience.learners.perturbation import (
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows
 from consilience.tables.groups import cap_records
+
+if TYPE_CHECKING:
+    from consilience.tables.schema import Schema
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -477,16 +480,49 @@ def _dimension(learner: Any) -> int:
 class _Linear:
     """What the linear learners share beside the fit template."""
 
+    is_linear: ClassVar[bool] = True
+    predicts_number: ClassVar[bool] = False
+    state_check: ClassVar[StateCheck] = "shapes"  # any finite coefficients are possible
     coef_: Array
     intercept_: Array
+    n_features_in_: int
+
+    @classmethod
+    def for_schema(cls, schema: Schema, **settings: Any) -> Self:
+        """Return an unfitted learner for tables of `schema`, which bounds the norm of a row."""
+        return super().for_schema(schema, data_norm=schema.norm, **settings)  # type: ignore[misc,no-any-return]
+
+    @classmethod
+    def describe_state(cls, schema: Schema) -> str:
+        """Say how many coefficients leave a site."""
+        n_classes = 1 if schema.classes is None else len(schema.classes)
+        rows = 1 if n_classes <= 2 else n_classes
+        return f"{rows * (schema.n_features + 1):,} coefficients of a linear model"
+
+    def can_train_together(self) -> bool:
+        """Tell whether exact models of many sites can be trained in one batch."""
+        declared = self.predicts_number or self.classes is not None  # type: ignore[attr-defined]
+        return self.mechanism != "matrix" and self.unit == "record" and declared  # type: ignore[attr-defined]
+
+    def check_state(self, state: State) -> bool:
+        """Tell whether coefficients and intercepts have the shapes that this learner gives them."""
+        n_classes = len(getattr(self, "classes_", ()))
+        rows = () if n_classes == 0 else (1,) if n_classes <= 2 else (n_classes,)
+        shapes = {"coef": (*rows, self.n_features_in_), "intercept": rows or (1,)}
+        return set(state) == set(shapes) and all(
+            state[name].shape == shape and state[name].dtype == np.float64
+            for name, shape in shapes.items()
+        )
 
     def _plan(self, task: LinearTask) -> LinearPlan:
         return plan_linear(self, task)
 
-    def _state(self) -> dict[str, Array]:
+    def released_state(self) -> dict[str, Array]:
+        """Return the released arrays."""
         return {"coef": self.coef_, "intercept": self.intercept_}
 
-    def _restore(self, state: dict[str, Array]) -> None:
+    def restore_state(self, state: dict[str, Array]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
         self.coef_, self.intercept_ = state["coef"], state["intercept"]
 
     def __sklearn_tags__(self) -> Any:
@@ -582,6 +618,9 @@ class PrivateLogisticRegression(_LinearClassifier, PrivateLearner[LinearTask, Li
     Guarantee(epsilon=1, delta=0, per record, replace-one)
     """
 
+    shorthand = "logistic"
+    has_known_noise = True
+
     def __init__(
         self,
         *,
@@ -639,6 +678,9 @@ class PrivateLinearSVC(_LinearClassifier, PrivateLearner[LinearTask, LinearPlan]
     -------
     As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md, closing.md.
     """
+
+    shorthand = "svm"
+    has_known_noise = True
 
     def __init__(
         self,
@@ -710,6 +752,14 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
     -------
     As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md, closing.md.
     """
+
+    shorthand = "ridge"
+    predicts_number = True
+
+    @classmethod
+    def for_schema(cls, schema: Schema, **settings: Any) -> Self:
+        """Return an unfitted learner for tables of `schema`, which bounds rows and labels."""
+        return super().for_schema(schema, label_bound=schema.label_bound, **settings)
 
     def __init__(
         self,
@@ -794,8 +844,10 @@ class PrivateRidge(_Linear, RegressorMixin, PrivateLearner[LinearTask, LinearPla
         tags.regressor_tags.poor_score = True
         return tags
 
-    def _state(self) -> dict[str, Array]:
+    def released_state(self) -> dict[str, Array]:
+        """Return the released arrays."""
         return {"coef": self.coef_, "intercept": np.atleast_1d(self.intercept_)}
 
-    def _restore(self, state: dict[str, Array]) -> None:
+    def restore_state(self, state: dict[str, Array]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
         self.coef_, self.intercept_ = state["coef"], state["intercept"][0]

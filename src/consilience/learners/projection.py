@@ -385,12 +385,14 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
             draw: Any = gaussian if isinstance(plan.noise, Gaussian) else l2_laplace
             vector = vector + draw(len(vector), event=plan.noise, source=source)
             moment = as_matrix(close(vector, event=plan.closing, source=source))
-        self._restore({"moment": moment * self.data_norm**2})
+        self.restore_state({"moment": moment * self.data_norm**2})
 
-    def _state(self) -> dict[str, Array]:
+    def released_state(self) -> dict[str, Array]:
+        """Return the released arrays."""
         return {"moment": self.moment_}
 
-    def _restore(self, state: dict[str, Array]) -> None:
+    def restore_state(self, state: dict[str, Array]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
         self.moment_ = state["moment"]
         self._set_axes(self.moment_)
 

@@ -474,15 +474,17 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         whole = super()._guarantee(events, noise, assumptions)
         return compose_disjoint(whole, assumption=DISJOINT) if events else whole
 
-    def _state(self) -> dict[str, Array]:
+    def released_state(self) -> dict[str, Array]:
+        """Return the released arrays."""
         return {
             "best": np.array([self.best_index_]),
-            **{f"of_{k}": v for k, v in self.best_learner_._state().items()},
+            **{f"of_{k}": v for k, v in self.best_learner_.released_state().items()},
         }
 
-    def _restore(self, state: dict[str, Array]) -> None:
+    def restore_state(self, state: dict[str, Array]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
         self._keep(int(state["best"][0]))
-        self.best_learner_._restore(
+        self.best_learner_.restore_state(
             {name[3:]: value for name, value in state.items() if name.startswith("of_")}
         )
 

@@ -19,9 +19,8 @@ from scipy import sparse
 from sklearn.base import clone
 
 from consilience.evaluation.measures import f1_scores
+from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import (
-    PrivateLinearSVC,
-    PrivateLogisticRegression,
     PrivateRidge,
     into_ball,
     label_codes,
@@ -37,9 +36,7 @@ _ENTRIES = 1 << 21  # scores held at a time by a thread: 16 MB
 
 def can_fit_many(learner: Any) -> bool:
     """Tell whether `fit_many` knows how to train this learner."""
-    kinds = (PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge)
-    known = type(learner) in kinds and learner.mechanism != "matrix" and learner.unit == "record"
-    return known and (isinstance(learner, PrivateRidge) or learner.classes is not None)
+    return isinstance(learner, PrivateLearner) and learner.can_train_together()
 
 
 def fit_many(
@@ -87,7 +84,7 @@ def fit_many(
         vectors * getattr(first, "label_bound", 1.0), sizes.tolist(), strict=True
     ):
         one = copy.copy(first)
-        one._restore(dict(zip(("coef", "intercept"), out_of_ball(vector, first), strict=True)))
+        one.restore_state(dict(zip(("coef", "intercept"), out_of_ball(vector, first), strict=True)))
         if isinstance(first, PrivateRidge):
             one.coef_ = one.coef_.ravel()
         one.public_size_ = size if first.neighbours == "replace-one" else first.public_size_

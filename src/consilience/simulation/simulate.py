@@ -713,7 +713,7 @@ class _Cell:
 
 def _bytes(members: Sequence[Any]) -> float:
     """Return the size of the arrays that a site hands over, on average."""
-    sizes = [sum(part.nbytes for part in one._state().values()) for one in members]
+    sizes = [sum(part.nbytes for part in one.released_state().values()) for one in members]
     return float(np.mean(sizes)) if sizes else 0.0
 
 

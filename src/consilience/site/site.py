@@ -34,6 +34,7 @@ from consilience.files.contribution import KIND as CONTRIBUTION
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey, software, write_durably
+from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import HEADER, digest, sign_request
@@ -232,7 +233,7 @@ class Site:
             "cost": f"epsilon = {epsilon:g}"
             + (f", delta = {study.delta:g}" if study.delta else ""),
             "left_after": "more than is left: refused" if not fits else _amount(after, limit),
-            "numbers": _numbers(study),
+            "numbers": LEARNERS[study.learner].describe_state(study.schema),
             "software": software(),
         }
         page = of_training(
@@ -654,15 +655,6 @@ def _file_name(name: str) -> str:
 
 def _amount(left: float | None, limit: float | None) -> str:
     return "not limited in epsilon" if left is None else f"epsilon = {left:.6g} of {limit:.6g}"
-
-
-def _numbers(study: Study) -> str:
-    """Say how many numbers leave, from the study alone."""
-    n_features, classes = study.schema.n_features, study.schema.classes
-    if study.learner in ("PrivateLogisticRegression", "PrivateLinearSVC", "PrivateRidge"):
-        rows = 1 if classes is None or len(classes) <= 2 else len(classes)
-        return f"{rows * (n_features + 1):,} coefficients of a linear model"
-    return "the splits of trees and noisy counts in their leaves"
 
 
 def _json(facts: Mapping[str, Any]) -> bytes:

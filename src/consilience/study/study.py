@@ -29,11 +29,10 @@ from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.pooling import PooledCounts
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import ConsilienceError, ContributionRejected, SchemaMismatch, SettingsError
-from consilience.files.contribution import LEARNERS, Contribution, to_plain
+from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical, software
-from consilience.learners.trees.bins import Bins
-from consilience.learners.trees.forest import check_tree_settings
+from consilience.learners.registry import LEARNERS
 from consilience.privacy.ledger import Ledger
 from consilience.study.collect import Publication, collect
 from consilience.tables.chunks import ParquetRows
@@ -334,7 +333,7 @@ class Study:
             return found
         classified = self.schema.classes is not None
         need(
-            classified != (self.learner == "PrivateRidge"),
+            classified != LEARNERS[self.learner].predicts_number,
             f"{self.learner} does not fit the schema's kind of label",
         )
         distilled = self.aggregator in DISTILLATIONS
@@ -381,29 +380,13 @@ class Study:
 
     def build(self, epsilon: float) -> Any:
         """Return the learner that a site trains with `epsilon`; an exact one where the hub is trusted."""
-        schema = self.schema
-        settings: dict[str, Any] = dict(self.learner_settings)
-        settings |= {
-            "epsilon": math.inf if self.trusted else float(epsilon),
-            "delta": 0.0 if self.trusted else self.delta,
-        }
-        settings |= {
-            "neighbours": self.neighbours,
-            "unit": "record" if schema.person is None else "person",
-        }
-        settings["records_per_person"] = schema.max_records_per_person
-        if schema.classes is not None:
-            settings["classes"] = list(schema.classes)
-        if self.learner in LINEAR:
-            settings["data_norm"] = schema.norm
-        if self.learner == "PrivateRidge":
-            settings["label_bound"] = schema.label_bound
-        if self.learner in TREES:
-            settings["bins"] = Bins.of(schema, n_bins=settings.pop("n_bins", 16))
-        learner = LEARNERS[self.learner][0](**settings)
-        if self.learner in TREES:
-            check_tree_settings(learner)
-        return learner
+        return LEARNERS[self.learner].for_schema(
+            self.schema,
+            epsilon=math.inf if self.trusted else float(epsilon),
+            delta=0.0 if self.trusted else self.delta,
+            neighbours=self.neighbours,
+            **self.learner_settings,
+        )
 
     @cached_property
     def _settings(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
-from consilience.learners.base import is_positive
+from consilience.learners.base import State, is_positive
 from consilience.learners.trees.binned import FiledTask, TreeTask
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
@@ -28,6 +28,7 @@ from consilience.learners.trees.forest import (
     TreeLearner,
     TreePlan,
     capped,
+    declared_bins,
     grow,
     is_whole,
     noisy,
@@ -79,6 +80,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
     Guarantee(epsilon=1, delta=0, per record, add-remove)
     """
 
+    shorthand: ClassVar[str | None] = "adaboost"
     shape_: Shape
     counts_: NDArray[np.int64]
     values_: Array
@@ -248,7 +250,8 @@ class PrivateAdaBoostClassifier(TreeLearner):
             axis.set_ylabel(f"adds to the score\nof {self.classes_[-1]}")
         return figure
 
-    def _state(self) -> dict[str, Array]:
+    def released_state(self) -> dict[str, Array]:
+        """Return the released arrays."""
         released = {
             "counts": self.counts_,
             "values": self.values_,
@@ -256,7 +259,19 @@ class PrivateAdaBoostClassifier(TreeLearner):
         }
         return {"feature": self.shape_.feature, "last": self.shape_.last, **released}
 
-    def _restore(self, state: dict[str, Array]) -> None:
+    def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
+        if set(state) != {"values"}:
+            return False
+        values = state["values"]
+        return (
+            values.shape == shape
+            and values.dtype == np.float64
+            and bool(np.abs(values).max() < 1e6)
+        )
+
+    def restore_state(self, state: dict[str, Array]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
+        self.bins_ = declared_bins(self, self.n_features_in_)
         self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
         self.counts_, self.values_, self.public_size_ = (
             state["counts"],

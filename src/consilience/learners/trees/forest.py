@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
-from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.base import PrivateLearner, State, StateCheck, is_positive
 from consilience.learners.linear import (
     READ_LABELS,
     check_chunk,
@@ -57,10 +57,14 @@ from consilience.privacy.mechanisms import (
 )
 from consilience.tables.groups import cap_records
 
+if TYPE_CHECKING:
+    from consilience.tables.schema import Schema
+
 Array = NDArray[Any]
 Task = TreeTask | FiledTask
 
 MOST_LEVELS = 16
+MOST_TREES = 1 << 14  # in a file
 GROWTH = 2 ** (
     1 / 3
 )  # of a level's epsilon over that of the level above, which has nodes twice as full
@@ -159,6 +163,22 @@ class Shape:
 
         add_leaves(codes, self.feature, self.last, self.single, self.depth, values, out)
         return out
+
+
+def are_splits(feature: Array, last: Array, bins: Bins) -> bool:
+    """Tell whether arrays from a file (tree, inner node) are complete trees on existing bins."""
+    n_leaves = feature.shape[1] + 1
+    depth = n_leaves.bit_length() - 1
+    return bool(
+        feature.dtype == last.dtype == np.int64
+        and feature.shape == last.shape
+        and 1 <= depth <= MOST_LEVELS
+        and n_leaves == 2**depth
+        and feature.min() >= 0
+        and feature.max() < len(bins.sizes)
+        and last.min() >= 0
+        and not (last >= bins.sizes[feature]).any()
+    )
 
 
 def candidates_of(bins: Bins, features: Array) -> tuple[Array, Array, Array, Array]:
@@ -432,6 +452,8 @@ def capped(task: Task, learner: Any, source: Source) -> Task:
 class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ignore[misc]
     """What tree learners share: how they fit, predict and keep what was released."""
 
+    default_neighbours: ClassVar[str] = "add-remove"
+    state_check: ClassVar[StateCheck] = "rows"  # a row of each array is one tree
     max_depth: int | str
     bins: int | Bins
     classes_: Array
@@ -460,8 +482,50 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         self._fit(task, assumptions, ledger, dataset, key)
         return self
 
+    @classmethod
+    def for_schema(cls, schema: Schema, *, n_bins: int = 16, **settings: Any) -> Self:
+        """Return an unfitted learner for tables of `schema`, cut into `n_bins` by its bounds."""
+        learner = super().for_schema(schema, bins=Bins.of(schema, n_bins=n_bins), **settings)
+        learner._check()
+        return learner
+
+    @classmethod
+    def describe_state(cls, schema: Schema) -> str:
+        """Say what leaves a site."""
+        return "the splits of trees and noisy counts in their leaves"
+
     def _check(self) -> None:
         check_tree_settings(self)
+
+    def check_state(self, state: State) -> bool:
+        """Tell whether trees are complete and split only at bins that exist.
+
+        Compiled code indexes arrays by these numbers without looking again.
+        """
+        common = ("feature", "last", "counts", "size")
+        if not state.keys() >= set(common):
+            return False
+        feature, last, counts, size = (state[name] for name in common)
+        if not (feature.ndim == 2 and feature.shape == last.shape and counts.ndim == 3):
+            return False
+        n_trees, n_leaves, n_classes = counts.shape
+        if not (
+            counts.dtype == np.int64
+            and n_classes == len(self.classes_)
+            and 1 <= n_trees <= MOST_TREES
+            and feature.shape == (n_trees, n_leaves - 1)
+            and are_splits(feature, last, declared_bins(self, self.n_features_in_))
+            and np.abs(counts).max() < 2**60
+        ):
+            return False
+        if not (size.shape == () and size.dtype == np.int64 and 1 <= int(size) < 2**60):
+            return False
+        rest = {name: state[name] for name in state if name not in common}
+        return self._check_values(rest, counts.shape)
+
+    def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
+        """Check what one kind of tree learner releases beside splits, size and counts of `shape`."""
+        raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def predict_proba(self, X: Any) -> Array:
         """Return each class' probability."""
@@ -541,6 +605,7 @@ class PrivateForestClassifier(TreeLearner):
     Guarantee(epsilon=1, delta=0, per record, add-remove)
     """
 
+    shorthand: ClassVar[str | None] = "forest"
     shape_: Shape
     counts_: NDArray[np.int64]
     leaf_variance_: float
@@ -656,12 +721,22 @@ class PrivateForestClassifier(TreeLearner):
         self.public_size_ = max(1, round(float(whole)) if hidden else task.n_records)
         self.leaf_variance_ = plan.leaf_variance
 
-    def _state(self) -> dict[str, Array]:
+    def released_state(self) -> dict[str, Array]:
+        """Return the released arrays."""
         shape = self.shape_
         facts = {"size": np.array(self.public_size_), "variance": np.array(self.leaf_variance_)}
         return {"feature": shape.feature, "last": shape.last, "counts": self.counts_, **facts}
 
-    def _restore(self, state: dict[str, Array]) -> None:
+    def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
+        if set(state) != {"variance"}:
+            return False
+        variance = state["variance"]
+        fits = variance.shape == () and variance.dtype == np.float64
+        return fits and 0 <= float(variance) < 1e300
+
+    def restore_state(self, state: dict[str, Array]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
+        self.bins_ = declared_bins(self, self.n_features_in_)
         self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
         self.counts_, self.public_size_ = state["counts"], int(state["size"])
         self.leaf_variance_ = float(state["variance"])
@@ -696,6 +771,8 @@ class PrivateTreeClassifier(PrivateForestClassifier):
     -------
     As `PrivateForestClassifier`; proof in docs/guarantees/trees.md.
     """
+
+    shorthand: ClassVar[str | None] = "tree"
 
     def __init__(
         self,
