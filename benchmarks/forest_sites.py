@@ -333,7 +333,9 @@ def measure_bytes(problem: Problem) -> list[str]:
             members = [fit(split, rows, 0.5, delta) for rows in sites]
             sent = [size_of(member.released_state()) for member in members]
             every = {
-                f"{site} {k}": v for site, m in enumerate(members) for k, v in m.released_state().items()
+                f"{site} {k}": v
+                for site, m in enumerate(members)
+                for k, v in m.released_state().items()
             }
             got = size_of({**every, "weights": np.ones(n_sites)})
             shape = members[0].counts_.shape
