@@ -57,7 +57,7 @@ UNEVEN = {
     5: (160, 1_000, 3_300, 8_540, 11_000),
     10: (160, 220, 300, 450, 700, 1_100, 1_800, 3_000, 5_270, 11_000),
 }
-# Budgets of seed 001's groups (its code divides them by 100 trees), here by 50 so that they span
+# Budgets of the groups of Xiang et al. (2018) (its code divides them by 100 trees), here by 50 so that they span
 # 0.02 to 2.
 GROUPS = (
     (10, 1, 2, 1, 12),

@@ -716,7 +716,7 @@ def main() -> int:
         "",
         "## Noisy against exact class counts",
         "",
-        "Root mean square error of the released counts, in records (seed 001, section 6), "
+        "Root mean square error of the released counts, in records (Xiang et al. 2018, section 6), "
         "credit-card default. The noise does not depend on the records, so the planned standard "
         "deviation is also what a leaf of any size gets. AdaBoost counts weights.",
         "",
