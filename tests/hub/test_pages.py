@@ -12,7 +12,7 @@ from consilience.errors import SettingsError
 from consilience.hub.auth import hash_password, new_token
 from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.pages import PAGES
-from consilience.hub.dashboard.quality import measure_quality
+from consilience.hub.dashboard.quality import NOT_COMPARED, show_quality
 from consilience.hub.dashboard.visits import HEADERS
 from consilience.hub.rates import Rate
 from consilience.hub.store.audit import Chain
@@ -565,7 +565,9 @@ def test_a_study_shows_quality_beside_baselines_and_weights_with_reasons(
         assert said in page
     assert page.count('role="img"') == 2
     assert re.search(r"<svg[^>]*role=\"img\".*?<title>[^<]+</title><desc>[^<]+</desc>", page, re.S)
-    assert re.search(r"(etter than|joining does not help)", page)
+    assert re.search(r"(Better than|Worse than|Not clearly different from) one site alone", page)
+    assert re.search(r"joining (helps|does not help|does not clearly help)", page)
+    assert "A member counts for more the less noise" in page  # the aggregator's own words
 
 
 def test_what_a_site_spent_is_composed_over_time(hub: Any, tools: Any, ann: Browser) -> None:
@@ -728,24 +730,41 @@ def test_charts_survive_any_numbers() -> None:
         assert chart.count("<rect") == 2
 
 
-def test_the_verdict_does_not_flatter() -> None:
-    def rows(own: float, alone: float, width: float) -> list[dict[str, Any]]:
-        made = []
-        for method, kind, value in (
-            ("Average", "study", own),
-            ("public records alone", "baseline", alone),
-        ):
-            error = {"value": value, "low": value - width, "high": value + width}
-            made.append(
-                {"method": method, "kind": kind, "error": error, "n_records": 100, "level": 0.95}
-            )
-        return made
+def quality_rows(gain: tuple[float, float] | None) -> list[dict[str, Any]]:
+    """Rows whose own intervals overlap widely, so that only the paired gain can decide."""
+    made: list[dict[str, Any]] = []
+    for method, kind, value in (
+        ("Average", "study", 0.2),
+        ("public records alone", "baseline", 0.25),
+        ("one site alone (the best on these records)", "baseline", 0.1),
+    ):
+        error = {"value": value, "low": value - 0.1, "high": value + 0.1}
+        row = {"method": method, "kind": kind, "error": error, "n_records": 100, "level": 0.95}
+        if kind == "baseline" and gain is not None:
+            row["gain"] = {"value": sum(gain) / 2, "low": gain[0], "high": gain[1]}
+        made.append(row)
+    return made
 
-    said = [
-        measure_quality(rows(*case)).verdicts[0]
-        for case in ((0.1, 0.3, 0.05), (0.2, 0.25, 0.1), (0.3, 0.2, 0.1))
-    ]
-    assert said[0].startswith("Clearly better")
-    assert "may be chance" in said[1]
-    assert "joining does not help" in said[2]
-    assert measure_quality([]) is None
+
+@pytest.mark.parametrize(
+    ("gain", "first", "last"),
+    [
+        ((0.01, 0.09), "Better than public records alone", "joining helps"),
+        ((-0.01, 0.09), "Not clearly different from public", "joining does not clearly help"),
+        ((-0.09, -0.01), "Worse than public records alone", "joining does not help"),
+    ],
+)
+def test_the_verdict_is_that_of_the_paired_comparison(
+    gain: tuple[float, float], first: str, last: str
+) -> None:
+    said = show_quality(quality_rows(gain)).verdicts
+    assert len(said) == 2  # the best site is known only in hindsight, and is no alternative
+    assert said[0].startswith(first)
+    assert last in said[1]
+    low, high = gain
+    assert f"by {100 * low:.3g} % to {100 * high:.3g} %" in said[0]
+
+
+def test_a_release_that_was_not_compared_gets_no_verdict() -> None:
+    assert show_quality(quality_rows(None)).verdicts == [NOT_COMPARED]
+    assert show_quality([]) is None

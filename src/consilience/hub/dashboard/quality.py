@@ -7,13 +7,30 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from consilience.evaluation.baselines import compare_rows
+from consilience.evaluation.compare import Gap, Joining
 from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.charts import Interval
 from consilience.hub.store import Row
 
+NOT_COMPARED = (
+    "This release was not compared with its baselines record by record, so there is no verdict on "
+    "whether joining helps."
+)
+_WORDS = {
+    "better": "Better than",
+    "worse": "Worse than",
+    "unclear": "Not clearly different from",
+}
+_ANSWERS = {
+    True: "On these records, joining helps.",
+    False: "On these records, joining does not help.",
+    None: "On these records, joining does not clearly help.",
+}
+
 
 class Quality(NamedTuple):
-    """What was measured on the study's public test records."""
+    """What was measured, as a chart, a table and a verdict."""
 
     chart: Markup
     measure: str
@@ -24,53 +41,49 @@ class Quality(NamedTuple):
     has_auc: bool
 
 
-def measure_quality(rows: Sequence[Mapping[str, Any]]) -> Quality | None:
+def show_quality(rows: Sequence[Mapping[str, Any]]) -> Quality | None:
     """Return chart, table and verdict of what was measured; None if nothing was."""
     measure = "error" if any("error" in row for row in rows) else "rmse"
-    found = [
+    measured: list[Row] = [
         {**row, "main": row[measure], "auc": row.get("auc"), "kind": row.get("kind", "other")}
         for row in rows
         if measure in row
     ]
-    if not found:
+    if not measured:
         return None
-    percent, level = measure == "error", float(found[0].get("level", 0.95))
-    n_records = int(found[0].get("n_records", 0))
-    listed = [Interval(str(row["method"]), row["kind"], **row["main"]) for row in found]
+    percent, level = measure == "error", float(measured[0].get("level", 0.95))
+    n_records = int(measured[0].get("n_records", 0))
+    intervals = [Interval(str(row["method"]), row["kind"], **row["main"]) for row in measured]
     words = "share of wrong predictions" if percent else "root mean squared error"
     description = "; ".join(
-        f"{one.label}: {charts.shown(one.value, percent)} "
-        f"({charts.shown(one.low, percent)} to {charts.shown(one.high, percent)})"
-        for one in listed
+        f"{row.label}: {charts.shown(row.value, percent)} "
+        f"({charts.shown(row.low, percent)} to {charts.shown(row.high, percent)})"
+        for row in intervals
     )
-    title = f"{words.capitalize()} on {n_records:,} public test records, with {level:.0%} intervals; less is better"
-    chart = charts.intervals(listed, title=title, description=description, percent=percent)
-    verdicts = _verdicts(listed, percent)
-    return Quality(
-        chart, words, found, n_records, level, verdicts, any(row["auc"] for row in found)
+    title = (
+        f"{words.capitalize()} on {n_records:,} public test records, with {level:.0%} intervals; "
+        "less is better"
     )
+    chart = charts.intervals(intervals, title=title, description=description, percent=percent)
+    verdicts = _list_verdicts(compare_rows(rows), percent)
+    has_auc = any(row["auc"] for row in measured)
+    return Quality(chart, words, measured, n_records, level, verdicts, has_auc)
 
 
-def _verdicts(rows: Sequence[Interval], percent: bool) -> list[str]:
-    """Say, without flattery, whether joining helped."""
-    own = next((row for row in rows if row.kind == "study"), None)
-    if own is None:
-        return []
-    said = []
-    for row in rows:
-        if row.kind != "baseline" or "best" in row.label:
-            continue
-        numbers = f"{charts.shown(own.value, percent)} against {charts.shown(row.value, percent)}"
-        if own.high < row.low:
-            said.append(
-                f"Clearly better than {row.label}: {numbers}, and the intervals do not overlap."
-            )
-        elif own.value < row.value:
-            said.append(
-                f"Better than {row.label}: {numbers}; the intervals overlap, so this may be chance."
-            )
-        else:
-            said.append(
-                f"Not better than {row.label}: {numbers}. On these records joining does not help."
-            )
-    return said
+def _list_verdicts(joining: Joining | None, percent: bool) -> list[str]:
+    """Say whether joining helped, by the rule that simulations and certificates use too."""
+    if joining is None:
+        return [NOT_COMPARED]
+    said = [_compare(title, gap, percent) for title, gap in joining.gaps.items()]
+    return [*said, _ANSWERS[joining.helps]]
+
+
+def _compare(title: str, gap: Gap, percent: bool) -> str:
+    values = f"{charts.shown(gap.joined, percent)} against {charts.shown(gap.other, percent)}"
+    low, high = charts.shown(gap.gain.low, percent), charts.shown(gap.gain.high, percent)
+    # Errors are compared in percentage points, numbers by their squared errors.
+    what = "error" if percent else "mean squared error"
+    return (
+        f"{_WORDS[gap.verdict]} {title}: {values}. Compared record by record, the release lowers "
+        f"the {what} by {low} to {high}."
+    )

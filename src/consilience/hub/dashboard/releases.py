@@ -16,13 +16,13 @@ from consilience.files.sealed import SealedFile
 from consilience.hub.dashboard import queries
 from consilience.hub.dashboard.answers import fix_for
 from consilience.hub.dashboard.files import list_files
-from consilience.hub.dashboard.quality import measure_quality
+from consilience.hub.dashboard.quality import show_quality
 from consilience.hub.dashboard.visits import HEADERS, Visit, download
-from consilience.hub.dashboard.weights import describe_weighing, list_weights
+from consilience.hub.dashboard.weights import list_weights
 from consilience.hub.store import Row
 from consilience.privacy.guarantee import Budget, Neighbours, Unit
 from consilience.protocol import Refusal
-from consilience.study.study import DISTILLATIONS, Study
+from consilience.study.study import Study
 
 MANY = 50  # weights on one page
 
@@ -92,9 +92,9 @@ def release_facts(
     words = certificate.of_release(read)
     shown = [part for part in words.sections if not part[0].startswith(("Whose", "How good"))]
     return {
-        "quality": measure_quality(read.sealed.facts["quality"]),
+        "quality": show_quality(read.sealed.facts["quality"]),
         "weights": list_weights(read, page, size),
-        "weighing": describe_weighing(study),
+        "weighing": study.build_aggregator().describe().weighing,
         "words_of_release": certificate.Page(words.title, shown),
     }
 
@@ -166,7 +166,7 @@ def _aggregate_page(
 
 def hidden_unit(study: Study) -> tuple[Unit, Neighbours]:
     """Return whom the noise of a study's aggregator hides, and how."""
-    if study.aggregator in DISTILLATIONS:
-        return Unit.SITE, Neighbours(study.build_aggregator().neighbours)
-    unit = Unit.RECORD if study.schema.person is None else Unit.PERSON
-    return unit, Neighbours(study.neighbours)
+    aggregator = study.build_aggregator()
+    of_members = Unit.RECORD if study.schema.person is None else Unit.PERSON
+    neighbours = aggregator.hidden_neighbours or Neighbours(study.neighbours)
+    return aggregator.hidden_unit or of_members, neighbours
