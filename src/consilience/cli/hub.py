@@ -1,0 +1,223 @@
+"""The commands `consilience hub …`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from consilience.cli.command import Answer, Commands
+from consilience.cli.options import FilePath, StudyName
+
+commands = Commands("Run the hub: invite sites, collect contributions, publish releases.")
+
+
+class Unit(StrEnum):
+    """What the noise of a release hides."""
+
+    SITE = "site"
+    RECORD = "record"
+    PERSON = "person"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a hub keeps its files and its tables."""
+
+    folder: Annotated[Path, Option(help="The hub's folder.", envvar="CONSILIENCE_HUB")] = Path(
+        "hub"
+    )
+    database: Annotated[
+        str | None,
+        Option(help="postgresql+psycopg://… instead of SQLite.", envvar="CONSILIENCE_DATABASE"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Listening:
+    """How a hub is reached."""
+
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Option(help="Port to listen on.")] = 8440
+    certificate: Annotated[Path | None, Option(help="Certificate file, for HTTPS.")] = None
+    key: Annotated[Path | None, Option(help="The private key of the certificate.")] = None
+    behind_proxy: Annotated[
+        bool, Option("--behind-proxy", help="A proxy on this machine provides HTTPS.")
+    ] = False
+
+
+@commands.add("serve", "hub serve --folder hub --port 8440")
+def serve(place: Place, listening: Listening) -> None:
+    """Run the hub until you stop it: API, dashboard and aggregation."""
+    from consilience.hub.operating import serve as run
+
+    scheme = "https" if listening.certificate is not None else "http"
+    typer.echo(
+        f"The hub listens on {scheme}://{listening.host}:{listening.port}. Open it in a browser "
+        "for the dashboard (log in as a coordinator; 'consilience hub add-coordinator' makes "
+        "one). The API is described at /docs. Stop the hub with Ctrl-C.",
+        err=True,
+    )
+    run(
+        place.folder,
+        listening.host,
+        listening.port,
+        url=place.database,
+        cert=listening.certificate,
+        key=listening.key,
+        behind_proxy=listening.behind_proxy,
+    )
+
+
+@commands.add("add-coordinator", "hub add-coordinator anna")
+def add_coordinator(
+    name: Annotated[str, Argument(help="The coordinator's name.")],
+    place: Place,
+    password: Annotated[
+        str | None,
+        Option(
+            help="You are asked for it if you do not give it.",
+            envvar="CONSILIENCE_PASSWORD",
+            show_envvar=True,
+        ),
+    ] = None,
+) -> Answer:
+    """Add a coordinator, or give one a new password."""
+    from consilience.hub.operating import add_coordinator as add
+
+    if password is None:
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    add(place.folder, name, str(password), url=place.database)
+    return Answer({"coordinator": name}, f"{name} can log in.")
+
+
+@commands.add("add-study", "hub add-study study.toml")
+def add_study(
+    study: Annotated[
+        Path,
+        Argument(
+            help="The study file; its public files must be in the same folder.", metavar="FILE"
+        ),
+    ],
+    place: Place,
+) -> Answer:
+    """Add a study together with its public files."""
+    from consilience.hub.operating import add_study as add
+
+    row = add(place.folder, study, url=place.database)
+    facts = {"name": row["name"], "digest": row["digest"]}
+    return Answer(facts, f"{row['name']} is open. Digest {row['digest']}")
+
+
+@commands.add("invite", "hub invite heart-risk")
+def invite(
+    study: StudyName,
+    place: Place,
+    site: Annotated[str | None, Option(help="Only a site of this name may use it.")] = None,
+    fetch_only: Annotated[
+        bool, Option("--fetch-only", help="The site may fetch releases, not contribute.")
+    ] = False,
+    days: Annotated[float, Option(help="How many days it is valid.")] = 7.0,
+) -> Answer:
+    """Make a one-time invitation for one site."""
+    from consilience.hub.operating import invite as make_invitation
+
+    code, until = make_invitation(
+        place.folder, study, site=site, fetch_only=fetch_only, days=days, url=place.database
+    )
+    text = f"{code}\nIt can be used once, until {until[:16]} UTC. It will not be shown again."
+    return Answer({"invitation": code, "until": until}, text)
+
+
+@commands.add("allow", "hub allow phones --epsilon 2")
+def allow(
+    study: StudyName,
+    epsilon: Annotated[
+        float, Option(help="What all releases of this study may cost a site in total.")
+    ],
+    place: Place,
+    delta: Annotated[float, Option(help="The same for delta.")] = 0.0,
+    unit: Annotated[
+        Unit, Option(help="What releases hide: a site (distillation), record or person.")
+    ] = Unit.SITE,
+) -> Answer:
+    """Set how much the hub may spend on a study whose aggregator draws noise."""
+    from consilience.hub.operating import allow as set_limit
+    from consilience.privacy import guarantee
+
+    budget = guarantee.Budget(epsilon=epsilon, delta=delta, unit=guarantee.Unit(unit.value))
+    left = set_limit(place.folder, study, budget, url=place.database).left.epsilon
+    return Answer({"left": left}, f"Left for {study}: epsilon = {left:g}")
+
+
+@commands.add("aggregate", "hub aggregate heart-risk")
+def aggregate(
+    study: StudyName,
+    place: Place,
+    request: Annotated[
+        str | None,
+        Option(
+            help="If the aggregator draws noise: a name for this release. Asking again under the "
+            "same name costs nothing."
+        ),
+    ] = None,
+) -> Answer:
+    """Combine a study's contributions now."""
+    from consilience.hub.operating import aggregate as combine
+
+    row = combine(place.folder, study, request=request, url=place.database)
+    facts = {"sequence": row["sequence"], "digest": row["digest"]}
+    return Answer(facts, f"Release {row['sequence']}: {row['digest']}")
+
+
+@commands.add("verify", "hub verify")
+def verify(place: Place) -> Answer:
+    """Check the audit log and every file, and print the log's head; note it outside this machine."""
+    from consilience.hub.operating import verify as check
+
+    length, head = check(place.folder, url=place.database)
+    text = f"All is valid: {length:,} entries. Head of the audit log: {head}"
+    return Answer({"entries": length, "head": head}, text)
+
+
+@commands.add("use-bucket", "hub use-bucket s3://consortium/hub")
+def use_bucket(
+    address: Annotated[
+        str,
+        Argument(help="s3://NAME/PREFIX; boto3 finds the credentials as usual.", metavar="BUCKET"),
+    ],
+    place: Place,
+) -> Answer:
+    """Keep the hub's files in an S3-compatible bucket from now on; existing files are copied."""
+    from consilience.hub.operating import use_bucket as copy_files
+
+    copied = copy_files(place.folder, address, url=place.database)
+    text = f"{copied:,} files were copied to {address}. Restart the hub's workers to use it."
+    return Answer({"bucket": address, "files": copied}, text)
+
+
+@commands.add("backup", "hub backup copies/2026-11-16")
+def backup(path: FilePath, place: Place) -> Answer:
+    """Write a consistent copy of everything into a new folder; the hub may keep running."""
+    from consilience.hub.operating import backup as copy_all
+
+    _, head = copy_all(place.folder, path, url=place.database)
+    text = f"Copied to {path}. Head of the audit log: {head}"
+    return Answer({"folder": str(path), "head": head}, text)
+
+
+@commands.add("restore", "hub restore copies/2026-11-16 --folder new-hub")
+def restore(path: FilePath, place: Place) -> Answer:
+    """Restore a backup into a new folder; open invitations and sessions are void."""
+    from consilience.hub.operating import restore as restore_all
+
+    length, head = restore_all(path, place.folder, url=place.database)
+    text = (
+        f"Restored into {place.folder}: {length:,} entries, head {head}. Sites that had not "
+        "enrolled yet need a new invitation."
+    )
+    return Answer({"folder": str(place.folder), "entries": length, "head": head}, text)

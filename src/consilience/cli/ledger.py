@@ -1,0 +1,89 @@
+"""The commands `consilience ledger …`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+import consilience as cs
+from consilience.cli.command import Answer, Commands
+from consilience.errors import SettingsError
+
+if TYPE_CHECKING:
+    from consilience.privacy.ledger import Balance, Ledger
+
+commands = Commands("Read a site's ledger: what its owner allowed and what was charged.")
+
+LedgerPath = Annotated[Path, Argument(help="The ledger file.", metavar="LEDGER")]
+
+
+@commands.add("show", "ledger show demo-report/sites/northgate/ledger.sqlite")
+def show(
+    path: LedgerPath,
+    dataset: Annotated[
+        str | None, Option(help="Show only this data set; needed if it was never charged.")
+    ] = None,
+) -> Answer:
+    """Show what the owner of each data set allowed, what was spent, and every charge."""
+    ledger = _open(path)
+    charges = ledger.charges(dataset)
+    names = [dataset] if dataset is not None else ledger.datasets()
+    balances = [ledger.balance(name) for name in names]
+    amounts = ("limit", "spent", "left")
+    facts = {
+        "balances": [
+            {**asdict(balance), **{name: getattr(balance, name)._asdict() for name in amounts}}
+            for balance in balances
+        ],
+        "charges": [
+            {
+                **charge.receipt,
+                "purpose": charge.purpose,
+                "state": charge.state,
+                "time": charge.time,
+            }
+            for charge in charges
+        ],
+    }
+    lines = [line for balance in balances for line in _describe(balance)]
+    lines += [
+        f"{charge.time}  {charge.dataset}  {charge.purpose}  "
+        f"epsilon={charge.epsilon:g} delta={charge.delta:g}  {charge.state}"
+        for charge in charges
+    ]
+    return Answer(facts, "\n".join(lines) or "No data owner has set a limit yet.")
+
+
+@commands.add("verify", "ledger verify site/ledger.sqlite --head 4f0c...")
+def verify(
+    path: LedgerPath,
+    head: Annotated[
+        str | None, Option(help="A head or receipt hash that you noted earlier.")
+    ] = None,
+) -> Answer:
+    """Check the whole chain of charges and print its head; note it outside this machine."""
+    newest = _open(path).verify(head)
+    return Answer({"valid": True, "head": newest}, f"The chain is whole. Its head is {newest}")
+
+
+def _describe(balance: Balance) -> Iterator[str]:
+    yield f"{balance.dataset} (per {balance.unit}, {balance.neighbours})"
+    for name in ("epsilon", "delta", "rho"):
+        limit, spent, left = (
+            getattr(amounts, name) for amounts in (balance.limit, balance.spent, balance.left)
+        )
+        if limit is not None:
+            yield f"  {name:<8} limit {limit:g}, spent {spent:g}, left {left:g}"
+
+
+def _open(path: Path) -> Ledger:
+
+    if not path.exists():  # opening would create an empty one
+        raise SettingsError(
+            f"There is no ledger at {str(path)!r}. Nothing was read or created. Check the path."
+        )
+    return cs.Ledger(path)

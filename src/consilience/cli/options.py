@@ -1,0 +1,123 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from consilience.aggregators.base import Aggregator
+    from consilience.learners.base import PrivateLearner
+
+Value = TypeVar("Value")
+
+
+class Mechanism(StrEnum):
+    """Where a linear learner draws its noise."""
+
+    OBJECTIVE = "objective"
+    OUTPUT = "output"
+    GENERALIZED = "generalized"
+
+
+class Neighbours(StrEnum):
+    """Which pairs of data sets must be hard to distinguish."""
+
+    REPLACE_ONE = "replace-one"
+    ADD_REMOVE = "add-remove"
+
+
+FilePath = Annotated[Path, Argument(help="The file.", metavar="FILE")]
+TablePath = Annotated[Path, Argument(help="A CSV or Parquet file.", metavar="TABLE")]
+StudyName = Annotated[str, Argument(help="The name of the study.", metavar="STUDY")]
+StudyPath = Annotated[
+    Path | None, Argument(help="The study file. Without one, options describe it.", metavar="STUDY")
+]
+Html = Annotated[Path | None, Option("--html", help="Also write the certificate as a web page.")]
+Relation = Annotated[
+    Neighbours | None,
+    Option("--neighbours", help="Which data sets must be hard to distinguish, if not as usual."),
+]
+
+
+def list_learners() -> list[str]:
+    """Return what --learner takes: short names, then class names."""
+    from consilience.learners.registry import LEARNERS
+
+    return [*(cls.shorthand for cls in LEARNERS.values() if cls.shorthand), *LEARNERS]
+
+
+def list_aggregators() -> list[str]:
+    """Return what --aggregator takes: short names, then class names."""
+    from consilience.aggregators.registry import AGGREGATORS, shorthands
+
+    return [*shorthands(), *AGGREGATORS]
+
+
+def find_learner(name: str) -> type[PrivateLearner[Any, Any]]:
+    """Return the learner with this short name or class name."""
+    from consilience.learners.registry import LEARNERS
+
+    for cls in LEARNERS.values():
+        if name in (cls.shorthand, cls.__name__):
+            return cls
+    raise _unknown("--learner", name, list_learners())
+
+
+def build_aggregator(name: str) -> Aggregator:
+    """Return the aggregator with this short name, or of the class with this name."""
+    from consilience.aggregators.registry import from_shorthand
+
+    if name not in list_aggregators():
+        raise _unknown("--aggregator", name, list_aggregators())
+    return from_shorthand(name)
+
+
+def _unknown(option: str, name: str, known: list[str]) -> typer.BadParameter:
+    return typer.BadParameter(f"{name!r} is not one of {', '.join(known)}.", param_hint=option)
+
+
+def require(value: Value | None, option: str) -> Value:
+    """Return the value of an option that is needed unless a study is given."""
+    if value is None:
+        raise typer.BadParameter("Give a study file, or this option.", param_hint=option)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerOptions:
+    """A learner described by options instead of a study file."""
+
+    delta: Annotated[float, Option(help="0 for pure epsilon.")] = 0.0
+    learner: Annotated[
+        str,
+        Option(
+            help="What sites train: a short name such as logistic or svm, or a class name.",
+            autocompletion=list_learners,
+        ),
+    ] = "logistic"
+    mechanism: Annotated[Mechanism, Option(help="Where the noise is added.")] = Mechanism.OBJECTIVE
+    regularization: Annotated[float, Option(help="Weight of the ridge in the mean objective.")] = (
+        1e-2
+    )
+
+    def build(self, *, epsilon: float, **more: object) -> PrivateLearner[Any, Any]:
+        """Return the learner; settings that are None or an option's default stay its own."""
+        cls = find_learner(self.learner)
+        asked = {"mechanism": self.mechanism, "regularization": self.regularization, **more}
+        known = inspect.signature(cls).parameters
+        settings: dict[str, Any] = {}
+        for name, value in asked.items():
+            if name in known and value is not None:
+                settings[name] = value.value if isinstance(value, StrEnum) else value
+            elif value != getattr(LearnerOptions, name, None):
+                raise typer.BadParameter(
+                    f"{cls.__name__} has no such setting.", param_hint=f"--{name}"
+                )
+        return cls(epsilon=epsilon, delta=self.delta, **settings)

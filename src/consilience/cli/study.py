@@ -1,0 +1,124 @@
+"""The commands `consilience study …`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+import consilience as cs
+from consilience.cli.command import Answer, Commands
+from consilience.cli.options import FilePath, TablePath
+from consilience.errors import SettingsError
+
+commands = Commands("Write, check and read studies: what all sites agree on.")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a study says about the columns of a table."""
+
+    label: Annotated[str, Option(help="The column to predict.")]
+    classes: Annotated[str, Option(help="The labels, separated by commas.")] = ""
+    number: Annotated[
+        list[str] | None,
+        Option(help="A column of numbers and its bounds, NAME:LOW:HIGH. Repeatable."),
+    ] = None
+    category: Annotated[
+        list[str] | None, Option(help="A column of categories, NAME:A,B,C. Repeatable.")
+    ] = None
+    drop: Annotated[list[str] | None, Option(help="A column to ignore. Repeatable.")] = None
+    public: Annotated[
+        bool,
+        Option(
+            "--public",
+            help="Anyone may see this table: read bounds and categories from its values.",
+        ),
+    ] = False
+
+
+@commands.add("new", "study new ward.csv --label ill --number age:0:120 --category sex:f,m")
+def new(
+    table: TablePath,
+    columns: Columns,
+    name: Annotated[
+        str, Option(help="A short name: lower-case letters, digits, hyphens.")
+    ] = "my-study",
+    purpose: Annotated[str, Option(help="What the study is for, in a sentence.")] = "",
+    learner: Annotated[
+        str, Option(help="What sites train: a class name, or a short name such as svm.")
+    ] = "PrivateLogisticRegression",
+    out: Annotated[Path, Option(help="The study file to write.")] = Path("study.toml"),
+) -> Answer:
+    """Write a commented study file for a table; only the names of its columns are read."""
+    from consilience.study.draft import draft
+    from consilience.study.study import check
+
+    if out.exists():
+        raise SettingsError(
+            f"The file {str(out)!r} is there already. Nothing was written. Name another with --out."
+        )
+    text = draft(
+        table,
+        name=name,
+        label=columns.label,
+        purpose=purpose,
+        classes=[part.strip() for part in columns.classes.split(",") if part.strip()],
+        numbers=dict(_read_bounds(text) for text in columns.number or []),
+        categories=dict(_read_categories(text) for text in columns.category or []),
+        drop=columns.drop or [],
+        learner=learner,
+        is_public=columns.public,
+        file=out.name,
+    )
+    out.write_text(text, encoding="utf-8")
+    problems = check(out)
+    todo = "It is complete." if not problems else "\n  - ".join(["Still to do:", *problems])
+    return Answer({"file": str(out), "problems": problems}, f"Written: {out}\n{todo}")
+
+
+@commands.add("check", "study check study.toml")
+def check(study: FilePath) -> Answer:
+    """List all problems of a study together; the exit code is 1 if there are any."""
+    from consilience.study.study import check as find_problems
+
+    problems = find_problems(study)
+    if problems:
+        text = "\n  - ".join(["This study cannot work yet:", *problems])
+        return Answer({"fits": False, "problems": problems}, text, code=1)
+    valid = cs.Study.load(study)
+    facts = {"fits": True, "name": valid.name, "digest": valid.digest}
+    return Answer(facts, f"{valid.name} is complete. Digest {valid.digest}")
+
+
+@commands.add("show", "study show study.toml")
+def show(study: FilePath) -> Answer:
+    """Say in words what a study demands and promises."""
+    from consilience.study.pages import of_study
+
+    loaded = cs.Study.load(study)
+    facts = {**loaded.to_dict(), "digest": loaded.digest}
+    return Answer(facts, of_study(loaded).as_text())
+
+
+def _read_bounds(text: str) -> tuple[str, tuple[float, float]]:
+    name, _, high = text.rpartition(":")
+    name, _, low = name.rpartition(":")
+    try:
+        return name, (float(low), float(high))
+    except ValueError:
+        raise SettingsError(
+            f"A column of numbers is declared as NAME:LOW:HIGH. Got {text!r} instead."
+        ) from None
+
+
+def _read_categories(text: str) -> tuple[str, list[str]]:
+    name, _, values = text.partition(":")
+    categories = [value.strip() for value in values.split(",") if value.strip()]
+    if not categories:
+        raise SettingsError(
+            f"A column of categories is declared as NAME:A,B,C. Got {text!r} instead."
+        )
+    return name, categories

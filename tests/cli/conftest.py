@@ -1,0 +1,28 @@
+"""Run a command in this process, as a shell would."""
+
+import pytest
+
+from consilience.cli.app import main
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as leaving:
+            main(list(map(str, arguments)))
+        printed = capsys.readouterr()
+        return leaving.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def records(tmp_path):
+    """Two numbers, a category, a hospital, and a label that follows from the numbers."""
+    path = tmp_path / "records.csv"
+    lines = [
+        f"{i % 17},{i % 11},{'uv'[i % 2]},h{i % 3},{'yes' if i % 17 + i % 11 > 13 else 'no'}"
+        for i in range(400)
+    ]
+    path.write_text("a,b,c,hospital,ill\n" + "\n".join(lines) + "\n")
+    return path

@@ -1,0 +1,85 @@
+import json
+
+
+def test_simulate_compares_every_aggregator_with_the_honest_baselines_and_writes_files(
+    run, records, tmp_path
+):
+    names = ("average", "average-equal", "average-size", "feature", "blend", "boosting")
+    chosen = [word for name in names for word in ("--aggregator", name)]
+    data = (
+        "simulate",
+        "--data",
+        records,
+        "--label",
+        "ill",
+        "--epsilon",
+        2,
+        "--public",
+        60,
+        "--seed",
+        1,
+    )
+    code, out, err = run(
+        *data, "--epsilon", 8, *chosen, "--sites", 3, "--repeats", 2, "--out", tmp_path / "out"
+    )
+    assert (code, err) == (0, "")
+    for title in (
+        "public records alone",
+        "a site alone",
+        "all records pooled",
+        *(f"joined: {name}" for name in names),
+    ):
+        assert title in out
+    assert "epsilon=8: joining 3 sites by" in out
+    assert "no guarantee: seeded noise" in out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "results.csv",
+        "results.parquet",
+        "errors.png",
+    }
+
+
+def test_simulate_goes_on_from_a_checkpoint_on_any_backend(run, records, tmp_path):
+    data = (
+        "simulate",
+        "--data",
+        records,
+        "--label",
+        "ill",
+        "--epsilon",
+        2,
+        "--repeats",
+        2,
+        "--draws",
+        2,
+        "--json",
+    )
+    kept = ("--checkpoint", tmp_path / "kept")
+    first, again = (
+        run(*data, "--seed", 1, *kept, *how)[1]
+        for how in ((), ("--backend", "threading", "--jobs", 2))
+    )
+    assert json.loads(first)["table"] == json.loads(again)["table"]
+    assert json.loads(again)["settings"]["draws"] == 2
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    code, _, err = run(*data, *kept)
+    assert code == 1
+    assert "'seed'" in err
+
+
+def test_simulate_takes_sites_from_a_column_and_prints_json(run, records):
+    data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 2, "--repeats", 1)
+    code, out, _ = run(*data, "--site-column", "hospital", "--json")
+    values = json.loads(out)
+    assert code == 0
+    assert values["settings"]["sites"] == 3
+    assert values["settings"]["features"] == 4  # the hospital is none
+    assert values["guarantee"]["void_reason"] is None
+    assert values["files"] == []
+    code, _, err = run(*data, "--site-column", "ward")
+    assert code == 1
+    assert "no column 'ward'" in err
+    code, out, _ = run(
+        *data, "--size", 40, "--size", 90, "--label-skew", 0.5, "--learner", "svm", "--json"
+    )
+    assert json.loads(out)["settings"]["sizes"] == [40, 90]
