@@ -27,7 +27,7 @@ from consilience.errors import BudgetExceeded, ConsilienceError, GuaranteeVoid, 
 from consilience.learners import linear, perturbation
 from consilience.learners.erm import HuberHinge, solve
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.privacy import accounting
+from consilience.privacy import accounting, vector_noise
 from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, compose
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import (
@@ -425,9 +425,9 @@ def draws_and_charges(learner, monkeypatch, path):
     """Count the noise vectors drawn by one training and the events charged for it."""
     drawn = []
     for name in ("l2_laplace", "gaussian", "close"):
-        real = getattr(perturbation, name)
+        real = getattr(vector_noise, name)
         monkeypatch.setattr(
-            perturbation,
+            vector_noise,
             name,
             lambda *a, real=real, **k: (drawn.append(k["event"]), real(*a, **k))[1],
         )
@@ -512,10 +512,10 @@ def test_row_12_a_release_without_closing_is_caught():
     task, plan = _planned(learner, X, y, None)
 
     def bits_hidden(plan):
-        real = perturbation.l2_laplace
+        real = vector_noise.l2_laplace
         fixed = real(task.dimension, event=plan.noise, source=SEEDED.open())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(perturbation, "l2_laplace", lambda *a, **k: fixed)
+            patch.setattr(vector_noise, "l2_laplace", lambda *a, **k: fixed)
             return not np.array_equal(
                 *(perturbation.train_linear(task, plan, Noise().open()) for _ in range(2))
             )

@@ -15,7 +15,7 @@ from consilience import (
 from consilience.aggregators.average import TRUSTED, Average
 from consilience.aggregators.members import DISJOINT, as_members
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
-from consilience.learners.perturbation import CLOSING_SHARE
+from consilience.privacy.vector_noise import CLOSING_SHARE
 from consilience.tables.public import Public
 
 

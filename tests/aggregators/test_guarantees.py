@@ -44,8 +44,8 @@ from consilience.auditing.audit import (
     check_radial,
 )
 from consilience.errors import SettingsError
-from consilience.learners import perturbation
 from consilience.learners.erm import solve
+from consilience.privacy import vector_noise
 from consilience.privacy.accounting import (
     L2Laplace,
     ObjectiveL2Laplace,
@@ -329,7 +329,7 @@ def draws_and_charges(aggregator, members, path):
     )
     ledger.allow("study", Budget(epsilon=1.0, delta=1e-3, unit=unit))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (average, feature, hiding, distill, perturbation):
+        for module in (feature, distill, vector_noise):
             for name in ("l2_laplace", "gaussian", "close", "gaussian_counts", "draw_one"):
                 if hasattr(module, name):
                     patch.setattr(module, name, noted(getattr(module, name)))
@@ -482,6 +482,14 @@ def tally_of(votes, X, n_classes=2):
     )
 
 
+def halve_the_noise(monkeypatch):
+    for draw in ("l2_laplace", "gaussian"):
+        real = getattr(vector_noise, draw)
+        monkeypatch.setattr(
+            vector_noise, draw, lambda *args, real=real, **facts: real(*args, **facts) / 2
+        )
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", RECOVERED)
 def test_releases_carry_the_noise_that_is_charged_and_half_of_it_is_caught(name, monkeypatch):
@@ -496,12 +504,7 @@ def test_releases_carry_the_noise_that_is_charged_and_half_of_it_is_caught(name,
         )
 
     assert passes(checks())
-    for module in (average, feature, hiding):
-        for draw in ("l2_laplace", "gaussian"):
-            real = getattr(module, draw)
-            monkeypatch.setattr(
-                module, draw, lambda *args, real=real, **facts: real(*args, **facts) / 2
-            )
+    halve_the_noise(monkeypatch)
     assert not passes(checks())
 
 
@@ -538,11 +541,7 @@ def test_minima_carry_the_noise_in_the_objective_that_is_charged_and_half_of_it_
         )
 
     assert passes(checks())
-    for draw in ("l2_laplace", "gaussian"):
-        real = getattr(hiding, draw)
-        monkeypatch.setattr(
-            hiding, draw, lambda *args, real=real, **facts: real(*args, **facts) / 2
-        )
+    halve_the_noise(monkeypatch)
     assert not passes(checks())
 
 

@@ -16,12 +16,14 @@ from scipy import sparse
 
 from consilience.aggregators.members import Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.base import is_positive, run_charged
+from consilience.learners.base import is_positive
 from consilience.learners.tuning import count_errors
-from consilience.privacy.accounting import Event, Laplace, total
+from consilience.privacy.accounting import Event, Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, compose_disjoint
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, laplace_counts
+from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
+from consilience.privacy.vector_noise import noise_variance
 from consilience.tables.groups import cap_records
 
 Array = NDArray[Any]
@@ -45,7 +47,7 @@ class PrivateAccuracy:
     total: int
     events: tuple[Event, ...]
     guarantee: Guarantee
-    receipt: dict[str, Any] | None = field(default=None, repr=False)
+    receipt: Receipt | None = field(default=None, repr=False)
 
     @property
     def value(self) -> float:
@@ -55,7 +57,9 @@ class PrivateAccuracy:
     @property
     def variance(self) -> float:
         """A bound on how far `value` errs, squared: by the noise, and by the number of records."""
-        noise = math.fsum(2 * event.scale**2 for event in self.events if isinstance(event, Laplace))
+        noise = math.fsum(
+            noise_variance(event) for event in self.events if isinstance(event, Laplace)
+        )
         return noise / max(self.total, 1) ** 2 + 0.25 / max(self.total, 1)
 
 
@@ -172,19 +176,15 @@ def private_accuracy(
         exact = np.array([right, wrong] if both else [right], dtype=np.int64)
         return {"counts": laplace_counts(exact, event=event, source=source)}
 
-    opened = Noise() if noise is None else noise
     state, receipt = run_charged(
         draw,
         (event,),
-        noise=opened,
-        ledger=ledger,
-        dataset=dataset,
-        key=key,
+        noise=noise,
+        account=Account(ledger, dataset, key),
         purpose="private_accuracy",
     )
     noisy = state["counts"].tolist()
-    seeded = Guarantee.void("seeded noise", unit=unit, neighbours=relation)
-    guarantee = total((event,)) if opened.seed is None else seeded
+    guarantee = state_guarantee((event,), noise=noise, unit=unit, neighbours=relation)
     return PrivateAccuracy(
         noisy[0], max(1, sum(noisy)) if both else len(labels), (event,), guarantee, receipt
     )

@@ -20,25 +20,21 @@ from consilience.aggregators.members import (
     joint_guarantee,
 )
 from consilience.errors import SettingsError
-from consilience.learners.base import PrivateLearner, is_positive, run_charged
-from consilience.learners.perturbation import (
-    CLOSING_SHARE,
-    LinearTask,
-    output_sensitivity,
-    plan_linear,
-    public_radius,
-)
-from consilience.privacy.accounting import (
-    Closing,
-    Event,
-    Gaussian,
-    L2Laplace,
-    gaussian_sigma,
-    total,
-)
+from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_linear
+from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.ledger import Ledger
-from consilience.privacy.mechanisms import Noise, Source, close, draw_error, gaussian, l2_laplace
+from consilience.privacy.mechanisms import Noise, Source, draw_error
+from consilience.privacy.spending import Account, run_charged, state_guarantee
+from consilience.privacy.vector_noise import (
+    calibrate_shared,
+    close_vector,
+    closing_event,
+    draw_vector,
+    public_radius,
+    with_sensitivity,
+)
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
@@ -188,9 +184,7 @@ class Average(Aggregator):
             lambda source: plan.draw(mean, offset, source),
             plan.events,
             noise=plan.noise,
-            ledger=ledger,
-            dataset=dataset,
-            key=key,
+            account=Account(ledger, dataset, key),
             purpose=type(self).__name__,
         )
         whole, each = plan.guarantees()
@@ -276,8 +270,8 @@ class _Central:
                 "with one data_norm, intercept setting, unit and neighbours. Nothing was "
                 "combined. Leave out Average's epsilon if members brought noise."
             )
-        self.members, self.delta = members, average.delta
-        self.noise = Noise() if average.noise is None else average.noise
+        self.members = members
+        self.noise = average.noise
         self.outputs, self.features = np.asarray(members[0].coef).shape
         self.intercept = bool(members[0].learner.fit_intercept)
         plans, reach = [], []
@@ -303,23 +297,7 @@ class _Central:
         self.reach = np.asarray(reach) * (1 if self.joint else math.sqrt(self.outputs))
         self.dimension = task.dimension_of_noise * (1 if self.joint else self.outputs)
         who = {"unit": members[0].learner.unit, "neighbours": members[0].learner.neighbours}
-        most = int(np.argmax(self.reach / epsilons))
-        main = (1 - CLOSING_SHARE) * float(epsilons[most])
-        self.event: L2Laplace | Gaussian
-        if self.delta > 0:
-            # Each site's own epsilon fixes a sigma; the largest serves all.
-            sigma = max(
-                gaussian_sigma(
-                    epsilon=(1 - CLOSING_SHARE) * float(e), delta=self.delta, sensitivity=float(r)
-                )
-                for e, r in zip(epsilons, self.reach, strict=True)
-            )
-            self.event = Gaussian(
-                sensitivity=float(self.reach.max()), sigma=sigma, at_delta=self.delta, **who
-            )
-        else:
-            scale = float(self.reach[most]) / main
-            self.event = L2Laplace(sensitivity=float(self.reach.max()), scale=scale, **who)
+        self.event = calibrate_shared(self.reach, epsilons, delta=average.delta, **who)
         released = self.outputs * (self.features + self.intercept)
         # Inexact minima and rounding, averaged like the minima themselves; then the draw's own
         # rounding.
@@ -332,8 +310,7 @@ class _Central:
         )
         distance *= 1 if self.joint else math.sqrt(self.outputs)
         distance += 2 * draw_error(released) * public_radius(self.event, self.dimension)
-        closing = 2 * math.sqrt(released) * distance / (CLOSING_SHARE * float(epsilons.min()))
-        self.closing = Closing(dimension=released, distance=distance, scale=closing, **who)
+        self.closing = closing_event(released, distance, epsilon=float(epsilons.min()), **who)
 
     @property
     def events(self) -> list[Event]:
@@ -341,41 +318,25 @@ class _Central:
 
     def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...]]:
         """Return the joint guarantee and each site's: its own reach against the common noise."""
-        each: dict[float, Guarantee] = {}
-        for reach in set(self.reach.tolist()):
-            facts: Any = {
-                "unit": self.event.unit,
-                "neighbours": self.event.neighbours,
-                "sensitivity": reach,
-            }
-            own: Event = (
-                Gaussian(sigma=self.event.sigma, at_delta=self.delta, **facts)
-                if isinstance(self.event, Gaussian)
-                else L2Laplace(scale=self.event.scale, **facts)
-            )
-            each[reach] = self._stated([own, self.closing])
+        each = {
+            reach: self._stated([with_sensitivity(self.event, reach), self.closing])
+            for reach in set(self.reach.tolist())
+        }
         return self._stated(self.events), tuple(each[reach] for reach in self.reach.tolist())
 
     def _stated(self, events: list[Event]) -> Guarantee:
-        if self.noise.seed is not None:
-            return Guarantee.void(
-                "seeded noise", unit=events[0].unit, neighbours=events[0].neighbours
-            )
-        whole = total(events)
-        return Guarantee(
-            epsilon=whole.epsilon,
-            delta=whole.delta,
-            unit=whole.unit,
-            neighbours=whole.neighbours,
+        return state_guarantee(
+            events,
+            noise=self.noise,
+            unit=self.event.unit,
+            neighbours=self.event.neighbours,
             assumptions=(DISJOINT, TRUSTED),
         )
 
     def draw(self, coef: Array, intercept: Array, source: Source) -> dict[str, Array]:
         """Add the noise in the coordinates of the unit ball, where sensitivities are, and go back."""
-        draw: Any = gaussian if isinstance(self.event, Gaussian) else l2_laplace
-        drawn = draw(self.dimension, event=self.event, source=source).reshape(
-            -1, self.features + self.intercept
-        )
+        drawn = draw_vector(self.dimension, event=self.event, source=source)
+        drawn = drawn.reshape(-1, self.features + self.intercept)
         if self.outputs > 1 and self.joint:
             drawn = helmert(self.outputs).T @ drawn
         scale = self.members[0].to_user
@@ -383,7 +344,7 @@ class _Central:
         ball = coef / scale
         if self.intercept:
             ball = np.hstack([ball, (intercept / half)[:, None]])
-        ball = close(ball + drawn, event=self.closing, source=source)
+        ball = close_vector(ball + drawn, event=self.closing, source=source)
         if not self.intercept:
             return {"coef": ball * scale, "intercept": intercept}
         return {"coef": ball[:, :-1] * scale, "intercept": ball[:, -1] * half}

@@ -22,38 +22,34 @@ from consilience.aggregators.base import Aggregator, Description, Learner
 from consilience.aggregators.blend import Labelled, Mixture, Ridge, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
 from consilience.errors import GuaranteeVoid, SettingsError
-from consilience.learners.base import PrivateLearner, is_positive, run_charged
+from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.erm import Logistic, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.perturbation import (
-    CLOSING_SHARE,
     TOLERANCE,
     LinearTask,
     output_sensitivity,
     plan_linear,
-    public_radius,
 )
-from consilience.privacy.accounting import (
-    Closing,
-    Event,
-    Gaussian,
-    L2Laplace,
-    Selection,
-    gaussian_sigma,
-    total,
-)
+from consilience.privacy.accounting import Event, Selection
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import (
     Noise,
     Source,
     clip_rows,
-    close,
     draw_error,
-    gaussian,
-    l2_laplace,
 )
 from consilience.privacy.mechanisms import select as draw_one
+from consilience.privacy.spending import Account, run_charged, state_guarantee
+from consilience.privacy.vector_noise import (
+    calibrate_vector,
+    close_vector,
+    closing_event,
+    draw_vector,
+    public_radius,
+    with_sensitivity,
+)
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
@@ -244,12 +240,12 @@ class FeatureMethod(Aggregator):
             g is not None and g.holds and math.isinf(g.epsilon)
             for g in (m.guarantee for m in task.members)
         ]
-        charged = {"ledger": ledger, "dataset": dataset, "key": key}
+        account = Account(ledger, dataset, key)
         if self.mechanism == "output":
-            return self._at_trusted_aggregator(task, all(exact), charged)
+            return self._at_trusted_aggregator(task, all(exact), account)
         if any(exact):
             raise GuaranteeVoid(AGGREGATOR_ONLY)
-        return self._on_private(task, charged)
+        return self._on_private(task, account)
 
     def _on_public(self, task: Labelled, kept: Array) -> FeatureEnsemble:
         features = _Features.on_public(task, kept, scaled=self.scaling == "public")
@@ -272,7 +268,7 @@ class FeatureMethod(Aggregator):
         bags = [mixture.fit(generator.randint(m, size=m)) for _ in range(self.n_bags)]
         return features.ensemble(task, np.mean(bags, axis=0))
 
-    def _on_private(self, task: Labelled, charged: dict[str, Any]) -> FeatureEnsemble:
+    def _on_private(self, task: Labelled, account: Account) -> FeatureEnsemble:
         epsilon, relation = float(self.epsilon or 0.0), Neighbours.REPLACE_ONE
         joint = task.ensemble(*task.average, task.shares).guarantee
         if (
@@ -315,14 +311,15 @@ class FeatureMethod(Aggregator):
             )  # a plan knows sizes only, whichever members were chosen
             return {"kept": final, "theta": np.asarray(learner.coef_)}
 
-        noise = Noise() if self.noise is None else self.noise
-        state, _ = run_charged(draw, events, noise=noise, purpose=type(self).__name__, **charged)
+        state, _ = run_charged(
+            draw, events, noise=self.noise, account=account, purpose=type(self).__name__
+        )
         features = _Features.on_private(
             task, state["kept"], self.data_norm, scaled=self.scaling == "public"
         )
-        own = total(events)
-        if noise.seed is not None:
-            own = Guarantee.void("seeded noise", unit=own.unit, neighbours=own.neighbours)
+        own = state_guarantee(
+            events, noise=self.noise, unit=Unit.RECORD, neighbours=Neighbours.REPLACE_ONE
+        )
         return features.ensemble(task, state["theta"], own)
 
     def _learner(self, task: Labelled, epsilon: float) -> Any:
@@ -340,15 +337,15 @@ class FeatureMethod(Aggregator):
         return PrivateLogisticRegression(classes=task.classes, **settings)
 
     def _at_trusted_aggregator(
-        self, task: Labelled, exact: bool, charged: dict[str, Any]
+        self, task: Labelled, exact: bool, account: Account
     ) -> FeatureEnsemble:
         plan = TrustedAggregator(self, task, exact)
         state, _ = run_charged(
             plan.draw,
             plan.events,
-            noise=Noise() if self.noise is None else self.noise,
+            noise=self.noise,
+            account=account,
             purpose=type(self).__name__,
-            **charged,
         )
         whole, each, own = plan.guarantees()
         return FeatureEnsemble(
@@ -697,8 +694,7 @@ class TrustedAggregator:
                 "neighbours='replace-one'. Nothing was combined or charged. Leave out "
                 "FeatureMethod's mechanism if members brought noise."
             )
-        self.task, self.delta, self.epsilon = task, method.delta, float(method.epsilon or 0.0)
-        self.seeded = method.noise is not None and method.noise.seed is not None
+        self.task, self.epsilon, self.noise = task, float(method.epsilon or 0.0), method.noise
         self.data_norm, self.with_constant = settings.pop()
         self.strength = (
             PRIVATE_REGULARIZATION
@@ -721,14 +717,8 @@ class TrustedAggregator:
         self.site_reach = gain * np.asarray(reaches)
         self.record_reach = record_reach(self.strength, len(task.y))
         reach = max(float(self.site_reach.max()), self.record_reach)
-        main = (1 - CLOSING_SHARE) * self.epsilon
-        self.event: L2Laplace | Gaussian
         self.who: dict[str, Any] = {"unit": Unit.RECORD, "neighbours": Neighbours.REPLACE_ONE}
-        if self.delta > 0:
-            sigma = gaussian_sigma(epsilon=main, delta=self.delta, sensitivity=reach)
-            self.event = Gaussian(sensitivity=reach, sigma=sigma, at_delta=self.delta, **self.who)
-        else:
-            self.event = L2Laplace(sensitivity=reach, scale=reach / main, **self.who)
+        self.event = calibrate_vector(reach, epsilon=self.epsilon, delta=method.delta, **self.who)
         self.features = features
         rounding = gradient_error(
             Logistic(), n_records=len(task.y), n_features=len(learners), regularization=self.ridge
@@ -739,8 +729,7 @@ class TrustedAggregator:
         rounded = 4 * (features + len(learners) + 8) * 2.0**-52 * site_gain(self.strength)
         distance = gain * math.fsum(slack) + 1.25 * self.tolerance / self.ridge + rounded
         distance += 2 * draw_error(features) * public_radius(self.event, features)
-        closing = 2 * math.sqrt(features) * distance / (CLOSING_SHARE * self.epsilon)
-        self.closing = Closing(dimension=features, distance=distance, scale=closing, **self.who)
+        self.closing = closing_event(features, distance, epsilon=self.epsilon, **self.who)
 
     @property
     def events(self) -> list[Event]:
@@ -775,10 +764,9 @@ class TrustedAggregator:
 
     def draw(self, source: Source) -> dict[str, Array]:
         """Add the noise and go back to the user's coordinates; ω itself is not released."""
-        noise: Any = gaussian if isinstance(self.event, Gaussian) else l2_laplace
         _, f = self.exact()
-        f = close(
-            f + noise(self.features, event=self.event, source=source),
+        f = close_vector(
+            f + draw_vector(self.features, event=self.event, source=source),
             event=self.closing,
             source=source,
         )
@@ -799,16 +787,11 @@ class TrustedAggregator:
         return self._stated(self.event.sensitivity), sites, self._stated(self.record_reach)
 
     def _stated(self, reach: float) -> Guarantee:
-        if self.seeded:
-            return Guarantee.void("seeded noise", **self.who)
-        own: Event = (
-            Gaussian(sensitivity=reach, sigma=self.event.sigma, at_delta=self.delta, **self.who)
-            if isinstance(self.event, Gaussian)
-            else L2Laplace(sensitivity=reach, scale=self.event.scale, **self.who)
-        )
-        whole = total([own, self.closing])
-        return Guarantee(
-            epsilon=whole.epsilon, delta=whole.delta, assumptions=(DISJOINT, TRUSTED), **self.who
+        return state_guarantee(
+            [with_sensitivity(self.event, reach), self.closing],
+            noise=self.noise,
+            assumptions=(DISJOINT, TRUSTED),
+            **self.who,
         )
 
 

@@ -19,15 +19,9 @@ from sklearn.utils.validation import check_array
 from consilience.aggregators.base import Ensemble, Facts, Rebuild, TakeApart, Tensors
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.linear import best_class, class_chances
-from consilience.privacy.accounting import (
-    Event,
-    Gaussian,
-    L2Laplace,
-    Objective,
-    ObjectiveGaussian,
-    ObjectiveL2Laplace,
-)
+from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, compose_disjoint
+from consilience.privacy.vector_noise import is_vector_noise, minimum_variance
 
 Array = NDArray[Any]
 
@@ -65,24 +59,15 @@ class Member:
         noise that was drawn in the objective (algorithms.md, E.2). An exact model has variance 0.
         """
         assert self.coef is not None
-        noises = [
-            event for event in self.events if isinstance(event, L2Laplace | Gaussian | Objective)
-        ]
+        noises = [event for event in self.events if is_vector_noise(event)]
         dimension = self.coef.shape[1] + bool(self.learner.fit_intercept)
         # One draw for all classes spans one class less; one draw per class (several events) spans
         # one each.
         dimension *= max(1, len(self.coef) - 1) if len(noises) == 1 else 1
-        variances = []
-        for event in noises:
-            drawn = event.sigma**2 if isinstance(event, Gaussian | ObjectiveGaussian) else 0.0
-            if isinstance(event, L2Laplace | ObjectiveL2Laplace):
-                drawn = event.scale**2 * (dimension + 1)
-            damping = (
-                event.strong_convexity + curvature * (self.size or 0)
-                if isinstance(event, Objective)
-                else 1.0
-            )
-            variances.append(drawn / damping**2)
+        variances = [
+            minimum_variance(event, dimension, curvature=curvature * (self.size or 0))
+            for event in noises
+        ]
         return math.fsum(variances) / max(1, len(variances))
 
 

@@ -8,21 +8,19 @@ kept, without a charge.
 from __future__ import annotations
 
 import math
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 from sklearn.base import BaseEstimator
 
 from consilience.errors import SettingsError
-from consilience.privacy.accounting import Event, total
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.privacy.accounting import Event
+from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source
+from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
 
 if TYPE_CHECKING:
     from consilience.tables.schema import Schema
@@ -41,54 +39,6 @@ class Plan(Protocol):
 
 PlanT = TypeVar("PlanT", bound=Plan)
 TaskT = TypeVar("TaskT")
-
-
-def run_charged(
-    draw: Callable[[Source], dict[str, NDArray[Any]]],
-    events: Sequence[Event],
-    *,
-    noise: Noise,
-    ledger: Ledger | None,
-    dataset: str | None,
-    key: str | None,
-    purpose: str,
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any] | None]:
-    """Charge `events` if there is a ledger, then `draw`; return the result and the charge's receipt.
-
-    A retry under the same key gets the first result back, never a second draw.
-    """
-    if ledger is None:
-        return draw(noise.open()), None
-    if dataset is None:
-        raise _uncharged(
-            purpose,
-            "no data set was named",
-            "Pass dataset=..., the name its owner declared a budget for.",
-        )
-    if noise.seed is not None:
-        raise _uncharged(
-            purpose, "a seed voids the guarantee", "Drop noise=Noise(seed=...), or drop the ledger."
-        )
-    if not events:
-        raise _uncharged(
-            purpose, "without privacy (epsilon=inf) it has no cost", "Choose a finite epsilon."
-        )
-    # Charge first: if training dies below this line the site loses budget it did not use, which is
-    # annoying; charging afterwards would lose track of noise already seen, which is a leak.
-    charge = ledger.charge(events, dataset=dataset, key=key or uuid.uuid4().hex, purpose=purpose)
-    stored = ledger.sealed(charge.key)
-    if stored is not None:
-        return load_tensors(stored), charge.receipt
-    result = draw(noise.open())
-    ledger.seal(charge, save_tensors(result))
-    return result, charge.receipt
-
-
-def _uncharged(purpose: str, problem: str, fix: str) -> SettingsError:
-    return SettingsError(
-        f"{purpose} was to be charged to a ledger, but {problem}. Nothing was trained or charged. "
-        f"{fix}"
-    )
 
 
 class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc]
@@ -116,7 +66,7 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     noise: Noise | None
     guarantee_: Guarantee
     events_: tuple[Event, ...]
-    receipt_: dict[str, Any] | None
+    receipt_: Receipt | None
     unit: str = "record"
 
     def _fit(
@@ -127,7 +77,6 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
         dataset: str | None,
         key: str | None,
     ) -> Self:
-        noise = Noise() if self.noise is None else self.noise
         plan = self._plan(task)
 
         def draw(source: Source) -> dict[str, NDArray[Any]]:
@@ -137,38 +86,24 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
         state, self.receipt_ = run_charged(
             draw,
             plan.events,
-            noise=noise,
-            ledger=ledger,
-            dataset=dataset,
-            key=key,
+            noise=self.noise,
+            account=Account(ledger, dataset, key),
             purpose=type(self).__name__,
         )
         self.restore_state(state)
         self.events_ = tuple(
             plan.events
         )  # public: what was drawn, so that others can recompute and weigh it
-        self.guarantee_ = self._guarantee(plan.events, noise, assumptions)
+        self.guarantee_ = self._guarantee(plan.events, assumptions)
         return self
 
-    def _guarantee(
-        self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]
-    ) -> Guarantee:
-        if not events:
-            return Guarantee(
-                epsilon=math.inf,
-                delta=0.0,
-                unit=Unit(self.unit),
-                neighbours=Neighbours(self.neighbours),
-            )
-        if noise.seed is not None:
-            return Guarantee.void("seeded noise", unit=self.unit, neighbours=self.neighbours)
-        whole = total(events)
-        return Guarantee(
-            epsilon=whole.epsilon,
-            delta=whole.delta,
-            unit=whole.unit,
-            neighbours=whole.neighbours,
-            assumptions=tuple(assumptions),
+    def _guarantee(self, events: Sequence[Event], assumptions: Sequence[str]) -> Guarantee:
+        return state_guarantee(
+            events,
+            noise=self.noise,
+            unit=self.unit,
+            neighbours=self.neighbours,
+            assumptions=assumptions,
         )
 
     @classmethod

@@ -33,26 +33,29 @@ from consilience.learners.erm import (
 from consilience.privacy.accounting import (
     Closing,
     Event,
-    Gaussian,
-    L2Laplace,
-    Objective,
     ObjectiveGaussian,
     ObjectiveL2Laplace,
     calibrate_scale,
-    gaussian_sigma,
 )
 from consilience.privacy.guarantee import Neighbours, Unit
-from consilience.privacy.mechanisms import Noise, Source, close, draw_error, gaussian, l2_laplace
+from consilience.privacy.mechanisms import Noise, Source, draw_error
+from consilience.privacy.vector_noise import (
+    VectorNoise,
+    calibrate_event,
+    calibrate_vector,
+    close_vector,
+    closing_event,
+    draw_vector,
+    is_in_objective,
+    main_share,
+    public_radius,
+)
 
 Array = NDArray[Any]
 
-CLOSING_SHARE = 0.01  # of epsilon; covers a distance of about 1e-8, so its noise is invisible
 TOLERANCE = (
     1e-8  # un-normalised gradient norm relative to the total regularisation (design.md, decision 7)
 )
-# The public radius of a draw: exceeded with probability 2^-256, the chance of guessing the key it
-# was drawn from.
-RADIUS_PROBABILITY = 2.0**-256
 LOSS_NAMES: dict[type, Literal["logistic", "huber-hinge", "softmax", "huber"]] = {
     Logistic: "logistic",
     HuberHinge: "huber-hinge",
@@ -85,7 +88,7 @@ class LinearTask:
 class LinearPlan:
     """One linear problem's noise, ridge and tolerance; all of it computed from public facts."""
 
-    noise: L2Laplace | Gaussian | ObjectiveL2Laplace | ObjectiveGaussian | None
+    noise: VectorNoise | None
     closing: Closing | None
     regularization: float  # un-normalised λ of the ridge
     matrix: Array | None
@@ -118,13 +121,13 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
     matrix, least = (
         _random_matrix(learner, task, ridge) if learner.mechanism == "matrix" else (None, 0.0)
     )
-    noise: Any = None
+    noise: VectorNoise | None = None
     if math.isfinite(epsilon):
-        facts = _Facts(learner, task, ridge, (1 - CLOSING_SHARE) * epsilon, delta, per_unit, least)
+        facts = _Facts(learner, task, ridge, epsilon, delta, per_unit, least)
         ridge, noise = facts.output() if learner.mechanism == "output" else facts.objective()
     strong = ridge + least
-    radius = 0.0 if noise is None else public_radius(noise, task.dimension_of_noise)
-    in_objective = radius if isinstance(noise, Objective) else 0.0
+    radius = public_radius(noise, task.dimension_of_noise)
+    in_objective = radius if is_in_objective(noise) else 0.0
     size_of_matrix = 0.0 if matrix is None else float(np.linalg.norm(matrix))
     rounding = gradient_error(
         task.loss,
@@ -146,13 +149,9 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
         # number of records; rounding the result (or its sum with the noise) to doubles moves it by
         # at most tolerance / (16 ridge).
         distance = 1.25 * tolerance / strong + tolerance / (8 * ridge)
-        distance += drawn / strong if isinstance(noise, Objective) else 2 * drawn
-        closing = Closing(
-            unit=noise.unit,
-            neighbours=noise.neighbours,
-            dimension=released,
-            distance=distance,
-            scale=2 * math.sqrt(released) * distance / (CLOSING_SHARE * epsilon),
+        distance += drawn / strong if is_in_objective(noise) else 2 * drawn
+        closing = closing_event(
+            released, distance, epsilon=epsilon, unit=noise.unit, neighbours=noise.neighbours
         )
     longest = (
         in_objective + math.sqrt(in_objective**2 + 2 * ridge * bound * task.loss.at_zero)
@@ -174,10 +173,15 @@ class _Facts:
     learner: Any
     task: LinearTask
     ridge: float
-    epsilon: float
+    budget: float  # epsilon, closing noise included
     delta: float
     per_unit: int
     least: float  # strong convexity that a data-independent matrix adds
+
+    @property
+    def epsilon(self) -> float:
+        """What the main noise may cost."""
+        return main_share(self.budget)
 
     @property
     def _who(self) -> dict[str, Any]:
@@ -193,13 +197,8 @@ class _Facts:
             sensitivity = self._moved * self.task.loss.lipschitz / self.ridge
         else:
             sensitivity = self._sensitivity()
-        if self.delta > 0:
-            sigma = gaussian_sigma(epsilon=self.epsilon, delta=self.delta, sensitivity=sensitivity)
-            return self.ridge, Gaussian(
-                sensitivity=sensitivity, sigma=sigma, at_delta=self.delta, **self._who
-            )
-        return self.ridge, L2Laplace(
-            sensitivity=sensitivity, scale=sensitivity / self.epsilon, **self._who
+        return self.ridge, calibrate_vector(
+            sensitivity, epsilon=self.budget, delta=self.delta, **self._who
         )
 
     def _sensitivity(self) -> float:
@@ -237,8 +236,7 @@ class _Facts:
         dimension = self.task.dimension_of_noise
         norm = scale * math.sqrt(dimension if self.delta > 0 else dimension * (dimension + 1))
         ridge = max(ridge, math.sqrt(2) * norm / longest - self.least)
-        kind = self._kind(ridge)
-        return ridge, kind(calibrate_scale(kind, epsilon=self.epsilon))
+        return ridge, calibrate_event(self._kind(ridge), epsilon=self.epsilon)
 
     def _ridge_for(self, jacobian: float) -> float:
         """Return the strong convexity at which the log-determinant moves by at most `jacobian`."""
@@ -335,15 +333,6 @@ def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array,
     return matrix, max(0.0, 0.999 * float(np.linalg.eigvalsh(matrix)[0]))
 
 
-def public_radius(noise: Any, dimension: int) -> float:
-    """Return the length that a draw of `noise` exceeds with probability `RADIUS_PROBABILITY`."""
-    if isinstance(noise, Gaussian | ObjectiveGaussian):
-        return float(
-            noise.sigma * math.sqrt(2 * special.gammainccinv(dimension / 2, RADIUS_PROBABILITY))
-        )
-    return float(noise.scale * special.gammainccinv(dimension, RADIUS_PROBABILITY))
-
-
 def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
     """Draw, solve and close one problem; returns (d,) or (K, d) in the coordinates of the unit ball.
 
@@ -353,13 +342,12 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
     """
     drawn = None
     if plan.noise is not None:
-        draw: Any = gaussian if isinstance(plan.noise, Gaussian | ObjectiveGaussian) else l2_laplace
-        drawn = draw(task.dimension_of_noise, event=plan.noise, source=source)
+        drawn = draw_vector(task.dimension_of_noise, event=plan.noise, source=source)
         if task.loss.n_outputs > 1:
             # Orthonormal coordinates of the classes' sum-zero subspace, where all gradients and the
             # minimum lie.
             drawn = linalg.helmert(task.loss.n_outputs).T @ drawn.reshape(-1, task.dimension)
-    in_objective = drawn if isinstance(plan.noise, Objective) else None
+    in_objective = drawn if is_in_objective(plan.noise) else None
     chunked = task.records is not None
     found = solve(
         task.records if chunked else task.X,
@@ -380,4 +368,4 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
     coef = np.asarray(coef, dtype=np.float64)
     if drawn is not None and in_objective is None:
         coef = coef + drawn
-    return coef if plan.closing is None else close(coef, event=plan.closing, source=source)
+    return close_vector(coef, event=plan.closing, source=source)

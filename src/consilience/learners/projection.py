@@ -23,18 +23,21 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.linear import person_ids
-from consilience.learners.perturbation import CLOSING_SHARE, public_radius
-from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace, calibrate_scale
+from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import (
     Noise,
     Source,
     clip_rows,
-    close,
     draw_error,
-    gaussian,
-    l2_laplace,
+)
+from consilience.privacy.vector_noise import (
+    calibrate_vector,
+    close_vector,
+    closing_event,
+    draw_vector,
+    public_radius,
 )
 from consilience.tables.groups import cap_records
 
@@ -352,25 +355,15 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         sensitivity = cap * (math.sqrt(2) if replaced else 1.0)
         who: Any = {"unit": Unit(self.unit), "neighbours": Neighbours(self.neighbours)}
         dimension = self.n_features_in_ * (self.n_features_in_ + 1) // 2
-        noise: L2Laplace | Gaussian
-        if self.delta > 0:
-
-            def cost(sigma: float) -> Gaussian:
-                return Gaussian(sensitivity=sensitivity, sigma=sigma, at_delta=self.delta, **who)
-
-            noise = cost(calibrate_scale(cost, epsilon=(1 - CLOSING_SHARE) * self.epsilon))
-        else:
-            scale = sensitivity / ((1 - CLOSING_SHARE) * self.epsilon)
-            noise = L2Laplace(sensitivity=sensitivity, scale=scale, **who)
+        noise = calibrate_vector(
+            sensitivity, epsilon=self.epsilon, delta=self.delta, by_cost=True, **who
+        )
         # Four roundings of the moment (its last addition, √2, its product, the noise's addition),
         # one of the noise.
         distance = 2.0**-50 * MOST_RECORDS + 2 * draw_error(dimension) * public_radius(
             noise, dimension
         )
-        needed = 2 * math.sqrt(dimension) * distance / (CLOSING_SHARE * self.epsilon)
-        return MomentPlan(
-            noise, Closing(dimension=dimension, distance=distance, scale=needed, **who)
-        )
+        return MomentPlan(noise, closing_event(dimension, distance, epsilon=self.epsilon, **who))
 
     def _train(self, task: MomentTask, plan: MomentPlan, source: Source) -> None:
         X = task.X
@@ -382,9 +375,8 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         )
         if plan.noise is not None and plan.closing is not None:
             vector = as_vector(moment)
-            draw: Any = gaussian if isinstance(plan.noise, Gaussian) else l2_laplace
-            vector = vector + draw(len(vector), event=plan.noise, source=source)
-            moment = as_matrix(close(vector, event=plan.closing, source=source))
+            vector = vector + draw_vector(len(vector), event=plan.noise, source=source)
+            moment = as_matrix(close_vector(vector, event=plan.closing, source=source))
         self.restore_state({"moment": moment * self.data_norm**2})
 
     def released_state(self) -> dict[str, Array]:

@@ -468,10 +468,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         self.best_params_ = _listed(self.learner, self.candidates)[best]
         self.best_learner_ = self._learners[best]
 
-    def _guarantee(
-        self, events: Sequence[Event], noise: Noise, assumptions: Sequence[str]
-    ) -> Guarantee:
-        whole = super()._guarantee(events, noise, assumptions)
+    def _guarantee(self, events: Sequence[Event], assumptions: Sequence[str]) -> Guarantee:
+        whole = super()._guarantee(events, assumptions)
         return compose_disjoint(whole, assumption=DISJOINT) if events else whole
 
     def released_state(self) -> dict[str, Array]:

@@ -27,7 +27,7 @@ from consilience.aggregators.members import Member
 from consilience.errors import SettingsError
 from consilience.learners.erm import Logistic
 from consilience.learners.linear import PrivateLogisticRegression
-from consilience.learners.perturbation import CLOSING_SHARE, output_sensitivity
+from consilience.learners.perturbation import output_sensitivity
 from consilience.planning.population import (
     NODES,
     WEIGHTS,
@@ -36,11 +36,10 @@ from consilience.planning.population import (
     Population,
     SiteNoise,
     margin_spread,
-    noise_variance,
     site_noise,
     site_task,
 )
-from consilience.privacy.accounting import gaussian_sigma
+from consilience.privacy.vector_noise import calibrate_shared, noise_variance
 from consilience.tables.public import Public
 
 MOST_STEPS, SETTLED = 60, 1e-4  # of a law: when it is found
@@ -404,18 +403,9 @@ class Joining:
             "an average with one epsilon, or one for each site",
         )
         least = asked if len(reaches) == len(asked) else np.full(len(reaches), asked.min())
-        epsilons = least * (1 - CLOSING_SHARE)
-        if way.delta > 0:
-            pairs = zip(epsilons, reaches, strict=True)
-            variance = (
-                max(
-                    gaussian_sigma(epsilon=float(e), delta=way.delta, sensitivity=r)
-                    for e, r in pairs
-                )
-                ** 2
-            )
-        else:
-            variance = (self.dimension + 1) * float(np.max(np.asarray(reaches) / epsilons)) ** 2
+        who = {"unit": learner.unit, "neighbours": learner.neighbours}
+        noise_once = calibrate_shared(reaches, least, delta=way.delta, **who)
+        variance = noise_variance(noise_once, self.dimension)
         law = self.average(shares, exact=True)
         noise = variance * np.eye(self.dimension)
         drawn = self.learner._loss(2).curvature / 2 * variance * self.dimension

@@ -26,8 +26,13 @@ from consilience.learners.linear import (
     classification_task,
 )
 from consilience.learners.perturbation import LinearPlan, LinearTask, plan_linear
-from consilience.privacy.accounting import Gaussian, Objective, ObjectiveGaussian
-from consilience.privacy.mechanisms import Source, gaussian, l2_laplace
+from consilience.privacy.mechanisms import Source
+from consilience.privacy.vector_noise import (
+    draw_vector,
+    is_in_objective,
+    noise_variance,
+    public_radius,
+)
 
 Array = NDArray[np.float64]
 Linear = PrivateLogisticRegression | PrivateLinearSVC
@@ -199,16 +204,6 @@ def margin_spread(rows: Array, covariance: Array) -> Array:
     return np.asarray(np.sqrt(np.maximum(np.einsum("ij,ij->i", rows @ covariance, rows), 0.0)))
 
 
-def noise_variance(event: Any, dimension: int) -> float:
-    """Return the variance of each coordinate of a draw of `event`; 0 where nothing is drawn."""
-    if event is None:
-        return 0.0
-    # A vector of density exp(-|b|/scale) has variance (D + 1) scale² per coordinate (algorithms.md
-    # 0.3).
-    normal = isinstance(event, Gaussian | ObjectiveGaussian)
-    return float(event.sigma**2 if normal else (dimension + 1) * event.scale**2)
-
-
 def site_task(learner: Linear, dimension: int, n_records: int) -> LinearTask:
     """Return the task of training on so many records, without any."""
     n_units = (
@@ -245,12 +240,7 @@ class SiteNoise:
     @property
     def in_objective(self) -> bool:
         """Whether the noise is part of what is minimised, rather than added to the minimum."""
-        return isinstance(self.plan.noise, Objective)
-
-    @property
-    def normal(self) -> bool:
-        """Whether the noise is Gaussian."""
-        return isinstance(self.plan.noise, Gaussian | ObjectiveGaussian)
+        return is_in_objective(self.plan.noise)
 
     def covariance(self, inverse: Array) -> Array:
         """Return the covariance that the noise gives the model, to first order; `inverse` is the inverse Hessian."""
@@ -259,7 +249,7 @@ class SiteNoise:
         spread = (
             inverse @ inverse / self.n_records**2 if self.in_objective else np.eye(self.dimension)
         )
-        closed = 2 * self.plan.closing.scale**2 * np.eye(self.dimension)
+        closed = noise_variance(self.plan.closing) * np.eye(self.dimension)
         return np.asarray(noise_variance(self.plan.noise, self.dimension) * spread + closed)
 
     def expected_bound(self) -> tuple[float, float]:
@@ -280,11 +270,7 @@ class SiteNoise:
 
     def bound(self, failure: float) -> float:
         """Return how far the noise can lift the regularised objective, but for that probability: T of section I."""
-        event: Any = self.plan.noise
-        if self.normal:
-            radius = event.sigma * math.sqrt(2 * special.gammainccinv(self.dimension / 2, failure))
-        else:
-            radius = event.scale * special.gammainccinv(self.dimension, failure)
+        radius = public_radius(self.plan.noise, self.dimension, probability=failure)
         if self.in_objective:
             return float(radius**2 / (self.n_records**2 * self.ridge))
         return float((self.loss.curvature + self.ridge) / 2 * radius**2)
@@ -297,11 +283,9 @@ class SiteNoise:
         The second has the first one's draws with the sign reversed, which are as likely: what is
         linear in the noise cancels from their mean. The shift is what the draws do to first order.
         """
-        event: Any = self.plan.noise
+        assert self.plan.noise is not None
         pull = root @ source.normal(self.dimension)
-        drawn = (gaussian if self.normal else l2_laplace)(
-            self.dimension, event=event, source=source
-        )
+        drawn = draw_vector(self.dimension, event=self.plan.noise, source=source)
         if self.in_objective:
             pull, drawn = pull + drawn / self.n_records, np.zeros(self.dimension)
         return (

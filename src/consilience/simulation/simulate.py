@@ -52,6 +52,7 @@ from consilience.evaluation.baselines import (
 from consilience.evaluation.measures import main_metric, measures
 from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.mechanisms import Noise, Source
+from consilience.privacy.spending import void_by_seed
 from consilience.progress import Progress
 from consilience.simulation.many import can_fit_many, fit_many, measure_many
 from consilience.simulation.report import Report, Row, Summary
@@ -453,9 +454,7 @@ class _Plan:
         if self.seed is not None:
             some = next(iter(self.learners.values()))
             relation = getattr(some, "neighbours", "replace-one")
-            return Guarantee.void(
-                "seeded noise", unit=getattr(some, "unit", "record"), neighbours=relation
-            )
+            return void_by_seed(unit=getattr(some, "unit", "record"), neighbours=relation)
         return max(found.values(), key=lambda one: (not one.holds, one.epsilon), default=None)
 
     def facts(self, cut: Cut, repeats: int) -> dict[str, Any]:

@@ -37,12 +37,14 @@ from consilience.aggregators.distillation.noise import (
 from consilience.aggregators.distillation.tally import Question, Tally, count_votes, voters
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, aligned
 from consilience.errors import SettingsError
-from consilience.learners.base import PrivateLearner, is_positive, run_charged
+from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.linear import into_ball, out_of_ball
-from consilience.privacy.accounting import DiscreteGaussian, Event, calibrate_scale, total
+from consilience.privacy.accounting import DiscreteGaussian, Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, clip_rows, gaussian_counts
+from consilience.privacy.spending import Account, run_charged, state_guarantee
+from consilience.privacy.vector_noise import calibrate_event
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
@@ -147,16 +149,11 @@ def _ask(settings: Any, members: Any, public: Public | None, soft: str = "votes"
 
 def _stated(settings: Any, events: Sequence[Event], declared: bool, *extra: str) -> Guarantee:
     relation = events[0].neighbours if events else Neighbours(settings.neighbours)
-    if not events:
-        return Guarantee(epsilon=math.inf, delta=0.0, unit=Unit.SITE, neighbours=relation)
-    if settings.noise is not None and settings.noise.seed is not None:
-        return Guarantee.void("seeded noise", unit=Unit.SITE, neighbours=relation)
-    whole = total(events)
-    return Guarantee(
-        epsilon=whole.epsilon,
-        delta=whole.delta,
-        unit=whole.unit,
-        neighbours=whole.neighbours,
+    return state_guarantee(
+        events,
+        noise=settings.noise,
+        unit=Unit.SITE,
+        neighbours=relation,
         assumptions=(DISJOINT, TRUSTED, *extra, *(() if declared else (READ_CLASSES,))),
     )
 
@@ -195,10 +192,8 @@ def _release(
     state, _ = run_charged(
         draw,
         events,
-        noise=Noise() if settings.noise is None else settings.noise,
-        ledger=ledger,
-        dataset=dataset,
-        key=key,
+        noise=settings.noise,
+        account=Account(ledger, dataset, key),
         purpose=type(settings).__name__,
     )
     return state
@@ -706,7 +701,7 @@ class PATE(HidesSites):
             def kind(sigma: float) -> Event:
                 return DiscreteGaussian(sensitivity=moved, sigma=sigma, **facts)
 
-            events.append(kind(calibrate_scale(kind, epsilon=self.epsilon)))
+            events.append(calibrate_event(kind, epsilon=self.epsilon))
 
         def draw(source: Source) -> dict[str, Array]:
             counts = asked.count().counts[:n_queries]

@@ -18,20 +18,27 @@ from scipy.linalg import helmert
 from consilience.aggregators.distillation.tally import Tally
 from consilience.errors import SettingsError
 from consilience.learners.erm import Logistic, Loss, Softmax, gradient_error, solve
-from consilience.learners.perturbation import CLOSING_SHARE, TOLERANCE, public_radius
+from consilience.learners.perturbation import TOLERANCE
 from consilience.privacy.accounting import (
     Closing,
     Event,
-    Gaussian,
-    L2Laplace,
-    ObjectiveGaussian,
     ObjectiveL2Laplace,
     SoftObjectiveGaussian,
-    calibrate_scale,
-    gaussian_sigma,
 )
 from consilience.privacy.guarantee import Neighbours, Unit
-from consilience.privacy.mechanisms import Source, close, draw_error, gaussian, l2_laplace
+from consilience.privacy.mechanisms import Source, draw_error
+from consilience.privacy.vector_noise import (
+    VectorNoise,
+    calibrate_event,
+    calibrate_vector,
+    close_vector,
+    closing_event,
+    draw_vector,
+    main_share,
+    noise_variance,
+    public_radius,
+    vector_event,
+)
 
 Array = NDArray[Any]
 
@@ -165,7 +172,7 @@ class Plan:
 
     def __init__(self, settings: Any, rows: Rows) -> None:
         self.settings, self.rows = settings, rows
-        self.noise: Any = None
+        self.noise: VectorNoise | None = None
         self.closing: Closing | None = None
         self.private = math.isfinite(settings.epsilon)
         self.who: dict[str, Any] = {
@@ -179,29 +186,20 @@ class Plan:
         return [event for event in (self.noise, self.closing) if event is not None]
 
     def _calibrate(self, sensitivity: float) -> None:
-        epsilon = (1 - CLOSING_SHARE) * self.settings.epsilon
-        if self.settings.delta > 0:
-            sigma = gaussian_sigma(
-                epsilon=epsilon, delta=self.settings.delta, sensitivity=sensitivity
-            )
-            self.noise = Gaussian(
-                sensitivity=sensitivity, sigma=sigma, at_delta=self.settings.delta, **self.who
-            )
-        else:
-            self.noise = L2Laplace(sensitivity=sensitivity, scale=sensitivity / epsilon, **self.who)
+        self.noise = calibrate_vector(
+            sensitivity, epsilon=self.settings.epsilon, delta=self.settings.delta, **self.who
+        )
 
     def _close(self, dimension: int, distance: float) -> None:
-        scale = 2 * math.sqrt(dimension) * distance / (CLOSING_SHARE * self.settings.epsilon)
-        self.closing = Closing(dimension=dimension, distance=distance, scale=scale, **self.who)
+        self.closing = closing_event(dimension, distance, epsilon=self.settings.epsilon, **self.who)
 
     def _drawn(self, dimension: int, source: Source) -> Array:
         if self.noise is None:
             return np.zeros(dimension)
-        draw: Any = gaussian if isinstance(self.noise, Gaussian | ObjectiveGaussian) else l2_laplace
-        return np.asarray(draw(dimension, event=self.noise, source=source))
+        return draw_vector(dimension, event=self.noise, source=source)
 
     def _closed(self, vector: Array, source: Source) -> Array:
-        return vector if self.closing is None else close(vector, event=self.closing, source=source)
+        return close_vector(vector, event=self.closing, source=source)
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
         """Return what may leave: ``coef``, ``regularization`` and, where it is released, ``statistic``."""
@@ -224,11 +222,7 @@ class StatisticPlan(Plan):
     @property
     def variance(self) -> float:
         """Variance of the noise in each contrast and whitened direction; known, since the event states it."""
-        if self.noise is None:
-            return 0.0
-        if isinstance(self.noise, Gaussian):
-            return self.noise.sigma**2
-        return float(self.noise.scale**2 * (self.dimension + 1))
+        return noise_variance(self.noise, self.dimension)
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
         """Return the noisy statistic and the model learned from it."""
@@ -402,12 +396,12 @@ class ObjectivePlan(Plan):
         n, d = rows.X.shape
         K = rows.n_classes
         self.loss = Softmax(K)
-        self.shift: L2Laplace | None = None
+        self.shift: Event | None = None
         # Two classes as a softmax of two: W = (-w/2, w/2) has half the square of w.
         self.ridge = settings.regularization * n * (2 if rows.logistic else 1)
         radius = 0.0
         if self.private:
-            epsilon = (1 - CLOSING_SHARE) * settings.epsilon
+            epsilon = main_share(settings.epsilon)
             # At most half of epsilon for the Jacobian, by more ridge where the asked one is too
             # small.
             self.ridge = max(self.ridge, 1 / (K * math.expm1(min(epsilon / 2 / (K - 1), 700.0))))
@@ -425,15 +419,14 @@ class ObjectivePlan(Plan):
             facts |= self.who
             if settings.delta > 0:
                 facts |= {"sensitivity": moved, "at_delta": settings.delta}
-                sigma = calibrate_scale(
+                self.noise = calibrate_event(
                     lambda sigma: SoftObjectiveGaussian(sigma=sigma, **facts), epsilon=epsilon
                 )
-                self.noise = SoftObjectiveGaussian(sigma=sigma, **facts)
             else:
                 jacobian = ObjectiveL2Laplace(scale=1.0, **facts).jacobian
                 scale = (moved + 2 * self.loss.lipschitz) / (epsilon - jacobian) * (1 + 1e-12)
                 self.noise = ObjectiveL2Laplace(scale=scale, **facts)
-                self.shift = L2Laplace(sensitivity=moved, scale=scale, **self.who)
+                self.shift = vector_event(moved, scale, delta=0.0, **self.who)
             radius = public_radius(self.noise, (K - 1) * d)
         rounding = gradient_error(
             self.loss,
