@@ -54,6 +54,7 @@ from consilience.privacy.accounting import (
     total,
 )
 from consilience.privacy.guarantee import Guarantee, compose
+from consilience.privacy.spending import Account
 from consilience.tables.public import Public
 
 ONE = Guarantee(epsilon=1.0, delta=0.0, unit="record", neighbours="replace-one")
@@ -791,11 +792,11 @@ def test_members_are_chosen_with_the_probabilities_of_the_proof(monkeypatch):
 class ForFree(FeatureMethod):
     """Twin: matching pursuit on private records, as if they were public."""
 
-    def _on_private(self, task, charged):
+    def _on_private(self, task, account):
         kept = feature.select(task, self.max_members)
         few = [task.members[i] for i in kept]
         return FeatureMethod(epsilon=self.epsilon, noise=self.noise).combine(
-            few, Public(task.X, task.labels), **charged
+            few, Public(task.X, task.labels), **vars(account)
         )
 
 
@@ -885,7 +886,7 @@ class AggregatorOnly(FeatureMethod):
 
     def combine(self, members, public=None, **charged):
         task = read_labelled(self, members, public, weigh_by_public=False)
-        return self._on_private(task, {"ledger": None, "dataset": None, "key": None})
+        return self._on_private(task, Account())
 
 
 def off_the_line(kind, label, n=70, **settings):
