@@ -1,0 +1,77 @@
+"""A hub's folder that an earlier version wrote is verified, shown and worked on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from consilience.files.release import Release
+from consilience.hub.api.app import create_app
+from consilience.hub.auth import new_token
+from consilience.protocol import HEADER, digest, sign_request
+from consilience.site.site import Site
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "version-0.1"
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+STUDIES = sorted(EXPECTED["releases"])
+
+
+@pytest.fixture
+def client(tmp_path, tools):
+    folder = shutil.copytree(FOLDER / "hub", tmp_path / "hub")
+    with tools.Client(create_app(tools.quick(folder))) as client:
+        token, _ = new_token(client.app.state.hub.store, "anna", hours=1, kind="test")
+        client.headers = {"cookie": f"consilience={token}"}
+        yield client
+
+
+def test_the_log_and_every_file_hold_and_all_pages_are_shown(client, tmp_path):
+    hub = client.app.state.hub
+    n_entries, _ = hub.verify()
+    assert n_entries > 50
+    assert hub.ledger.verify()
+    page = client.get("/studies", headers=client.headers)
+    assert page.status_code == 200
+    assert all(f"/studies/{study}" in page.text for study in STUDIES)
+    for study in STUDIES:
+        for path in ("", "/text", "/sites", "/releases/1", "/releases/1/certificate.html"):
+            page = client.get(f"/studies/{study}{path}", headers=client.headers)
+            assert page.status_code == 200, (study, path, page.text[:300])
+        digest = EXPECTED["contributions"][study]["digest"]
+        page = client.get(f"/studies/{study}/contributions/{digest}", headers=client.headers)
+        assert page.status_code == 200
+        assert digest in page.text
+        file = client.get(f"/studies/{study}/releases/1/file", headers=client.headers)
+        (tmp_path / "release").write_bytes(file.content)
+        release = Release.load(tmp_path / "release", key=hub.key.public)
+        assert release.digest == EXPECTED["releases"][study]["digest"]
+    page = client.get("/audit", headers=client.headers)
+    assert page.status_code == 200
+
+
+def test_a_site_of_then_contributes_again_and_the_hub_combines_old_with_new(client, tmp_path):
+    hub, site = client.app.state.hub, Site(shutil.copytree(FOLDER / "site", tmp_path / "site"))
+    n_entries, _ = hub.verify()
+    rows = "".join(
+        f"{20 + i % 70},{'fm'[i % 2]},{90 + i % 100},{'no yes'.split()[i % 2]}\n" for i in range(99)
+    )
+    (tmp_path / "table.csv").write_text(f"age,sex,pressure,ill\n{rows}")
+    for study in ("logistic", "tree"):
+        body = site.train(study, tmp_path / "table.csv", epsilon=1.0).read_bytes()
+        path = f"/api/studies/{study}/contributions"
+        headers = {HEADER: sign_request(site.key, "POST", path, digest(body))}
+        assert client.post(path, content=body, headers=headers).status_code == 201
+    client.app.state.combiner.run(at_once=True)
+    for study in ("logistic", "tree"):
+        row, file = hub.release_path(study)
+        release = Release.load(file, key=hub.key.public)
+        assert (row["sequence"], [source.site for source in release.sources]) == (
+            2,
+            ["north", "south"],
+        )
+        north = next(source for source in release.sources if source.site == "north")
+        assert north.guarantee.epsilon == pytest.approx(3.0)  # both of its trainings
+        page = client.get(f"/studies/{study}/releases/2", headers=client.headers)
+        assert page.status_code == 200
+    assert hub.verify()[0] > n_entries
