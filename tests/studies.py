@@ -5,7 +5,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from consilience import Noise
-from consilience.study.study import Study, file_digest
+from consilience.study.records import file_digest
+from consilience.study.study import Study
 
 COLUMNS = """
 [[schema.columns]]

@@ -52,7 +52,8 @@ from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.mechanisms import Noise
 from consilience.site.site import Site
-from consilience.study.study import Study, file_digest
+from consilience.study.records import file_digest
+from consilience.study.study import Study
 from consilience.tables.public import Public
 
 Array = NDArray[Any]

@@ -10,9 +10,10 @@ from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.privacy.spending import Account
 from consilience.study.collect import Publication
-from consilience.study.draft import draft
+from consilience.study.draft import Draft
 from consilience.study.pages import of_study
-from consilience.study.study import PublicFile, Study, check, file_digest
+from consilience.study.records import PublicFile, file_digest
+from consilience.study.study import Study, check
 from studies import study, study_text, table
 
 KEYS = [SigningKey.generate() for _ in range(3)]
@@ -85,6 +86,19 @@ def test_a_trusted_hub_hides_whole_sites(public, tmp_path):
     assert hub.balance("release").left.epsilon == pytest.approx(1.0)
     assert hub.charges()[0].study == found.digest
     assert "nothing against the hub" in of_release(release).as_text()
+
+
+def test_the_page_of_a_study_with_a_trusted_hub_says_what_its_releases_hide(public):
+    part = f'[public]\nfile = "public.csv"\nsha256 = "{public.sha256}"\n'
+    hub = 'hub = "trusted"'
+    for aggregator, more, says in (
+        ("SoftLabelDistillation", f"epsilon = 2.0\n{part}", "one whole site"),
+        ("Average", "epsilon = 2.0", "one record"),
+        ("Average", "", "its releases promise nothing either"),
+    ):
+        page = of_study(study(aggregator=aggregator, privacy=hub, more=more)).as_text()
+        assert says in page
+        assert "nothing is promised against the hub" in page
 
 
 def test_noise_drawn_once_by_a_trusted_hub_is_what_the_release_states(tmp_path):
@@ -164,6 +178,33 @@ def test_the_digest_is_that_of_the_facts_not_of_the_layout():
 
 
 @pytest.mark.parametrize(
+    ("text", "digest"),
+    [
+        (study_text(), "2b2e1873fe818cc4b87ea7074ed43e6d9c86899152315addb98a8c7033bbc22e"),
+        (
+            study_text(
+                "PrivateForestClassifier",
+                "PooledCounts",
+                settings='splitter = "random"\nrandom_state = 7',
+            ),
+            "487191ce70890c2509b585dccec2f760d3633d3d99ef29e2f12f77c21aac2d17",
+        ),
+        (
+            study_text(
+                aggregator="SoftLabelDistillation",
+                privacy='hub = "trusted"\ndelta = 1e-6',
+                more="epsilon = 2.0",
+            )
+            + f'[public]\nfile = "public.csv"\nsha256 = "{"a" * 64}"\n',
+            "9717013cadf6aa8a785c5fcaa5e804175fd450cb7195fe2558576bdc2a07decc",
+        ),
+    ],
+)
+def test_digests_stay_what_they_were_when_files_that_carry_them_were_signed(text, digest):
+    assert Study.from_text(text).digest == digest
+
+
+@pytest.mark.parametrize(
     ("broken", "says"),
     [
         (lambda text: text.replace("[learner]", "[lerner]"), "there is no part [lerner]"),
@@ -174,6 +215,14 @@ def test_the_digest_is_that_of_the_facts_not_of_the_layout():
         (
             lambda text: text.replace('"Average"', '"SoftLabelDistillation"\nepsilon = 1.0'),
             'needs hub = "trusted"',
+        ),
+        (
+            lambda text: text.replace('"Average"', '"Average"\nepsilon = 1.0'),
+            'needs hub = "trusted"',
+        ),
+        (
+            lambda text: text.replace('"Average"', '"Average"\nepsilon = inf'),
+            "draws no noise",
         ),
         (lambda text: text.replace("low = 18", ""), "'age'"),
         (lambda text: text.replace('name = "heart-risk"', 'name = "../Heart"'), "lower-case"),
@@ -223,24 +272,23 @@ def test_a_draft_reads_names_only_unless_the_table_is_public(tmp_path):
     import pyarrow.csv
 
     pyarrow.csv.write_csv(table(60), tmp_path / "ward.csv")
-    first = draft(tmp_path / "ward.csv", name="first", label="ill")
+    first = Draft(name="first", label="ill").write(tmp_path / "ward.csv")
     assert first.count("FILL IN") >= 5
     for value in table(60)["age"].to_pylist():
         assert str(value) not in first
-    declared = draft(
-        tmp_path / "ward.csv",
+    declared = Draft(
         name="second",
         label="ill",
         purpose="x",
         classes=["0", "1"],
         numbers={"age": (0, 120), "pressure": (50, 250)},
         categories={"sex": ["f", "m"]},
-    )
+    ).write(tmp_path / "ward.csv")
     assert Study.from_text(declared).schema.n_features == 4
-    known = draft(tmp_path / "ward.csv", name="third", label="ill", purpose="x", is_public=True)
+    known = Draft("third", "ill", purpose="x", is_public=True).write(tmp_path / "ward.csv")
     assert Study.from_text(known).public.file == "ward.csv"
     with pytest.raises(SettingsError, match="no column 'sick'"):
-        draft(tmp_path / "ward.csv", name="fourth", label="sick")
+        Draft(name="fourth", label="sick").write(tmp_path / "ward.csv")
 
 
 def test_certificates_say_it_in_words(tmp_path):

@@ -53,15 +53,14 @@ def new(
     out: Annotated[Path, Option(help="The study file to write.")] = Path("study.toml"),
 ) -> Answer:
     """Write a commented study file for a table; only the names of its columns are read."""
-    from consilience.study.draft import draft
+    from consilience.study.draft import Draft
     from consilience.study.study import check
 
     if out.exists():
         raise SettingsError(
             f"The file {str(out)!r} is there already. Nothing was written. Name another with --out."
         )
-    text = draft(
-        table,
+    draft = Draft(
         name=name,
         label=columns.label,
         purpose=purpose,
@@ -73,7 +72,7 @@ def new(
         is_public=columns.public,
         file=out.name,
     )
-    out.write_text(text, encoding="utf-8")
+    out.write_text(draft.write(table), encoding="utf-8")
     problems = check(out)
     todo = "It is complete." if not problems else "\n  - ".join(["Still to do:", *problems])
     return Answer({"file": str(out), "problems": problems}, f"Written: {out}\n{todo}")

@@ -23,7 +23,8 @@ from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.spending import Account
 from consilience.protocol import Refusal
 from consilience.study.collect import Publication, collect
-from consilience.study.study import PublicFile, Study
+from consilience.study.records import PublicFile
+from consilience.study.study import Study
 from consilience.tables.public import Public
 
 POLL_SECONDS = 1.0  # how soon a change that another process took is noticed

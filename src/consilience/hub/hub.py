@@ -23,7 +23,9 @@ from consilience.hub.store.contributions import find_same
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Refusal
-from consilience.study.study import MOST_TEXT, PublicFile, Study
+from consilience.study.records import PublicFile
+from consilience.study.study import Study
+from consilience.study.toml import MOST_TEXT
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")

@@ -20,7 +20,8 @@ from consilience.hub.store.backup import backup_rows, copy_files, copy_rows, voi
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Refusal
-from consilience.study.study import Study, file_digest
+from consilience.study.records import file_digest
+from consilience.study.study import Study
 
 OPERATOR = "operator"
 

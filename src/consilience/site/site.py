@@ -33,13 +33,13 @@ from consilience.files.certificate import Page
 from consilience.files.contribution import KIND as CONTRIBUTION
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
-from consilience.files.sealed import SealedFile, SigningKey, software, write_durably
-from consilience.learners.registry import LEARNERS
+from consilience.files.sealed import SealedFile, SigningKey, write_durably
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import HEADER, digest, sign_request
 from consilience.study.pages import of_training
-from consilience.study.study import Study, file_digest
+from consilience.study.records import file_digest
+from consilience.study.study import Study
 from consilience.tables.public import Public
 
 TIMEOUT_SECONDS = 60.0
@@ -218,26 +218,12 @@ class Site:
     def preview(self, name: str, *, epsilon: float) -> Preview:
         """Say what a training would let out and what it would cost; nothing is trained or charged."""
         study = self.study(name)
-        low, high = study.epsilon_range
-        if not study.trusted and not low <= epsilon <= high:
-            raise SettingsError(
-                f"Study {name!r} lets sites choose an epsilon from {low:g} to {high:g}. Got "
-                f"{epsilon:g} instead. Nothing was charged."
-            )
+        study.check_epsilon(epsilon)
         balance = self.ledger.balance(self.dataset)
         left, limit = balance.left.epsilon, balance.limit.epsilon
         fits = study.trusted or left is None or epsilon <= left
-        after = None if left is None else left - epsilon
-        facts = {
-            "left_before": _amount(left, limit),
-            "cost": f"epsilon = {epsilon:g}"
-            + (f", delta = {study.delta:g}" if study.delta else ""),
-            "left_after": "more than is left: refused" if not fits else _amount(after, limit),
-            "numbers": LEARNERS[study.learner].describe_state(study.schema),
-            "software": software(),
-        }
         page = of_training(
-            study, site=self.name, dataset=self.dataset, epsilon=epsilon, facts=facts
+            study, site=self.name, dataset=self.dataset, epsilon=epsilon, left=left, limit=limit
         )
         return Preview(page, math.inf if study.trusted else epsilon, study.delta, left, fits)
 
@@ -651,10 +637,6 @@ def _file_name(name: str) -> str:
     """Return a site's name as part of a file's; two names never become one."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)
     return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _amount(left: float | None, limit: float | None) -> str:
-    return "not limited in epsilon" if left is None else f"epsilon = {left:.6g} of {limit:.6g}"
 
 
 def _json(facts: Mapping[str, Any]) -> bytes:

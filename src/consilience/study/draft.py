@@ -1,25 +1,35 @@
-"""Write a first study file for people to complete: from column names alone, unless the table is said to be public."""
+"""Write a first study file for people to complete.
+
+Only the names of the table's columns are read, unless the table is said to be public.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from consilience.errors import SettingsError
-from consilience.study.study import TO_FILL_IN, TREES, file_digest
+from consilience.aggregators.base import Aggregator
+from consilience.aggregators.registry import AGGREGATORS
+from consilience.errors import ConsilienceError, SettingsError
+from consilience.learners.base import PrivateLearner
+from consilience.learners.registry import LEARNERS
+from consilience.study.check import TO_FILL_IN
+from consilience.study.records import file_digest
+from consilience.study.toml import quote
 
 MOST_CATEGORIES = 50
 _HEAD = """\
 # A consilience study: what all sites agree on. Lines that begin with # are comments.
 # Complete what is marked FILL IN, then run: consilience study check {file}
-# Every number here is public. Take bounds and categories from a code book or from domain knowledge, never from
-# records: the largest value in a table is somebody's.
+# Every number here is public. Take bounds and categories from a code book or from domain
+# knowledge, never from records: the largest value in a table belongs to somebody.
 
 [study]
 name = {name}
@@ -28,176 +38,255 @@ purpose = {purpose}
 [privacy]
 # replace-one: the number of records of a site is public. add-remove: it is hidden.
 neighbours = {neighbours}
-# Each site chooses its own epsilon in this range; less is more private.
+# Each site chooses its own epsilon in this range; a smaller one is more private.
 epsilon_min = 0.1
 epsilon_max = 3.0
 # 0 for pure epsilon; a small number such as 1e-6 allows less noise.
 delta = 0.0
-# Fewer sites make no release.
+# No release is made of fewer sites.
 min_sites = 2
-# untrusted: what leaves a site is private already. trusted: sites hand the hub exact learners.
+# untrusted: what leaves a site is private already. trusted: sites hand the hub exact learners,
+# and the aggregator adds the noise.
 hub = "untrusted"
 
 [learner]
-# PrivateLogisticRegression, PrivateLinearSVC, PrivateTreeClassifier, PrivateForestClassifier,
-# PrivateAdaBoostClassifier; settings of the learner may follow its name, one per line.
+{learners}
+# Settings of the learner may follow its name, one per line.
 name = {learner}
 
 [aggregator]
-# Average, WeightedVote (any learner), PooledCounts (forests); with public records PublicBlend, FeatureMethod,
-# SiteBoosting; with a trusted hub SoftLabelDistillation, VoteDistillation.
+{aggregators}
 name = {aggregator}
 
 [schema]
 label = {label}
-classes = {classes}
+{labels}
 """
 _PUBLIC = """
-# Labelled records that anyone may see, encoded like the sites'.
+# Labelled records that anyone may see, with the same columns as the sites' tables.
 [public]
 file = {file}
 sha256 = {sha256}
 """
 
 
-def draft(
-    table: str | os.PathLike[str],
-    *,
-    name: str,
-    label: str,
-    purpose: str = "",
-    classes: Sequence[str] = (),
-    numbers: Mapping[str, tuple[float, float]] | None = None,
-    categories: Mapping[str, Sequence[str]] | None = None,
-    drop: Sequence[str] = (),
-    learner: str = "PrivateLogisticRegression",
-    is_public: bool = False,
-    file: str = "study.toml",
-) -> str:
-    """Return the text of a study for a table with these columns.
+@dataclass(frozen=True)
+class Draft:
+    """What is known about a study before anyone looks at records.
 
-    Of the table only the column names are read. With `is_public` the values are too, and bounds,
-    categories and classes that were not declared are taken from them; the table becomes the study's
-    public records.
+    Parameters
+    ----------
+    name, label, purpose
+        The study's name, the column to predict, and what the study is for.
+    classes, numbers, categories
+        Public facts of the columns: the classes of the label, the bounds of numbers and the lists
+        of categories.
+    drop
+        Columns that are not learned from.
+    learner
+        What sites train.
+    is_public
+        Anyone may see the table: what was not declared is taken from its values, and the table
+        becomes the study's public records where the aggregator uses them.
+    file
+        Name of the study file, for its comments.
     """
-    path = Path(table)
-    found = _values(path) if is_public else None
-    names = list(found.column_names) if found is not None else _column_names(path)
-    declared = {**(numbers or {}), **(categories or {})}
-    for column in (label, *declared, *drop):
-        if column not in names:
+
+    name: str
+    label: str
+    purpose: str = ""
+    classes: Sequence[str] = ()
+    numbers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    learner: str = "PrivateLogisticRegression"
+    is_public: bool = False
+    file: str = "study.toml"
+
+    def write(self, table: str | os.PathLike[str]) -> str:
+        """Return the text of a study for a table with these columns."""
+        path = Path(table)
+        values = _read_values(path) if self.is_public else None
+        names = list(values.column_names) if values is not None else _read_names(path)
+        for column in (self.label, *self.numbers, *self.categories, *self.drop):
+            if column not in names:
+                raise SettingsError(
+                    f"The table {path.name!r} has no column {column!r}; it has "
+                    f"{', '.join(names)}. Nothing was written."
+                )
+        if self.learner not in LEARNERS:
             raise SettingsError(
-                f"The table {path.name!r} has no column {column!r}; it has {', '.join(names)}. "
-                "Nothing was written."
+                f"There is no learner {self.learner!r}. Nothing was written. Use one of "
+                f"{', '.join(LEARNERS)}."
             )
-    if found is not None and not classes:
-        classes = _distinct(found[label])
-    text = _HEAD.format(
-        file=file,
-        name=_toml(name),
-        purpose=_toml(purpose or f"{TO_FILL_IN}: what is learned, for whom, on what legal ground"),
-        neighbours=_toml("add-remove" if learner in TREES else "replace-one"),
-        learner=_toml(learner),
-        aggregator=_toml(
-            "WeightedVote" if learner in TREES else "PublicBlend" if is_public else "Average"
-        ),
-        label=_toml(label),
-        classes=_toml([_number_or_text(value) for value in classes])
-        if classes
-        else '[]  # FILL IN, such as ["no", "yes"]',
-    )
-    for column in names:
-        if column != label and column not in drop:
-            text += "\n" + _column(column, numbers or {}, categories or {}, found)
-    if is_public and learner not in TREES:
-        text += _PUBLIC.format(file=_toml(path.name), sha256=_toml(file_digest(path)))
-    return text
-
-
-def _column(
-    name: str, numbers: Mapping[str, Any], categories: Mapping[str, Any], table: Any
-) -> str:
-    lines = ["[[schema.columns]]", f"name = {_toml(name)}"]
-    if name in numbers:
-        low, high = numbers[name]
-        lines += ['kind = "numeric"', f"low = {low!r}", f"high = {high!r}"]
-    elif name in categories:
-        lines += ['kind = "categorical"', f"categories = {_toml(list(categories[name]))}"]
-    elif table is not None:
-        values = table[name]
-        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-            ends = pc.min_max(values)
-            low, high = float(ends["min"].as_py() or 0.0), float(ends["max"].as_py() or 0.0)
-            lines += [
-                'kind = "numeric"',
-                f"low = {low!r}",
-                f"high = {high if high > low else low + 1.0!r}",
-            ]
-        else:
-            lines += ['kind = "categorical"', f"categories = {_toml(_distinct(values))}"]
-    else:
-        lines += [
-            'kind = "numeric"  # or "categorical" with categories = ["...", "..."]',
-            "low = nan  # FILL IN",
-            "high = nan  # FILL IN",
-        ]
-    # What a site does with an absent value must not depend on other records: declare it.
-    missing = '"middle"' if any('kind = "numeric"' in line for line in lines) else '"ignore"'
-    return "\n".join([*lines, f"missing = {missing}"]) + "\n"
-
-
-def _distinct(values: Any) -> list[str]:
-    found = sorted(str(value) for value in pc.unique(values).to_pylist() if value is not None)
-    if len(found) > MOST_CATEGORIES:
-        raise SettingsError(
-            f"A column has more than {MOST_CATEGORIES} different values and is no list of "
-            "categories. Nothing was written. Leave it out with --drop, or declare its "
-            "categories."
+        learner = LEARNERS[self.learner]
+        aggregator = _suggest_aggregator(learner, is_public=self.is_public)
+        text = _HEAD.format(
+            file=self.file,
+            name=quote(self.name),
+            purpose=quote(
+                self.purpose or f"{TO_FILL_IN}: what is learned, for whom, on what legal ground"
+            ),
+            neighbours=quote(learner.default_neighbours),
+            learners=_comment(f"One of {', '.join(LEARNERS)}."),
+            learner=quote(self.learner),
+            aggregators="\n".join(map(_comment, _list_aggregators())),
+            aggregator=quote(aggregator.__name__),
+            label=quote(self.label),
+            labels=self._label_lines(learner, values),
         )
-    return found
+        for column in names:
+            if column != self.label and column not in self.drop:
+                text += "\n" + self._column_lines(column, values)
+        if aggregator.needs_public:
+            text += _PUBLIC.format(file=quote(path.name), sha256=quote(file_digest(path)))
+        return text
+
+    def _label_lines(self, learner: type[PrivateLearner[Any, Any]], values: pa.Table | None) -> str:
+        if learner.predicts_number:
+            return f"label_bound = nan  # {TO_FILL_IN}: larger labels are clipped to it"
+        classes = self.classes or (() if values is None else _distinct(values[self.label]))
+        if not classes:
+            return f'classes = []  # {TO_FILL_IN}, such as ["no", "yes"]'
+        return f"classes = {quote([_number_or_text(value) for value in classes])}"
+
+    def _column_lines(self, name: str, values: pa.Table | None) -> str:
+        bounds, categories = self.numbers.get(name), self.categories.get(name)
+        if values is not None and bounds is None and categories is None:
+            bounds, categories = _infer(values[name])
+        if categories is not None:
+            kind = ['kind = "categorical"', f"categories = {quote(list(categories))}"]
+        elif bounds is not None:
+            low, high = bounds
+            kind = ['kind = "numeric"', f"low = {low!r}", f"high = {high!r}"]
+        else:
+            kind = [
+                'kind = "numeric"  # or "categorical" with categories = ["...", "..."]',
+                f"low = nan  # {TO_FILL_IN}",
+                f"high = nan  # {TO_FILL_IN}",
+            ]
+        # What a site does with a missing value must not depend on other records: declare it.
+        missing = "middle" if categories is None else "ignore"
+        lines = [
+            "[[schema.columns]]",
+            f"name = {quote(name)}",
+            *kind,
+            f"missing = {quote(missing)}",
+        ]
+        return "\n".join(lines) + "\n"
 
 
-def _values(path: Path) -> pa.Table:
+# ------------------------------------------------------------------ methods
+
+
+def _suggest_aggregator(
+    learner: type[PrivateLearner[Any, Any]], *, is_public: bool
+) -> type[Aggregator]:
+    """Return the first aggregator that suits a learner and draws no noise of its own.
+
+    One that uses public records is preferred if there are some.
+    """
+    suitable = []
+    for cls in AGGREGATORS.values():
+        aggregator = _with_defaults(cls)
+        if (
+            aggregator is not None
+            and not aggregator.draws_noise
+            and aggregator.problem_with(learner, {}) is None
+            and (is_public or not cls.needs_public)
+        ):
+            suitable.append(cls)
+    return max(suitable, key=lambda cls: cls.needs_public)  # the first of the best
+
+
+def _with_defaults(cls: type[Aggregator]) -> Aggregator | None:
+    try:
+        return cls()
+    except (TypeError, ConsilienceError):  # it has settings that somebody must choose
+        return None
+
+
+def _list_aggregators() -> Iterable[str]:
+    """Say which aggregators there are, by the public records that they need."""
+    for need, labels, title in (
+        (False, False, "One of"),
+        (True, True, "With labelled public records also"),
+        (True, False, "With public records and a trusted hub also"),
+    ):
+        names = [
+            name
+            for name, cls in AGGREGATORS.items()
+            if (cls.needs_public, cls.needs_labels) == (need, labels)
+        ]
+        if names:
+            yield f"{title} {', '.join(names)}."
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ")
+
+
+# ------------------------------------------------------------------ tables
+
+
+def _infer(values: pa.ChunkedArray) -> tuple[tuple[float, float] | None, list[str] | None]:
+    """Return the bounds of a public column of numbers, or the categories of another one."""
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return None, _distinct(values)
+    ends = pc.min_max(values)
+    low, high = float(ends["min"].as_py() or 0.0), float(ends["max"].as_py() or 0.0)
+    return (low, high if high > low else low + 1.0), None
+
+
+def _distinct(values: pa.ChunkedArray) -> list[str]:
+    texts = sorted(str(value) for value in pc.unique(values).to_pylist() if value is not None)
+    if len(texts) > MOST_CATEGORIES:
+        raise SettingsError(
+            f"A column has more than {MOST_CATEGORIES} different values, too many for a list of "
+            "categories. Nothing was written. Leave it out with --drop, or declare its categories."
+        )
+    return texts
+
+
+def _read_values(path: Path) -> pa.Table:
     """Read a public table, numbers as numbers."""
     import pyarrow.csv as pcsv
     import pyarrow.parquet as pq
 
+    read = pq.read_table if _is_parquet(path) else pcsv.read_csv
     try:
-        return (
-            pq.read_table(path)
-            if path.suffix.lower() in (".parquet", ".pq")
-            else pcsv.read_csv(path)
-        )
+        return read(path)
     except (OSError, pa.ArrowInvalid):
-        raise SettingsError(
-            f"The table {path.name!r} cannot be read. Nothing was written. Is it there?"
-        ) from None
+        raise _unreadable(path) from None
 
 
-def _column_names(path: Path) -> list[str]:
+def _read_names(path: Path) -> list[str]:
     """Read the names of the columns, and nothing else."""
     import csv
 
     import pyarrow.parquet as pq
 
     try:
-        if path.suffix.lower() in (".parquet", ".pq"):
+        if _is_parquet(path):
             return list(pq.read_schema(path).names)
         with path.open(newline="", encoding="utf-8-sig") as file:
             return [name.strip() for name in next(csv.reader(file), [])]
     except (OSError, UnicodeDecodeError, pa.ArrowInvalid):
-        raise SettingsError(
-            f"The table {path.name!r} cannot be read. Nothing was written. Check that it is there."
-        ) from None
+        raise _unreadable(path) from None
 
 
-def _number_or_text(value: str) -> Any:
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def _unreadable(path: Path) -> SettingsError:
+    return SettingsError(
+        f"The table {path.name!r} cannot be read. Nothing was written. Check that it exists."
+    )
+
+
+def _number_or_text(value: str) -> int | str:
     try:
         return int(value)
     except ValueError:
         return value
-
-
-def _toml(value: Any) -> str:
-    """Return a text or a list of texts as TOML, of which JSON's are a part."""
-    return json.dumps(value, ensure_ascii=False)

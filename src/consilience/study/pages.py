@@ -1,4 +1,4 @@
-"""A study in words: what it demands and promises, and the request that a data officer approves."""
+"""A study in words: what it asks and promises, and the request that a data officer approves."""
 
 from __future__ import annotations
 
@@ -7,100 +7,113 @@ from collections.abc import Mapping
 from typing import Any
 
 from consilience.files.certificate import RELATIONS, UNITS, Page, meaning
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.files.sealed import software
+from consilience.learners.registry import LEARNERS
+from consilience.privacy.guarantee import Guarantee, Neighbours
 from consilience.study.study import Study
+
+Rows = list[tuple[str, str]]
 
 
 def of_study(study: Study) -> Page:
     """Return a study in words."""
-    low, high = study.epsilon_range
-    columns = [(column.name, column._expects) for column in study.schema.columns]
-    trust = (
-        "Sites hand the hub exact learners: nothing is promised against the hub. What it "
-        "publishes hides whole sites."
-        if study.trusted
-        else "The hub is not trusted: what a site hands over is private before it leaves the site."
-    )
-    label = study.schema.classes
+    classes = study.schema.classes
+    label = "a number" if classes is None else ", ".join(map(str, classes))
+    protection = _release_rows(study) if study.trusted else _contribution_rows(study)
     return Page(
         f"Study {study.name}",
         [
             ("Purpose", [study.purpose or "Not stated."], []),
             (
                 "Privacy",
-                [trust],
-                [
-                    *(
-                        [("protects, by the release", UNITS[Unit.SITE])]
-                        if study.trusted
-                        else [
-                            ("epsilon of a site", f"from {low:g} to {high:g}, chosen by the site"),
-                            ("delta", f"{study.delta:g}"),
-                            (
-                                "protects",
-                                UNITS[Unit.RECORD if study.schema.person is None else Unit.PERSON],
-                            ),
-                            (
-                                "neighbours",
-                                f"{study.neighbours}: {RELATIONS[Neighbours(study.neighbours)]}",
-                            ),
-                        ]
-                    ),
-                    ("sites needed", str(study.min_sites)),
-                ],
+                [_describe_trust(study)],
+                [*protection, ("sites needed", str(study.min_sites))],
             ),
             (
                 "What is learned",
-                [],
+                [study.build_aggregator().describe().weighing],
                 [
-                    (
-                        "label",
-                        f"{study.schema.label}: "
-                        f"{', '.join(map(str, label)) if label else 'a number'}",
-                    ),
-                    ("learner", _with(study.learner, study.learner_settings)),
-                    ("aggregator", _with(study.aggregator, study.aggregator_settings)),
+                    ("label", f"{study.schema.label}: {label}"),
+                    ("learner", _name_with(study.learner, study.learner_settings)),
+                    ("aggregator", _name_with(study.aggregator, study.aggregator_settings)),
                 ],
             ),
-            ("Columns that are read", [], columns),
+            (
+                "Columns that are read",
+                [],
+                [(column.name, column._expects) for column in study.schema.columns],
+            ),
             ("Digest", [], [("sha256", study.digest)]),
         ],
     )
 
 
-def _with(name: str, settings: Mapping[str, Any]) -> str:
-    said = ", ".join(f"{setting} = {value}" for setting, value in settings.items())
-    return f"{name} with {said}" if said else name
+def _describe_trust(study: Study) -> str:
+    """Say against whom the sites' records are protected."""
+    if not study.trusted:
+        return "The hub is not trusted: what a site hands over is private before it leaves."
+    exact = "Sites hand the hub exact learners: nothing is promised against the hub."
+    if not study.draws_noise:
+        return f"{exact} The aggregator adds no noise, so its releases promise nothing either."
+    return f"{exact} The hub adds noise to what it publishes."
+
+
+def _contribution_rows(study: Study) -> Rows:
+    low, high = study.epsilon_range
+    return [
+        ("epsilon of a site", f"from {low:g} to {high:g}, chosen by the site"),
+        ("delta", f"{study.delta:g}"),
+        ("protects", UNITS[study.unit]),
+        ("neighbours", f"{study.neighbours}: {RELATIONS[Neighbours(study.neighbours)]}"),
+    ]
+
+
+def _release_rows(study: Study) -> Rows:
+    """Say what the aggregator's own noise hides."""
+    aggregator = study.build_aggregator()
+    if not aggregator.draws_noise:
+        return [("protects, by the release", "nothing")]
+    return [("protects, by the release", UNITS[aggregator.hidden_unit or study.unit])]
+
+
+def _name_with(name: str, settings: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{setting} = {value}" for setting, value in settings.items())
+    return f"{name} with {listed}" if listed else name
 
 
 def of_training(
-    study: Study, *, site: str, dataset: str, epsilon: float, facts: dict[str, Any]
+    study: Study,
+    *,
+    site: str,
+    dataset: str,
+    epsilon: float,
+    left: float | None,
+    limit: float | None,
 ) -> Page:
-    """Return the page that a data officer files before a training is approved."""
-    who = "the hub, and whoever sees what it publishes" if not study.trusted else "the hub"
-    unit = Unit.RECORD if study.schema.person is None else Unit.PERSON
+    """Return the page that a data officer files before a training is approved.
+
+    `left` and `limit` are the epsilon that is left of the data set and its limit; None if the
+    limit is not one of epsilon.
+    """
+    against = "the hub" if study.trusted else "the hub, and anyone who sees what it publishes"
     promise = Guarantee(
         epsilon=math.inf if study.trusted else epsilon,
         delta=0.0 if study.trusted else study.delta,
-        unit=unit,
+        unit=study.unit,
         neighbours=Neighbours(study.neighbours),
     )
-    cost = [
-        ("charged to", f"data set {dataset!r} of this site's ledger, before anything is computed")
-    ]
-    if not study.trusted:
-        cost += [
-            ("left before", facts["left_before"]),
-            ("this training", facts["cost"]),
-            ("left after", facts["left_after"]),
-        ]
-    leaves = [("learner", study.learner), ("numbers", facts["numbers"])]
-    size = "not stated" if study.neighbours == "add-remove" else "their exact number is in the file"
-    leaves += [
-        ("number of records", size),
+    hidden = study.neighbours == "add-remove"
+    leaves = [
+        ("learner", study.learner),
+        ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
+        ("number of records", "not stated" if hidden else "their exact number is in the file"),
         ("names", f"the site's name ({site}), the data set's name, the key"),
     ]
-    plain = "In plain words: the hub will see this site's exact model. It is trusted not to try to learn from it about "
+    exact = (
+        "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
+        "learn about anyone's records."
+    )
+    cost = [("charged to", f"data set {dataset!r} of this site's ledger, before any computation")]
     return Page(
         f"Request to train for study {study.name} at {site}",
         [
@@ -120,17 +133,33 @@ def of_training(
             ),
             (
                 "What is promised",
-                [
-                    *meaning(promise, against=who),
-                    *([plain + "anyone's records."] if study.trusted else []),
-                ],
+                [*meaning(promise, against=against), *([exact] if study.trusted else [])],
                 [],
             ),
-            ("What it costs", [], cost),
+            ("What it costs", [], cost + _cost_rows(study, epsilon, left, limit)),
             (
                 "Approval",
                 ["Approved by: ______________________________   Date: ______________"],
-                [("software", f"consilience {facts['software']}")],
+                [("software", f"consilience {software()}")],
             ),
         ],
     )
+
+
+def _cost_rows(study: Study, epsilon: float, left: float | None, limit: float | None) -> Rows:
+    if study.trusted:
+        return []
+    delta = f", delta = {study.delta:g}" if study.delta else ""
+    after = "not limited in epsilon"
+    if left is not None:
+        over = epsilon > left
+        after = "more than is left: refused" if over else _amount(left - epsilon, limit)
+    return [
+        ("left before", _amount(left, limit)),
+        ("this training", f"epsilon = {epsilon:g}{delta}"),
+        ("left after", after),
+    ]
+
+
+def _amount(left: float | None, limit: float | None) -> str:
+    return "not limited in epsilon" if left is None else f"epsilon = {left:.6g} of {limit:.6g}"

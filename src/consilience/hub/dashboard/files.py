@@ -14,7 +14,8 @@ from consilience.hub.dashboard.visits import HEADERS, Visit
 from consilience.hub.hub import Hub
 from consilience.hub.store import Row
 from consilience.protocol import Refusal
-from consilience.study.study import PublicFile, Study
+from consilience.study.records import PublicFile
+from consilience.study.study import Study
 
 
 def list_files(hub: Hub, study: Study) -> list[Row]:

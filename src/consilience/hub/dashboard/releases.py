@@ -167,6 +167,5 @@ def _aggregate_page(
 def hidden_unit(study: Study) -> tuple[Unit, Neighbours]:
     """Return whom the noise of a study's aggregator hides, and how."""
     aggregator = study.build_aggregator()
-    of_members = Unit.RECORD if study.schema.person is None else Unit.PERSON
     neighbours = aggregator.hidden_neighbours or Neighbours(study.neighbours)
-    return aggregator.hidden_unit or of_members, neighbours
+    return aggregator.hidden_unit or study.unit, neighbours

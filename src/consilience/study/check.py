@@ -1,0 +1,214 @@
+"""What is wrong with a study, in words; and whether a contribution fits it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from consilience.aggregators.registry import AGGREGATORS
+from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
+from consilience.files.contribution import Contribution
+from consilience.learners.registry import LEARNERS
+
+if TYPE_CHECKING:
+    from consilience.study.study import Study
+
+TO_FILL_IN = "FILL IN"  # what `study new` leaves to people
+MOST_PURPOSE = 10_000  # characters
+HUBS = ("untrusted", "trusted")
+RELATIONS = ("replace-one", "add-remove")
+# The study, its schema or its privacy part decide these; [learner] and [aggregator] may not.
+DECIDED_FOR_LEARNERS = frozenset(
+    "epsilon delta neighbours unit records_per_person noise "
+    "classes data_norm label_bound bins bounds".split()
+)
+DECIDED_FOR_AGGREGATORS = frozenset(("noise", "classes"))
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
+
+Check = tuple[bool, str]  # whether it is fulfilled, and the problem if it is not
+
+
+class StudyRefused(SettingsError):
+    """A study that is not valid; `problems` lists everything that is wrong with it."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        listed = "; ".join(problem.rstrip(".") for problem in problems)
+        super().__init__(
+            f"The study is not valid: {listed}. Nothing was done. Correct it and check it again."
+        )
+        self.problems = list(problems)
+
+
+# ------------------------------------------------------------------ a study
+
+
+def find_problems(study: Study) -> list[str]:
+    """Return every problem of a study in words; an empty list if it is valid.
+
+    Later questions assume that earlier ones have good answers: whether an aggregator can combine
+    the learner is asked only once both are known.
+    """
+    texts = (study.name, study.purpose, study.learner, study.aggregator)
+    if not all(isinstance(text, str) for text in (*texts, study.neighbours, study.hub)):
+        return ["name, purpose, learner, aggregator, neighbours and hub must be text"]
+    problems = _failed((*_name_checks(study), *_privacy_checks(study), *_method_checks(study)))
+    # A schema that could not be read is None; whoever read it reports its problems.
+    if problems or study.schema is None:
+        return problems
+    return _learner_problems(study) + _aggregator_problems(study)
+
+
+def _failed(checks: Iterable[Check]) -> list[str]:
+    return [problem for fulfilled, problem in checks if not fulfilled]
+
+
+def _name_checks(study: Study) -> Iterable[Check]:
+    yield (
+        bool(_NAME.fullmatch(study.name)),
+        f"the name {study.name!r} must be lower-case letters, digits and hyphens",
+    )
+    yield (
+        len(study.purpose) <= MOST_PURPOSE,
+        f"the purpose is longer than {MOST_PURPOSE:,} characters",
+    )
+    yield (
+        TO_FILL_IN not in study.purpose,
+        "the purpose is still to be filled in: the people who approve the study will read it",
+    )
+
+
+def _privacy_checks(study: Study) -> Iterable[Check]:
+    low, high = study.epsilon_range
+    yield (
+        all(type(e) in (int, float) and 0 < e < math.inf for e in (low, high)) and low <= high,
+        f"epsilon_min={low!r} and epsilon_max={high!r} must be numbers above 0 in that order",
+    )
+    yield (
+        type(study.delta) in (int, float) and 0 <= study.delta < 1,
+        f"delta={study.delta!r} must lie in [0, 1)",
+    )
+    yield (
+        type(study.min_sites) is int and study.min_sites >= 1,
+        f"min_sites={study.min_sites!r} must be a whole number of at least 1",
+    )
+    yield study.hub in HUBS, f"hub={study.hub!r} must be one of {HUBS}"
+    yield (
+        study.neighbours in RELATIONS,
+        f"neighbours={study.neighbours!r} must be one of {RELATIONS}",
+    )
+
+
+def _method_checks(study: Study) -> Iterable[Check]:
+    kinds: tuple[tuple[str, str, Iterable[str], Mapping[str, Any], frozenset[str]], ...] = (
+        ("learner", study.learner, LEARNERS, study.learner_settings, DECIDED_FOR_LEARNERS),
+        (
+            "aggregator",
+            study.aggregator,
+            AGGREGATORS,
+            study.aggregator_settings,
+            DECIDED_FOR_AGGREGATORS,
+        ),
+    )
+    for part, name, registered, settings, decided in kinds:
+        known = tuple(registered)
+        yield name in known, f"the {part} {name!r} is none of {', '.join(known)}"
+        twice = ", ".join(sorted(decided & set(settings)))
+        yield not twice, f"[{part}] may not set {twice}: other parts of the study decide that"
+
+
+def _learner_problems(study: Study) -> list[str]:
+    """Ask the learner whether it can be trained with the study's schema and settings."""
+    if LEARNERS[study.learner].predicts_number == (study.schema.classes is not None):
+        label = "a number" if study.schema.classes is None else "a class"
+        return [f"{study.learner} cannot predict the schema's label, which is {label}"]
+    try:
+        study.build(study.epsilon_range[0])
+    except (TypeError, ConsilienceError) as problem:
+        return [f"[learner]: {problem}"]
+    return []
+
+
+def _aggregator_problems(study: Study) -> list[str]:
+    """Ask the aggregator whether it can combine what the sites of this study hand over."""
+    try:
+        aggregator = study.build_aggregator()
+    except (TypeError, ConsilienceError) as problem:
+        return [f"[aggregator]: {problem}"]
+    name, public = study.aggregator, study.public
+    epsilon = study.aggregator_settings.get("epsilon")
+    reason = aggregator.problem_with(LEARNERS[study.learner], study.learner_settings)
+    return _failed(
+        (
+            (
+                study.trusted or not aggregator.needs_exact_members,
+                f'{name} adds the noise itself and needs hub = "trusted"',
+            ),
+            (
+                public is not None or not aggregator.needs_public,
+                f"{name} needs public records: add a [public] part",
+            ),
+            (
+                public is None or public.labelled or not aggregator.needs_labels,
+                f"{name} needs labelled public records",
+            ),
+            (
+                epsilon is None or aggregator.draws_noise,
+                f"[aggregator] epsilon={epsilon!r} draws no noise: choose a finite one, or none",
+            ),
+            (reason is None, str(reason)),
+        )
+    )
+
+
+# ------------------------------------------------------------------ a contribution
+
+
+def check_contribution(study: Study, contribution: Contribution) -> Contribution:
+    """Return a contribution that fits the study, or say why it does not fit."""
+    for fulfilled, problem in _contribution_checks(study, contribution):
+        if not fulfilled:
+            raise ContributionRejected(
+                f"The contribution of {contribution.site!r} does not fit study {study.name!r}: "
+                f"{problem}. It was not accepted. Train again with the study's own file."
+            )
+    return contribution
+
+
+def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[Check]:
+    """Yield the checks one by one: a later one may rely on the ones before it."""
+    learner, facts = contribution.learner, contribution.sealed.facts
+    yield (
+        contribution.study == study.reference,
+        "it was made for another study, or another version of this one",
+    )
+    settings = dict(study.expected_settings)
+    if not study.trusted:
+        settings["epsilon"] = learner.epsilon  # each site chooses its own
+    yield (
+        type(learner).__name__ == study.learner and settings == facts["settings"],
+        "its learner has other settings",
+    )
+    yield (
+        learner.n_features_in_ == study.schema.n_features,
+        "it has another number of features",
+    )
+    if study.schema.classes is not None:
+        yield learner.classes_.tolist() == list(study.schema.classes), "it has other classes"
+    guarantee = contribution.guarantee
+    if study.trusted:
+        yield math.isinf(guarantee.epsilon), "the hub is trusted, and it is not exact"
+        return
+    low, high = study.epsilon_range
+    yield low <= learner.epsilon <= high, f"its epsilon is not between {low:g} and {high:g}"
+    yield (
+        guarantee.epsilon <= high * (1 + 1e-9) and guarantee.delta <= study.delta,
+        "it promises less than agreed",
+    )
+    yield facts.get("receipt") is not None, "no ledger was charged for it"
+    if study.neighbours == "add-remove" and learner.is_linear:
+        yield (
+            facts["size"] == settings["public_size"],
+            "it carries a number of records, which is not public",
+        )

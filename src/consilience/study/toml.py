@@ -1,0 +1,173 @@
+"""Reading and writing a study: the layout of its TOML file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from consilience.errors import SchemaMismatch, SettingsError
+from consilience.files.contribution import to_plain
+from consilience.study.records import PublicFile
+from consilience.tables.schema import Schema
+
+if TYPE_CHECKING:
+    from consilience.study.study import Study
+
+Facts = dict[str, Any]
+
+MOST_TEXT = 1 << 20
+PARTS = ("study", "privacy", "schema", "learner", "aggregator", "public", "test")
+# The settings of each part. [learner] and [aggregator] may have any: the classes they name check
+# them. Schema checks its own.
+ALLOWED = {
+    "study": {"name", "purpose"},
+    "privacy": {"neighbours", "epsilon_min", "epsilon_max", "delta", "min_sites", "hub"},
+    "public": {"file", "sha256", "labelled"},
+    "test": {"file", "sha256", "labelled"},
+}
+REQUIRED = {
+    "study": ("name",),
+    "privacy": ("epsilon_min", "epsilon_max"),
+    "learner": ("name",),
+    "aggregator": ("name",),
+}
+
+
+# ------------------------------------------------------------------ writing
+
+
+def to_facts(study: Study) -> Facts:
+    """Return a study as plain values, in the layout of the file. Its digest is computed from them."""
+    low, high = study.epsilon_range
+    facts: Facts = {
+        "study": {"name": study.name, "purpose": study.purpose},
+        "privacy": {
+            "neighbours": study.neighbours,
+            "epsilon_min": low,
+            "epsilon_max": high,
+            "delta": study.delta,
+            "min_sites": study.min_sites,
+            "hub": study.hub,
+        },
+        "schema": study.schema.to_dict(),
+        "learner": {"name": study.learner, **_plain(study.learner_settings)},
+        "aggregator": {"name": study.aggregator, **_plain(study.aggregator_settings)},
+    }
+    for name, part in (("public", study.public), ("test", study.test)):
+        if part is not None:
+            facts[name] = {"file": part.file, "sha256": part.sha256, "labelled": part.labelled}
+    return facts
+
+
+def _plain(settings: Mapping[str, Any]) -> Facts:
+    return {name: to_plain(value) for name, value in settings.items()}
+
+
+def quote(value: object) -> str:
+    """Return a text or a list of texts as TOML, which takes them as JSON writes them."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------ reading
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a study file."""
+    file = Path(path)
+    try:
+        if file.stat().st_size > MOST_TEXT:
+            raise SettingsError(
+                f"The study file {file.name!r} is larger than a study can be. Nothing was read."
+            )
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise SettingsError(
+            f"The study file {file.name!r} cannot be read. Check that it exists and is text."
+        ) from None
+
+
+def parse(text: str) -> tuple[Facts, list[str]]:
+    """Return the arguments of a `Study` from TOML, and every problem of the layout in words."""
+    try:
+        return to_arguments(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        return {}, [f"the file is not valid TOML ({problem})"]
+
+
+def to_arguments(facts: Mapping[str, Any]) -> tuple[Facts, list[str]]:
+    """Return the arguments of a `Study` from its facts, and every problem of the layout in words.
+
+    There are no arguments if a part of the layout is missing or wrong. A bad schema alone leaves
+    them in place, with None for the schema, so that the other settings can still be checked.
+    """
+    parts, problems = _split(facts)
+    files: dict[str, PublicFile | None] = {}
+    for name in ("public", "test"):
+        try:
+            files[name] = _read_file(name, parts[name]) if parts[name] else None
+        except SettingsError as problem:
+            problems.append(str(problem))
+    incomplete = bool(problems)
+    schema: Schema | None = None
+    try:
+        schema = Schema.from_dict(parts["schema"])
+    except (SettingsError, SchemaMismatch) as problem:
+        problems.append(f"[schema]: {problem}")
+    except (TypeError, AttributeError):
+        problems.append("[schema] does not have the layout of a schema")
+    if incomplete:
+        return {}, problems
+    privacy = parts["privacy"]
+    arguments: Facts = {
+        "name": parts["study"]["name"],
+        "purpose": parts["study"].get("purpose", ""),
+        "schema": schema,
+        "learner": parts["learner"].pop("name"),
+        "learner_settings": parts["learner"],
+        "aggregator": parts["aggregator"].pop("name"),
+        "aggregator_settings": parts["aggregator"],
+        "neighbours": privacy.get("neighbours", "replace-one"),
+        "epsilon_range": (privacy["epsilon_min"], privacy["epsilon_max"]),
+        "delta": privacy.get("delta", 0.0),
+        "min_sites": privacy.get("min_sites", 2),
+        "hub": privacy.get("hub", "untrusted"),
+    }
+    return arguments | files, problems
+
+
+def _split(facts: Mapping[str, Any]) -> tuple[dict[str, Facts], list[str]]:
+    """Return the parts of a study, empty where they are missing, and what is wrong with them."""
+    problems: list[str] = []
+    parts: dict[str, Facts] = {}
+    for name in PARTS:
+        part = facts.get(name, {})
+        if not isinstance(part, Mapping):
+            problems.append(f"[{name}] must be a table")
+            part = {}
+        parts[name] = dict(part)
+    problems += [f"there is no part [{name}] in a study" for name in facts if name not in parts]
+    for name, allowed in ALLOWED.items():
+        unknown = (key for key in parts[name] if key not in allowed)
+        problems += [f"[{name}] has no setting {key!r}" for key in unknown]
+    for name, required in REQUIRED.items():
+        missing = (key for key in required if key not in parts[name])
+        problems += [f"[{name}] lacks {key!r}" for key in missing]
+    return parts, problems
+
+
+def _read_file(name: str, part: Facts) -> PublicFile:
+    """Return a file of public records, or say what is wrong with its part."""
+    file, sha256, labelled = part.get("file"), part.get("sha256"), part.get("labelled", True)
+    plain = isinstance(file, str) and Path(file).name == file
+    if not (plain and re.fullmatch("[0-9a-f]{64}", str(sha256))):
+        raise SettingsError(
+            f"[{name}] needs a file name without folders and the sha256 of that file"
+        )
+    if type(labelled) is not bool:
+        raise SettingsError(f"[{name}] labelled must be true or false")
+    return PublicFile(str(file), str(sha256), labelled)
