@@ -29,7 +29,7 @@ def test_the_cohort_is_the_same_every_time():
 
 
 def test_hospitals_differ_in_size_and_case_mix_and_share_no_patient():
-    tables = module._tables()
+    tables = module.split_patients()
     assert sum(tables[hospital.name].num_rows for hospital in HOSPITALS) >= 20_000
     ages = {hospital.name: tables[hospital.name]["age"].to_numpy().mean() for hospital in HOSPITALS}
     assert ages["St Anne"] > ages["Hill Clinic"] + 10
@@ -46,7 +46,7 @@ def test_the_whole_story_ends_in_a_release_that_all_six_are_in(outcome):
     # One trained twice: the release says what both together cost it.
     promised = {source.site: source.guarantee.epsilon for source in release.sources}
     for hospital in HOSPITALS:
-        times = 2 if hospital.name == module.AGAIN else 1
+        times = 2 if hospital is module.AGAIN else 1
         assert promised[hospital.name] == pytest.approx(times * hospital.epsilon)
     assert steps == [(i, steps[-1][1]) for i in range(1, len(steps) + 1)]
     assert steps[-1][0] == steps[-1][1]
@@ -56,14 +56,14 @@ def test_every_site_has_a_key_and_a_ledger_of_its_own(outcome):
     folder, report, _ = outcome
     keys = set()
     for state in report.sites:
-        site = Site(folder / "sites" / module._slug(state.name))
+        site = Site(folder / "sites" / module.BY_NAME[state.name].slug)
         keys.add(site.key.public)
         ledger = Ledger(site.folder / "ledger.sqlite")
         ledger.verify()
         assert ledger.balance(module.DATASET).spent.epsilon == pytest.approx(state.spent)
-        assert len(ledger.charges()) == (2 if state.name == module.AGAIN else 1)
+        assert len(ledger.charges()) == (2 if state.name == module.AGAIN.name else 1)
     assert len(keys) == len(HOSPITALS)
-    assert next(state for state in report.sites if state.name == LATE).note == "joined late"
+    assert next(state for state in report.sites if state.name == LATE.name).note == "joined late"
 
 
 @pytest.mark.statistical
@@ -132,7 +132,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
 
 
 def test_a_site_process_carries_no_record_into_the_hub(outcome):
-    """The hub's folder holds no patient: not one value of a hospital's table, as text or as a number."""
+    """The hub's folder holds no patient: no value of a hospital's table, as text or as a number."""
     folder, _, _ = outcome
     table = (folder / "lakeside.csv").read_text().splitlines()
     marks = [line.split(",")[1].encode() for line in table[1:40]]

@@ -1,32 +1,34 @@
-"""Six made-up hospitals learn one classifier together: the whole story on this machine, in about a minute.
+"""Six made-up hospitals learn one classifier together on this machine, in about a minute.
 
-A study, six sites with a ledger and a key each, every one in a process of its own, a hub over HTTP,
-one site that joins late and one that trains again, a signed release that is fetched and checked,
-and the honest baselines beside it. The patients do not exist: `cohort` computes them from a fixed
-public formula, chosen so that joining can help; whether it helps with other records is what
-`consilience.plan` is for. Noise is real and unseeded, so the guarantees hold, and every run differs
-a little.
+The demo runs the whole system: a study, six sites with a key and a ledger each, every one in its
+own process, and a hub over HTTP. One site joins late and one trains twice. The signed release is
+fetched, checked, and compared with what each hospital could do instead. The patients do not exist:
+`cohort` computes them from a fixed public formula, chosen so that joining can help. Whether it
+helps with other records is a question for `consilience.plan`. Noise is real and unseeded, so the
+guarantees hold and every run differs a little.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import math
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,8 +47,9 @@ from consilience.evaluation.baselines import (
     public_only,
 )
 from consilience.evaluation.compare import Joining, paired_gap
-from consilience.evaluation.measures import evaluate
+from consilience.evaluation.measures import Predictor, evaluate
 from consilience.files.certificate import of_release
+from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Budget
@@ -68,12 +71,17 @@ SECONDS_TO_START = 60.0
 
 @dataclass(frozen=True)
 class Hospital:
-    """A made-up hospital: how many patients, what it lets a training cost, and whom it treats."""
+    """A made-up hospital: how many patients, what a training may cost, and whom it treats."""
 
     name: str
     n_records: int
     epsilon: float
-    case_mix: str  # what its patients have more of than others'
+    case_mix: str  # the kind of patient that it sees more often than others do
+
+    @property
+    def slug(self) -> str:
+        """The hospital's name as part of a path."""
+        return self.name.lower().replace(" ", "-")
 
 
 HOSPITALS = (
@@ -82,16 +90,17 @@ HOSPITALS = (
     Hospital("Riverside", 3500, 0.15, "surgical"),
     Hospital("Hill Clinic", 2000, 0.4, "young"),
     Hospital("Lakeside", 1000, 0.5, "medical"),
-    Hospital("Coast General", 700, 0.8, "cardiac"),  # joins late
+    Hospital("Coast General", 700, 0.8, "cardiac"),
 )
-AGAIN = "Lakeside"  # trains a second time and supersedes its first contribution
-LATE = "Coast General"
+BY_NAME = {hospital.name: hospital for hospital in HOSPITALS}
+AGAIN = BY_NAME["Lakeside"]  # trains a second time, which replaces its first contribution
+LATE = BY_NAME["Coast General"]
 
 STUDY_TEXT = """\
 # What the six hospitals agreed on. Check it with: consilience study check study.toml
 [study]
 name = "readmission"
-purpose = "Tell on discharge who is likely to come back within 30 days. The patients are made up."
+purpose = "Predict on discharge who will be readmitted within 30 days. The patients are made up."
 
 [privacy]
 neighbours = "replace-one"
@@ -119,6 +128,22 @@ sha256 = "{public}"
 file = "test.csv"
 sha256 = "{test}"
 """
+PAGE = """\
+<!doctype html>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>consilience demo</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui; margin: 2rem; max-width: 70rem }}
+img {{ max-width: 100% }}
+pre {{ white-space: pre-wrap }}
+</style>
+<h1>Six made-up hospitals</h1>
+<img src="errors.png" alt="The error of each method">
+<p><a href="certificate.html">The release and what it promises</a></p>
+<pre>{report}</pre>
+"""
 NUMBERS = {
     "age": (30, 95),
     "systolic": (90, 150),
@@ -132,8 +157,8 @@ N_PATIENTS = 60_000  # from which the hospitals draw theirs
 
 
 def cohort(n_patients: int = N_PATIENTS) -> dict[str, Array]:
-    """Return made-up patients: the same ones every time, computed from a public formula and about no one."""
-    draw = Noise(seed=1840).open()  # public randomness; nothing here needs hiding
+    """Return made-up patients, computed from a public formula: the same ones every time."""
+    draw = Noise(seed=1840).open()  # public randomness: there is nothing to hide here
 
     def chance(probability: Array | float) -> Array:
         return np.asarray(draw.uniform(n_patients) < probability)
@@ -169,48 +194,49 @@ def cohort(n_patients: int = N_PATIENTS) -> dict[str, Array]:
     }
 
 
-def _tables() -> dict[str, pa.Table]:
-    """Deal the patients out: to the public, to the test, and to each hospital more of those it treats."""
+def split_patients() -> dict[str, pa.Table]:
+    """Return the tables of the hospitals, the public records and the test records, by name."""
     patients = pa.table(cohort())
     age, ward = patients["age"].to_numpy(), np.asarray(patients["ward"].to_pylist())
     draw = Noise(seed=1841).open()
     order = draw.permutation(len(age))
-    dealt = {"public": order[:N_PUBLIC], "test": order[N_PUBLIC : N_PUBLIC + N_TEST]}
+    rows = {"public": order[:N_PUBLIC], "test": order[N_PUBLIC : N_PUBLIC + N_TEST]}
     left = order[N_PUBLIC + N_TEST :]
-    fitting = {
+    kinds = {
         "old": age > 72,
         "young": age < 52,
         **{kind: ward == kind for kind in CATEGORIES["ward"]},
     }
     for hospital in HOSPITALS:
-        # Its own kind of patient is four times as likely to come.
-        ease = np.where(fitting[hospital.case_mix][left], 4.0, 1.0)
-        chosen = np.argsort(draw.exponential(len(left)) / ease)[: hospital.n_records]
-        dealt[hospital.name] = left[chosen]
+        # A patient of the hospital's own kind is four times as likely to come.
+        attraction = np.where(kinds[hospital.case_mix][left], 4.0, 1.0)
+        chosen = np.argsort(draw.exponential(len(left)) / attraction)[: hospital.n_records]
+        rows[hospital.name] = left[chosen]
         left = np.delete(left, chosen)
-    return {name: patients.take(rows) for name, rows in dealt.items()}
+    return {name: patients.take(chosen) for name, chosen in rows.items()}
 
 
-def _write_study(folder: Path, tables: dict[str, pa.Table]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+def _write_study(folder: Path, tables: Mapping[str, pa.Table]) -> Path:
+    folder.mkdir()
     for name in ("public", "test"):
         pcsv.write_csv(tables[name], folder / f"{name}.csv")
-    columns = "".join(
+    columns = [
         f'[[schema.columns]]\nkind = "numeric"\nname = "{name}"\nlow = {low}\nhigh = {high}\n'
         for name, (low, high) in NUMBERS.items()
-    )
-    columns += "".join(
-        f'[[schema.columns]]\nkind = "categorical"\nname = "{name}"\ncategories = {list(values)!r}\n'.replace(
-            "'", '"'
-        )
+    ]
+    columns += [
+        f'[[schema.columns]]\nkind = "categorical"\nname = "{name}"\n'
+        f"categories = {json.dumps(values)}\n"
         for name, values in CATEGORIES.items()
+    ]
+    text = STUDY_TEXT.format(
+        columns="".join(columns),
+        regularization=REGULARIZATION,
+        public=file_digest(folder / "public.csv"),
+        test=file_digest(folder / "test.csv"),
     )
-    digests = {name: file_digest(folder / f"{name}.csv") for name in ("public", "test")}
     path = folder / "study.toml"
-    path.write_text(
-        STUDY_TEXT.format(columns=columns, regularization=REGULARIZATION, **digests),
-        encoding="utf-8",
-    )
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -220,7 +246,10 @@ def _running_hub(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code = "import sys; from consilience.hub.operating import serve; serve(sys.argv[1], port=int(sys.argv[2]))"
+    code = (
+        "import sys; from consilience.hub.operating import serve; "
+        "serve(sys.argv[1], port=int(sys.argv[2]))"
+    )
     log = (folder.parent / "hub.log").open("wb")
     hub = subprocess.Popen([sys.executable, "-c", code, str(folder), str(port)], stderr=log)  # noqa: S603
     address = f"http://127.0.0.1:{port}"
@@ -229,7 +258,7 @@ def _running_hub(folder: Path) -> Iterator[str]:
         while not _answers(address):
             if hub.poll() is not None or time.monotonic() > until:
                 raise HubUnavailable(
-                    f"The hub did not start. Nothing was lost. Its log is in {log.name}."
+                    f"The hub did not start. Nothing was trained. See its log, {log.name}."
                 )
             time.sleep(0.1)
         yield address
@@ -241,38 +270,55 @@ def _running_hub(folder: Path) -> Iterator[str]:
 
 def _answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{address}/healthz", timeout=2) as answer:  # noqa: S310 - our own http address
+        # The address is our own, and http.
+        with urllib.request.urlopen(f"{address}/healthz", timeout=2) as answer:  # noqa: S310
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
 
 
-def contribute(
-    folder: str, address: str, invitation: str, table: str, name: str, epsilon: float
-) -> dict[str, Any]:
-    """Do what a site does, in its own process: make a key and a ledger, join, train, submit."""
+def contribute(folder: Path, hospital: Hospital, address: str, invitation: str) -> Spending:
+    """Do what a site does, in its own process: create a key and a ledger, join, train, submit."""
     if invitation:
-        site = Site.init(folder, name=name, dataset=DATASET, budget=Budget(epsilon=2 * epsilon))
+        budget = Budget(epsilon=2 * hospital.epsilon)
+        site = Site.init(
+            _place(folder, hospital), name=hospital.name, dataset=DATASET, budget=budget
+        )
         site.join(address, invitation)
     else:
-        site = Site(folder)
-    site.train(STUDY, table, epsilon=epsilon)  # in earnest: approve=... shows the page and asks
-    answer = site.submit(STUDY)
+        site = Site(_place(folder, hospital))
+    # A real site passes approve=..., which shows the page about this training and asks.
+    site.train(STUDY, folder / f"{hospital.slug}.csv", epsilon=hospital.epsilon)
+    site.submit(STUDY)
+    site.ledger.verify()
     balance = site.ledger.balance(DATASET)
-    head = site.ledger.verify()
-    spent, left = (float(amounts.epsilon or 0.0) for amounts in (balance.spent, balance.left))
-    return {"spent": spent, "left": left, "head": head, "digest": answer["digest"]}
+    return Spending(float(balance.spent.epsilon or 0.0), float(balance.left.epsilon or 0.0))
 
 
-def fetch(folder: str, least: int) -> str:
-    """Wait, as a site, for a release with at least so many sites in it; return where it was kept."""
-    site, until = Site(folder), time.monotonic() + SECONDS_TO_START
+def fetch(folder: Path, n_sites: int, epsilon: float) -> Path:
+    """Wait, as a site, for a release of so many sites at this epsilon; return its file."""
+    site, until = Site(_place(folder, HOSPITALS[0])), time.monotonic() + SECONDS_TO_START
     while time.monotonic() < until:
         release = site.fetch(STUDY)
-        if release is not None and len(release.sources) >= least:
-            return str(site.folder / "studies" / STUDY / release.filename)
+        if (
+            release is not None
+            and len(release.sources) >= n_sites
+            and release.guarantee.epsilon > epsilon - 1e-6
+        ):
+            return site.folder / "studies" / STUDY / release.filename
         time.sleep(0.3)
-    raise HubUnavailable("The hub published no release in time. Nothing was lost. Look at hub.log.")
+    raise HubUnavailable("The hub published no release in time. Nothing was lost. See hub.log.")
+
+
+def _place(folder: Path, hospital: Hospital) -> Path:
+    return folder / "sites" / hospital.slug
+
+
+class Spending(NamedTuple):
+    """Epsilon that a site's ledger has charged, and what is left."""
+
+    spent: float
+    left: float
 
 
 @dataclass(frozen=True)
@@ -324,15 +370,14 @@ class DemoReport:
 
     def __str__(self) -> str:
         lines = [
-            "Readmission of made-up patients: they are computed from a formula and are about no "
-            "one.",
+            "Readmission of made-up patients: they are computed from a formula and do not exist.",
             "",
             f"{'site':<14} {'records':>7} {'epsilon':>7} {'spent':>6} {'left':>5}  "
             f"{'error alone':>11}  {'weight':>6}",
         ]
         lines += [
             f"{s.name:<14} {s.n_records:>7,} {s.epsilon:>7g} {s.spent:>6.2g} {s.left:>5.2g}  "
-            f"{s.error_alone:>11.1%}  {s.weight:>6.2f}  {s.note}"
+            f"{s.error_alone:>11.1%}  {s.weight:>6.2f}  {s.note}".rstrip()
             for s in self.sites
         ]
         width = max(len(method.title) for method in self.methods)
@@ -342,7 +387,7 @@ class DemoReport:
             f"{m.title:<{width}}  {m.error:>6.1%}  {m.low:.1%} to {m.high:.1%}"
             for m in self.methods
         ]
-        return "\n".join([*lines, "", self.verdict])
+        return "\n".join([*lines, "", textwrap.fill(self.verdict, 100)])
 
 
 JOINED = "joined"
@@ -359,113 +404,64 @@ TITLES = {
 def demo(
     folder: str | Path = "demo-report", *, progress: Callable[[int, int], None] | None = None
 ) -> DemoReport:
-    """Play the whole collaboration on this machine and write a report.
+    """Run the whole collaboration on this machine and write a report.
 
-    Everything lies in `folder` afterwards: the study, the hub, the six sites with their ledgers,
-    the release. An earlier demo there is replaced; any other content is refused.
+    Afterwards `folder` has everything: the study, the hub, the six sites with their ledgers, the
+    release. An earlier demo there is replaced. A folder with anything else in it is refused.
 
     Privacy
     -------
     Each record of site i has its site's own epsilon (pure, replace-one), summed over its trainings,
     against everyone who sees the site's files or the release, if no patient is at two sites. The
-    errors shown are not part of that: they come from test records, which are made up.
+    errors shown are not covered: they come from test records, which are made up.
     """
     started = time.perf_counter()
-    folder = _emptied(Path(folder))
-    steps = iter(range(1, 100))
+    folder = _prepare_folder(Path(folder))
+    steps = iter(range(1, 7 + len(HOSPITALS)))
 
     def done() -> None:
         if progress is not None:
             progress(next(steps), 6 + len(HOSPITALS))
 
-    tables = _tables()
+    tables = split_patients()
     study_path = _write_study(folder / "study", tables)
-    study = Study.load(study_path)
     for hospital in HOSPITALS:
-        pcsv.write_csv(tables[hospital.name], folder / f"{_slug(hospital.name)}.csv")
+        pcsv.write_csv(tables[hospital.name], folder / f"{hospital.slug}.csv")
     done()
     password = secrets.token_urlsafe(9)
-    codes = _prepared_hub(folder / "hub", study_path, password)
+    invitations = _prepare_hub(folder / "hub", study_path, password)
     done()
-    first = [hospital for hospital in HOSPITALS if hospital.name != LATE]
-    states: dict[str, dict[str, Any]] = {}
-    # A process for each site, two at a time; spawned, so that nothing of one is in another.
-    pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1)
-    with _running_hub(folder / "hub") as address, pool:
-
-        def submit(hospital: Hospital, invitation: str) -> Any:
-            place, table = (
-                str(folder / "sites" / _slug(hospital.name)),
-                str(folder / f"{_slug(hospital.name)}.csv"),
-            )
-            return pool.submit(
-                contribute, place, address, invitation, table, hospital.name, hospital.epsilon
-            )
-
-        running = {hospital.name: submit(hospital, codes[hospital.name]) for hospital in first}
-        for name, future in running.items():
-            states[name] = future.result()
-            done()
-        early = Release.load(
-            pool.submit(fetch, str(folder / "sites" / _slug(first[0].name)), len(first)).result()
-        )
-        done()
-        again = next(hospital for hospital in HOSPITALS if hospital.name == AGAIN)
-        late = next(hospital for hospital in HOSPITALS if hospital.name == LATE)
-        running = {AGAIN: submit(again, ""), LATE: submit(late, codes[LATE])}
-        for name, future in running.items():
-            states[name] = future.result()
-            done()
-        path = pool.submit(
-            fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)
-        ).result()
-        until = time.monotonic() + SECONDS_TO_START
-        while (
-            release := Release.load(path)
-        ).guarantee.epsilon < 2 * again.epsilon - 1e-6 and time.monotonic() < until:
-            path = pool.submit(
-                fetch, str(folder / "sites" / _slug(first[0].name)), len(HOSPITALS)
-            ).result()
-        done()
-    site = Site(folder / "sites" / _slug(first[0].name))
-    release = site.release(
-        STUDY
-    )  # checks the signature against the hub's key, which the site learned when it joined
+    outcome = _collaborate(folder, invitations, done)
+    # The site checks the signature against the hub's key, which it learned when it joined.
+    release = Site(_place(folder, HOSPITALS[0])).release(STUDY)
     (folder / "certificate.html").write_text(of_release(release).as_html(), encoding="utf-8")
-    methods, alone, joining = _compare(study, tables, release, folder)
+    methods, alone, joining = _compare(Study.load(study_path), tables, release, folder)
     report = DemoReport(
         methods,
         tuple(
-            _state(hospital, states[hospital.name], release, alone[hospital.name])
+            _describe_site(hospital, outcome.spending[hospital.name], release, alone[hospital.name])
             for hospital in HOSPITALS
         ),
-        _verdict(methods, joining, len(early.sources)),
+        _verdict(methods, joining, outcome.n_early),
         tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
-        str(path),
+        str(outcome.release),
         f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with "
         f"password {password})",
         time.perf_counter() - started,
     )
     draw_errors(report, folder / "errors.png")
-    text = f"<pre>{html.escape(str(report))}</pre>"
-    head = (
-        '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    )
-    more = '<p><a href="certificate.html">The release and what it promises</a></p>'
-    style = "body{font:16px/1.5 system-ui;margin:2rem;max-width:70rem}img{max-width:100%}pre{overflow:auto}"
-    page = f"{head}<title>consilience demo</title><style>:root{{color-scheme:light dark}}{style}</style>"
-    page += '<h1>Six made-up hospitals</h1><img src="errors.png" alt="Errors of each method">'
-    (folder / "report.html").write_text(f"{page}{more}{text}\n", encoding="utf-8")
+    page = PAGE.format(report=html.escape(str(report)))
+    (folder / "report.html").write_text(page, encoding="utf-8")
     done()
     return report
 
 
-def _emptied(folder: Path) -> Path:
+def _prepare_folder(folder: Path) -> Path:
     marker = folder / ".consilience-demo"
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
         raise SettingsError(
             f"The folder {str(folder)!r} holds something else than an earlier demo. Nothing was "
-            "written. Name another with --folder."
+            "written. Name another folder with --folder."
         )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -473,8 +469,8 @@ def _emptied(folder: Path) -> Path:
     return folder
 
 
-def _prepared_hub(folder: Path, study_path: Path, password: str) -> dict[str, str]:
-    """Make the hub, its coordinator, the study and an invitation for each site; return the invitations."""
+def _prepare_hub(folder: Path, study_path: Path, password: str) -> dict[str, str]:
+    """Create a hub with a coordinator and the study; return an invitation for each site."""
     from consilience.hub.operating import add_coordinator, add_study, invite
 
     add_coordinator(folder, COORDINATOR, password)
@@ -482,51 +478,83 @@ def _prepared_hub(folder: Path, study_path: Path, password: str) -> dict[str, st
     return {hospital.name: invite(folder, STUDY, site=hospital.name)[0] for hospital in HOSPITALS}
 
 
-def _slug(name: str) -> str:
-    return name.lower().replace(" ", "-")
+class Outcome(NamedTuple):
+    """What the collaboration led to."""
+
+    spending: dict[str, Spending]
+    n_early: int  # sites in the first release
+    release: Path
+
+
+def _collaborate(folder: Path, invitations: Mapping[str, str], done: Callable[[], None]) -> Outcome:
+    """Let five sites contribute, then the late one while another trains again."""
+    spending: dict[str, Spending] = {}
+    # Each site has a process of its own, two at a time. They are spawned, so that no process starts
+    # with a copy of another's memory.
+    pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1)
+    with _running_hub(folder / "hub") as address, pool:
+
+        def contribute_all(invited: Mapping[str, str]) -> None:
+            running: dict[str, Future[Spending]] = {
+                name: pool.submit(contribute, folder, BY_NAME[name], address, invitation)
+                for name, invitation in invited.items()
+            }
+            for name, future in running.items():
+                spending[name] = future.result()
+                done()
+
+        first = {name: code for name, code in invitations.items() if name != LATE.name}
+        contribute_all(first)
+        early = Release.load(pool.submit(fetch, folder, len(first), 0.0).result())
+        done()
+        # A site that has joined needs no invitation. After its second training the release costs
+        # it twice its epsilon, more than it costs any other site.
+        contribute_all({AGAIN.name: "", LATE.name: invitations[LATE.name]})
+        release = pool.submit(fetch, folder, len(HOSPITALS), 2 * AGAIN.epsilon).result()
+        done()
+    return Outcome(spending, len(early.sources), release)
 
 
 def _compare(
-    study: Study, tables: dict[str, pa.Table], release: Release, folder: Path
+    study: Study, tables: Mapping[str, pa.Table], release: Release, folder: Path
 ) -> tuple[tuple[Method, ...], dict[str, float], Joining]:
     """Return the release beside the baselines, each site's error alone, and the verdict."""
     encoded = {name: study.schema.encode(table) for name, table in tables.items()}
     labels = np.asarray(study.schema.classes)
     X, y = encoded["test"].X, labels[encoded["test"].y]
-
     learner = PrivateLogisticRegression(
         epsilon=math.inf, regularization=REGULARIZATION, classes=list(labels.tolist())
     )
 
-    def exact(*names: str) -> Any:
-        return clone(learner).fit(
+    def train_exact(*names: str) -> Predictor:
+        model: Predictor = clone(learner).fit(
             np.concatenate([encoded[name].X for name in names]),
             labels[np.concatenate([encoded[name].y for name in names])],
         )
+        return model
 
     names = [hospital.name for hospital in HOSPITALS]
-    from consilience.files.contribution import Contribution
-
-    alone = {}
     private = {}
-    for name in names:
-        newest = Site(folder / "sites" / _slug(name)).contribution(STUDY)
-        private[name] = Contribution.load(newest).learner
-        alone[name] = float(np.mean(private[name].predict(X) != y))
+    for hospital in HOSPITALS:
+        newest = Site(_place(folder, hospital)).contribution(STUDY)
+        private[hospital.name] = Contribution.load(newest).learner
+    alone = {name: float(np.mean(model.predict(X) != y)) for name, model in private.items()}
     public = Public(encoded["public"].X, labels[encoded["public"].y])
-    models: dict[str, list[Any]] = {
+    models: dict[str, list[Predictor]] = {
         JOINED: [release.ensemble],
         LOCAL: list(private.values()),
         BEST: [private[min(names, key=lambda name: alone[name])]],
         PUBLIC: [public_only(clone(learner), public)],
-        OWN: [exact(name) for name in names],
-        EXACT: [exact(*names)],
+        OWN: [train_exact(name) for name in names],
+        EXACT: [train_exact(*names)],
     }
-    found = {name: [evaluate(model, X, y) for model in made] for name, made in models.items()}
+    evaluations = {
+        name: [evaluate(model, X, y) for model in of_name] for name, of_name in models.items()
+    }
     # Where there are six models, the mean of their six losses on a record is compared.
     losses = {
-        name: np.mean([evaluation.losses for evaluation in made], axis=0)
-        for name, made in found.items()
+        name: np.mean([evaluation.losses for evaluation in of_name], axis=0)
+        for name, of_name in evaluations.items()
     }
     gaps = {title: paired_gap(losses[name], losses[JOINED]) for name, title in ALTERNATIVES.items()}
     methods = tuple(
@@ -534,51 +562,51 @@ def _compare(
             name,
             TITLES[name],
             name in (JOINED, LOCAL, BEST),
-            *np.mean([astuple(evaluation["error"]) for evaluation in made], axis=0).tolist(),
+            *np.mean([astuple(evaluation["error"]) for evaluation in of_name], axis=0).tolist(),
         )
-        for name, made in found.items()
+        for name, of_name in evaluations.items()
     )
     return methods, alone, Joining(gaps)
 
 
-def _state(hospital: Hospital, state: dict[str, Any], release: Release, error: float) -> SiteState:
+def _describe_site(
+    hospital: Hospital, spending: Spending, release: Release, error: float
+) -> SiteState:
     row = next(row for row in release.sealed.facts["sources"] if row["site"] == hospital.name)
     promised = next(
         source.guarantee.epsilon for source in release.sources if source.site == hospital.name
     )
-    note = {LATE: "joined late", AGAIN: "trained twice, so it spent twice"}.get(hospital.name, "")
+    notes = {LATE.name: "joined late", AGAIN.name: "trained twice, so it spent twice"}
     return SiteState(
         hospital.name,
         hospital.n_records,
         hospital.epsilon,
-        state["spent"],
-        state["left"],
+        spending.spent,
+        spending.left,
         error,
         float(row["weight"]),
         promised,
-        note,
+        notes.get(hospital.name, ""),
     )
 
 
 def _verdict(methods: Sequence[Method], joining: Joining, n_early: int) -> str:
     """Say whether joining helped, beside everything that a site could do instead."""
-    found = {method.name: method for method in methods}
+    errors = {method.name: method.error for method in methods}
     return (
-        f"Joining {joining.answer}. The error of the release is {found[JOINED].error:.1%}: "
+        f"Joining {joining.answer}. The error of the release is {errors[JOINED]:.1%}: "
         f"{joining.comparison}. Pooling all records without privacy gives "
-        f"{found[EXACT].error:.1%}. The first release had {n_early} sites, the last one "
+        f"{errors[EXACT]:.1%}. The first release had {n_early} sites, the last one "
         f"{len(HOSPITALS)}."
     )
 
 
 def draw_errors(report: DemoReport, path: Path) -> None:
     """Draw the errors of all methods with their intervals."""
-    from matplotlib.figure import Figure  # loaded here: a second that only the chart needs
+    from matplotlib.figure import Figure  # imported here: only the chart needs it, for a second
 
-    private, none = (
-        "#0072B2",
-        "#D55E00",
-    )  # Okabe and Ito's blue and vermilion: distinct to every eye
+    # Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish.
+    private, none = "#0072B2", "#D55E00"
     figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for height, method in enumerate(reversed(report.methods)):
@@ -600,7 +628,7 @@ def draw_errors(report: DemoReport, path: Path) -> None:
     )
     axes.set_ylim(-0.5, len(report.methods) - 0.3)
     axes.set_xlabel(f"patients misclassified, % (95 % interval; {N_TEST:,} public test records)")
-    axes.set_title("Six made-up hospitals: what joining brings", loc="left")
+    axes.set_title("Six made-up hospitals: errors with and without joining", loc="left")
     axes.plot([], [], "o-", color=private, label="every record has its site's guarantee")
     axes.plot([], [], "s-", color=none, label="no guarantee for the records used")
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2, fontsize=9)
