@@ -38,7 +38,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import consilience as cs
-from consilience.simulation.simulate import code_digest, statements_of
+from consilience.simulation.digest import code_digest, statements_of
 from consilience.tables.public import Public
 
 from . import datasets

@@ -18,7 +18,7 @@ from experiments import __main__, datasets, design, equal, report, verdicts
 from experiments.run import SEED, Settings, miniature, plan, run, select, stored
 
 import consilience as cs
-from consilience.simulation.simulate import CODE, code_digest
+from consilience.simulation.digest import CODE, code_digest
 
 PAPERS = {paper.name: paper for paper in design.papers()}
 

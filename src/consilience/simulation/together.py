@@ -19,7 +19,6 @@ from scipy import sparse
 from sklearn.base import clone
 
 from consilience.evaluation.measures import f1_scores
-from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import (
     PrivateRidge,
     into_ball,
@@ -34,12 +33,7 @@ _SITES = 512  # measured side by side
 _ENTRIES = 1 << 21  # scores held at a time by a thread: 16 MB
 
 
-def can_fit_many(learner: Any) -> bool:
-    """Tell whether `fit_many` knows how to train this learner."""
-    return isinstance(learner, PrivateLearner) and learner.can_train_together()
-
-
-def fit_many(
+def fit_together(
     learner: Any, X: Any, y: Array, sites: Sequence[Array], n_threads: int | None = None
 ) -> list[Any]:
     """Return one fitted copy of an exact linear `learner` for each site, `sites` listing the rows of its records.
@@ -112,7 +106,7 @@ def _problems(learner: Any, labels: Array) -> Iterator[_Problem]:
         yield _Problem(loss, np.where(codes == code, 1.0, -1.0))
 
 
-def measure_many(
+def measure_together(
     learners: Sequence[Any], X: Any, y: Array, n_threads: int | None = None
 ) -> list[dict[str, float]]:
     """Return what can be counted of each of many linear learners of one kind: error and F1, or of regressors all.
