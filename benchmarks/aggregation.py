@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 import consilience as cs
 from accuracy import load_covertype, load_mnist
 from consilience.aggregators.blend import Ball, Known, Mixture, Ridge, read_labelled
-from consilience.simulation.simulate import EXACT, LOCAL, POOLED, PUBLIC, Report, Row
+from consilience.evaluation.baselines import EXACT, LOCAL, POOLED, PUBLIC
+from consilience.simulation.report import Report, Row
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

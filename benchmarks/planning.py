@@ -34,7 +34,7 @@ from consilience import (
 from consilience.evaluation.measures import measures
 from consilience.planning.plan import plan
 from consilience.privacy.mechanisms import clip_rows
-from consilience.simulation import simulate
+from consilience.simulation.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))

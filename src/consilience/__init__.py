@@ -54,6 +54,8 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.privacy.guarantee import compose_disjoint as compose_disjoint
     from consilience.privacy.ledger import Ledger as Ledger
     from consilience.privacy.mechanisms import Noise as Noise
+    from consilience.simulation.division import Division as Division
+    from consilience.simulation.simulate import Runs as Runs
     from consilience.simulation.simulate import simulate as simulate
     from consilience.site.site import Site as Site
     from consilience.study.study import Study as Study
@@ -89,7 +91,8 @@ _MODULES = {
     "privacy.guarantee": "Budget Guarantee compose compose_disjoint",
     "privacy.ledger": "Ledger",
     "privacy.mechanisms": "Noise",
-    "simulation.simulate": "simulate",
+    "simulation.division": "Division",
+    "simulation.simulate": "Runs simulate",
     "site.site": "Site",
     "study.study": "Study",
     "tables.chunks": "ParquetRows",

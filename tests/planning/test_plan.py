@@ -18,7 +18,7 @@ from consilience.planning.plan import plan, read_public
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
-from consilience.simulation import simulate
+from consilience.simulation.simulate import simulate
 
 N_FEATURES = 10
 

@@ -28,22 +28,13 @@ from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.pooling import PooledCounts, PrivateLeafCounts, Structure
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.evaluation.baselines import BEST, EXACT, LOCAL, OWN, POOLED, PUBLIC, TITLES
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.mechanisms import Noise
-from consilience.simulation.simulate import (
-    BEST,
-    EXACT,
-    LOCAL,
-    OWN,
-    POOLED,
-    PUBLIC,
-    TITLES,
-    _plan,
-    simulate,
-)
+from consilience.simulation.simulate import _set_up, simulate
 from consilience.tables.public import Public
 
 RNG = np.random.default_rng(0)
@@ -62,10 +53,9 @@ def run(**settings):
 
 def cuts(n=3, **settings):
     """Return the divisions that a simulation of these settings makes."""
-    asked = dict.fromkeys(("public", "seed", "epsilon", "sizes", "label_skew", "feature_skew"))
-    asked |= {"X": X, "y": y, "sites": 3, "test": 0.3, "seed": 1} | settings
-    plan = _plan(LEARNER, Average(), **asked)
-    return [plan.cut(repeat) for repeat in range(n)]
+    asked = {"X": X, "y": y, "sites": 3, "test": 0.3, "seed": 1} | settings
+    setup, _ = _set_up(LEARNER, Average(), **asked)
+    return [setup.cut(repeat) for repeat in range(n)]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +112,7 @@ def test_adding_a_method_or_a_level_leaves_the_other_cells_as_they_are(report):
 
 def test_a_report_can_be_recomputed_by_hand(report):
     """The slow obvious way: divide, train at each site with its seed, average, count errors."""
-    plan = _plan(LEARNER, BOTH, X, y, 3, 60, 0.3, 7, [0.5, 4.0], None, None, None)
+    plan, _ = _set_up(LEARNER, BOTH, X, y, sites=3, public=60, seed=7, epsilon=[0.5, 4.0])
     name = type(LEARNER).__name__
     for repeat in range(2):
         cut = plan.cut(repeat)
@@ -385,7 +375,7 @@ def test_many_sites_are_as_many_loops_and_what_nobody_needs_is_not_trained():
     found = run(sites=150, aggregator=TRUSTED, epsilon=levels)
     assert {row.method for row in found.rows} == {*TRUSTED, PUBLIC, OWN, EXACT}
     assert LOCAL not in {row.method for row in found.timings}  # no private model was trained
-    plan = _plan(LEARNER, TRUSTED, X, y, 150, 60, 0.3, 7, levels, None, None, None)
+    plan, _ = _set_up(LEARNER, TRUSTED, X, y, sites=150, public=60, seed=7, epsilon=levels)
     for repeat in range(2):
         cut = plan.cut(repeat)
         exact = PrivateLogisticRegression(epsilon=math.inf, regularization=1e-2, classes=[0, 1])

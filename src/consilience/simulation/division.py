@@ -164,7 +164,9 @@ class Divider:
         _check_skew(d, records, numeric=numeric)
         if preparation is not None:
             fits = preparation.learned_on == "train" or d.public is not None
-            require("public", d.public, fits, "given for prepare to learn from, or prepare_on='train'")
+            require(
+                "public", d.public, fits, "given for prepare to learn from, or prepare_on='train'"
+            )
         sizes = None if d.sizes is None else tuple(d.sizes)
         checked = Division(
             d.sites if ids is None else 0,
@@ -210,6 +212,7 @@ class Divider:
                 seen, derive_seed(self.split_seed, repeat, "prepare") % 2**32
             )
             X = change(X)
+        public: Public | None
         if isinstance(given, Public):
             public = given if change is None else Public(change(given.X), given.y)
         else:

@@ -52,7 +52,7 @@ class Ways:
     @property
     def classify(self) -> bool:
         """Whether the learners are classifiers, which all are or none is."""
-        return is_classifier(next(iter(self.learners.values())))
+        return bool(is_classifier(next(iter(self.learners.values()))))
 
     @property
     def all_need_exact_members(self) -> bool:

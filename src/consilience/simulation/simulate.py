@@ -24,7 +24,14 @@ from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise
 from consilience.progress import Progress
 from consilience.simulation.checks import is_whole, require
-from consilience.simulation.division import Divider, Division, Preparation, Records, Test, derive_seed
+from consilience.simulation.division import (
+    Divider,
+    Division,
+    Preparation,
+    Records,
+    Test,
+    derive_seed,
+)
 from consilience.simulation.report import Report, Row
 from consilience.simulation.setup import (
     Levels,
@@ -121,7 +128,9 @@ class StudySettings(TypedDict, total=False):
 
 
 @overload
-def simulate(study: Study | str | Path, table: Any, /, **settings: Unpack[StudySettings]) -> Report: ...
+def simulate(
+    study: Study | str | Path, table: Any, /, **settings: Unpack[StudySettings]
+) -> Report: ...
 
 
 @overload
@@ -130,7 +139,9 @@ def simulate(
 ) -> Report: ...
 
 
-def simulate(learner: Any, aggregator: Any, X: Any = None, y: Any = None, **settings: Any) -> Report:
+def simulate(
+    learner: Any, aggregator: Any, X: Any = None, y: Any = None, **settings: Any
+) -> Report:
     """Simulate sites that train privately and join, beside what they could do instead.
 
     ``simulate(study, table, division=Division(...), runs=Runs(...), epsilon=...)`` plays a study
@@ -221,9 +232,7 @@ def _run(setup: Setup, runs: Runs) -> Report:
 DataclassT = TypeVar("DataclassT", Division, Runs)
 
 
-def _set_up(
-    learner: Any, aggregator: Any, X: Any, y: Any, **settings: Any
-) -> tuple[Setup, Runs]:
+def _set_up(learner: Any, aggregator: Any, X: Any, y: Any, **settings: Any) -> tuple[Setup, Runs]:
     """Check the arguments of the short form."""
     if isinstance(name := settings.get("sites"), str):
         fits = name in getattr(X, "columns", ())
@@ -321,7 +330,7 @@ def _set_up_study(
             "trained. Give the path of the study with its public file beside it, or "
             "Division(public=...): a number of records that are cut from the table."
         )
-    low, high = study.epsilon_range
+    low = float(study.epsilon_range[0])
     learner = study.build(low).set_params(epsilon=low, delta=study.delta)
     learners = check_learners({study.learner: learner}, persons=encoded.persons is not None)
     aggregators = {study.aggregator: aggregator}
@@ -330,9 +339,7 @@ def _set_up_study(
     levels = epsilon if epsilon is not None else _default_levels(study, aggregator)
     ways = Ways(learners, aggregators, None, baselines, check_draws(runs.draws), gives_budget=given)
     labels = encoded.y if schema.classes is None else np.asarray(schema.classes)[encoded.y]
-    records = Records.check(
-        encoded.X, labels, numeric=not ways.classify, persons=encoded.persons
-    )
+    records = Records.check(encoded.X, labels, numeric=not ways.classify, persons=encoded.persons)
     return _finish(ways, records, division, None, levels, runs)
 
 
@@ -345,8 +352,9 @@ def _default_levels(study: Study, aggregator: Aggregator) -> Levels:
     if study.trusted:
         own = getattr(aggregator, "epsilon", None) if aggregator.needs_exact_members else math.inf
         return math.inf if own is None else float(own)
-    low, high = study.epsilon_range
-    return list(dict.fromkeys((float(low), math.sqrt(low * high), float(high))))
+    low, high = map(float, study.epsilon_range)
+    middle = float(f"{math.sqrt(low * high):.3g}")  # it names a level in tables
+    return sorted({low, middle, high} if low < middle < high else {low, high})
 
 
 def _read_beside(study: Study, part: PublicFile | None, folder: Path) -> Public | None:

@@ -6,7 +6,8 @@ from scipy import sparse
 
 from consilience.evaluation.measures import measures
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.simulation.many import can_fit_many, fit_many, measure_many
+from consilience.learners.trees.forest import PrivateForestClassifier
+from consilience.simulation.together import fit_together, measure_together
 
 RNG = np.random.default_rng(3)
 N, M = 900, 70
@@ -40,7 +41,7 @@ CASES = {
 def test_models_trained_together_are_those_trained_one_by_one(name, table):
     learner, y = CASES[name]
     given = table(X)
-    together = fit_many(learner, given, y, SITES)
+    together = fit_together(learner, given, y, SITES)
     assert len(together) == M
     for one, rows in zip(together, SITES, strict=True):
         alone = type(learner)(**learner.get_params()).fit(given[rows], y[rows])
@@ -58,28 +59,27 @@ def test_models_trained_together_are_those_trained_one_by_one(name, table):
         assert one.get_params() == alone.get_params()
 
 
-def test_learners_that_cannot_be_trained_together_are_told():
-    assert all(can_fit_many(learner) for learner, _ in CASES.values())
-    assert not can_fit_many(
-        PrivateLogisticRegression(epsilon=math.inf)
-    )  # classes would be read at each site
-    assert not can_fit_many(
-        PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1], mechanism="matrix")
-    )
-    assert not can_fit_many(object())
+def test_learners_say_whether_they_can_be_trained_together():
+    assert all(learner.can_train_together() for learner, _ in CASES.values())
+    # Without declared classes, each site would read its own.
+    assert not PrivateLogisticRegression(epsilon=math.inf).can_train_together()
+    matrix = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1], mechanism="matrix")
+    assert not matrix.can_train_together()
+    forest = PrivateForestClassifier(epsilon=math.inf, classes=[0, 1])
+    assert not forest.can_train_together()
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("copies", [1, 5])
 def test_models_measured_together_have_the_numbers_of_each(name, copies):
     learner, y = CASES[name]
-    models = fit_many(learner, X, y, SITES)
+    models = fit_together(learner, X, y, SITES)
     tested, labels = np.repeat(X[800:], copies, axis=0), np.repeat(y[800:], copies)
     if copies > 1 and name != "ridge":
         labels = RNG.permutation(labels)  # equal rows with different labels
     for given in (tested, sparse.csr_array(tested)):
         for one, found in zip(
-            models, measure_many(models, given, labels, n_threads=2), strict=True
+            models, measure_together(models, given, labels, n_threads=2), strict=True
         ):
             every = measures(one, tested, labels)
             assert found == pytest.approx({metric: every[metric] for metric in found}, abs=1e-12)
@@ -88,9 +88,9 @@ def test_models_measured_together_have_the_numbers_of_each(name, copies):
 
 def test_a_label_that_no_model_knows_counts_as_wrong():
     learner, y = CASES["logistic"]
-    models = fit_many(learner, X, y, SITES)
+    models = fit_together(learner, X, y, SITES)
     labels = np.where(np.arange(N) < 50, 7, y)
-    for one, found in zip(models, measure_many(models, X, labels), strict=True):
+    for one, found in zip(models, measure_together(models, X, labels), strict=True):
         every = measures(one, X, labels)
         assert found == pytest.approx({metric: every[metric] for metric in found})
         assert "f1" not in found
