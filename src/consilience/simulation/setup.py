@@ -27,6 +27,7 @@ from consilience.evaluation.baselines import BEST, LOCAL, POOLED, TITLES
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.mechanisms import Noise
+from consilience.privacy.spending import void_by_seed
 from consilience.simulation.checks import is_whole, require
 from consilience.simulation.digest import code_digest, describe_function
 from consilience.simulation.division import Cut, Divider, derive_seed
@@ -180,7 +181,7 @@ class Setup:
         """Return the weakest guarantee of any private result, or that there is none."""
         if self.seed is not None:
             some = next(iter(self.ways.learners.values()))
-            return Guarantee.void("seeded noise", unit=some.unit, neighbours=some.neighbours)
+            return void_by_seed(unit=some.unit, neighbours=some.neighbours)
         return max(found.values(), key=lambda one: (not one.holds, one.epsilon), default=None)
 
     def facts(self, repeats: int) -> dict[str, Any]:

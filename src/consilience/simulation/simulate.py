@@ -44,7 +44,8 @@ from consilience.simulation.setup import (
     check_levels,
 )
 from consilience.simulation.sweep import Store, check_backend, sweep
-from consilience.study.study import PublicFile, Study
+from consilience.study.records import PublicFile
+from consilience.study.study import Study
 from consilience.tables.public import Public
 from consilience.tables.schema import read_table
 
