@@ -14,15 +14,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from consilience.auditing.audit import (
-    _gradient_and_hessian,
-    _planned,
-    audit,
-    audit_samples,
-    check_frequencies,
-    check_gaussian,
-    check_radial,
-)
+from consilience.auditing.attacked import Table, plan_training
+from consilience.auditing.audit import audit
+from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
+from consilience.auditing.pairs import gradient_and_hessian
+from consilience.auditing.sampled import audit_samples
 from consilience.errors import BudgetExceeded, ConsilienceError, GuaranteeVoid, SettingsError
 from consilience.learners import linear, perturbation
 from consilience.learners.erm import HuberHinge, solve
@@ -352,7 +348,9 @@ def one_row_at_a_time(learner):
     """Whether replacing one record changes one encoded row and nothing of the plan."""
     changed = X.copy()
     changed[0] = 30.0, -40.0
-    (task, plan), (other, other_plan) = (_planned(learner, rows, y, None) for rows in (X, changed))
+    (task, plan), (other, other_plan) = (
+        plan_training(learner, Table(rows, y)) for rows in (X, changed)
+    )
     same_rows = np.array_equal(task.X[1:], other.X[1:])
     return (
         same_rows
@@ -464,7 +462,7 @@ def distance_kept(task, plan):
         )
         b = l2_laplace(task.dimension, event=plan.noise, source=Noise(seed=seed).open())
         arguments = (task, plan, found[None, None], task.X[None], task.y, np.ones(len(task.y)))
-        gradient, _ = _gradient_and_hessian(*arguments)
+        gradient, _ = gradient_and_hessian(*arguments)
         kept &= bool(
             np.linalg.norm(gradient[0] + b) / plan.noise.strong_convexity <= plan.closing.distance
         )
@@ -473,7 +471,7 @@ def distance_kept(task, plan):
 
 def test_row_11_a_solver_that_stops_early_is_caught(monkeypatch):
     learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
-    task, plan = _planned(learner, X, y, None)
+    task, plan = plan_training(learner, Table(X, y))
     assert plan.closing.distance < 1e-6
     assert distance_kept(task, plan)
     monkeypatch.setattr(
@@ -509,7 +507,7 @@ def test_row_12_naive_float_noise_is_caught():
 def test_row_12_a_release_without_closing_is_caught():
     """Without the closing step the same b gives the same bits: what the solver did to them is laid open."""
     learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
-    task, plan = _planned(learner, X, y, None)
+    task, plan = plan_training(learner, Table(X, y))
 
     def bits_hidden(plan):
         real = vector_noise.l2_laplace

@@ -18,7 +18,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 import consilience as cs
 from consilience.aggregators.pooling import PrivateLeafCounts, Structure
-from consilience.auditing.audit import audit_samples
+from consilience.auditing.sampled import audit_samples
 from experiments.datasets import Dataset
 from experiments.design import Arguments, Figure, Method, Panel, Paper
 

@@ -37,12 +37,8 @@ from consilience.aggregators.distillation.distill import (
 from consilience.aggregators.distillation.tally import Tally
 from consilience.aggregators.feature import Choice, FeatureMethod, _Features, branch
 from consilience.aggregators.members import DISJOINT, Member, as_members
-from consilience.auditing.audit import (
-    audit_samples,
-    check_frequencies,
-    check_gaussian,
-    check_radial,
-)
+from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
+from consilience.auditing.sampled import audit_samples
 from consilience.errors import SettingsError
 from consilience.learners.erm import solve
 from consilience.privacy import vector_noise

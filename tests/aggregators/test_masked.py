@@ -3,7 +3,7 @@ import pytest
 
 from consilience.aggregators.accuracy import private_accuracy
 from consilience.aggregators.masked import MaskedSum, add_up
-from consilience.auditing.audit import check_frequencies
+from consilience.auditing.checks import check_frequencies
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.linear import PrivateLogisticRegression
 

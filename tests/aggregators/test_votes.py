@@ -18,7 +18,7 @@ from consilience.aggregators.accuracy import (
 )
 from consilience.aggregators.members import DISJOINT, Member, as_members
 from consilience.aggregators.votes import WEIGHTS, WeightedVote
-from consilience.auditing.audit import audit_samples
+from consilience.auditing.sampled import audit_samples
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.accounting import Laplace, total

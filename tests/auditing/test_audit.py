@@ -11,15 +11,10 @@ import math
 import numpy as np
 import pytest
 
-from consilience.auditing.audit import (
-    AuditReport,
-    Check,
-    audit,
-    audit_samples,
-    check_frequencies,
-    check_gaussian,
-    check_radial,
-)
+from consilience.auditing.audit import audit
+from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
+from consilience.auditing.report import AuditReport, Check
+from consilience.auditing.sampled import audit_samples
 from consilience.errors import SettingsError
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.privacy import accounting

@@ -7,13 +7,9 @@ its numbers. No seed is fixed here beyond the search's own.
 import numpy as np
 import pytest
 
-from consilience.auditing.audit import (
-    audit,
-    audit_samples,
-    check_frequencies,
-    check_gaussian,
-    check_radial,
-)
+from consilience.auditing.audit import audit
+from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
+from consilience.auditing.sampled import audit_samples
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.privacy import accounting
 from consilience.privacy.guarantee import Guarantee

@@ -1,6 +1,5 @@
 import json
 import math
-import sys
 from functools import cache
 
 import numpy as np
@@ -13,7 +12,8 @@ from consilience import Average, FeatureMethod, PublicBlend, SiteBoosting, SoftL
 from consilience.errors import SettingsError
 from consilience.evaluation.measures import measures
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.planning.joining import in_span, kappas
+from consilience.planning import expectation
+from consilience.planning.feature import in_span, kappas
 from consilience.planning.plan import plan, read_public
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
@@ -175,8 +175,8 @@ def test_the_worst_case_is_never_exceeded(mechanism, delta, epsilon):
 
 
 def test_bounds_have_the_constants_of_the_specification():
-    # algorithms.md, section I: T = (c + Λ)/2 (Q_d(p) S/ε)² and T = Q_d(p)²/(β² n² Λ), with Q by an
-    # outside library.
+    # docs/planning.md, 2: T = (c + Λ)/2 (Q_D(p) S/ε)² on the output and T = Q_D(p)² s²/(n² Λ) in
+    # the objective, with the Gamma quantile Q by another library.
     n, p, ridge = 3000, 0.02, 1e-2
     for mechanism in ("output", "objective"):
         advice = plan(
@@ -202,7 +202,7 @@ def test_bounds_have_the_constants_of_the_specification():
 
 
 def test_without_public_data_the_estimate_is_the_textbook_formula():
-    # d/(2n) + ½ tr(H⁻¹ Cov(b)/n²) in the limit of no ridge (algorithms.md, section I).
+    # d/(2n) + ½ tr(H⁻¹ Cov(b)/n²) in the limit of no ridge (docs/planning.md, 1).
     # The closing noise comes on top: with a ridge this small against n it is not negligible.
     n, d, bend = 10**6, 20, 0.02
     advice = plan(n_records=n, n_features=d - 1, epsilon=1.0, curvature=bend, regularization=1e-6)
@@ -490,7 +490,7 @@ def test_the_average_of_many_sites_is_expected_as_that_of_few_is_simulated(monke
         "regularization": 1e-3,
     }
     simulated = plan(**usual).at(0.5)
-    monkeypatch.setattr(sys.modules["consilience.planning.plan"], "MOST_SIMULATED", 1)
+    monkeypatch.setattr(expectation, "MOST_SIMULATED", 1)
     predicted = plan(**usual).at(0.5)
     assert predicted.simulated_loss == pytest.approx(simulated.simulated_loss, rel=0.2, abs=2e-3)
     assert predicted.error == pytest.approx(simulated.error, abs=0.01)
@@ -567,13 +567,13 @@ def test_recommendation_is_the_least_predicted_loss_of_what_keeps_a_records_epsi
     )
     kept = [one for one in advice.joined if one.unit != "site" and not one.trusted]
     assert advice.recommended.excess_loss == min(one.excess_loss for one in kept)
-    assert "join by" in advice.joining_sentence
+    assert "joining helps, join by" in advice.joining_sentence
     hopeless = plan(n_records=50, n_features=20, epsilon=0.01, n_sites=2, n_public=100_000)
     assert hopeless.recommended.name == "public records alone"
     lonely = plan(
         n_records=100_000, n_features=5, epsilon=1.0, aggregator=Average("equal"), n_sites=1
     )
-    assert "joining is not predicted to help" in lonely.joining_sentence
+    assert "joining does not help, stay with" in lonely.joining_sentence
 
 
 @pytest.mark.parametrize("what", ["n_sites", "n_records", "epsilon", "n_public"])
@@ -620,7 +620,7 @@ def test_joined_advice_prints_a_table_and_travels_as_json():
     for one in advice.joined:
         assert one.name in shown
     assert "hides" in shown
-    assert "Predicted: join by public blend" in shown
+    assert "Predicted: joining helps, join by public blend" in shown
     values = json.loads(json.dumps(advice.as_dict(), allow_nan=False))
     assert values["recommended"] == "public blend"
     assert {one["unit"] for one in values["joined"]} == {"record", "site", "none"}
