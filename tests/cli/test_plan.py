@@ -44,7 +44,7 @@ def test_plan_covers_aggregators_and_what_they_need(run):
     )
     code, out, err = run(*arguments)
     assert (code, err) == (0, "")
-    assert "Predicted: join by public blend" in out
+    assert "Predicted: joining helps, join by public blend" in out
     code, out, _ = run(*arguments, "--json")
     assert code == 0
     values = json.loads(out)
