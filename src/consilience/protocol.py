@@ -1,7 +1,7 @@
-"""What a site and the hub say to each other: signed requests, and errors that travel as codes.
+"""What sites and hubs agree on: the form of names, signed requests, and errors as codes.
 
-A site proves who it is by signing each request with its Ed25519 key; there is no password to steal
-and no session to hijack. The transport may be anything; over HTTPS it also hides what is said.
+A site proves its identity by signing each request with its Ed25519 key: there is no password to
+steal and no session to hijack. Any transport will do; HTTPS also hides the content.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from dataclasses import dataclass
 
 from consilience.files.sealed import SigningKey, canonical, is_signed, message_of
 
+STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
+DIGEST = re.compile("[0-9a-f]{64}")  # a SHA-256, or a public key
+SIGNATURE = re.compile("[0-9a-f]{128}")
+
 CLOCK_SECONDS = 300  # how far a request's time may be from the hub's
 HEADER = "x-consilience"
 _FORM = re.compile(
-    r"key=([0-9a-f]{64});time=([0-9]{1,12});nonce=([0-9a-f]{32});body=([0-9a-f]{64});signature=([0-9a-f]{128})"
+    r"key=([0-9a-f]{64});time=([0-9]{1,12});nonce=([0-9a-f]{32});"
+    r"body=([0-9a-f]{64});signature=([0-9a-f]{128})"
 )
 
 # code -> (HTTP status, what to do)
@@ -39,23 +45,23 @@ ERRORS: dict[str, tuple[int, str]] = {
     "key-revoked": (403, "Make a new key and ask the coordinator for an invitation to enrol it."),
     "rejected": (422, "Train again with the study's own file; the message says what does not fit."),
     "wrong-site": (403, "Submit your own site's contribution, signed with its enrolled key."),
-    "stale": (409, "A newer contribution is there already; train again to supersede it."),
+    "stale": (409, "The hub already has a newer contribution; train again to replace it."),
     "study-differs": (409, "Fetch the study again; its digest has changed."),
-    "study-closed": (409, "The coordinator has closed this study; nothing more is taken."),
+    "study-closed": (409, "The coordinator has closed this study; it accepts nothing more."),
     "too-few-sites": (409, "Wait until enough sites have contributed."),
     "no-release": (404, "There is no release yet; try again when enough sites have contributed."),
     "budget": (409, "The hub's budget for this study is spent; its operator can raise it."),
-    "study-invalid": (422, "Mend the study file; `consilience study check` lists every problem."),
-    "file-differs": (409, "Send the very file whose SHA-256 the study names."),
-    "cannot-combine": (409, "The message says what stands against it; change that and ask again."),
-    "wrong-method": (405, "Look up the address in the protocol page or at /docs."),
+    "study-invalid": (422, "Correct the study file; `consilience study check` lists all problems."),
+    "file-differs": (409, "Send the file whose SHA-256 the study names."),
+    "cannot-combine": (409, "Change what the message names, then ask again."),
+    "wrong-method": (405, "Look up the address on the protocol page or at /docs."),
     "unavailable": (503, "Try again later; nothing was lost."),
 }
 
 
 @dataclass(eq=False)  # not frozen: an exception is given its traceback while it travels
 class Refusal(Exception):
-    """A request that is not granted: a code, and a sentence without any record's value."""
+    """A refused request: a code, and a sentence that contains no value of a record."""
 
     code: str
     message: str
@@ -67,14 +73,14 @@ class Refusal(Exception):
 
     @property
     def body(self) -> dict[str, dict[str, str]]:
-        """What is sent."""
+        """The JSON that is sent."""
         return {"error": {"code": self.code, "message": self.message, "fix": ERRORS[self.code][1]}}
 
 
 def sign_request(
     key: SigningKey, method: str, path: str, body_sha256: str, *, now: float | None = None
 ) -> str:
-    """Return the header that proves who sends a request; it is good for one use within five minutes."""
+    """Return the header that proves who sends a request, valid once and for five minutes."""
     at, nonce = str(int(time.time() if now is None else now)), secrets.token_hex(16)
     signature = key.sign(_message(method, path, body_sha256, at, nonce)).hex()
     return f"key={key.public};time={at};nonce={nonce};body={body_sha256};signature={signature}"
@@ -82,22 +88,22 @@ def sign_request(
 
 @dataclass(frozen=True)
 class Signed:
-    """Who sent a request, the nonce that must not come again, and the SHA-256 that the body must have."""
+    """Who sent a request, the nonce that may be used once, and the SHA-256 of the body."""
 
     key: str
     nonce: str
     body: str
 
     def check_body(self, sha256: str) -> None:
-        """Refuse a body other than the one that was signed."""
+        """Refuse a body that differs from the one that was signed."""
         if sha256 != self.body:
-            raise Refusal("not-authenticated", "The request's signature does not fit its body.")
+            raise Refusal("not-authenticated", "The request's signature does not match its body.")
 
 
 def read_request(header: str | None, method: str, path: str, *, now: float | None = None) -> Signed:
     """Return who signed a request, or refuse it, before its body is read.
 
-    The caller asks whether the key is enrolled, the nonce new and the body the one that was signed.
+    The caller checks that the key is enrolled, the nonce is new and the body was signed.
     """
     found = _FORM.fullmatch(header or "")
     if found is None:
@@ -106,8 +112,13 @@ def read_request(header: str | None, method: str, path: str, *, now: float | Non
     if abs((time.time() if now is None else now) - int(at)) > CLOCK_SECONDS:
         raise Refusal("clock", "The request was signed too long ago, or in the future.")
     if not is_signed(_message(method, path, body, at, nonce), bytes.fromhex(signature), key):
-        raise Refusal("not-authenticated", "The request's signature does not fit it.")
+        raise Refusal("not-authenticated", "The request's signature does not match it.")
     return Signed(key, nonce, body)
+
+
+def rotation_message(old: str, new: str) -> bytes:
+    """Return what a new key signs to replace an old one."""
+    return f"consilience rotation {old} {new}".encode()
 
 
 def digest(body: bytes) -> str:

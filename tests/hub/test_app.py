@@ -13,8 +13,7 @@ import pytest
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey, canonical, message_of
-from consilience.hub.hub import rotation_message
-from consilience.protocol import ERRORS, HEADER, digest, sign_request
+from consilience.protocol import ERRORS, HEADER, digest, rotation_message, sign_request
 
 
 def test_a_study_goes_from_invitation_to_release(world: Any, tools: Any, tmp_path: Any) -> None:

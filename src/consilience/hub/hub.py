@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,21 +15,24 @@ from typing import Any
 from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
-from consilience.hub import auth
 from consilience.hub.rates import Rate
 from consilience.hub.store import Row, Store, hashed, now
 from consilience.hub.store.contributions import find_same
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
-from consilience.protocol import Refusal
+from consilience.protocol import (
+    DIGEST,
+    SIGNATURE,
+    SITE_NAME,
+    STUDY_NAME,
+    Refusal,
+    rotation_message,
+)
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
 
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
-STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
 LARGE = 8 << 20  # bytes
-DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ class Hub:
 
     def rotate(self, study: str, key: str, new: str, proof: str, nonce: str) -> Row:
         """Replace a site's key; `proof` is the new key's signature over old and new."""
-        if not (DIGEST.fullmatch(new) and re.fullmatch("[0-9a-f]{128}", proof)):
+        if not (DIGEST.fullmatch(new) and SIGNATURE.fullmatch(proof)):
             raise Refusal(
                 "malformed", "The new key, or the proof of holding it, has the wrong form."
             )
@@ -308,11 +310,6 @@ class Hub:
         return self.store.verify()
 
 
-def rotation_message(old: str, new: str) -> bytes:
-    """Return what a site's new key signs to prove that the site holds it."""
-    return f"consilience rotation {old} {new}".encode()
-
-
 def _check_sender(facts: Mapping[str, Any], agreed: Study, site: Row) -> None:
     """Refuse another site's contribution and another study's, each with its own code."""
     if facts.get("study") != agreed.reference:
@@ -338,6 +335,3 @@ def _signing_key(path: Path) -> SigningKey:
         finally:
             draft.unlink()
     return SigningKey.load(path)
-
-
-__all__ = ["Hub", "Settings", "auth", "rotation_message"]

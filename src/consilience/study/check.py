@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
 from consilience.files.contribution import Contribution
 from consilience.learners.registry import LEARNERS
+from consilience.protocol import STUDY_NAME
 
 if TYPE_CHECKING:
     from consilience.study.study import Study
@@ -25,7 +25,6 @@ DECIDED_FOR_LEARNERS = frozenset(
     "classes data_norm label_bound bins bounds".split()
 )
 DECIDED_FOR_AGGREGATORS = frozenset(("noise", "classes"))
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
 
 Check = tuple[bool, str]  # whether it is fulfilled, and the problem if it is not
 
@@ -66,7 +65,7 @@ def _failed(checks: Iterable[Check]) -> list[str]:
 
 def _name_checks(study: Study) -> Iterable[Check]:
     yield (
-        bool(_NAME.fullmatch(study.name)),
+        bool(STUDY_NAME.fullmatch(study.name)),
         f"the name {study.name!r} must be lower-case letters, digits and hyphens",
     )
     yield (

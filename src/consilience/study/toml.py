@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.files.contribution import to_plain
+from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
 
@@ -164,7 +164,7 @@ def _read_file(name: str, part: Facts) -> PublicFile:
     """Return a file of public records, or say what is wrong with its part."""
     file, sha256, labelled = part.get("file"), part.get("sha256"), part.get("labelled", True)
     plain = isinstance(file, str) and Path(file).name == file
-    if not (plain and re.fullmatch("[0-9a-f]{64}", str(sha256))):
+    if not (plain and DIGEST.fullmatch(str(sha256))):
         raise SettingsError(
             f"[{name}] needs a file name without folders and the sha256 of that file"
         )

@@ -14,10 +14,9 @@ from consilience.files.sealed import SealedFile
 from consilience.hub.dashboard import queries
 from consilience.hub.dashboard.releases import download_certificate
 from consilience.hub.dashboard.visits import Visit
-from consilience.hub.hub import DIGEST, SITE_NAME
 from consilience.hub.store import Row, now
 from consilience.privacy.guarantee import Guarantee, compose
-from consilience.protocol import Refusal
+from consilience.protocol import DIGEST, SITE_NAME, Refusal
 from consilience.study.study import Study
 
 MANY = 50  # rows on one page

@@ -1,0 +1,198 @@
+"""A site's requests to a hub, each signed with the site's key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from consilience.errors import (
+    BudgetExceeded,
+    ConsilienceError,
+    ContributionRejected,
+    HubUnavailable,
+    SchemaMismatch,
+    SettingsError,
+)
+from consilience.files.sealed import SigningKey
+from consilience.protocol import HEADER, digest, rotation_message, sign_request
+from consilience.study.records import PublicFile
+from consilience.study.study import Study
+
+TIMEOUT_SECONDS = 60.0
+MOST_BYTES = 1 << 30  # in one answer
+_ERRORS: dict[str, type[ConsilienceError]] = {
+    "rejected": ContributionRejected,
+    "stale": ContributionRejected,
+    "wrong-site": ContributionRejected,
+    "study-differs": SchemaMismatch,
+    "unavailable": HubUnavailable,
+    "too-many": HubUnavailable,
+    "budget": BudgetExceeded,
+}
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HubClient:
+    """A hub at an address, as seen by a site with this key.
+
+    What the hub refuses is raised as an error of this package, in the hub's own words.
+    """
+
+    address: str
+    key: SigningKey
+    certificate: str | None = None
+
+    # ------------------------------------------------------------------ joining
+
+    def enrol(self, invitation: str, site: str, *, fetch_only: bool) -> tuple[str, str]:
+        """Use a one-time invitation; return the study's name and the hub's public key."""
+        proof = {"invitation": invitation, "site": site, "fetch_only": fetch_only}
+        answer = self.request_json("POST", "/api/enrolments", to_json(proof))
+        return str(answer["study"]), str(answer["hub_key"])
+
+    def fetch_study(self, name: str) -> Study:
+        """Return the study of this name."""
+        answer = self.request_json("GET", _path(name))
+        study = Study.from_dict(answer["study"])
+        if study.name != name or study.digest != answer["digest"]:
+            raise ContributionRejected(
+                "The hub sent another study than it named. Nothing was joined. Ask its operator."
+            )
+        return study
+
+    def fetch_file(self, study: Study, file: PublicFile) -> bytes:
+        """Return the content of a study's public file."""
+        content = self.request("GET", f"{_path(study.name)}/files/{file.sha256}")
+        if content is None or digest(content) != file.sha256:
+            raise ContributionRejected(
+                f"The hub sent another file than {file.file!r}. Nothing was joined. Ask its "
+                "operator."
+            )
+        return content
+
+    # ------------------------------------------------------------------ taking part
+
+    def submit(self, study: str, content: bytes, *, digest: str) -> Answer:
+        """Send a contribution; the hub must confirm its digest."""
+        answer = self.request_json("POST", f"{_path(study)}/contributions", content)
+        if answer.get("digest") != digest:
+            raise ContributionRejected(
+                "The hub confirmed another file than was sent. Ask its operator."
+            )
+        return answer
+
+    def fetch_release(self, study: str) -> bytes | None:
+        """Return the newest release's file, or None if there is none."""
+        return self.request("GET", f"{_path(study)}/release", absent="no-release")
+
+    def withdraw(self, study: str) -> Answer:
+        """Take the site's contribution out of future releases."""
+        return self.request_json("POST", f"{_path(study)}/withdrawals", b"{}")
+
+    def open_view(self, study: str) -> str:
+        """Return a link that shows the site its own page on the dashboard, once."""
+        answer = self.request_json("POST", f"{_path(study)}/visits", b"{}")
+        return f"{self.address}{answer['path']}"
+
+    def rotate_key(self, study: str, new: SigningKey) -> None:
+        """Make the hub accept a new key instead of the present one."""
+        proof = new.sign(rotation_message(self.key.public, new.public)).hex()
+        body = to_json({"study": study, "new_key": new.public, "proof": proof})
+        try:
+            self.request_json("POST", "/api/keys/rotation", body)
+        except SettingsError as refused:
+            try:  # this machine may have stopped after the hub had taken the new key
+                replace(self, key=new).request_json("GET", _path(study))
+            except SettingsError:
+                raise refused from None
+
+    # ------------------------------------------------------------------ requests
+
+    def request_json(self, method: str, path: str, body: bytes = b"") -> Answer:
+        """Send a request and return its answer, which must be a JSON object."""
+        content = self.request(method, path, body)
+        try:
+            answer = json.loads(content or b"")
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise HubUnavailable(
+                f"The hub at {self.address} gave no readable answer. Nothing was lost. Try again "
+                "later."
+            )
+        return answer
+
+    def request(
+        self, method: str, path: str, body: bytes = b"", *, absent: str | None = None
+    ) -> bytes | None:
+        """Send a request and return its answer; None if the hub's error is the code `absent`."""
+        import httpx
+
+        try:
+            status, content = self._send(method, path, body)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
+            raise HubUnavailable(
+                f"The hub at {self.address} did not answer ({type(problem).__name__}). Nothing "
+                "was lost. Check the address and the network, and try again."
+            ) from None
+        if status < 300:
+            return content
+        code, message, fix = _read_error(content)
+        if code is not None and code == absent:
+            return None
+        raise _ERRORS.get(code or "unavailable", SettingsError)(
+            f"The hub at {self.address} refused: {message} Nothing was changed. {fix}"
+        )
+
+    def _send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        import httpx
+
+        headers = {HEADER: sign_request(self.key, method, path, digest(body))}
+        verify = True if self.certificate is None else self.certificate
+        content = bytearray()
+        with (
+            httpx.Client(timeout=TIMEOUT_SECONDS, verify=verify, follow_redirects=False) as client,
+            client.stream(method, self.address + path, content=body, headers=headers) as answer,
+        ):
+            for chunk in answer.iter_bytes():
+                content += chunk
+                if len(content) > MOST_BYTES:
+                    raise HubUnavailable(
+                        f"The hub at {self.address} sent more than it may. Nothing was kept."
+                    )
+            return answer.status_code, bytes(content)
+
+
+def check_address(address: str) -> str:
+    """Return a hub's address, which must be encrypted unless the hub is on this machine."""
+    parts = urlsplit(address)
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    encrypted = parts.scheme == "https" or (parts.scheme == "http" and local)
+    if not parts.hostname or not encrypted:
+        raise SettingsError(
+            "The hub's address must begin with https:// (or http:// if the hub is on this "
+            f"machine). Got {address!r} instead. Nothing was sent."
+        )
+    return address.rstrip("/")
+
+
+def to_json(facts: object) -> bytes:
+    """Return facts as JSON, the same for the same facts."""
+    return json.dumps(facts, indent=1, sort_keys=True).encode()
+
+
+def _path(study: str) -> str:
+    return f"/api/studies/{quote(study)}"
+
+
+def _read_error(content: bytes) -> tuple[str | None, str, str]:
+    """Return code, message and advice of a hub's error, shortened: the hub is not trusted."""
+    try:
+        error = json.loads(content)["error"]
+        return str(error["code"])[:40], str(error["message"])[:500], str(error["fix"])[:500]
+    except (ValueError, KeyError, TypeError):
+        return None, "its answer could not be read.", "Try again later."

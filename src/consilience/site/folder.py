@@ -1,0 +1,185 @@
+"""A site's folder: its key, its ledger, and what it holds of each study that it has joined."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self, TypedDict
+
+from consilience.errors import SettingsError
+from consilience.files.release import Release
+from consilience.files.sealed import SigningKey, write_durably
+from consilience.privacy.guarantee import Budget
+from consilience.privacy.ledger import Ledger
+from consilience.protocol import SITE_NAME
+from consilience.site.client import to_json
+from consilience.study.study import Study
+from consilience.tables.public import Public
+
+
+class Attempt(TypedDict):
+    """A training that was approved: after an interruption it is completed, not charged again."""
+
+    sequence: int
+    epsilon: float
+    key: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a site keeps about a study that it has joined, in the file ``study.json``."""
+
+    study: Mapping[str, Any]
+    hub: str
+    hub_key: str | None = None
+    certificate: str | None = None
+    fetch_only: bool = False
+    attempt: Attempt | None = None
+    submitted: int | None = None
+    release: int | None = None
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        """Read what was written; what another version added is ignored."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in facts.items() if name in known})
+
+
+class SiteFolder:
+    """The files of a site. Every change is written durably before anything else happens."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        facts = self._read("site.json")
+        if facts is None:
+            raise SettingsError(
+                f"There is no site in the folder {self.folder.name!r}. Nothing was done. Make one "
+                "with: consilience site init"
+            )
+        self.name: str = facts["name"]
+        self.dataset: str = facts["dataset"]
+
+    @classmethod
+    def init(
+        cls, folder: str | os.PathLike[str], *, name: str, dataset: str, budget: Budget
+    ) -> Self:
+        """Make a site: a key, a ledger, and the limit that the data owner allows."""
+        target = Path(folder)
+        if (target / "site.json").exists():
+            raise SettingsError(
+                f"The folder {target.name!r} holds a site already. Nothing was changed. Use "
+                "another folder."
+            )
+        if not SITE_NAME.fullmatch(name):
+            raise SettingsError(
+                "The name of a site must be letters, digits, spaces and ._- (at most 100). Got "
+                f"{name!r} instead. Nothing was made."
+            )
+        target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = target / "key.pem"
+        if not key.exists():
+            SigningKey.generate().save(key)
+        Ledger(target / "ledger.sqlite").allow(dataset, budget)
+        write_durably(target / "site.json", to_json({"name": name, "dataset": dataset}))
+        return cls(target)
+
+    @property
+    def key(self) -> SigningKey:
+        """The key that signs for the site."""
+        return SigningKey.load(self.folder / "key.pem")
+
+    @property
+    def ledger(self) -> Ledger:
+        """The site's ledger."""
+        path = self.folder / "ledger.sqlite"
+        if not path.exists():
+            raise SettingsError(
+                "The site's ledger is gone, and with it the record of what was spent. Nothing "
+                "was done. Restore it from its backup with: consilience site recover"
+            )
+        return Ledger(path)
+
+    @property
+    def studies(self) -> list[str]:
+        """Names of the studies that the site has joined."""
+        return sorted(path.parent.name for path in self.folder.glob("studies/*/study.json"))
+
+    def study(self, name: str) -> Study:
+        """Return a study that the site has joined."""
+        return Study.from_dict(self._joined(name).study)
+
+    def public(self, name: str) -> Public | None:
+        """Return the study's public records, if it has any."""
+        study = self.study(name)
+        return None if study.public is None else study.public.read(study.schema, self._place(name))
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return how far the site is with a study."""
+        joined = self._joined(name)
+        return {
+            "study": name,
+            "hub": joined.hub,
+            "fetch_only": joined.fetch_only,
+            "contributions": len(self._contributions(name)),
+            "submitted": joined.submitted,
+            "release": joined.release,
+        }
+
+    def contribution(self, name: str, sequence: int | None = None) -> Path:
+        """Return the file of a contribution, by default the newest."""
+        files = self._contributions(name)
+        if sequence is not None:
+            files = [file for file in files if file.stem.endswith(f"{sequence:04d}")]
+        if not files:
+            raise SettingsError(
+                f"There is no trained contribution to {name!r}. Train first: consilience site train"
+            )
+        return files[-1]
+
+    def release(self, name: str) -> Release:
+        """Return the newest release that was fetched."""
+        files = sorted(self._place(name).glob("release-*.safetensors"))
+        if not files:
+            raise SettingsError(
+                f"No release of {name!r} was fetched yet. Fetch it first: consilience site fetch"
+            )
+        return Release.load(files[-1], key=self._joined(name).hub_key)
+
+    # ------------------------------------------------------------------ files
+
+    def _place(self, name: str) -> Path:
+        """Return the folder of a study."""
+        if "/" in name or name.startswith("."):
+            raise SettingsError(
+                f"There is no study {name!r} here. Join it first: consilience site join"
+            )
+        return self.folder / "studies" / name
+
+    def _contributions(self, name: str) -> list[Path]:
+        return sorted(self._place(name).glob("contribution-*.safetensors"))
+
+    def _joined(self, name: str) -> Joined:
+        facts = self._read(f"studies/{self._place(name).name}/study.json")
+        if facts is None:
+            known = ", ".join(self.studies) or "none yet"
+            raise SettingsError(
+                f"This site has not joined a study {name!r} (joined: {known}). Join it first."
+            )
+        return Joined.from_dict(facts)
+
+    def _write_joined(self, name: str, joined: Joined) -> None:
+        write_durably(self._place(name) / "study.json", to_json(asdict(joined)))
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """Return the facts in one of the site's files; None if there is no such file."""
+        try:
+            return dict(json.loads((self.folder / name).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            raise SettingsError(
+                f"The site's file {name!r} cannot be read. Nothing was done. Restore it."
+            ) from None
