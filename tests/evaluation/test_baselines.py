@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import make_classification
 
 from consilience.aggregators.average import Average
+from consilience.aggregators.votes import WeightedVote
 from consilience.evaluation.baselines import (
     BEST_ROW,
     MEDIAN_ROW,
@@ -97,12 +99,14 @@ def test_releases_that_were_not_compared_record_by_record_have_no_verdict(rows):
 class Study:
     """What `assess` asks of a study."""
 
-    aggregator, aggregator_settings = "Average", {"weights": "size"}
     schema, epsilon_range, trusted = SimpleNamespace(classes=[0, 1]), (1.0, 2.0), False
     draws_noise = False
 
     def build(self, epsilon):
         return logistic().set_params(epsilon=epsilon)
+
+    def build_aggregator(self):
+        return Average("size", classes=[0, 1])
 
 
 def test_every_row_but_the_release_has_its_gain_on_the_same_test_records():
@@ -151,3 +155,23 @@ def test_members_that_are_not_private_by_themselves_are_not_measured(setting):
         test=test,
     )
     assert [found["method"] for found in rows] == ["Average (size)", PUBLIC_ROW]
+
+
+def test_trees_are_compared_with_what_combines_trees():
+    X, y = table(600)
+    forest = PrivateForestClassifier(
+        epsilon=2.0, bounds=[(-1, 1)] * 6, classes=[0, 1], public_size=100, n_trees=3, max_depth=2
+    )
+    members = [clone(forest).fit(X[i:300:3], y[i:300:3]) for i in range(3)]
+    study = Study()
+    study.build = lambda epsilon: clone(forest)
+    study.build_aggregator = lambda: WeightedVote("size")
+    rows = assess(
+        WeightedVote("size").combine(members),
+        study=study,
+        contributions=[SimpleNamespace(learner=member) for member in members],
+        public=Public(X[300:400], y[300:400]),
+        test=Public(X[400:], y[400:]),
+    )
+    others = [found["method"] for found in rows if found["kind"] == "other"]
+    assert others == ["WeightedVote (equal)", "WeightedVote (size-epsilon)"]

@@ -426,6 +426,7 @@ def test_without_an_aggregator_only_baselines_are_computed_and_they_are_the_same
     assert set(alone.rows) < set(report.rows)
     assert {row.method for row in alone.rows} == {PUBLIC, EXACT}
     assert {row.method for row in alone.timings} == {PUBLIC, EXACT}  # no site was trained
+    assert alone.sentence == "The models of this simulation have no guarantee: seeded noise."
 
 
 def test_draws_repeat_the_noise_on_one_division_and_repeats_stay_the_unit(report):

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from sklearn.base import is_classifier
 
-from consilience.aggregators.average import Average
-from consilience.aggregators.blend import PublicBlend
-from consilience.aggregators.boosting import SiteBoosting
-from consilience.aggregators.feature import FeatureMethod
-from consilience.aggregators.votes import WeightedVote
+from consilience.aggregators.base import Aggregator
+from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError
 from consilience.evaluation.compare import Gap, Joining, paired_gap
 from consilience.evaluation.intervals import Measure
@@ -63,8 +59,6 @@ PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
 MOST_COMPARED = 200  # members; with more, other aggregators are not tried
 COMPARING_SECONDS = 10.0
 
-OTHERS: tuple[Callable[..., Any], ...] = (PublicBlend, FeatureMethod, SiteBoosting)
-
 QualityRow = dict[str, Any]  # method, kind, n_records, level, and measures by name
 
 
@@ -74,14 +68,6 @@ class Agreement(Protocol):
     @property
     def schema(self) -> Schema:
         """What a record is."""
-
-    @property
-    def aggregator(self) -> str:
-        """The name of the aggregator."""
-
-    @property
-    def aggregator_settings(self) -> Mapping[str, Any]:
-        """Its settings."""
 
     @property
     def epsilon_range(self) -> tuple[float, float]:
@@ -97,6 +83,9 @@ class Agreement(Protocol):
 
     def build(self, epsilon: float) -> Any:
         """Return the learner of a site."""
+
+    def build_aggregator(self) -> Aggregator:
+        """Return the aggregator."""
 
 
 def public_only(learner: Any, public: Public) -> Any:
@@ -141,7 +130,8 @@ def assess(
     if test is None or test.y is None:
         return []
     table = _Table(test, evaluate(ensemble, test.X, test.y))
-    rows = [table.row(_label(study), "study", table.joined)]
+    title = study.build_aggregator().describe().title
+    rows = [table.row(title, "study", table.joined)]
     alone = _public_model(study, public)
     if alone is not None:
         rows.append(table.measure(PUBLIC_ROW, "baseline", alone))
@@ -152,7 +142,11 @@ def assess(
     order = np.argsort(errors, kind="stable")
     rows.append(table.measure(MEDIAN_ROW, "baseline", members[order[len(order) // 2]]))
     rows.append(table.measure(BEST_ROW, "baseline", members[order[0]]))
-    return rows + _measure_others(study, members, public, table)
+    if len(members) <= MOST_COMPARED:
+        others = _build_others(study.schema, members[0], public)
+        others.pop(title, None)
+        rows += _measure_others(others, members, public, table)
+    return rows
 
 
 def compare_rows(rows: Sequence[Mapping[str, Any]]) -> Joining | None:
@@ -220,40 +214,32 @@ def _public_model(study: Agreement, public: Public | None) -> Predictor | None:
     return model
 
 
+def _build_others(schema: Schema, member: Any, public: Public | None) -> dict[str, Aggregator]:
+    """Return the aggregators that the study could have named instead, by title."""
+    learner, labelled = type(member), public is not None and public.y is not None
+    made = [
+        cls.for_schema(schema, **settings)
+        for cls in AGGREGATORS.values()
+        if labelled or not (cls.needs_public or cls.needs_labels)
+        for settings in cls.alternatives(learner)
+    ]
+    settings = member.get_params(deep=False)
+    return {
+        aggregator.describe().title: aggregator
+        for aggregator in made
+        if aggregator.problem_with(learner, settings) is None
+    }
+
+
 def _measure_others(
-    study: Agreement, members: Sequence[Any], public: Public | None, table: _Table
+    others: Mapping[str, Aggregator], members: Sequence[Any], public: Public | None, table: _Table
 ) -> list[QualityRow]:
-    """Measure the aggregators that the study could have named instead."""
-    if len(members) > MOST_COMPARED:
-        return []
-    classes: dict[str, Any] = (
-        {} if study.schema.classes is None else {"classes": list(study.schema.classes)}
-    )
-    ways: dict[str, Callable[[], Any]] = {}
-    if hasattr(members[0], "coef_"):
-        ways |= {
-            f"Average ({by})": partial(Average, by, **classes)
-            for by in ("equal", "size", "precision")
-        }
-        if public is not None and public.y is not None:
-            ways |= {getattr(kind, "__name__", ""): partial(kind, **classes) for kind in OTHERS}
-    else:
-        ways |= {
-            f"WeightedVote ({by})": partial(WeightedVote, by, **classes)
-            for by in ("equal", "size-epsilon")
-        }
-    ways.pop(_label(study), None)
     rows, until = [], time.monotonic() + COMPARING_SECONDS
-    for name, make in ways.items():
+    for title, aggregator in others.items():
         try:
             if time.monotonic() < until:
-                rows.append(table.measure(name, "other", make().combine(members, public)))
+                ensemble = aggregator.combine(members, public)
+                rows.append(table.measure(title, "other", ensemble))
         except (ConsilienceError, TypeError):
             continue  # it does not apply to these members
     return rows
-
-
-def _label(study: Agreement) -> str:
-    usual = {"Average": "precision", "WeightedVote": "size-epsilon"}.get(study.aggregator)
-    by = study.aggregator_settings.get("weights", usual)
-    return f"{study.aggregator} ({by})" if by else study.aggregator

@@ -1,4 +1,4 @@
-"""What a simulation found: one row per number, summaries, the sentence that says whether joining helps, a chart.
+"""What a simulation found: one row per number, summaries, a chart, and whether joining helps.
 
 Repeats are the unit of every summary: draws of noise on one division share its records, so they are
 first averaged within the repeat, and spreads and intervals are those of the repeats' means.
@@ -21,34 +21,38 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from consilience.errors import SettingsError
-from consilience.evaluation.baselines import ALTERNATIVES, EXACT, POOLED, PUBLIC, TITLES
+from consilience.evaluation.baselines import ALTERNATIVES, EXACT, POOLED, PUBLIC
 from consilience.evaluation.compare import Joining, repeated_gap
 from consilience.privacy.guarantee import Guarantee
+from consilience.simulation.chart import draw_summaries, title_of
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number of the report. ``epsilon`` names the level; sites' own lie between ``epsilon_low`` and ``_high``."""
+    """One number of the report.
+
+    ``epsilon`` names the level; the sites' own lie between ``epsilon_low`` and ``epsilon_high``.
+    """
 
     repeat: int
     learner: str
     epsilon: str
     epsilon_low: float
     epsilon_high: float
-    kind: str  # "public", "local", "global" (pooled), "distributed" (an ensemble), "site" (a single one)
+    kind: str  # "public", "local", "global" (pooled), "distributed" (an ensemble), "site" (one)
     method: str
     metric: str
     value: float
-    draw: int = 0  # of the noise, on this repeat's division; what draws none has draw 0 only
+    draw: int = 0  # of the noise, on this repeat's division; without noise there is draw 0 only
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric of one method over all repeats, each the mean of its draws: mean, standard deviation, standard error.
+    """One metric of one method over all repeats, each the mean of its draws.
 
-    Both spreads are nan for one repeat.
+    The standard deviation and the standard error are nan for one repeat.
     """
 
     learner: str
@@ -64,10 +68,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class Report:
-    """All numbers of a simulation, tidy: one `Row` per repeat, draw, level, learner, method and metric.
+    """All numbers of a simulation, one `Row` per repeat, draw, level, learner, method and metric.
 
     ``timings`` are rows too, of the metric "seconds": of training one model (of a site: the mean),
-    or of combining. No two runs agree on them, so reports are compared, and files written, without.
+    or of combining. They differ from run to run, so reports are compared and written without them.
 
     ``guarantees`` holds, by (learner, level, method), what a record of any site has in that one
     model, each taken alone; ``guarantee`` is the weakest of them, or void with the reason.
@@ -86,7 +90,10 @@ class Report:
         return "error" if any(row.metric == "error" for row in self.rows) else "rmse"
 
     def values(self, learner: str, epsilon: str, method: str, metric: str | None = None) -> Array:
-        """Return one metric of one method, by repeat, the mean of its draws: two such arrays are paired."""
+        """Return one metric of one method for each repeat, the mean of its draws.
+
+        The arrays of two methods are paired: a repeat divides the records the same for all.
+        """
         return self._grouped.get((learner, epsilon, method, metric or self.main), np.zeros(0))
 
     @cached_property
@@ -96,8 +103,8 @@ class Report:
             by_repeat = groups.setdefault((row.learner, row.epsilon, row.method, row.metric), {})
             by_repeat.setdefault(row.repeat, []).append(row.value)
         return {
-            key: np.array([np.mean(draws) for draws in found.values()])
-            for key, found in groups.items()
+            key: np.array([np.mean(draws) for draws in by_repeat.values()])
+            for key, by_repeat in groups.items()
         }
 
     @cached_property
@@ -109,13 +116,13 @@ class Report:
     ) -> tuple[Summary, ...]:
         """Summarise one metric, by default the main one, of every method over the repeats."""
         lines = []
-        for (learner, epsilon, method, one), found in self._grouped.items():
+        for (learner, epsilon, method, name), values in self._grouped.items():
             kind = self._kinds[method]
-            if one != (metric or self.main) or (kind == "site" and not single_sites):
+            if name != (metric or self.main) or (kind == "site" and not single_sites):
                 continue
-            sd = float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
-            facts = (learner, epsilon, kind, method, one, float(np.mean(found)))
-            lines.append(Summary(*facts, sd, sd / math.sqrt(len(found)), len(found)))
+            sd = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+            facts = (learner, epsilon, kind, method, name, float(np.mean(values)))
+            lines.append(Summary(*facts, sd, sd / math.sqrt(len(values)), len(values)))
         known = sorted({metric for *_, metric in self._grouped})
         if not lines:
             raise SettingsError(
@@ -131,46 +138,48 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """Whether joining helps, at each level of each learner, and what the rest of the page has to be read with."""
+        """Whether joining helps, at each level of each learner, and what to keep in mind."""
         lines = [self._verdict(*cell) for cell in self.cells]
         if self.guarantee is not None and not self.guarantee.holds:
             lines.append(
                 f"The models of this simulation have no guarantee: {self.guarantee.void_reason}."
             )
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
 
     def _verdict(self, learner: str, epsilon: str) -> str:
-        ours = [method for method, kind in self._kinds.items() if kind == "distributed"]
-        ours = [method for method in ours if self.values(learner, epsilon, method).size]
-        best = min(ours, key=lambda method: self.values(learner, epsilon, method).mean())
+        """Return the verdict on one level of one learner; empty if no aggregator was tried."""
+        kinds = self._kinds.items()
+        means = {
+            method: values.mean()
+            for method, kind in kinds
+            if kind == "distributed" and (values := self.values(learner, epsilon, method)).size
+        }
+        if not means:
+            return ""
+        best = min(means, key=lambda method: float(means[method]))
         joining = self.joining(learner, epsilon, best)
-        chosen = f", the best in hindsight of {len(ours)} aggregators," if len(ours) > 1 else ""
+        chosen = f", the best in hindsight of {len(means)} aggregators," if len(means) > 1 else ""
+        against = f": {joining.comparison}" if joining.gaps else ", with nothing to compare it with"
         text = (
             f"{learner} at epsilon={epsilon}: joining {self.settings['sites']} sites by "
             f"{best}{chosen} {joining.answer}. Its {self.main} is "
-            f"{self._shown(self.values(learner, epsilon, best))}"
+            f"{joining.show(means[best])}{against}."
         )
-        text += f": {joining.comparison}." if joining.gaps else ", with nothing to compare it with."
-        with_and_without = {EXACT: "without privacy", POOLED: "with it"}
-        pooled = {
-            how: self.values(learner, epsilon, method) for method, how in with_and_without.items()
-        }
-        shown = " and ".join(
-            f"{self._shown(found)} {how}" for how, found in pooled.items() if found.size
-        )
-        text += f" Pooling all records gives {shown}." if shown else ""
+        pooled = [
+            f"{joining.show(values.mean())} {how}"
+            for method, how in ((EXACT, "without privacy"), (POOLED, "with it"))
+            if (values := self.values(learner, epsilon, method)).size
+        ]
+        text += f" Pooling all records gives {' and '.join(pooled)}." if pooled else ""
         helped = self.values(learner, epsilon, best, "helped")
         if helped.size:
             n_helped = float(helped.mean()) * self.settings["sites"]
             text += f" On average {n_helped:.1f} sites do better than alone with the same privacy."
         if ALTERNATIVES[PUBLIC] not in joining.gaps:
             labelled = self.settings.get("labelled", False)
-            text += f" There {'is no model of the public records' if labelled else 'were no labelled public records'}"
-            text += " to compare with."
+            missing = "is no model of the" if labelled else "were no labelled"
+            text += f" There {missing} public records to compare with."
         return text
-
-    def _shown(self, values: Array) -> str:
-        return f"{values.mean():.1%}" if self.main == "error" else f"{values.mean():.4g}"
 
     def joining(self, learner: str, epsilon: str, method: str) -> Joining:
         """Compare one ensemble, repeat by repeat, with what a site could do instead."""
@@ -191,17 +200,21 @@ class Report:
         return Joining(gaps, self.main)
 
     def __str__(self) -> str:
-        lines, found = [], self.table()
+        lines, summaries = [], self.table()
         for learner, epsilon in self.cells:
             lines += [f"{learner}, epsilon={epsilon}", f"  {self.main:>9}  {'sd':>6}  {'se':>6}"]
-            for one in found:
-                if (one.learner, one.epsilon) == (learner, epsilon):
-                    title = TITLES.get(one.method, f"joined: {one.method}")
-                    lines.append(f"  {one.mean:>9.4f}  {one.sd:>6.4f}  {one.se:>6.4f}  {title}")
+            lines += [
+                f"  {line.mean:>9.4f}  {line.sd:>6.4f}  {line.se:>6.4f}  {title_of(line.method)}"
+                for line in summaries
+                if (line.learner, line.epsilon) == (learner, epsilon)
+            ]
         return "\n".join([*lines, "", self.sentence])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON: settings, summaries, guarantee and sentence; single rows go to files."""
+        """Return plain values for JSON: settings, summaries, guarantee and sentence.
+
+        Single rows are not part of it: write them with `to_csv` or `to_parquet`.
+        """
         lines = [
             s for metric in dict.fromkeys(r.metric for r in self.rows) for s in self.table(metric)
         ]
@@ -228,61 +241,7 @@ class Report:
         pq.write_table(self.to_arrow(), path)
 
     def plot(self, path: str | Path, metric: str | None = None) -> None:
-        """Draw one metric of every method: mean and standard deviation over the repeats, a panel per learner."""
-        from matplotlib.figure import Figure  # loaded here: a second that only the chart needs
-
-        lines = self.table(metric)
-        learners = list(dict.fromkeys(line.learner for line in lines))
-        figure = Figure(figsize=(1.5 + 6.5 * len(learners), 5.2), dpi=150, layout="constrained")
-        panels = figure.subplots(1, len(learners), sharey=True, squeeze=False)[0]
-        methods = list(dict.fromkeys(line.method for line in lines))
-        n_baselines = sum(method in TITLES for method in methods)
-        connected = all(
-            row.epsilon_low == row.epsilon_high for row in self.rows
-        )  # else levels are no scale
-        for axes, learner in zip(panels, learners, strict=True):
-            levels = list(dict.fromkeys(line.epsilon for line in lines if line.learner == learner))
-            for i, method in enumerate(methods):
-                found = [one for one in lines if (one.learner, one.method) == (learner, method)]
-                places = np.array([levels.index(one.epsilon) for one in found]) + 0.5 * (
-                    (i + 0.5) / len(methods) - 0.5
-                )
-                means, spreads = ([getattr(one, what) for one in found] for what in ("mean", "sd"))
-                ours = any(one.kind == "distributed" for one in found)
-                line = ("-" if ours else ":") if connected else ""
-                axes.errorbar(
-                    places,
-                    means,
-                    np.nan_to_num(spreads),
-                    color=COLOURS[(i - n_baselines) % len(COLOURS)]
-                    if ours
-                    else GREYS[i % len(GREYS)],
-                    marker=MARKERS[i % len(MARKERS)],
-                    linestyle=line,
-                    linewidth=2.0 if ours else 1.2,
-                    elinewidth=1.2,
-                    capsize=3,
-                    label=TITLES.get(method, f"joined: {method}"),
-                )
-            axes.set_xticks(range(len(levels)), levels)
-            axes.set_xlim(-0.5, len(levels) - 0.5)
-            axes.set_xlabel("epsilon")
-            axes.set_title(learner, loc="left")
-            axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        panels[0].set_ylabel(
-            f"{lines[0].metric}: mean and standard deviation of {lines[0].repeats} repeats"
-        )
-        handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9
-        )
-        figure.savefig(path)
-
-
-# Okabe and Ito's colours for ensembles, distinct to every eye; baselines are grey and told apart by
-# markers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-GREYS = ("#333333", "#999999")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+        """Draw one metric of every method: mean and standard deviation, a panel per learner."""
+        # Levels with an epsilon for each site are no scale.
+        connected = all(row.epsilon_low == row.epsilon_high for row in self.rows)
+        draw_summaries(self.table(metric), path, connected=connected)

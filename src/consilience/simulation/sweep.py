@@ -1,9 +1,9 @@
-"""Run independent cells: side by side on any backend, kept on disk as they finish, again where a worker was lost.
+"""Run independent cells side by side on any backend, and keep what is done on disk.
 
-A cell is work that depends on nothing but its description, so that it does not matter where, when
-or how often it is run. This file knows nothing else about it: `sweep` asks the `Task` for each
-cell, stores the answers of a `Store`d task the moment they are there, and gives up only after cells
-have been lost several times over.
+A cell is work that depends on nothing but its description, so it does not matter where, when or how
+often it runs. This file knows nothing else about it: `sweep` asks the `Task` for each cell, stores
+answers the moment they are there if there is a `Store`, and runs cells again whose worker was lost,
+up to a limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INSTALL = {"ray": ("ray",), "dask": ("dask", "distributed")}
 
 
 class Task(Protocol):
-    """What is to be run: one plain, JSON-like answer for each cell."""
+    """What is run: one plain, JSON-like answer for each cell."""
 
     def run(self, cell: Any, n_threads: int) -> Any:
         """Return the answer of one cell, using no more than `n_threads` threads."""
@@ -47,14 +47,13 @@ class Task(Protocol):
 class Store:
     """A folder of answers, one file for each finished cell, named by its key.
 
-    A file appears whole or not at all, also if the machine fails, and one that is not whole is as
-    good as none.
+    A file appears whole or not at all, even if the machine fails. A damaged file counts as missing.
     """
 
     folder: Path
 
     def read(self, key: str) -> Any | None:
-        """Return a stored answer, or None where there is none that can be trusted."""
+        """Return a stored answer, or None if it is missing or damaged."""
         try:
             head, body = self._path(key).read_text(encoding="utf-8").split("\n", 1)
         except (OSError, ValueError):
@@ -62,7 +61,7 @@ class Store:
         return json.loads(body) if head == _digest(body) else None
 
     def write(self, key: str, answer: Any) -> None:
-        """Store an answer: on the disk before the name exists."""
+        """Store an answer: its content is on the disk before its name exists."""
         self.folder.mkdir(parents=True, exist_ok=True)
         body = json.dumps(answer)
         with tempfile.NamedTemporaryFile(
@@ -72,7 +71,7 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
         Path(file.name).replace(self._path(key))
-        if hasattr(os, "O_DIRECTORY"):  # the name itself, where folders can be synchronised
+        if hasattr(os, "O_DIRECTORY"):  # then the name itself can be synchronised too
             folder = os.open(self.folder, os.O_DIRECTORY)
             try:
                 os.fsync(folder)
@@ -96,38 +95,37 @@ def sweep(
     store: Store | None = None,
     progress: Progress | None = None,
 ) -> dict[Any, Any]:
-    """Return the answer of every cell, whatever the backend and whichever is done first.
+    """Return the answer of every cell; it does not depend on the backend or on the order.
 
     `backend` None leaves the choice to ``joblib.parallel_config``; one by name uses all cores
-    unless `n_jobs` is given. Ray and Dask are joined where they run already, and started on this
-    machine for the call otherwise. With a `store`, finished cells are read from it; the folder must
-    be the same for all workers.
+    unless `n_jobs` is given. Ray and Dask are used if they are running, and otherwise started on
+    this machine for the call. With a `store`, finished cells are read from it; all workers must see
+    the same folder.
     """
     n_jobs = -1 if n_jobs is None and backend is not None else n_jobs
-    found: dict[Any, Any] = {}
+    answers: dict[Any, Any] = {}
     if store is not None:
-        found = {cell: done for cell in cells if (done := store.read(task.key(cell))) is not None}
-    with (
-        threadpool_limits(1),
-        showing("Simulating", progress) as shown,
-    ):  # cells run side by side; BLAS in each keeps to one core
-        if found:
-            shown(len(found), len(cells))
+        stored = ((cell, store.read(task.key(cell))) for cell in cells)
+        answers = {cell: answer for cell, answer in stored if answer is not None}
+    # Cells run side by side, so BLAS keeps to one core in each.
+    with threadpool_limits(1), showing("Simulating", progress) as show:
+        if answers:
+            show(len(answers), len(cells))
         losses = 0
-        while left := [cell for cell in cells if cell not in found]:
+        while left := [cell for cell in cells if cell not in answers]:
             try:
-                for cell, answer in _answers(task, left, n_jobs, backend, store):
-                    found[cell] = answer
-                    shown(len(found), len(cells))
+                for cell, answer in _run_all(task, left, n_jobs, backend, store):
+                    answers[cell] = answer
+                    show(len(answers), len(cells))
             except _lost_worker() as lost:
                 losses += 1
                 if losses > RETRIES:
-                    raise _given_up(len(found), len(cells), losses, store) from lost
-    return found
+                    raise _too_many_losses(len(answers), len(cells), losses, store) from lost
+    return answers
 
 
 def _run(task: Task, cell: Any, n_threads: int, store: Store | None) -> tuple[Any, Any]:
-    """Run one cell, where the work is done: so that it is stored even if nobody waits for it any more."""
+    """Run one cell and store its answer in the worker, even if nobody waits for it any more."""
     if not hasattr(task, "run"):  # Ray's reference to it
         task = import_module("ray").get(task)
     with threadpool_limits(1):  # again: this may be another process
@@ -137,7 +135,7 @@ def _run(task: Task, cell: Any, n_threads: int, store: Store | None) -> tuple[An
     return cell, answer
 
 
-def _answers(
+def _run_all(
     task: Task, cells: Sequence[Any], n_jobs: int | None, backend: str | None, store: Store | None
 ) -> Iterator[tuple[Any, Any]]:
     with _engine(backend, n_jobs, task) as shared:
@@ -153,12 +151,12 @@ def _answers(
 
 @contextmanager
 def _engine(backend: str | None, n_jobs: int | None, task: Task) -> Iterator[Any]:
-    """Set joblib's backend, started for the call where it has to be; yield the task as its workers take it."""
+    """Set joblib's backend, starting it if need be; yield the task as its workers take it."""
     if backend is None:
         yield task
     elif backend == "ray":
         with _ray(n_jobs) as ray, joblib.parallel_config("ray"):
-            yield ray.put(task)  # one copy of the records, whatever the number of cells
+            yield ray.put(task)  # one copy of the records for all cells
     elif backend == "dask":
         with _dask(n_jobs), joblib.parallel_config("dask", scatter=[task]):
             yield task
@@ -210,7 +208,7 @@ def _workers(n_jobs: int | None) -> int:
 
 
 def check_backend(backend: str | None) -> None:
-    """Refuse a backend that is unknown, or that is not installed."""
+    """Refuse a backend that is unknown or not installed."""
     if backend is not None and backend not in BACKENDS:
         raise SettingsError(
             f"The 'backend' must be None or one of {BACKENDS}. Got {backend!r} instead."
@@ -223,14 +221,13 @@ def check_backend(backend: str | None) -> None:
 
 
 def _lost_worker() -> tuple[type[BaseException], ...]:
-    """Return what a backend raises when a worker is gone for good, of those backends that are loaded."""
+    """Return the errors by which the loaded backends say that a worker is gone."""
     names = {
         "ray.exceptions": ("RayActorError", "WorkerCrashedError", "OutOfMemoryError"),
         "distributed.scheduler": ("KilledWorker",),
         "distributed.comm.core": ("CommClosedError",),  # while records were on their way to it
-        "distributed.client": (
-            "FutureCancelledError",
-        ),  # the scheduler forgot a cell, as it may on a busy machine
+        # The scheduler forgot a cell, as it may on a busy machine.
+        "distributed.client": ("FutureCancelledError",),
     }
     loaded = [
         (sys.modules[module], kinds) for module, kinds in names.items() if module in sys.modules
@@ -238,14 +235,14 @@ def _lost_worker() -> tuple[type[BaseException], ...]:
     return (BrokenExecutor, *(getattr(module, kind) for module, kinds in loaded for kind in kinds))
 
 
-def _given_up(n_done: int, n_cells: int, losses: int, store: Store | None) -> SettingsError:
+def _too_many_losses(n_done: int, n_cells: int, losses: int, store: Store | None) -> SettingsError:
     kept = (
-        "in the checkpoint, from which the same call goes on"
+        "in the checkpoint, and the same call continues from there"
         if store
-        else "lost: no checkpoint was asked for"
+        else "lost, because there is no checkpoint"
     )
     return SettingsError(
-        f"Workers were lost {losses} times, most likely for want of memory. {n_done} of {n_cells} "
+        f"Workers were lost {losses} times, most likely for lack of memory. {n_done} of {n_cells} "
         f"cells are done and {kept}. Use a smaller n_jobs or fewer sites, records or levels at a "
         "time."
     )

@@ -1,7 +1,8 @@
 """The exact models of many sites, trained together and measured together.
 
-What `fit` with ``epsilon=math.inf`` returns site by site, up to the tolerance of the solver, at the
-price of a few matrix products: for simulations with thousands of sites, whose records are public.
+The models are those that `fit` with ``epsilon=math.inf`` returns site by site, up to the tolerance
+of the solver, at the price of a few matrix products. This is for simulations with thousands of
+sites, whose records are public.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from sklearn.base import clone
 
 from consilience.evaluation.measures import f1_scores
 from consilience.learners.linear import (
-    PrivateRidge,
     into_ball,
     label_codes,
     out_of_ball,
@@ -36,18 +36,18 @@ _ENTRIES = 1 << 21  # scores held at a time by a thread: 16 MB
 def fit_together(
     learner: Any, X: Any, y: Array, sites: Sequence[Array], n_threads: int | None = None
 ) -> list[Any]:
-    """Return one fitted copy of an exact linear `learner` for each site, `sites` listing the rows of its records.
+    """Return one fitted copy of an exact linear learner for each site.
 
-    Every site must have records, and classes must be declared. Settings are checked by fitting the
-    first one alone.
+    `sites` lists the rows of each site's records. Every site must have records, and classes must be
+    declared: `learner.can_train_together()` says so. Settings are checked by fitting the first site
+    alone.
 
     Privacy
     -------
     None: ``epsilon`` must be infinite.
     """
-    from consilience.learners.batch import (
-        solve_many,  # loaded here: its compiler costs every start 50 MB
-    )
+    # Loaded here: its compiler would cost every start 50 MB.
+    from consilience.learners.batch import solve_many
 
     assert math.isinf(learner.epsilon)
     first = clone(learner).fit(X[sites[0]], y[sites[0]])
@@ -69,20 +69,20 @@ def fit_together(
         "tolerance": np.array([plans[n].tolerance for n in sizes.tolist()]),
         "n_threads": n_threads,
     }
-    parts = [solve_many(ball, one.labels, loss, **settings).coef for one in problems]
-    vectors = (
-        np.stack(parts, axis=1) if loss.n_outputs == 1 else parts[0]
-    )  # (site, output, dimension)
+    parts = [solve_many(ball, problem.labels, loss, **settings).coef for problem in problems]
+    # (site, output, dimension): one output for each problem, or all outputs of the only problem.
+    vectors = np.stack(parts, axis=1) if loss.n_outputs == 1 else parts[0]
+    vectors = vectors * getattr(first, "label_bound", 1.0)
     fitted = []
-    for vector, size in zip(
-        vectors * getattr(first, "label_bound", 1.0), sizes.tolist(), strict=True
-    ):
-        one = copy.copy(first)
-        one.restore_state(dict(zip(("coef", "intercept"), out_of_ball(vector, first), strict=True)))
-        if isinstance(first, PrivateRidge):
-            one.coef_ = one.coef_.ravel()
-        one.public_size_ = size if first.neighbours == "replace-one" else first.public_size_
-        fitted.append(one)
+    for vector, size in zip(vectors, sizes.tolist(), strict=True):
+        model = copy.copy(first)
+        model.restore_state(
+            dict(zip(("coef", "intercept"), out_of_ball(vector, first), strict=True))
+        )
+        if first.predicts_number:
+            model.coef_ = model.coef_.ravel()
+        model.public_size_ = size if first.neighbours == "replace-one" else first.public_size_
+        fitted.append(model)
     return fitted
 
 
@@ -93,8 +93,8 @@ class _Problem:
 
 
 def _problems(learner: Any, labels: Array) -> Iterator[_Problem]:
-    """Yield what `learner` solves at a site: one problem, or one for each class against the rest."""
-    if isinstance(learner, PrivateRidge):
+    """Yield what a learner solves at a site: one problem, or one per class against the rest."""
+    if learner.predicts_number:
         yield _Problem(learner._loss(1), np.clip(labels / learner.label_bound, -1.0, 1.0))
         return
     codes, n_classes = label_codes(learner, learner.classes_, labels), len(learner.classes_)
@@ -109,19 +109,19 @@ def _problems(learner: Any, labels: Array) -> Iterator[_Problem]:
 def measure_together(
     learners: Sequence[Any], X: Any, y: Array, n_threads: int | None = None
 ) -> list[dict[str, float]]:
-    """Return what can be counted of each of many linear learners of one kind: error and F1, or of regressors all.
+    """Return what can be counted of many linear learners: error and F1, or all of regressors.
 
-    As `evaluate.measures` has it, but scores are computed in blocks of sites, and neither kept nor
-    sorted.
+    The numbers are those of `evaluation.measures`, but scores are computed in blocks of sites, and
+    neither kept nor sorted.
     """
     coef = np.stack([np.atleast_2d(one.coef_) for one in learners])
     intercept = np.stack([np.atleast_1d(one.intercept_) for one in learners])
     classes = getattr(learners[0], "classes_", None)
-    measure: Any = _squares(X, y) if classes is None else _counts(X, y, np.asarray(classes))
+    measure = _squares(X, y) if classes is None else _counts(X, y, np.asarray(classes))
     blocks = [slice(begin, begin + _SITES) for begin in range(0, len(learners), _SITES)]
     with ThreadPoolExecutor(n_threads) as pool:
-        found = pool.map(lambda block: measure(coef[block], intercept[block]), blocks)
-        return [one for block in found for one in block]
+        measured = pool.map(lambda block: measure(coef[block], intercept[block]), blocks)
+        return [metrics for block in measured for metrics in block]
 
 
 def _scores(X: Any, coef: Array, intercept: Array) -> Iterator[tuple[slice, Array]]:
@@ -141,31 +141,29 @@ def _counts(X: Any, y: Array, classes: Array) -> Callable[[Array, Array], list[d
     places = np.searchsorted(every, classes)
 
     def measure(coef: Array, intercept: Array) -> list[dict[str, float]]:
-        confusion = np.zeros(
-            (len(coef), len(every), len(every))
-        )  # (site, true class, predicted class)
+        confusion = np.zeros((len(coef), len(every), len(every)))  # (site, true, predicted)
         for rows, scores in _scores(X, coef, intercept):
             # Sums of whole numbers: exact in any order, so that matrix products may count.
             if len(classes) == 2:
-                confusion[:, :, places[1]] += (scores[:, :, 0] > 0).T.astype(np.float64) @ truth[
-                    rows
-                ]
+                second = (scores[:, :, 0] > 0).T.astype(np.float64)
+                confusion[:, :, places[1]] += second @ truth[rows]
                 continue
-            said = scores.argmax(axis=2)
+            predicted = scores.argmax(axis=2)
             for code, place in enumerate(places):
-                confusion[:, :, place] += (said == code).T.astype(np.float64) @ truth[rows]
+                confusion[:, :, place] += (predicted == code).T.astype(np.float64) @ truth[rows]
         if len(classes) == 2:
             confusion[:, :, places[0]] = truth.sum(axis=0) - confusion[:, :, places[1]]
-        return _of_confusion(confusion)
+        return _score_confusion(confusion)
 
     return measure
 
 
-def _of_confusion(confusion: Array) -> list[dict[str, float]]:
+def _score_confusion(confusion: Array) -> list[dict[str, float]]:
     found = {name: score(confusion) for name, score in f1_scores(confusion.shape[1]).items()}
-    found = {"error": 1 - found["f1_micro"], **found}  # the share of right answers
+    found = {"error": 1 - found["f1_micro"], **found}  # the micro F1 is the share of right answers
     return [
-        dict(zip(found, map(float, one), strict=True)) for one in zip(*found.values(), strict=True)
+        dict(zip(found, map(float, values), strict=True))
+        for values in zip(*found.values(), strict=True)
     ]
 
 
@@ -178,21 +176,26 @@ def _squares(X: Any, y: Array) -> Callable[[Array, Array], list[dict[str, float]
             gaps = np.abs(scores[:, :, 0] - y[rows, None])
             squares += np.square(gaps).sum(axis=0)
             sizes += gaps.sum(axis=0)
-        found = zip((squares / len(y)).tolist(), (sizes / len(y)).tolist(), strict=True)
-        fits: Any = (
-            (lambda square: {"r2": 1 - square / spread}) if spread > 0 else (lambda square: {})
-        )
-        return [{"rmse": math.sqrt(square), "mae": size} | fits(square) for square, size in found]
+        return [
+            {"rmse": math.sqrt(square), "mae": size}
+            | ({"r2": 1 - square / spread} if spread > 0 else {})
+            for square, size in zip(
+                (squares / len(y)).tolist(), (sizes / len(y)).tolist(), strict=True
+            )
+        ]
 
     return measure
 
 
 def _distinct(X: Any, truth: Array) -> tuple[Any, Array]:
-    """Return each distinct row once, with its number of records by class: encoded tables repeat themselves."""
+    """Return each distinct row once, with its number of records by class.
+
+    Encoded tables have many equal rows.
+    """
     if sparse.issparse(X):
         return X, truth
-    # Rows are told apart by one irrational combination, and then compared: one that only looked
-    # equal stays by itself.
+    # Rows with the same irrational combination are taken for equal, and then compared: a row that
+    # only looked equal keeps a place of its own.
     key = X @ np.sqrt(np.arange(2.0, X.shape[1] + 2))
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     if len(first) > len(key) // 2:
