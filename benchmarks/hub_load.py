@@ -90,9 +90,10 @@ def resealed(sealed: Sealed, site: str, key: SigningKey) -> bytes:
 
 
 def serve_hub(folder: Path, port: int) -> None:
-    from consilience.hub.operating import serve
+    from consilience.hub.hub import Settings
+    from consilience.hub.operating import Address, serve
 
-    serve(folder, port=port, by_address=Rate(1e9, 1e9))
+    serve(Settings(folder, by_address=Rate(1e9, 1e9)), Address(port=port))
 
 
 def serve_bare(folder: Path, port: int) -> None:

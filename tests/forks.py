@@ -125,20 +125,21 @@ def settle(folder: Path, url: str | None) -> None:
 
 
 def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
-    from consilience.hub.operating import serve
+    from consilience.hub.hub import Settings
+    from consilience.hub.operating import Address, serve
     from consilience.hub.rates import Rate
 
     free = Rate(1e6, 1e6)
     more |= {"by_address": free, "by_key": free, "by_guess": free}
-    serve(
-        folder,
-        port=port,
-        url=url,
+    settings = Settings(
+        Path(folder),
+        url,
         quiet_seconds=0.02,
         lease_seconds=1.0,
         sweep_after_seconds=0.0,
         **more,
     )
+    serve(settings, Address(port=port))
 
 
 def _site(

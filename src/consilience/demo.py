@@ -247,8 +247,10 @@ def _running_hub(folder: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     code = (
-        "import sys; from consilience.hub.operating import serve; "
-        "serve(sys.argv[1], port=int(sys.argv[2]))"
+        "import sys; from pathlib import Path\n"
+        "from consilience.hub.hub import Settings\n"
+        "from consilience.hub.operating import Address, serve\n"
+        "serve(Settings(Path(sys.argv[1])), Address(port=int(sys.argv[2])))"
     )
     log = (folder.parent / "hub.log").open("wb")
     hub = subprocess.Popen([sys.executable, "-c", code, str(folder), str(port)], stderr=log)  # noqa: S603

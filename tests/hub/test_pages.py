@@ -720,13 +720,15 @@ def test_charts_survive_any_numbers() -> None:
         assert marks[-1] >= high
         assert 2 <= len(marks) <= 12
         row = charts.Interval("<b>", "study", (low + high) / 2, low, high)
-        assert "<b>" not in charts.intervals([row], title="t", description="d", percent=True)
+        assert "<b>" not in charts.draw_intervals([row], title="t", description="d", percent=True)
     for share in (-1.0, 0.0, 0.5, 7.0, float("inf"), float("nan")):
-        assert "%" in charts.bar(share)
+        assert "%" in charts.draw_bar(share)
     for days in (0, 1, 40, 400, 9000):
         since = f"{2026 - days // 365:04d}-01-01T00:00:00+00:00"
         came = [(since, "accepted"), ("2026-01-02T00:00:00+00:00", "withdrawn")]
-        chart = charts.over_time(came, since=since, until="2026-02-01T00:00:00+00:00", title="t")
+        chart = charts.draw_timeline(
+            came, since=since, until="2026-02-01T00:00:00+00:00", title="t"
+        )
         assert chart.count("<rect") == 2
 
 

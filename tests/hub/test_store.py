@@ -285,7 +285,7 @@ def test_the_operators_commands_work_beside_a_running_hub(
     assert commands.aggregate(folder, "demo", url=url)["n_sites"] == 3
     assert commands.verify(folder, url=url)[0] > 5
     with pytest.raises(SettingsError, match="certificate"):
-        commands.serve(folder, "0.0.0.0", url=url)
+        commands.serve(tools.quick(folder, url), commands.Address("0.0.0.0"))
 
 
 # ------------------------------------------------------------------------------------------------------------- kill -9
@@ -450,8 +450,13 @@ def test_a_hub_over_https_is_a_hub(tmp_path: Path, tools: Any) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    program = "import sys; from consilience.hub.operating import serve; _, folder, port, cert, key = sys.argv; "
-    program += "serve(folder, port=int(port), cert=cert, key=key)"
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from consilience.hub.hub import Settings\n"
+        "from consilience.hub.operating import Address, serve\n"
+        "_, folder, port, cert, key = sys.argv\n"
+        "serve(Settings(Path(folder)), Address(port=int(port), cert=cert, key=key))"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "hub"), str(port), str(cert), str(private)]
     )

@@ -53,6 +53,8 @@ class Listening:
 @commands.add("serve", "hub serve --folder hub --port 8440")
 def serve(place: Place, listening: Listening) -> None:
     """Run the hub until you stop it: API, dashboard and aggregation."""
+    from consilience.hub.hub import Settings
+    from consilience.hub.operating import Address
     from consilience.hub.operating import serve as run
 
     scheme = "https" if listening.certificate is not None else "http"
@@ -62,15 +64,14 @@ def serve(place: Place, listening: Listening) -> None:
         "one). The API is described at /docs. Stop the hub with Ctrl-C.",
         err=True,
     )
-    run(
-        place.folder,
+    address = Address(
         listening.host,
         listening.port,
-        url=place.database,
-        cert=listening.certificate,
-        key=listening.key,
-        behind_proxy=listening.behind_proxy,
+        listening.certificate,
+        listening.key,
+        listening.behind_proxy,
     )
+    run(Settings(place.folder, place.database), address)
 
 
 @commands.add("add-coordinator", "hub add-coordinator anna")

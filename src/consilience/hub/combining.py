@@ -1,6 +1,9 @@
-"""Combining: by itself after every change where that is post-processing, on the coordinator's command where it draws
-noise; outside requests, changes that come together combined together, by one worker at a time.
-"""  # noqa: D205
+"""When a study is combined, and by whom.
+
+Where combining is post-processing, the hub does it by itself after every change; where it draws
+noise, a coordinator has to ask. Combining happens outside requests. Changes that arrive together
+are combined together, by one worker at a time.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,17 @@ from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.tables.public import Public
 
-POLL_SECONDS = 1.0  # how soon a change that another process took is noticed
+POLL_SECONDS = 1.0  # how soon a change that another process accepted is noticed
 
 logger = logging.getLogger("consilience.hub")
 
 
 class Combiner:
-    """The worker of one process. Any number may share a database: a study is combined under a claim, and a release
-    is published only while its claim holds, so every change is combined once.
-    """  # noqa: D205
+    """The worker of one process that combines studies.
+
+    Any number of workers may share a database. A study is combined under a claim, and a release is
+    published only while its claim holds, so every change is combined once.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
@@ -43,7 +48,8 @@ class Combiner:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._waiting: dict[str, float] = {}  # since when a study has been due
-        self._pause = 0.0  # as long as the last combining took: requests keep half of the machine
+        # As long as the last combining took: requests keep half of the machine.
+        self._pause = 0.0
         self.seconds: list[float] = []
 
     def start(self) -> None:
@@ -62,19 +68,20 @@ class Combiner:
         delay, pause = POLL_SECONDS, min(POLL_SECONDS, self.hub.settings.quiet_seconds / 2)
         while not self._stopped.is_set():
             if self.hub.changed.wait(delay):
-                self._stopped.wait(
-                    pause
-                )  # nothing is quiet yet: a crowd of changes is looked at once
+                self._stopped.wait(pause)  # more changes may follow: look at all of them at once
             self.hub.changed.clear()
             try:
                 delay = pause if self.run() else POLL_SECONDS
-            except Exception:  # whatever it was, the study stays due
+            except Exception:  # the study stays due, so the next look tries again
                 logger.exception("combining was interrupted")
                 delay = POLL_SECONDS
                 self._stopped.wait(POLL_SECONDS)
 
     def run(self, *, at_once: bool = False) -> int:
-        """Combine what is due and has been quiet; return how many studies wait for quiet."""
+        """Combine the due studies that have had no change for a while.
+
+        Return how many others still wait for that. With `at_once`, none waits.
+        """
         due = [row for row in self.hub.store.due() if not self.hub.agreed(row["name"]).draws_noise]
         names = {row["name"] for row in due}
         self._waiting = {name: since for name, since in self._waiting.items() if name in names}
@@ -88,9 +95,7 @@ class Combiner:
             began = time.monotonic()
             try:
                 self.combine(row["name"])
-            except (
-                Refusal
-            ) as refusal:  # written down in the study's row, or another worker's affair
+            except Refusal as refusal:  # the study's row says why, or another worker combines it
                 logger.info("study %s was not combined: %s", row["name"], refusal.code)
             self._pause = time.monotonic() - began
             self.seconds.append(self._pause)
@@ -98,56 +103,45 @@ class Combiner:
 
     def _is_quiet(self, row: Row, waited: float) -> bool:
         settings = self.hub.settings
-        quiet = (
-            datetime.now().astimezone().timestamp()
-            - datetime.fromisoformat(row["changed"]).timestamp()
-        )
+        changed = datetime.fromisoformat(row["changed"]).timestamp()
+        quiet = datetime.now().astimezone().timestamp() - changed
         long_enough = max(settings.longest_wait_seconds, 2 * self._pause)
-        return (
-            quiet >= max(settings.quiet_seconds, min(self._pause, long_enough))
-            or waited >= long_enough
-        )
+        needed = max(settings.quiet_seconds, min(self._pause, long_enough))
+        return quiet >= needed or waited >= long_enough
+
+    # ------------------------------------------------------------------------------ one study now
 
     def combine(self, name: str, *, request: str | None = None) -> Row:
         """Combine a study now and return its release's row, or refuse.
 
-        `request` is the coordinator's idempotency key: the same key again returns the same release.
-        It is required where the aggregator draws noise, which is charged to the hub's ledger first.
+        `request` is the coordinator's idempotency key: the same key returns the same release. It
+        is required where the aggregator draws noise, which is charged to the hub's ledger first.
         """
         store, settings = self.hub.store, self.hub.settings
         _, study = self.hub.study(name)
-        if study.draws_noise and request is None:
-            raise Refusal(
-                "not-allowed",
-                "This study's aggregator draws noise: a coordinator has to ask for it.",
-            )
-        if study.draws_noise and not store.may_draw(study.digest):
-            raise Refusal(
-                "budget",
-                "The hub was restored from a backup; its operator has to allow a budget again.",
-            )
+        self._check_noise(study, request)
         if request is not None and (known := store.release(name, request=request)) is not None:
             return known
         worker = f"{self.worker}-{secrets.token_hex(4)}"
         claimed = store.claim(name, worker, settings.lease_seconds)
         if claimed is None:
-            raise Refusal("unavailable", "This study is being combined at this moment.")
-        row, every = claimed
+            raise Refusal("unavailable", "This study is being combined at the moment.")
+        row, contributions = claimed
         with self._renewing(name, worker):
-            accepted = [one for one in every if one["state"] == "accepted"]
             current = store.release(name)
-            if (
-                current is not None
-                and current["change"] == row["changes"]
-                and not study.draws_noise
-            ):
+            is_up_to_date = current is not None and current["change"] == row["changes"]
+            if current is not None and is_up_to_date and not study.draws_noise:
                 store.unclaim(name, worker)
                 return current
+            accepted = [one for one in contributions if one["state"] == "accepted"]
             try:
                 if len(accepted) < study.min_sites:
-                    few = f"{len(accepted)} sites have contributed, and a release needs {study.min_sites}."
-                    raise Refusal("too-few-sites", few)
-                release = self._release(study, accepted, every, request)
+                    raise Refusal(
+                        "too-few-sites",
+                        f"{len(accepted)} sites have contributed, and a release needs "
+                        f"{study.min_sites}.",
+                    )
+                release = self._release(study, accepted, contributions, request)
             except (Refusal, ConsilienceError) as problem:
                 refusal = _as_refusal(problem)
                 expected = refusal.code == "too-few-sites" or study.draws_noise
@@ -159,39 +153,54 @@ class Combiner:
             return self._publish(release, row, accepted, request, worker)
 
     def command(self, name: str, request: str, actor: str) -> Row:
-        """Combine because a coordinator asks, and write down who did."""
+        """Combine because a coordinator asks for it, and log who did."""
         row = self.combine(name, request=request)
-        self.hub.store.log(
-            actor, "release asked for", name, request=request, sequence=row["sequence"]
-        )
+        facts = {"request": request, "sequence": row["sequence"]}
+        self.hub.store.log(actor, "release asked for", name, **facts)
         return row
 
+    def _check_noise(self, study: Study, request: str | None) -> None:
+        if study.draws_noise and request is None:
+            raise Refusal(
+                "not-allowed",
+                "This study's aggregator draws noise, so a coordinator has to ask for a release.",
+            )
+        if study.draws_noise and not self.hub.store.may_draw(study.digest):
+            raise Refusal(
+                "budget",
+                "The hub was restored from a backup; its operator has to allow a budget again.",
+            )
+
     def _release(
-        self, study: Study, accepted: Sequence[Row], every: Sequence[Row], request: str | None
+        self,
+        study: Study,
+        accepted: Sequence[Row],
+        contributions: Sequence[Row],
+        request: str | None,
     ) -> Release:
         store = self.hub.store
         public, test = (self._records(study, part) for part in (study.public, study.test))
-        contributions = [
+        members = [
             Contribution.load(store.content(row["sha256"]), trusted=study.trusted)
             for row in accepted
         ]
         used = {row["digest"] for row in accepted}
         earlier: dict[str, list[Guarantee]] = {}
-        for row in every:
+        for row in contributions:
             if row["digest"] not in used:
                 earlier.setdefault(row["site"], []).append(Guarantee.from_dict(row["guarantee"]))
         publication = Publication(self.hub.key, store.next_release(study.name), earlier)
         if not study.draws_noise:
-            return collect(study, contributions, public=public, test=test, publication=publication)
-        # The same request with other members is another draw, and pays for itself.
+            return collect(study, members, public=public, test=test, publication=publication)
+        # The same request with other members is another draw, so it is charged separately.
         whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
         with self.hub.charging() as ledger:
             account = Account(ledger, study.digest, f"{request}:{whole[:32]}")
             paid = replace(publication, account=account)
-            return collect(study, contributions, public=public, test=test, publication=paid)
+            return collect(study, members, public=public, test=test, publication=paid)
 
     def _records(self, study: Study, part: PublicFile | None) -> Public | None:
-        """Read a file of public records from the content-addressed folder, or say that it is not there yet."""
+        """Read a file of public records, or say that it was not uploaded yet."""
         if part is None:
             return None
         if self.hub.store.file(part.sha256) is None:
@@ -199,9 +208,9 @@ class Combiner:
         place = self.hub.store.files.path(part.sha256)
         folder = self.hub.store.folder / "public" / part.sha256
         folder.mkdir(parents=True, exist_ok=True)
-        named = folder / part.file  # its ending says how it is read
+        named = folder / part.file  # the ending of its name says how to read it
         if not named.exists():
-            named.unlink(missing_ok=True)  # a link to a copy that is no longer near
+            named.unlink(missing_ok=True)  # a link to a copy that was removed
             named.symlink_to(place)
         return part.read(study.schema, folder)
 
@@ -218,19 +227,17 @@ class Combiner:
             "study": row["name"],
             "sequence": release.sequence,
             "sha256": sha256,
-        }
-        facts |= {
             "change": row["changes"],
             "request": request,
             "size": len(content),
             "n_sites": len(accepted),
+            "guarantee": release.guarantee.as_dict(),
         }
-        facts["guarantee"] = release.guarantee.as_dict()
-        return store.publish(facts, [one["digest"] for one in accepted], worker)
+        return store.publish(facts, [member["digest"] for member in accepted], worker)
 
     @contextmanager
     def _renewing(self, name: str, worker: str) -> Iterator[None]:
-        """Keep the claim while the block runs; if this process dies, the claim runs out by itself."""
+        """Renew the claim while the block runs; if this process dies, the claim expires."""
         ended, seconds = threading.Event(), self.hub.settings.lease_seconds
 
         def renew() -> None:
@@ -249,6 +256,5 @@ class Combiner:
 def _as_refusal(problem: Refusal | ConsilienceError) -> Refusal:
     if isinstance(problem, Refusal):
         return problem
-    return Refusal(
-        "budget" if isinstance(problem, BudgetExceeded) else "cannot-combine", str(problem)
-    )
+    code = "budget" if isinstance(problem, BudgetExceeded) else "cannot-combine"
+    return Refusal(code, str(problem))

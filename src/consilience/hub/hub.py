@@ -1,4 +1,4 @@
-"""What the hub does, whoever asks: the API, the dashboard and the command line all call these verbs."""
+"""What the hub does. The API, the dashboard and the command line all call these methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
@@ -33,16 +32,17 @@ from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
 
 LARGE = 8 << 20  # bytes
+_SITE_NAME_RULE = "A site's name must have 1 to 100 letters, digits, spaces, dots or hyphens."
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a hub lives and what it lets through; rates hold for each worker process."""
+    """Where a hub keeps its data, and its limits; rates hold for each worker process."""
 
     folder: Path
     url: str | None = None
     most_bytes: int = MOST_BYTES  # of a contribution
-    small_bytes: int = 256 << 10  # of a contribution that is kept in the database, not in a file
+    small_bytes: int = 256 << 10  # contributions up to this size are kept in the database
     most_public_bytes: int = 1 << 30  # of a file of public records
     most_uploads: int = 16  # at the same time
     upload_seconds: float = 600.0
@@ -58,13 +58,13 @@ class Settings:
 
 
 class Hub:
-    """A hub's store, key and ledger, and everything it can be asked for.
+    """A hub's store, key and ledger, and everything it can be asked to do.
 
     Privacy
     -------
     Holds what sites handed over and nothing else. Where a study trusts the hub, that includes exact
-    learners: whoever can read its folder can read them. No verb returns one site's files or facts
-    to another site.
+    learners, which anyone who can read the hub's folder can read. No method returns one site's
+    files or facts to another site.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -77,11 +77,14 @@ class Hub:
         self.changed = threading.Event()  # tells the worker of this process to look
 
     def close(self) -> None:
-        """Give back what the hub holds open."""
+        """Close all connections."""
         self.store.close()
 
     def _agreed_key(self) -> SigningKey:
-        """Return the key of this folder if it is the one that sites know; the first worker on a database decides."""
+        """Return the key of this folder, if it is the one that sites know.
+
+        The first worker on a database decides which key that is.
+        """
         path, known = self.store.folder / "hub.key", self.store.remembered("key")
         if known is None or path.exists():
             key = _signing_key(path)
@@ -90,13 +93,13 @@ class Hub:
         self.store.close()
         raise SettingsError(
             f"The database belongs to the hub with the key {known}, and this folder does not have "
-            "it. Nothing was started. Copy hub.key from that hub's folder, or use another "
+            "that key. Nothing was started. Copy hub.key from that hub's folder, or use another "
             "database."
         )
 
     @property
     def ledger(self) -> Ledger:
-        """The hub's own ledger: what aggregators that draw noise are charged to."""
+        """The hub's own ledger, which is charged when an aggregator draws noise."""
         with self._lock:
             if self._ledger is None:
                 self._ledger = Ledger(self.store.folder / "hub.ledger")
@@ -104,25 +107,27 @@ class Hub:
 
     @contextmanager
     def charging(self) -> Iterator[Ledger]:
-        """Lend the ledger to whoever charges it, if it has every charge so far; another folder's would not."""
+        """Return the ledger to charge, after checking that it has every charge so far.
+
+        The ledger of another worker's folder would not have them.
+        """
         known = self.store.remembered("ledger")
         try:
             self.ledger.verify(known)
         except LedgerDamaged as problem:
             raise SettingsError(
                 "The hub's ledger in this folder is not the one that was charged so far: "
-                f"{problem} Nothing was drawn. Do this where that ledger is: its workers share "
-                "one folder."
+                f"{problem} Nothing was drawn. Run this on the machine that has that ledger."
             ) from None
         yield self.ledger
         self.store.remember("ledger", self.ledger.verify())
 
-    # ------------------------------------------------------------------------------------------- the coordinator's
+    # ---------------------------------------------------------------------------- for coordinators
 
     def add_study(self, text: str, actor: str) -> Row:
-        """Take a study file."""
+        """Add a study file."""
         if len(text) > MOST_TEXT:
-            raise Refusal("too-large", "The study file is larger than a study can be.")
+            raise Refusal("too-large", "The study file is too large.")
         try:
             study = Study.from_text(text)
         except ConsilienceError as problem:
@@ -137,10 +142,10 @@ class Hub:
         return row, self.agreed(name)
 
     def agreed(self, name: str) -> Study:
-        """Return what a study that exists says; it never changes, and is read once."""
-        found = self._studies.get(name)
-        if found is not None:
-            return found
+        """Return an existing study; it never changes, so it is read once."""
+        known = self._studies.get(name)
+        if known is not None:
+            return known
         with self._lock:
             if name not in self._studies:
                 row = self.store.study(name)
@@ -150,9 +155,9 @@ class Hub:
             return self._studies[name]
 
     def public_file(self, study: str, name: str) -> PublicFile:
-        """Return the public file that a study knows by this name or digest, or refuse."""
-        _, found = self.study(study)
-        for part in (found.public, found.test):
+        """Return the public file that a study names, by name or digest, or refuse."""
+        _, agreed = self.study(study)
+        for part in (agreed.public, agreed.test):
             if part is not None and name in (part.file, part.sha256):
                 return part
         raise Refusal("not-found", "The study names no such file.")
@@ -160,15 +165,15 @@ class Hub:
     def keep_public_file(
         self, study: str, name: str, arrived: Path, sha256: str, actor: str
     ) -> PublicFile:
-        """Take a file of public records, if it is the one that the study names."""
-        found = self.public_file(study, name)
-        if found.sha256 != sha256:
-            raise Refusal("file-differs", "The file is not the one whose digest the study names.")
+        """Keep a file of public records, if it is the one that the study names."""
+        named = self.public_file(study, name)
+        if named.sha256 != sha256:
+            raise Refusal("file-differs", "The file's digest is not the one that the study names.")
         size = arrived.stat().st_size
         self.store.files.keep(arrived, sha256)
-        self.store.add_file(sha256, size, study, found.file, actor)
+        self.store.add_file(sha256, size, study, named.file, actor)
         self.changed.set()
-        return found
+        return named
 
     def invite(
         self,
@@ -182,20 +187,16 @@ class Hub:
         """Return a one-time code and when it expires."""
         self.study(study)
         if site is not None and not SITE_NAME.fullmatch(site):
-            raise Refusal(
-                "malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens."
-            )
+            raise Refusal("malformed", _SITE_NAME_RULE)
         if not 0 < days <= 366:
-            raise Refusal("malformed", "An invitation is good for at most 366 days.")
-        code, expires = (
-            secrets.token_hex(24),
-            now(seconds=days * 86400),
-        )  # no hyphen: it stands on command lines
+            raise Refusal("malformed", "An invitation can be valid for at most 366 days.")
+        code = secrets.token_hex(24)  # without hyphens, because it is used on command lines
+        expires = now(seconds=days * 86400)
         self.store.invite(study, hashed(code), expires, actor, site=site, fetch_only=fetch_only)
         return code, expires
 
     def revoke(self, study: str, site: str, actor: str, *, withdraw: bool = False) -> Row:
-        """End a site's key, and on demand take out what it contributed."""
+        """Revoke a site's key, and with `withdraw` also withdraw its contribution."""
         self.study(study)
         if not SITE_NAME.fullmatch(site):
             raise Refusal("not-found", "There is no such site in this study.")
@@ -204,7 +205,7 @@ class Hub:
         return row
 
     def close_study(self, study: str, actor: str) -> Row:
-        """Take nothing more for a study."""
+        """Accept nothing more for a study."""
         self.study(study)
         return self.store.close_study(study, actor)
 
@@ -225,29 +226,25 @@ class Hub:
         return balance
 
     def balance(self, study: str) -> Balance | None:
-        """Return what the hub may still spend on a study; None if nothing was ever allowed."""
+        """Return what the hub may still spend on a study; None if no budget was ever set."""
         row, _ = self.study(study)
         try:
             return self.ledger.balance(row["digest"])
         except SettingsError:
             return None
 
-    # ------------------------------------------------------------------------------------------------- the sites'
+    # ----------------------------------------------------------------------------------- for sites
 
     def enrol(self, *, code: str, site: str, key: str, nonce: str, fetch_only: bool = False) -> Row:
-        """Enrol a site whose request, signed with `key`, proved that it holds it."""
+        """Enrol a site; its request was signed with `key`, so it holds that key."""
         if not SITE_NAME.fullmatch(site):
-            raise Refusal(
-                "malformed", "A site's name has 1 to 100 letters, digits, spaces, dots, hyphens."
-            )
+            raise Refusal("malformed", _SITE_NAME_RULE)
         return self.store.enrol(hashed(code), site, key, nonce, fetch_only=fetch_only)
 
     def rotate(self, study: str, key: str, new: str, proof: str, nonce: str) -> Row:
         """Replace a site's key; `proof` is the new key's signature over old and new."""
         if not (DIGEST.fullmatch(new) and SIGNATURE.fullmatch(proof)):
-            raise Refusal(
-                "malformed", "The new key, or the proof of holding it, has the wrong form."
-            )
+            raise Refusal("malformed", "The new key or its proof has the wrong format.")
         if not is_signed(rotation_message(key, new), bytes.fromhex(proof), new):
             raise Refusal("not-authenticated", "The new key did not sign the proof.")
         return self.store.rotate(study, key, new, nonce)
@@ -261,14 +258,14 @@ class Hub:
         sha256: str,
         nonce: str,
     ) -> tuple[Row, bool]:
-        """Check what arrived from an enrolled site, keep it durably; return its row and whether it is new."""
+        """Check and keep an enrolled site's contribution; return its row and whether it is new."""
         agreed, content = self.agreed(study), arrived if isinstance(arrived, bytes) else None
         size = len(arrived) if isinstance(arrived, bytes) else arrived.stat().st_size
         try:
             file = SealedFile(arrived, KIND, most_bytes=self.settings.most_bytes)
             _check_sender(file.facts, agreed, site)
-            # Large files one after the other: what checking one of them may need is then needed
-            # once.
+            # Large files are checked one after the other, so that the memory for only one of them
+            # is needed.
             with self._large if size > LARGE else nullcontext():
                 contribution = agreed.accept(Contribution.inspect(file, trusted=agreed.trusted))
         except ConsilienceError as problem:
@@ -278,40 +275,42 @@ class Hub:
             "study": study,
             "site": site["name"],
             "sequence": contribution.sequence,
-        }
-        row |= {
             "sha256": sha256,
             "size": size,
             "guarantee": json.dumps(contribution.guarantee.as_dict()),
         }
+        # A contribution that would be refused, or that is there already, leaves no file behind.
         if find_same(row, site, before) is None and not isinstance(arrived, bytes):
-            self.store.files.keep(arrived, sha256)  # what will not be taken leaves no file behind
-        found = self.store.submit(row, site["key"], nonce, content)
+            self.store.files.keep(arrived, sha256)
+        answer = self.store.submit(row, site["key"], nonce, content)
         self.changed.set()
-        return found
+        return answer
 
     def withdraw(self, study: str, key: str, nonce: str) -> Row:
-        """Take what a site contributed out of all that follows."""
+        """Withdraw what a site contributed: no later release contains it."""
         row = self.store.withdraw(study, key, nonce)
         self.changed.set()
         return row
 
     def release_path(self, study: str, sequence: int | None = None) -> tuple[Row, Path]:
-        """Return a release's row and file: the current one, or one by number that was not withdrawn."""
+        """Return the row and file of the current release, or of one by number.
+
+        A release that was withdrawn is refused.
+        """
         row = self.store.release(study, sequence)
         if row is None or row["state"] == "withdrawn":
             raise Refusal(
-                "no-release", "There is no such release, or a member of it was withdrawn."
+                "no-release", "There is no such release, or it was withdrawn because a member was."
             )
         return row, self.store.files.path(row["sha256"])
 
     def verify(self) -> tuple[int, str]:
-        """Check the audit chain and every file; return the log's length and head."""
+        """Check the audit log and every file; return the log's length and head."""
         return self.store.verify()
 
 
-def _check_sender(facts: Mapping[str, Any], agreed: Study, site: Row) -> None:
-    """Refuse another site's contribution and another study's, each with its own code."""
+def _check_sender(facts: Mapping[str, object], agreed: Study, site: Row) -> None:
+    """Refuse a contribution of another site or for another study, each with its own code."""
     if facts.get("study") != agreed.reference:
         raise Refusal(
             "study-differs",
@@ -319,17 +318,17 @@ def _check_sender(facts: Mapping[str, Any], agreed: Study, site: Row) -> None:
         )
     if facts.get("site") != site["name"] or facts["key"] != site["key"]:
         raise Refusal(
-            "wrong-site", "The contribution is another site's, or was signed with another key."
+            "wrong-site", "The contribution is from another site, or was signed with another key."
         )
 
 
 def _signing_key(path: Path) -> SigningKey:
-    """Return the hub's key, made once."""
+    """Return the hub's key; make it if there is none."""
     if not path.exists():
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         SigningKey.generate().save(draft)
         try:
-            os.link(draft, path)  # whole or absent, and never over another worker's
+            os.link(draft, path)  # atomic, and fails if another worker was first
         except FileExistsError:
             pass
         finally:

@@ -1,4 +1,7 @@
-"""What the hub's operator does from the command line; works beside a running hub, on the same folder and database."""
+"""What the hub's operator does from the command line.
+
+Every command works beside a running hub, on the same folder and database.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from consilience.errors import SettingsError
 from consilience.hub.auth import hash_password
@@ -25,10 +28,12 @@ from consilience.study.study import Study
 
 OPERATOR = "operator"
 
+PathLike = str | os.PathLike[str]
+
 
 @contextmanager
-def opened(folder: str | os.PathLike[str], url: str | None = None) -> Iterator[Hub]:
-    """Open a hub for one command; a refusal becomes the error of a wrong setting."""
+def opened(folder: PathLike, url: str | None = None) -> Iterator[Hub]:
+    """Open a hub for one command; a refusal becomes a `SettingsError`."""
     hub = Hub(Settings(Path(folder), url))
     try:
         yield hub
@@ -40,49 +45,54 @@ def opened(folder: str | os.PathLike[str], url: str | None = None) -> Iterator[H
         hub.close()
 
 
-def serve(
-    folder: str | os.PathLike[str],
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    *,
-    url: str | None = None,
-    cert: str | os.PathLike[str] | None = None,
-    key: str | os.PathLike[str] | None = None,
-    behind_proxy: bool = False,
-    **settings: Any,
-) -> None:
-    """Run the hub until it is stopped.
+@dataclass(frozen=True)
+class Address:
+    """Where a hub listens.
 
     Parameters
     ----------
+    host, port
+        The network address.
     cert, key
-        Certificate and private key files for HTTPS. Without them only this machine itself may
+        Certificate and private key files for HTTPS. Without them, only this machine itself may
         connect.
     behind_proxy
-        A reverse proxy on this machine speaks HTTPS and tells the sender's address; plain HTTP is
-        then right.
-    settings
-        Further fields of `Settings`.
+        Whether a reverse proxy on this machine speaks HTTPS and passes on the sender's address, so
+        that plain HTTP is right.
     """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    cert: PathLike | None = None
+    key: PathLike | None = None
+    behind_proxy: bool = False
+
+    def check(self) -> None:
+        """Refuse to send passwords over a network unencrypted."""
+        if self.cert is None and not self.behind_proxy and not _is_local(self.host):
+            raise SettingsError(
+                f"The hub cannot listen on {self.host!r} without a certificate, because passwords "
+                "would be readable on the network. Nothing was started. Pass a certificate and "
+                "its key, or listen on 127.0.0.1 behind a reverse proxy."
+            )
+
+
+def serve(settings: Settings, address: Address | None = None) -> None:
+    """Run the hub until it is stopped."""
     import uvicorn
 
     from consilience.hub.api.app import create_app
 
-    if cert is None and not behind_proxy and not _is_local(host):
-        raise SettingsError(
-            f"The hub was to listen on {host!r} without a certificate: passwords would travel "
-            "readable. Nothing was started. Pass cert and key, or listen on 127.0.0.1 behind a "
-            "reverse proxy."
-        )
-    app = create_app(Settings(Path(folder), url, **settings))
+    at = address or Address()
+    at.check()
     uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        ssl_certfile=None if cert is None else os.fspath(cert),
-        ssl_keyfile=None if key is None else os.fspath(key),
-        proxy_headers=behind_proxy,
-        forwarded_allow_ips="127.0.0.1" if behind_proxy else "",
+        create_app(settings),
+        host=at.host,
+        port=at.port,
+        ssl_certfile=None if at.cert is None else os.fspath(at.cert),
+        ssl_keyfile=None if at.key is None else os.fspath(at.key),
+        proxy_headers=at.behind_proxy,
+        forwarded_allow_ips="127.0.0.1" if at.behind_proxy else "",
         server_header=False,
         access_log=False,
         log_level="warning",
@@ -97,23 +107,20 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def add_coordinator(
-    folder: str | os.PathLike[str], name: str, password: str, *, url: str | None = None
-) -> None:
-    """Add a coordinator, or give one a new password."""
+def add_coordinator(folder: PathLike, name: str, password: str, *, url: str | None = None) -> None:
+    """Add a coordinator, or change a known one's password."""
     if not (1 <= len(name) <= 100 and name.isprintable()):
         raise SettingsError(
-            "A coordinator's name has 1 to 100 printable characters. Nothing was stored."
+            "A coordinator's name must have 1 to 100 printable characters. Nothing was stored. "
+            "Choose another name."
         )
     stored = hash_password(password)
     with opened(folder, url) as hub:
         hub.store.add_coordinator(name, stored, OPERATOR)
 
 
-def add_study(
-    folder: str | os.PathLike[str], path: str | os.PathLike[str], *, url: str | None = None
-) -> Row:
-    """Take a study file, and the public files that lie beside it."""
+def add_study(folder: PathLike, path: PathLike, *, url: str | None = None) -> Row:
+    """Add a study file, and the public files that lie beside it."""
     file = Path(path)
     study = Study.load(file)
     parts = [part for part in (study.public, study.test) if part is not None]
@@ -121,9 +128,9 @@ def add_study(
         beside = file.with_name(part.file)
         if not beside.exists() or file_digest(beside) != part.sha256:
             raise SettingsError(
-                f"The study names the public file {part.file!r}, and the one beside it is missing "
-                "or another. Nothing was stored. Put the file there, or write its own digest "
-                "into the study."
+                f"The study names the public file {part.file!r}, but the file beside it is missing "
+                "or has another digest. Nothing was stored. Put the right file there, or write "
+                "its digest into the study."
             )
     with opened(folder, url) as hub:
         row = hub.add_study(file.read_text(encoding="utf-8"), OPERATOR)
@@ -135,7 +142,7 @@ def add_study(
 
 
 def invite(
-    folder: str | os.PathLike[str],
+    folder: PathLike,
     study: str,
     *,
     site: str | None = None,
@@ -148,41 +155,39 @@ def invite(
         return hub.invite(study, OPERATOR, site=site, fetch_only=fetch_only, days=days)
 
 
-def allow(
-    folder: str | os.PathLike[str], study: str, budget: Budget, *, url: str | None = None
-) -> Balance:
+def allow(folder: PathLike, study: str, budget: Budget, *, url: str | None = None) -> Balance:
     """Set what the hub may spend, in total, on a study whose aggregator draws noise."""
     with opened(folder, url) as hub:
         return hub.allow(study, budget, OPERATOR)
 
 
 def aggregate(
-    folder: str | os.PathLike[str],
-    study: str,
-    *,
-    request: str | None = None,
-    url: str | None = None,
+    folder: PathLike, study: str, *, request: str | None = None, url: str | None = None
 ) -> Row:
-    """Combine a study now and return its release; where that draws noise, the same `request` never pays twice."""
+    """Combine a study now and return its release.
+
+    Where combining draws noise, the same `request` is never charged twice.
+    """
     with opened(folder, url) as hub:
         combiner = Combiner(hub)
-        return (
-            combiner.combine(study)
-            if request is None
-            else combiner.command(study, request, OPERATOR)
-        )
+        if request is None:
+            return combiner.combine(study)
+        return combiner.command(study, request, OPERATOR)
 
 
-def verify(folder: str | os.PathLike[str], *, url: str | None = None) -> tuple[int, str]:
-    """Check the audit chain and every file; return the log's length and its head, to be written down elsewhere."""
+def verify(folder: PathLike, *, url: str | None = None) -> tuple[int, str]:
+    """Check the audit log and every file.
+
+    Return the log's length and head; keep them somewhere else to compare with later.
+    """
     with opened(folder, url) as hub:
         return hub.verify()
 
 
-def backup(
-    folder: str | os.PathLike[str], path: str | os.PathLike[str], *, url: str | None = None
-) -> tuple[int, str]:
-    """Write a consistent copy of everything into a new folder while the hub runs; return the audit log's head.
+def backup(folder: PathLike, path: PathLike, *, url: str | None = None) -> tuple[int, str]:
+    """Write a consistent copy of everything into a new folder while the hub runs.
+
+    Return the audit log's length and head.
 
     Privacy
     -------
@@ -192,7 +197,8 @@ def backup(
     target = Path(path)
     if target.exists():
         raise SettingsError(
-            f"The hub was to be copied to {target.name!r}, which exists. Nothing was written."
+            f"The backup cannot be written to {target.name!r}, which exists. Nothing was written. "
+            "Choose a new folder."
         )
     draft = target.with_name(f".{target.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
@@ -211,19 +217,18 @@ def backup(
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def restore(
-    path: str | os.PathLike[str], folder: str | os.PathLike[str], *, url: str | None = None
-) -> tuple[int, str]:
-    """Make a hub from a backup in a new folder, on any database that is empty; return the audit log's head.
+def restore(path: PathLike, folder: PathLike, *, url: str | None = None) -> tuple[int, str]:
+    """Make a hub from a backup, in a new folder and on any empty database.
 
-    What happened after the backup is unknown to it, so what could be misused is voided: open
-    invitations, sessions, and the right to draw noise, which `allow` gives back. Keys that were
-    revoked since must be revoked again.
+    Return the audit log's length and head. The backup does not know what happened after it was
+    made, so what could be misused is voided: open invitations, sessions, and the right to draw
+    noise, which `allow` gives back. Keys that were revoked since must be revoked again.
     """
     source, target = Path(path), Path(folder)
     if not (source / "hub.key").exists() or not (source / "hub.sqlite").exists():
         raise SettingsError(
-            f"There is no backup of a hub in {source.name!r}. Nothing was restored."
+            f"There is no backup of a hub in {source.name!r}. Nothing was restored. Give the "
+            "folder that `hub backup` wrote."
         )
     if target.exists() and any(target.iterdir()):
         raise SettingsError(
@@ -233,7 +238,8 @@ def restore(
         with tempfile.TemporaryDirectory() as aside, closing(Store(aside, url)) as rows:
             if rows.audit(limit=1):
                 raise SettingsError(
-                    "The database has rows of a hub. Nothing was restored. Give an empty one."
+                    "The database already has rows of a hub. Nothing was restored. Give an empty "
+                    "database."
                 )
             shutil.copyfile(source / "hub.sqlite", Path(aside) / "hub.sqlite")
             with closing(Store(aside)) as copy:
@@ -248,7 +254,10 @@ def restore(
         return hub.verify()
 
 
-def use_bucket(folder: str | os.PathLike[str], address: str, *, url: str | None = None) -> int:
-    """Move the hub's files to an S3-compatible bucket; return how many. Workers that run must be started again."""
+def use_bucket(folder: PathLike, address: str, *, url: str | None = None) -> int:
+    """Move the hub's files to an S3-compatible bucket and return how many there are.
+
+    Restart the running workers afterwards.
+    """
     with opened(folder, url) as hub:
         return hub.store.use_bucket(address, OPERATOR)

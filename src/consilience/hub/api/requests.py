@@ -30,7 +30,7 @@ class Login(_Body):
 
 
 class Invitation(_Body):
-    """Whom an invitation is for, and how long it is good."""
+    """Whom an invitation is for, and how long it is valid."""
 
     site: str | None = None
     fetch_only: bool = False
@@ -38,7 +38,7 @@ class Invitation(_Body):
 
 
 class Enrolment(_Body):
-    """A site's one-time code and name; the key that signs the request is the one that is enrolled."""
+    """A site's one-time code and name; the key that signs the request is enrolled."""
 
     invitation: str = Field(max_length=200)
     site: str = Field(max_length=100)
@@ -54,7 +54,7 @@ class Rotation(_Body):
 
 
 class Command(_Body):
-    """The coordinator's wish for a release now; the same key again returns the same release."""
+    """A coordinator's request for a release; the same key again returns the same release."""
 
     key: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
 

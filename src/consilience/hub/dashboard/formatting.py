@@ -59,17 +59,18 @@ def _bytes(size: int) -> str:
 def _measured(value: Mapping[str, float] | None, percent: bool) -> str:
     if value is None:
         return "—"
-    return f"{charts.shown(value['value'], percent)}"
+    return charts.show_number(value["value"], percent)
 
 
 def _between(value: Mapping[str, float] | None, percent: bool) -> str:
     if value is None:
         return "—"
-    return f"{charts.shown(value['low'], percent)} to {charts.shown(value['high'], percent)}"
+    low, high = (charts.show_number(value[end], percent) for end in ("low", "high"))
+    return f"{low} to {high}"
 
 
-def _fact(value: Any) -> str:
-    """Return a fact of the audit log, shortened: the log itself holds it whole."""
+def _fact(value: object) -> str:
+    """Shorten a fact of the audit log; the log itself has all of it."""
     text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
     if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:.*", text):
         return f"{text[:10]} {text[11:16]} UTC"
@@ -98,4 +99,4 @@ TEMPLATES.filters |= {
     "segment": _segment,
     "fact": _fact,
 }
-TEMPLATES.globals |= {"bar": charts.bar, "KINDS": KINDS, "isinf": math.isinf}
+TEMPLATES.globals |= {"bar": charts.draw_bar, "KINDS": KINDS, "isinf": math.isinf}

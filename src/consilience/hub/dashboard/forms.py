@@ -1,19 +1,19 @@
-"""What browsers send: the fields of a form, and a file in one that is too large for memory."""
+"""What browsers send: the fields of a form, and a file that is too large for memory."""
 
 from __future__ import annotations
 
 import re
+from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import Request
 
 from consilience.protocol import Refusal
 
-_START = 2048  # bytes; a form's token and the name of its file stand within
+_START = 2048  # bytes; they contain a form's token and the name of its file
 
 
 def read_form(request: Request, content: bytes) -> dict[str, str]:
@@ -35,13 +35,13 @@ def read_form(request: Request, content: bytes) -> dict[str, str]:
         raise Refusal("malformed", "The form cannot be read.") from None
 
 
-def _text(part: Any) -> str:
+def _text(part: Message) -> str:
     content = part.get_payload(decode=True)
     return content.decode(errors="replace") if isinstance(content, bytes) else ""
 
 
 def read_beginning(arrived: Path) -> bytes:
-    """Return the start of a form: its token stands before its file."""
+    """Return the beginning of a form: its token comes before its file."""
     with arrived.open("rb") as file:
         return file.read(_START)
 
@@ -57,5 +57,5 @@ def file_within(arrived: Path, kind: str) -> tuple[int, int]:
     head = start.find(b'name="file"')
     begin, end = start.find(b"\r\n\r\n", head) + 4, rest.rfind(b"\r\n" + mark + b"--")
     if not mark or head < 0 or begin < 4 or end < 0:
-        raise Refusal("malformed", "The form holds no file.")
+        raise Refusal("malformed", "The form contains no file.")
     return begin, size - len(rest) + end

@@ -56,15 +56,15 @@ def show_quality(rows: Sequence[Mapping[str, Any]]) -> Quality | None:
     intervals = [Interval(str(row["method"]), row["kind"], **row["main"]) for row in measured]
     words = "share of wrong predictions" if percent else "root mean squared error"
     description = "; ".join(
-        f"{row.label}: {charts.shown(row.value, percent)} "
-        f"({charts.shown(row.low, percent)} to {charts.shown(row.high, percent)})"
+        f"{row.label}: {charts.show_number(row.value, percent)} "
+        f"({charts.show_number(row.low, percent)} to {charts.show_number(row.high, percent)})"
         for row in intervals
     )
     title = (
         f"{words.capitalize()} on {n_records:,} public test records, with {level:.0%} intervals; "
         "less is better"
     )
-    chart = charts.intervals(intervals, title=title, description=description, percent=percent)
+    chart = charts.draw_intervals(intervals, title=title, description=description, percent=percent)
     verdicts = _list_verdicts(compare_rows(rows), percent)
     has_auc = any(row["auc"] for row in measured)
     return Quality(chart, words, measured, n_records, level, verdicts, has_auc)
@@ -79,11 +79,13 @@ def _list_verdicts(joining: Joining | None, percent: bool) -> list[str]:
 
 
 def _compare(title: str, gap: Gap, percent: bool) -> str:
-    values = f"{charts.shown(gap.joined, percent)} against {charts.shown(gap.other, percent)}"
-    low, high = charts.shown(gap.gain.low, percent), charts.shown(gap.gain.high, percent)
+    own, other, low, high = (
+        charts.show_number(value, percent)
+        for value in (gap.joined, gap.other, gap.gain.low, gap.gain.high)
+    )
     # Errors are compared in percentage points, numbers by their squared errors.
     what = "error" if percent else "mean squared error"
     return (
-        f"{_WORDS[gap.verdict]} {title}: {values}. Compared record by record, the release lowers "
-        f"the {what} by {low} to {high}."
+        f"{_WORDS[gap.verdict]} {title}: {own} against {other}. Compared record by record, "
+        f"the release lowers the {what} by {low} to {high}."
     )

@@ -1,6 +1,7 @@
-"""What the dashboard asks of the database: counts and pages of rows, read only, at a cost that does not grow with them.
+"""What the dashboard reads from the database: counts, and pages of rows.
 
-The statements that change anything are in `store`.
+The cost of a page does not grow with the number of rows. Statements that change anything are in
+`store`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sqlalchemy as sa
 
 from consilience.hub.store import Row, Store, now
 from consilience.hub.store.audit import entry_hash
+from consilience.hub.store.contributions import parse_guarantee
+from consilience.hub.store.database import fetch_rows
 from consilience.hub.store.tables import (
     audit,
     contributions,
@@ -24,10 +27,12 @@ from consilience.hub.store.tables import (
     studies,
 )
 
+Select = sa.Select[Any]
+
 
 @dataclass(frozen=True)
 class Paged:
-    """One page of a list: its rows, its number from 1, and how many there are in all."""
+    """One page of a list: its rows, its number from 1, and how many rows there are in total."""
 
     rows: Sequence[Row]
     page: int
@@ -50,54 +55,46 @@ class Paged:
         return min(self.page * self.size, self.total)
 
 
-def _rows(db: sa.Connection, query: Any) -> list[Row]:
-    return [dict(row) for row in db.execute(query).mappings()]
-
-
-def _count(db: sa.Connection, query: Any) -> int:
+def _count(db: sa.Connection, query: Select) -> int:
     return int(db.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one())
 
 
-def _paged(db: sa.Connection, query: Any, order: Sequence[Any], page: int, size: int) -> Paged:
-    total = _count(db, query)
+def _get_page(db: sa.Connection, query: Select, page: int, size: int) -> Paged:
+    """Return one page of an ordered query; a page that does not exist becomes the nearest one."""
+    total = _count(db, query.order_by(None))
     page = min(max(1, page), max(1, -(-total // size)))
-    return Paged(
-        _rows(db, query.order_by(*order).limit(size).offset((page - 1) * size)), page, size, total
-    )
+    rows = fetch_rows(db, query.limit(size).offset((page - 1) * size))
+    return Paged(rows, page, size, total)
 
 
 def study_pages(store: Store, page: int, size: int) -> Paged:
-    """Return a page of studies, newest first, each with its sites, contributions and newest release."""
+    """Return a page of studies, newest first, each with its counts and current release."""
+    query = sa.select(studies).order_by(studies.c.created.desc(), studies.c.name)
     with store.reading() as db:
-        found = _paged(
-            db, sa.select(studies), (studies.c.created.desc(), studies.c.name), page, size
+        listed = _get_page(db, query, page, size)
+        names = [row["name"] for row in listed.rows]
+        enrolled = _count_by_study(db, sites, sites.c.status == "enrolled", names)
+        accepted = _count_by_study(db, contributions, contributions.c.state == "accepted", names)
+        current = sa.select(releases).where(
+            releases.c.study.in_(names), releases.c.state == "current"
         )
-        names = [row["name"] for row in found.rows]
-        enrolled = _numbers(db, sites, sites.c.status == "enrolled", names)
-        accepted = _numbers(db, contributions, contributions.c.state == "accepted", names)
-        newest = {
-            row["study"]: row
-            for row in _rows(
-                db,
-                sa.select(releases).where(
-                    releases.c.study.in_(names), releases.c.state == "current"
-                ),
-            )
-        }
-    for row in found.rows:
+        newest = {row["study"]: row for row in fetch_rows(db, current)}
+    for row in listed.rows:
         name = row["name"]
         row |= {
             "n_sites": enrolled.get(name, 0),
             "n_accepted": accepted.get(name, 0),
             "release": newest.get(name),
         }
-    return found
+    return listed
 
 
-def _numbers(db: sa.Connection, table: sa.Table, fits: Any, names: Sequence[str]) -> dict[str, int]:
+def _count_by_study(
+    db: sa.Connection, table: sa.Table, condition: sa.ColumnElement[bool], names: Sequence[str]
+) -> dict[str, int]:
     query = (
         sa.select(table.c.study, sa.func.count())
-        .where(table.c.study.in_(names), fits)
+        .where(table.c.study.in_(names), condition)
         .group_by(table.c.study)
     )
     return {str(study): int(n) for study, n in db.execute(query)}
@@ -105,7 +102,7 @@ def _numbers(db: sa.Connection, table: sa.Table, fits: Any, names: Sequence[str]
 
 @dataclass(frozen=True)
 class Numbers:
-    """How many sites, contributions and open invitations a study has."""
+    """How many sites and contributions a study has, by state, and how many open invitations."""
 
     sites: dict[str, int]
     contributions: dict[str, int]
@@ -113,7 +110,7 @@ class Numbers:
 
     @property
     def enrolled(self) -> int:
-        """Sites whose key is good."""
+        """Sites whose key is valid."""
         return self.sites.get("enrolled", 0)
 
     @property
@@ -124,99 +121,100 @@ class Numbers:
 
 def numbers(store: Store, study: str) -> Numbers:
     """Count what a study has."""
+    unused = sa.select(invitations.c.hash).where(
+        invitations.c.study == study,
+        invitations.c.used.is_(None),
+        invitations.c.expires > now(),
+    )
     with store.reading() as db:
-        found = []
-        for table, column in ((sites, sites.c.status), (contributions, contributions.c.state)):
-            query = (
-                sa.select(column, sa.func.count()).where(table.c.study == study).group_by(column)
-            )
-            found.append({str(state): int(n) for state, n in db.execute(query)})
-        waiting = sa.select(invitations.c.hash).where(
-            invitations.c.study == study,
-            invitations.c.used.is_(None),
-            invitations.c.expires > now(),
+        return Numbers(
+            _count_by_state(db, sites, sites.c.status, study),
+            _count_by_state(db, contributions, contributions.c.state, study),
+            _count(db, unused),
         )
-        return Numbers(found[0], found[1], _count(db, waiting))
+
+
+def _count_by_state(
+    db: sa.Connection, table: sa.Table, state: sa.Column[str], study: str
+) -> dict[str, int]:
+    query = sa.select(state, sa.func.count()).where(table.c.study == study).group_by(state)
+    return {str(value): int(n) for value, n in db.execute(query)}
 
 
 def site_pages(store: Store, study: str, page: int, size: int, *, like: str = "") -> Paged:
     """Return a page of a study's sites by name, each with all its contributions, newest first."""
-    query = sa.select(sites).where(sites.c.study == study)
+    query = sa.select(sites).where(sites.c.study == study).order_by(sites.c.name)
     if like:
         query = query.where(sa.func.lower(sites.c.name).contains(like.lower(), autoescape=True))
     with store.reading() as db:
-        found = _paged(db, query, (sites.c.name,), page, size)
-        own = _contributions(db, study, [row["name"] for row in found.rows])
-    for row in found.rows:
+        listed = _get_page(db, query, page, size)
+        own = _contributions_of(db, study, [row["name"] for row in listed.rows])
+    for row in listed.rows:
         row["contributions"] = [one for one in own if one["site"] == row["name"]]
-    return found
+    return listed
 
 
 def site(store: Store, study: str, name: str) -> Row | None:
     """Return a site with all its contributions, newest first."""
     with store.reading() as db:
-        found = _rows(db, sa.select(sites).where(sites.c.study == study, sites.c.name == name))
-        return {**found[0], "contributions": _contributions(db, study, [name])} if found else None
+        rows = fetch_rows(db, sa.select(sites).where(sites.c.study == study, sites.c.name == name))
+        if not rows:
+            return None
+        return {**rows[0], "contributions": _contributions_of(db, study, [name])}
 
 
-def _contributions(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
+def _contributions_of(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
     query = sa.select(contributions).where(
         contributions.c.study == study, contributions.c.site.in_(names)
     )
-    rows = _rows(db, query.order_by(contributions.c.sequence.desc()))
-    return [{**row, "guarantee": json.loads(row["guarantee"])} for row in rows]
+    return list(
+        map(parse_guarantee, fetch_rows(db, query.order_by(contributions.c.sequence.desc())))
+    )
 
 
 def contribution(store: Store, study: str, digest: str) -> Row | None:
-    """Return a contribution, and the numbers of the releases that it is part of."""
+    """Return a contribution, and the releases that contain it."""
+    query = sa.select(contributions).where(
+        contributions.c.study == study, contributions.c.digest == digest
+    )
+    containing = (
+        sa.select(releases.c.sequence, releases.c.state)
+        .join(members, members.c.release == releases.c.digest)
+        .where(members.c.contribution == digest)
+        .order_by(releases.c.sequence.desc())
+        .limit(20)
+    )
     with store.reading() as db:
-        query = sa.select(contributions).where(
-            contributions.c.study == study, contributions.c.digest == digest
-        )
-        found = _rows(db, query)
-        if not found:
+        rows = fetch_rows(db, query)
+        if not rows:
             return None
-        used = sa.select(releases.c.sequence, releases.c.state).join(
-            members, members.c.release == releases.c.digest
-        )
-        used = (
-            used.where(members.c.contribution == digest)
-            .order_by(releases.c.sequence.desc())
-            .limit(20)
-        )
-        return {
-            **found[0],
-            "guarantee": json.loads(found[0]["guarantee"]),
-            "releases": _rows(db, used),
-        }
+        return {**parse_guarantee(rows[0]), "releases": fetch_rows(db, containing)}
 
 
 def timeline(store: Store, study: str) -> list[tuple[str, str]]:
-    """Return when each contribution came and what became of it."""
+    """Return when each contribution was received, and its state."""
     columns = contributions.c.received, contributions.c.state
+    query = sa.select(*columns).where(contributions.c.study == study).order_by(columns[0])
     with store.reading() as db:
-        found = db.execute(
-            sa.select(*columns).where(contributions.c.study == study).order_by(columns[0])
-        )
-        return [(str(received), str(state)) for received, state in found]
+        return [(str(received), str(state)) for received, state in db.execute(query)]
 
 
 def release_pages(store: Store, study: str, page: int, size: int) -> Paged:
     """Return a page of a study's releases, newest first."""
+    query = sa.select(releases).where(releases.c.study == study)
     with store.reading() as db:
-        query = sa.select(releases).where(releases.c.study == study)
-        found = _paged(db, query, (releases.c.sequence.desc(),), page, size)
-    for row in found.rows:
+        listed = _get_page(db, query.order_by(releases.c.sequence.desc()), page, size)
+    for row in listed.rows:
         row["guarantee"] = json.loads(row["guarantee"])
-    return found
+    return listed
 
 
 def audit_pages(store: Store, page: int, size: int, *, study: str | None = None) -> Paged:
-    """Return a page of the audit log, newest first, each entry with whether its hash fits it."""
+    """Return a page of the audit log, newest first, and for each entry whether its hash fits."""
     query = sa.select(audit) if study is None else sa.select(audit).where(audit.c.study == study)
     with store.reading() as db:
-        found = _paged(db, query, (audit.c.number.desc(),), page, size)
-    for row in found.rows:
+        listed = _get_page(db, query.order_by(audit.c.number.desc()), page, size)
+    for row in listed.rows:
         row["fits"] = entry_hash(row) == row["hash"]
         row["facts"] = json.loads(row["facts"])
-    return found
+    return listed

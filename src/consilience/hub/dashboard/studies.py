@@ -87,7 +87,7 @@ def show_study(visit: Visit) -> Response:
         spent = list_spending(own["contributions"])
         return visit.page("own.html", **facts, site=own, spent=spent)
     numbers, received = queries.numbers(store, name), queries.timeline(store, name)
-    chart = charts.over_time(
+    chart = charts.draw_timeline(
         received, since=row["created"], until=now(), title="Contributions over time"
     )
     facts |= {

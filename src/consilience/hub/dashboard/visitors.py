@@ -1,9 +1,9 @@
-"""Who looks at the dashboard: coordinators by password, sites by a one-time link, and the tokens of their forms.
+"""Who visits the dashboard, and the tokens of their forms.
 
-A site has no password. It signs a request for a link, which works once within five minutes and
-opens a view of one study for an hour; revoking or replacing the site's key ends the view at once.
-Links and views are statements that the hub signed, so that nothing secret is stored and a copy of
-the database lets nobody in.
+Coordinators log in with a password. A site has no password: it signs a request for a link, which
+works once within five minutes and opens a view of one study for an hour. Revoking or replacing the
+site's key ends the view at once. Links and views are statements that the hub signed, so nothing
+secret is stored, and a copy of the database lets nobody in.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MOST = 2000  # characters of a statement
 
 @dataclass(frozen=True)
 class Visitor:
-    """A coordinator who is logged in, or a site that looks at its one study."""
+    """A coordinator who is logged in, or a site that looks at its own study."""
 
     name: str
-    secret: str  # the cookie that says so
+    secret: str  # the cookie that proves it
     study: str | None = None
     site: Row | None = None
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether the visitor may see and change everything that has no other owner."""
+        """Whether the visitor is a coordinator, who may see and change every study."""
         return self.study is None
 
     @property
@@ -53,7 +53,7 @@ class Visitor:
 
 
 def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
-    """Return who sends these cookies; None is nobody."""
+    """Return who sends these cookies; None if they belong to nobody."""
     token = cookies.get(auth.COOKIE)
     if token:
         try:
@@ -61,7 +61,7 @@ def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
         except Refusal:
             pass
     stated = cookies.get(SITE_COOKIE)
-    facts = _opened(hub, "view", stated)
+    facts = _read_facts(hub, "view", stated)
     if facts is None or stated is None or hub.store.is_spent(facts["key"], facts["nonce"]):
         return None
     try:
@@ -72,64 +72,67 @@ def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
 
 
 def new_link(hub: Hub, study: str, site: Row) -> tuple[str, str]:
-    """Return what a one-time link for an enrolled site ends in, and until when it works."""
+    """Return the last part of a one-time link for an enrolled site, and when it expires."""
     until = time.time() + LINK_SECONDS
     facts = {"study": study, "key": site["key"], "until": until, "nonce": secrets.token_hex(16)}
-    return _stated(hub, "link", facts), datetime.fromtimestamp(until, UTC).isoformat(
+    return _sign_facts(hub, "link", facts), datetime.fromtimestamp(until, UTC).isoformat(
         timespec="seconds"
     )
 
 
 def read_link(hub: Hub, token: str) -> dict[str, Any]:
     """Return the facts of a link that has not expired, or refuse."""
-    facts = _opened(hub, "link", token)
+    facts = _read_facts(hub, "link", token)
     if facts is None:
         raise Refusal(
-            "not-authenticated", "The link was not made by this hub, or is older than five minutes."
+            "not-authenticated",
+            "The link was not made by this hub, or it is older than five minutes.",
         )
     return facts
 
 
 def use_link(hub: Hub, token: str) -> tuple[str, dict[str, Any]]:
-    """Use a link up; return the value of the view's cookie and the link's facts."""
+    """Use a link; return the value of the view's cookie and the link's facts."""
     facts = read_link(hub, token)
     site = hub.store.signer(facts["study"], facts["key"])
     try:
         hub.store.spend_nonce(facts["key"], facts["nonce"])
     except Refusal:
-        raise Refusal("not-authenticated", "The link was used before; each works once.") from None
+        raise Refusal(
+            "not-authenticated", "The link was already used; each link works once."
+        ) from None
     hub.store.log(f"site:{site['name']}", "dashboard opened", facts["study"])
     view = {"study": facts["study"], "key": facts["key"], "until": time.time() + VIEW_SECONDS}
-    return _stated(hub, "view", {**view, "nonce": secrets.token_hex(16)}), facts
+    return _sign_facts(hub, "view", {**view, "nonce": secrets.token_hex(16)}), facts
 
 
 def end_view(hub: Hub, visitor: Visitor) -> None:
-    """End a site's view, wherever its cookie may still be."""
-    facts = _opened(hub, "view", visitor.secret)
+    """End a site's view; its cookie stops working everywhere."""
+    facts = _read_facts(hub, "view", visitor.secret)
     if facts is not None:
         hub.store.spend_nonce(facts["key"], facts["nonce"], seconds=VIEW_SECONDS)
 
 
 def form_token(secret: str) -> str:
-    """Return what every form of a visitor carries: known to its pages, not to another site's."""
+    """Return what every form of a visitor carries; pages of other origins cannot know it."""
     return hashlib.sha256(f"form {secret}".encode(errors="replace")).hexdigest()
 
 
 def is_own_form(secret: str | None, token: str) -> bool:
-    """Tell whether a form came from a page that this visitor was given."""
+    """Tell whether a form came from a page that was sent to this visitor."""
     return secret is not None and hmac.compare_digest(
         form_token(secret).encode(), token.encode(errors="replace")
     )
 
 
-def _stated(hub: Hub, kind: str, facts: Mapping[str, Any]) -> str:
+def _sign_facts(hub: Hub, kind: str, facts: Mapping[str, object]) -> str:
     text = canonical(facts)
     signature = hub.key.sign(message_of(kind, text))
-    return f"{_packed(text.encode())}.{_packed(signature)}"
+    return f"{_encode(text.encode())}.{_encode(signature)}"
 
 
-def _opened(hub: Hub, kind: str, token: str | None) -> dict[str, Any] | None:
-    """Return the facts that this hub signed as of this kind, unless their time is over."""
+def _read_facts(hub: Hub, kind: str, token: str | None) -> dict[str, Any] | None:
+    """Return the facts that this hub signed for this purpose, unless they have expired."""
     text, dot, signature = (token or "")[:_MOST].partition(".")
     try:
         stated = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
@@ -142,5 +145,5 @@ def _opened(hub: Hub, kind: str, token: str | None) -> dict[str, Any] | None:
     return facts if facts["until"] > time.time() else None
 
 
-def _packed(content: bytes) -> str:
+def _encode(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")

@@ -26,7 +26,7 @@ def list_weights(release: Release, page: int, size: int) -> Weights:
     shown = [
         {
             **row,
-            "bar": charts.bar(abs(row["weight"]) / largest, negative=row["weight"] < 0),
+            "bar": charts.draw_bar(abs(row["weight"]) / largest, negative=row["weight"] < 0),
             "promised": Guarantee.from_dict(dict(row["guarantee"])),
         }
         for row in rows[(page - 1) * size : page * size]

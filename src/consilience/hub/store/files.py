@@ -1,4 +1,4 @@
-"""Where the hub keeps bytes: files named by their SHA-256, in its folder or in a bucket that several machines share."""
+"""Files named by their SHA-256, in the hub's folder or in a bucket that several machines share."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ADDRESS = re.compile(
     r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9._/-]*[A-Za-z0-9._-]))?/?"
 )
 DIGEST = re.compile("[0-9a-f]{64}")
-COPIES_SECONDS = 86_400.0  # how long what was fetched from a bucket stays near
+COPIES_SECONDS = 86_400.0  # how long a copy of a bucket's file is kept in the folder
 
 
 class Files:
-    """The folder of bytes, each file named by its SHA-256."""
+    """A folder of files, each named by its SHA-256."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,15 +33,15 @@ class Files:
         _flush(folder)
 
     def path(self, sha256: str) -> Path:
-        """Return where the file with this digest lies, or would."""
+        """Return the path that the file with this digest has, or would have."""
         return self.folder / sha256[:2] / sha256[2:]
 
     def new(self) -> Path:
-        """Return a name for bytes that are still arriving."""
+        """Return a new path for a file that is still arriving."""
         return self.incoming / secrets.token_hex(16)
 
     def keep(self, arrived: Path, sha256: str) -> Path:
-        """Move a file that arrived to its place, so that it survives whatever happens next."""
+        """Move a file that arrived to its place, and make it durable."""
         target = Files.path(self, sha256)
         _flush(arrived)
         arrived.replace(target)
@@ -49,12 +49,15 @@ class Files:
         return target
 
     def copy(self, sha256: str, target: Path) -> None:
-        """Copy a file that is kept to another place."""
+        """Copy a stored file to another path."""
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self.path(sha256), target)
 
     def sweep(self, named: set[str], older_than_seconds: float) -> int:
-        """Remove what no row names: left behind by a hub that died between file and row. Return how many."""
+        """Remove files that no row names, and return how many.
+
+        They were left behind by a hub that died after storing the file and before adding the row.
+        """
         before, gone = time.time() - older_than_seconds, 0
         for path in self.folder.glob("*/*"):
             kept = path.parent != self.incoming and path.parent.name + path.name in named
@@ -68,18 +71,19 @@ class Files:
 
 
 class Bucket(Files):
-    """The same in an S3-compatible bucket; the folder holds what arrives, and copies of what was read lately.
+    """Files in an S3-compatible bucket.
 
-    Credentials, region and endpoint are boto3's to find (environment, profile, role); none is ever
-    stored here.
+    The folder holds what is still arriving, and copies of what was read recently.
+
+    boto3 finds credentials, region and endpoint (environment, profile, role); none is stored here.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
-        found = ADDRESS.fullmatch(address)
-        if found is None:
+        match = ADDRESS.fullmatch(address)
+        if match is None:
             raise SettingsError(
-                f"A bucket is named s3://NAME or s3://NAME/PREFIX. Got {address!r}. Nothing was "
-                "changed."
+                f"A bucket's address must be s3://NAME or s3://NAME/PREFIX. Got {address!r}. "
+                "Nothing was changed."
             )
         try:
             import boto3
@@ -90,13 +94,16 @@ class Bucket(Files):
                 "opened. Install consilience[bucket]."
             ) from None
         super().__init__(folder)
-        self.name, self.prefix = found[1], f"{found[2]}/" if found[2] else ""
+        self.name, self.prefix = match[1], f"{match[2]}/" if match[2] else ""
         self._client: Any = boto3.client(
             "s3", config=Config(retries={"mode": "standard", "max_attempts": 5})
         )
 
     def path(self, sha256: str) -> Path:
-        """Return a copy of the file, fetched and checked if it is not near; a name without a file if there is none."""
+        """Return the path of a copy, which is fetched and checked if it is not in the folder.
+
+        If the bucket does not have the file, nothing is at the path.
+        """
         place = super().path(sha256)
         if place.exists():
             return place
@@ -114,24 +121,30 @@ class Bucket(Files):
         return place
 
     def keep(self, arrived: Path, sha256: str) -> Path:
-        """Hand a file to the bucket, which answers when it is durable, and keep a copy near."""
+        """Store a file in the bucket, which answers when it is durable, and keep a copy."""
         self._client.upload_file(str(arrived), self.name, self.prefix + sha256)
         target = super().path(sha256)
         arrived.replace(target)
         return target
 
     def sweep(self, named: set[str], older_than_seconds: float) -> int:
-        """Remove from the bucket what no row names, and old copies from the folder; return how many of the former."""
+        """Remove files that no row names from the bucket, and old copies from the folder.
+
+        Return how many were removed from the bucket.
+        """
         super().sweep(set(), max(older_than_seconds, COPIES_SECONDS))
         before, gone = time.time() - older_than_seconds, 0
-        for name, changed in self._listed():
+        for name, changed in self._list_files():
             if name not in named and DIGEST.fullmatch(name) and changed <= before:
                 self._client.delete_object(Bucket=self.name, Key=self.prefix + name)
                 gone += 1
         return gone
 
     def check(self, named: set[str]) -> None:
-        """Refuse a bucket that cannot be written, read and listed, or has another hub's files, which would be swept."""
+        """Refuse a bucket that cannot be written, read and listed, or that another hub uses.
+
+        The other hub's files would be removed, because no row of this hub names them.
+        """
         probe = self.new()
         probe.write_bytes(b"consilience")
         name = f"{self.prefix}probe-{secrets.token_hex(8)}"
@@ -139,14 +152,12 @@ class Bucket(Files):
             self._client.upload_file(str(probe), self.name, name)
             self._client.head_object(Bucket=self.name, Key=name)
             others = [
-                found
-                for found, _ in self._listed()
-                if DIGEST.fullmatch(found) and found not in named
+                listed
+                for listed, _ in self._list_files()
+                if DIGEST.fullmatch(listed) and listed not in named
             ]
             self._client.delete_object(Bucket=self.name, Key=name)
-        except (
-            Exception
-        ) as problem:  # boto3 raises its own kinds for address, credentials and network
+        except Exception as problem:  # boto3's own, for address, credentials and network
             raise SettingsError(
                 f"The bucket {self.name!r} cannot be used ({type(problem).__name__}). Nothing was "
                 "changed. Check its name, the credentials and AWS_ENDPOINT_URL."
@@ -155,18 +166,18 @@ class Bucket(Files):
             probe.unlink(missing_ok=True)
         if others:
             raise SettingsError(
-                f"The bucket {self.name!r} holds {len(others)} files of another hub at "
+                f"The bucket {self.name!r} has {len(others)} files of another hub at "
                 f"{self.prefix or '/'!r}. Nothing was changed. Choose another prefix: "
                 "s3://NAME/PREFIX."
             )
 
-    def _listed(self) -> Iterator[tuple[str, float]]:
+    def _list_files(self) -> Iterator[tuple[str, float]]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self.name, Prefix=self.prefix
         )
         for page in pages:
-            for found in page.get("Contents", ()):
-                yield found["Key"].removeprefix(self.prefix), found["LastModified"].timestamp()
+            for item in page.get("Contents", ()):
+                yield item["Key"].removeprefix(self.prefix), item["LastModified"].timestamp()
 
 
 def _flush(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tables of the hub's database and the steps that lead an older database to them; `store` holds the statements."""
+"""The tables of the hub's database, and the steps that bring an older database up to date."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import sqlalchemy as sa
 tables = sa.MetaData()
 
 
-def _table(name: str, *columns: Any) -> sa.Table:
+def _table(name: str, *columns: sa.schema.SchemaItem) -> sa.Table:
     return sa.Table(name, tables, *columns)
 
 
-def _text(name: str, *more: Any, **settings: Any) -> sa.Column[str]:
+def _text(name: str, *more: sa.ForeignKey, **settings: Any) -> sa.Column[str]:
     return sa.Column(name, sa.Text, *more, **{"nullable": False, **settings})
 
 
-def _whole(name: str, **settings: Any) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, **{"nullable": False, **settings})
+def _whole(name: str) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False)
 
 
 versions = _table("versions", sa.Column("version", sa.Integer, primary_key=True), _text("applied"))
@@ -48,7 +48,7 @@ studies = _table(
     _text("created"),
     _text("created_by"),
     _whole("changes"),  # how often its set of members has changed
-    _whole("combined"),  # up to which change it was combined
+    _whole("combined"),  # the change up to which it was combined
     _text("changed", nullable=True),
     _text("problem", nullable=True),  # why the last attempt to combine failed
 )
@@ -61,7 +61,7 @@ sites = _table(
     _text("status"),
     sa.Column("fetch_only", sa.Boolean, nullable=False),
     _text("enrolled"),
-    sa.Index("sites_by_key", "study", "key"),  # how every request of a site finds it
+    sa.Index("sites_by_key", "study", "key"),  # every request of a site looks it up
 )
 keys = _table(
     "keys",
@@ -98,11 +98,17 @@ contributions = _table(
     _text("changed"),
     sa.ForeignKeyConstraint(["study", "site"], ["sites.study", "sites.name"]),
     sa.UniqueConstraint("study", "site", "sequence"),
-    sa.Index("one_accepted", "study", "site", unique=True, sqlite_where=sa.text("state = 'accepted'"),
-             postgresql_where=sa.text("state = 'accepted'")),
-)  # fmt: skip
-# A small contribution is kept with its row: one transaction, one disk flush, no file that a crash
-# could leave behind.
+    sa.Index(
+        "one_accepted",
+        "study",
+        "site",
+        unique=True,
+        sqlite_where=sa.text("state = 'accepted'"),
+        postgresql_where=sa.text("state = 'accepted'"),
+    ),
+)
+# A small contribution is kept in the database: one transaction, one disk flush, and no file that a
+# crash could leave behind.
 bodies = _table(
     "bodies",
     _text("sha256", primary_key=True),
@@ -160,5 +166,5 @@ def _keep_small_files(db: sa.Connection) -> None:
         index.create(db, checkfirst=True)
 
 
-# Each entry leads from one version of the schema to the next. Nothing before 1 was ever released.
+# Each entry leads from one version of the schema to the next.
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (tables.create_all, _keep_small_files)
