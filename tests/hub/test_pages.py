@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from consilience.aggregators.average import Average
+from consilience.aggregators.base import Description
+from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SettingsError
 from consilience.hub.auth import hash_password, new_token
 from consilience.hub.dashboard import charts
@@ -568,6 +571,24 @@ def test_a_study_shows_quality_beside_baselines_and_weights_with_reasons(
     assert re.search(r"(Better than|Worse than|Not clearly different from) one site alone", page)
     assert re.search(r"joining (helps|does not help|does not clearly help)", page)
     assert "A member counts for more the less noise" in page  # the aggregator's own words
+
+
+class Meeting(Average):
+    """An aggregator that exists only here."""
+
+    def describe(self) -> Description:
+        return Description("Meeting (held in a test)", "A member counts if it comes to meetings.")
+
+
+def test_an_aggregator_that_is_registered_is_shown_in_its_own_words(
+    hub: Any, tools: Any, ann: Browser, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(AGGREGATORS, "Meeting", Meeting)
+    filled(hub, tools, aggregator='name = "Meeting"')
+    for path in ("/studies/demo", "/studies/demo/releases/1"):
+        page = ann.get(path).text
+        assert "A member counts if it comes to meetings." in page
+        assert re.search(r'class="row study"><text[^>]*>Meeting', page)  # its row of the chart
 
 
 def test_what_a_site_spent_is_composed_over_time(hub: Any, tools: Any, ann: Browser) -> None:
