@@ -11,6 +11,7 @@ import argparse
 import math
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 
@@ -24,12 +25,7 @@ from scipy.linalg import helmert
 from threadpoolctl import threadpool_limits
 
 from consilience import Noise
-from consilience.aggregators.distillation.distill import (
-    PATE,
-    ClippedAverage,
-    SoftLabelDistillation,
-    VoteDistillation,
-)
+from consilience.aggregators.distillation.distill import SoftLabelDistillation, VoteDistillation
 from consilience.aggregators.distillation.tally import count_votes
 from consilience.aggregators.members import Member
 from consilience.learners.batch import solve_many
@@ -39,6 +35,9 @@ from consilience.privacy.mechanisms import gaussian, l2_laplace
 from consilience.tables.public import Public
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from experiments.comparators import PATE, ClippedAverage  # noqa: E402
+
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
 STRENGTH = 1e-4  # the paper's λ, for local and distilled models alike
 DELTA = 1e-5

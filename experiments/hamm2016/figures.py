@@ -13,9 +13,9 @@ from scipy import sparse
 from sklearn.base import clone
 
 import consilience as cs
-from consilience.aggregators.distillation.distill import PATE, ClippedAverage
 from consilience.aggregators.distillation.tally import count_votes
 from consilience.tables.public import Public
+from experiments.comparators import PATE, ClippedAverage
 from experiments.datasets import Dataset
 from experiments.design import Arguments, Figure, Method, Panel, Paper
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import special, stats
-from scipy.linalg import hadamard
+from experiments import comparators
+from experiments.comparators import PATE, ClippedAverage
+from scipy import special
 
 from consilience import (
     Budget,
@@ -26,14 +27,12 @@ from consilience.aggregators import average, feature
 from consilience.aggregators.average import Average
 from consilience.aggregators.blend import PublicBlend, read_labelled
 from consilience.aggregators.boosting import SiteBoosting
-from consilience.aggregators.distillation import distill
 from consilience.aggregators.distillation import noise as hiding
 from consilience.aggregators.distillation.distill import (
-    PATE,
-    ClippedAverage,
     SoftLabelDistillation,
     VoteDistillation,
 )
+from consilience.aggregators.distillation.site_level import HidesSites
 from consilience.aggregators.distillation.tally import Tally
 from consilience.aggregators.feature import Choice, FeatureMethod, _Features, branch
 from consilience.aggregators.members import DISJOINT, Member, as_members
@@ -46,7 +45,6 @@ from consilience.privacy.accounting import (
     L2Laplace,
     ObjectiveL2Laplace,
     Selection,
-    gaussian_log_delta,
     total,
 )
 from consilience.privacy.guarantee import Guarantee, compose
@@ -319,14 +317,10 @@ def draws_and_charges(aggregator, members, path):
 
     public = Public(*table(60, 99))
     ledger = Ledger(path)
-    unit = (
-        "site"
-        if isinstance(aggregator, distill._Distillation | ClippedAverage | PATE)
-        else "record"
-    )
+    unit = "site" if isinstance(aggregator, HidesSites) else "record"
     ledger.allow("study", Budget(epsilon=1.0, delta=1e-3, unit=unit))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (feature, distill, vector_noise):
+        for module in (feature, comparators, vector_noise):
             for name in ("l2_laplace", "gaussian", "close", "gaussian_counts", "draw_one"):
                 if hasattr(module, name):
                     patch.setattr(module, name, noted(getattr(module, name)))
@@ -963,99 +957,6 @@ def test_every_vote_of_one_member_stays_within_epsilon(n_classes, monkeypatch):
     assert vote_losses(VoteDistillation, **facts) > 2.5
     monkeypatch.setattr(hiding.OutputPlan, "_sensitivity", lambda self: sensitivity(self) / 2)
     assert vote_losses(SoftLabelDistillation, **facts) > 1.5
-
-
-def members_of(rows):
-    return [
-        Member(None, np.arange(2), None, (), 5, np.atleast_2d(row), np.zeros(1)) for row in rows
-    ]
-
-
-def clipped_loss():
-    """Return the loss of a member that sends a vector a million times too long, and then its opposite."""
-    rest = [[0.1, 0.2], [0.3, -0.1], [0.0, 0.0]]
-    ends = [
-        ClippedAverage(epsilon=math.inf, clip_norm=0.5)
-        .combine(members_of([[sign * 1e6, 0.0], *rest]))
-        .coef
-        for sign in (1, -1)
-    ]
-    event = (
-        ClippedAverage(epsilon=1.0, clip_norm=0.5).combine(members_of(rest + rest[:1])).events[0]
-    )
-    return float(np.linalg.norm(ends[0] - ends[1])) / event.scale
-
-
-def test_no_vector_moves_the_clipped_average_beyond_epsilon_and_one_that_is_not_clipped_does(
-    monkeypatch,
-):
-    assert 0.98 < clipped_loss() <= 0.99 * (1 + 1e-9)
-    monkeypatch.setattr(distill, "clip_rows", lambda rows, norm: rows)
-    assert clipped_loss() > 1e5
-
-
-def canaries_seen(n_sites=64, epsilon=1.0):
-    """Let every site send one of two opposite vectors by a coin, all orthogonal; guess all coins from one release."""
-    axes = hadamard(n_sites) / math.sqrt(n_sites)
-    coins = np.array([b"consilience"[i % 11] * (i + 3) % 7 % 2 for i in range(n_sites)]).astype(
-        bool
-    )
-    members = members_of(np.where(coins, 1.0, -1.0)[:, None] * axes)
-    released = ClippedAverage(epsilon=epsilon, clip_norm=1.0).combine(members).coef[0]
-    return int((((axes @ released) > 0) == coins).sum())
-
-
-def test_canary_sites_cannot_be_read_off_the_clipped_average_unless_noise_is_for_one_of_many(
-    monkeypatch,
-):
-    # Pure epsilon: correct guesses are dominated by a binomial (Steinke et al. 2023). False alarm
-    # rate 1e-6.
-    limit = stats.binom.isf(1e-6, 64, special.expit(1.0))
-    assert canaries_seen() <= limit
-    calibrate = hiding.Plan._calibrate
-    monkeypatch.setattr(
-        hiding.Plan, "_calibrate", lambda self, sensitivity: calibrate(self, sensitivity / 64)
-    )
-    assert canaries_seen() > limit
-
-
-def pate_delta(n_queries, n_classes=3, n_members=7):
-    """Return the delta, at the claimed epsilon, of the two most distant votes of one member on all queries."""
-    X = np.full((n_queries, 1), 0.5)
-    rng = np.random.default_rng(2)
-    votes = rng.integers(0, n_classes, (n_members, n_queries))
-    other = votes.copy()
-    votes[0], other[0] = 0, 1
-    tallies = [tally_of(v, X, n_classes) for v in (votes, other)]
-    made = PATE(epsilon=1.0, delta=1e-3, n_queries=n_queries).combine(tallies[0])
-    moved = np.linalg.norm((tallies[0].counts - tallies[1].counts).astype(float))
-    # The sigmas are tens of units: the discrete Gaussian's profile is the continuous one's to many
-    # digits.
-    return math.exp(gaussian_log_delta(made.guarantee.epsilon, moved / made.events[0].sigma))
-
-
-def test_pate_pays_for_all_queries_and_a_twin_that_pays_for_one_is_caught(monkeypatch):
-    assert 1e-6 < pate_delta(16) <= 1e-3
-    real = distill.shares_moved
-    monkeypatch.setattr(distill, "shares_moved", lambda *args: real(*args) / math.sqrt(16))
-    assert pate_delta(16) > 0.1
-
-
-def test_an_exact_enumeration_of_one_pate_query_stays_below_delta():
-    tallies = [tally_of(np.array([[v], [0], [1]]), np.full((1, 1), 0.5)) for v in (0, 1)]
-    made = PATE(epsilon=1.0, delta=1e-2, n_queries=1).combine(tallies[0])
-    sigma, reach = made.events[0].sigma, 120
-    grid = np.arange(-reach, reach + 1)
-    masses = []
-    for tally in tallies:
-        one, two = (np.exp(-((grid - c) ** 2) / (2 * sigma**2)) for c in tally.counts[0])
-        masses.append(np.outer(one / one.sum(), two / two.sum()))
-
-    def delta(epsilon):
-        return float(np.maximum(masses[0] - math.exp(epsilon) * masses[1], 0).sum())
-
-    assert 5e-5 < delta(made.guarantee.epsilon) <= 1e-2
-    assert delta(made.guarantee.epsilon / 4) > 1e-2
 
 
 def gaussian_delta(n_records, n_members, sigma_share=1.0, votes_forgotten=False):

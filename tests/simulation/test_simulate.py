@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
+from experiments.comparators import PATE, ClippedAverage
 from scipy import sparse
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -19,8 +20,6 @@ from sklearn.preprocessing import Normalizer
 
 from consilience.aggregators.average import Average
 from consilience.aggregators.distillation.distill import (
-    PATE,
-    ClippedAverage,
     SoftLabelDistillation,
     VoteDistillation,
 )

@@ -11,26 +11,25 @@ from scipy import optimize, sparse, special, stats
 from scipy.linalg import hadamard
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.svm import SVC, LinearSVC
+from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 from consilience import Budget, Ledger, Noise, PrivateLogisticRegression
+from consilience.aggregators.average import TRUSTED
 from consilience.aggregators.distillation import distill
 from consilience.aggregators.distillation import noise as hiding
 from consilience.aggregators.distillation import tally as votes
 from consilience.aggregators.distillation.distill import (
-    PATE,
-    ClippedAverage,
+    ROW_BY_ROW,
     SoftLabelDistillation,
     VoteDistillation,
 )
+from consilience.aggregators.distillation.site_level import OPEN_RECORDS, READ_CLASSES
 from consilience.aggregators.distillation.tally import Tally, count_votes
 from consilience.aggregators.members import Member
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
 from consilience.privacy.accounting import (
     Closing,
-    DiscreteGaussian,
     Gaussian,
     L2Laplace,
     SoftObjectiveGaussian,
@@ -38,46 +37,7 @@ from consilience.privacy.accounting import (
     total,
 )
 from consilience.tables.public import Public
-
-KINDS = [DecisionTreeClassifier, GaussianNB, LogisticRegression, KNeighborsClassifier, LinearSVC]
-
-
-def made_up(n_records=600, n_features=4, n_classes=3, seed=1):
-    source = Noise(seed=seed).open()
-    X = source.normal(n_records * n_features).reshape(n_records, n_features)
-    X /= np.linalg.norm(X, axis=1).max() * 1.01
-    weights = source.normal(n_features * n_classes).reshape(n_features, n_classes) * 6
-    return X, (X @ weights + source.normal(n_records * n_classes).reshape(n_records, -1)).argmax(
-        axis=1
-    )
-
-
-def sites(X, y, n_sites, kinds=KINDS):
-    return [kinds[i % len(kinds)]().fit(X[i::n_sites], y[i::n_sites]) for i in range(n_sites)]
-
-
-def vectors(n_members, n_classes, n_features, seed=3):
-    rows = 1 if n_classes == 2 else n_classes
-    draws = (
-        Noise(seed=seed)
-        .open()
-        .normal(n_members * rows * n_features)
-        .reshape(n_members, rows, n_features)
-    )
-    return [Member(None, np.arange(n_classes), None, (), 5, w, np.zeros(rows)) for w in draws]
-
-
-def tally_of(votes, X, n_classes):
-    """Return the tally of `votes` (member, record)."""
-    counts = n_classes * (votes[:, :, None] == np.arange(n_classes)).sum(axis=0)
-    return Tally(
-        counts.astype(np.int64),
-        n_classes,
-        len(votes),
-        np.arange(n_classes),
-        Public(X),
-        (None,) * len(votes),
-    )
+from voters import made_up, sites, tally_of, vectors
 
 
 class Says:
@@ -279,9 +239,9 @@ def test_a_member_that_compares_records_needs_the_stated_assumption():
     gap = count_votes([ByRank()], Public(other)).counts - count_votes([ByRank()], Public(X)).counts
     assert np.count_nonzero(gap[1:].any(axis=1)) > 0
     made = SoftLabelDistillation(epsilon=1.0, regularization=0.1, protect_public=True)
-    assert distill.ROW_BY_ROW in made.combine([ByRank()], Public(X)).public_guarantee.assumptions
+    assert ROW_BY_ROW in made.combine([ByRank()], Public(X)).public_guarantee.assumptions
     assert (
-        distill.ROW_BY_ROW
+        ROW_BY_ROW
         not in SoftLabelDistillation(epsilon=1.0)
         .combine([ByRank()], Public(X))
         .guarantee.assumptions
@@ -701,7 +661,7 @@ def test_output_noise_hides_a_site_and_an_auxiliary_record_that_change_together(
 def test_noise_in_the_objective_pays_for_a_record_and_a_site_at_once(n_classes):
     X, _ = made_up(n_records=70)
     made = SoftLabelDistillation(epsilon=1.0, regularization=0.05, protect_public=True)
-    plan = hiding.ObjectivePlan(made, hiding.Rows(distill._ball(made, X), n_classes, 30))
+    plan = hiding.ObjectivePlan(made, hiding.Rows(made._in_ball(X), n_classes, 30))
     assert total(plan.events).epsilon == pytest.approx(1.0, rel=1e-9)
     assert total(plan.events).epsilon <= 1.0
     gradient = 69 * math.sqrt(2) / 30 + 2 * math.sqrt(2)
@@ -794,14 +754,14 @@ def test_a_protected_release_states_both_guarantees():
         ensemble = made.combine(members, Public(X))
         assert (ensemble.guarantee.unit, ensemble.public_guarantee.unit) == ("site", "record")
         assert ensemble.public_guarantee.epsilon == ensemble.guarantee.epsilon == pytest.approx(1.0)
-        assert distill.OPEN_RECORDS not in ensemble.guarantee.assumptions
+        assert OPEN_RECORDS not in ensemble.guarantee.assumptions
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_gaussian_noise_in_the_objective_is_calibrated_to_one_profile(n_classes):
     X, _ = made_up(n_records=70)
     made = SoftLabelDistillation(epsilon=1.0, delta=1e-5, regularization=0.05, protect_public=True)
-    plan = hiding.ObjectivePlan(made, hiding.Rows(distill._ball(made, X), n_classes, 30))
+    plan = hiding.ObjectivePlan(made, hiding.Rows(made._in_ball(X), n_classes, 30))
     assert [type(event) for event in plan.events] == [SoftObjectiveGaussian, Closing]
     assert total(plan.events).epsilon == pytest.approx(1.0, rel=1e-9)
     assert total(plan.events).delta == 1e-5
@@ -841,13 +801,11 @@ def test_a_release_states_epsilon_per_site_and_what_it_rests_on():
     ensemble = SoftLabelDistillation(epsilon=0.7, delta=1e-6).combine(sites(X, y, 20), Public(X))
     assert ensemble.guarantee.epsilon == pytest.approx(0.7)
     assert (ensemble.guarantee.delta, ensemble.guarantee.unit) == (1e-6, "site")
-    assert {distill.TRUSTED, distill.OPEN_RECORDS, distill.READ_CLASSES} <= set(
-        ensemble.guarantee.assumptions
-    )
+    assert {TRUSTED, OPEN_RECORDS, READ_CLASSES} <= set(ensemble.guarantee.assumptions)
     declared = SoftLabelDistillation(epsilon=0.7, classes=[0, 1, 2]).combine(
         sites(X, y, 20), Public(X)
     )
-    assert distill.READ_CLASSES not in declared.guarantee.assumptions
+    assert READ_CLASSES not in declared.guarantee.assumptions
     assert ensemble.predict_proba(X).shape == (len(X), 3)
     assert [type(event).__name__ for event in ensemble.events] == ["Gaussian", "Closing"]
 
@@ -871,8 +829,6 @@ def test_seeded_noise_voids_the_guarantee():
             epsilon=1.0, regularization=0.1, protect_public=True, noise=Noise(seed=1)
         ),
         VoteDistillation(epsilon=1.0, noise=Noise(seed=1)),
-        ClippedAverage(epsilon=1.0, clip_norm=1.0, noise=Noise(seed=1)),
-        PATE(epsilon=1.0, delta=1e-5, n_queries=10, noise=Noise(seed=1)),
     ):
         ensemble = made.combine(vectors(20, 2, 4), Public(X))
         assert ensemble.guarantee.void_reason == "seeded noise"
@@ -890,7 +846,6 @@ def test_a_ledger_is_charged_once_and_a_retry_draws_nothing_new(tmp_path):
     assert again.regularization == first.regularization
     with pytest.raises(BudgetExceeded):
         SoftLabelDistillation(epsilon=1.0).combine(members, Public(X), key="b", **where)
-    ClippedAverage(epsilon=0.4, clip_norm=1.0).combine(members, key="c", **where)
 
 
 def test_strength_is_chosen_by_the_noise_where_there_are_no_labels():
@@ -952,52 +907,6 @@ def test_the_papers_noise_is_the_tight_one_at_least_doubled():
     assert paper.guarantee.epsilon == pytest.approx(tight.guarantee.epsilon)
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
-def test_one_member_moves_the_clipped_average_by_twice_the_norm_at_most(n_classes):
-    members = vectors(5, n_classes, 3)
-    twin = [Member(None, m.classes, None, (), 5, -m.coef, m.intercept) for m in members]
-    made = ClippedAverage(epsilon=math.inf, clip_norm=0.5)
-    one = made.combine(members).coef
-    other = made.combine([twin[0], *members[1:]]).coef
-    event = ClippedAverage(epsilon=1.0, clip_norm=0.5).combine(members).events[0]
-    assert event.sensitivity == pytest.approx(2 * 0.5 / 5)
-    assert np.linalg.norm(one - other) == pytest.approx(event.sensitivity, rel=1e-6)
-    assert ClippedAverage(epsilon=1.0, clip_norm=0.5, neighbours="null-one").combine(
-        members
-    ).events[0].sensitivity == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1.7e308])
-def test_a_member_that_is_no_vector_does_not_show_in_the_average(value):
-    members = vectors(5, 3, 3)
-    coef = np.full((3, 3), value)
-    coef[1] *= -1
-    broken = Member(None, np.arange(3), None, (), 5, coef, np.zeros(3))
-    made = ClippedAverage(epsilon=1.0, clip_norm=1.0, data_norm=2.0)
-    assert np.isfinite(made.combine([broken, *members]).coef).all()
-
-
-def test_pate_pays_for_each_query_by_its_rho():
-    X, _ = made_up()
-    tally = count_votes(vectors(50, 3, 4), Public(X))
-    ensemble = PATE(epsilon=1.0, delta=1e-5, n_queries=40).combine(tally)
-    (event,) = ensemble.events
-    assert isinstance(event, DiscreteGaussian)
-    sigma = event.sigma / tally.unit  # in votes
-    assert event.rho == pytest.approx(40 / sigma**2)
-    assert ensemble.guarantee.epsilon == pytest.approx(1.0)
-
-
-def test_pate_without_noise_learns_the_majority():
-    X, y = made_up(n_records=1000, n_classes=2)
-    members = sites(X, y, 21)
-    student = PATE(epsilon=math.inf, delta=1e-5, n_queries=300, regularization=1e-4).combine(
-        members, Public(X)
-    )
-    majority = count_votes(members, Public(X)).counts.argmax(axis=1)
-    assert np.mean(student.predict(X) == majority) > 0.85
-
-
 # Refusals
 
 
@@ -1044,12 +953,6 @@ def test_members_that_do_not_fit_are_refused():
         )
     with pytest.raises(SettingsError, match="mechanism"):
         VoteDistillation(epsilon=1.0, mechanism="statistic").combine(vectors(5, 2, 4), Public(X))
-    with pytest.raises(SettingsError, match="n_queries"):
-        PATE(epsilon=1.0, delta=1e-5, n_queries=10_000).combine(vectors(5, 2, 4), Public(X))
-    with pytest.raises(SettingsError, match="delta"):
-        PATE(epsilon=1.0, delta=0.0, n_queries=10).combine(vectors(5, 2, 4), Public(X))
-    with pytest.raises(SettingsError, match="clip_norm"):
-        ClippedAverage(epsilon=1.0, clip_norm=0.0).combine(vectors(5, 2, 4))
 
 
 @settings(max_examples=25, deadline=None)

@@ -462,19 +462,3 @@ class ObjectivePlan(Plan):
         W = self._closed(minimum(rows, S - drawn / n, self.ridge, self.tolerance), source)
         strength = self.ridge / n / (2 if rows.logistic else 1)
         return {"coef": W[1] - W[0] if rows.logistic else W, "regularization": np.array(strength)}
-
-
-class AveragePlan(Plan):
-    """Noise on an average of vectors of bounded length."""
-
-    def __init__(self, settings: Any, rows: Rows, dimension: int) -> None:
-        super().__init__(settings, rows)
-        if self.private:
-            moved = 2 if settings.neighbours == "replace-one" else 1
-            self._calibrate(moved * settings.clip_norm / rows.n_members)
-            drawn = 2 * draw_error(dimension) * public_radius(self.noise, dimension)
-            self._close(dimension, (rows.n_members + 8) * 2.0**-52 * settings.clip_norm + drawn)
-
-    def draw_mean(self, vectors: Array, source: Source) -> Array:
-        """Return the noisy mean of the rows."""
-        return self._closed(vectors.mean(axis=0) + self._drawn(vectors.shape[1], source), source)
