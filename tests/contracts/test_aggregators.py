@@ -155,7 +155,7 @@ def test_a_schema_decides_its_classes(cls, settings):
     assert isinstance(made, cls)
     if takes(cls, "classes"):
         assert made.classes == ["no", "yes"]
-    regression = Schema(columns, label="y", label_low=0.0, label_high=1.0)
+    regression = Schema(columns, label="y", label_bound=1.0)
     assert getattr(cls.for_schema(regression, **settings), "classes", None) is None
 
 

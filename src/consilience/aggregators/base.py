@@ -138,7 +138,7 @@ class Aggregator(ABC):
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why it cannot combine learners of this kind with these settings, or None."""
-        if self.combines_coefficients and not getattr(learner, "is_linear", True):
+        if self.combines_coefficients and not learner.is_linear:
             name = type(self).__name__
             return f"{name} combines linear learners; use WeightedVote or PooledCounts for trees"
         return None

@@ -118,7 +118,7 @@ class WeightedVote(Aggregator):
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why such learners cannot vote, or None."""
-        if getattr(learner, "predicts_number", False):
+        if learner.predicts_number:
             return "WeightedVote combines classifiers; use Average for regression"
         return None
 
@@ -133,7 +133,7 @@ class WeightedVote(Aggregator):
     @classmethod
     def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
         """Return two kinds of weights, for members whose coefficients cannot be averaged."""
-        if learner is not None and getattr(learner, "is_linear", False):
+        if learner is not None and learner.is_linear:
             return []
         return [{"weights": weights} for weights in ("equal", "size-epsilon")]
 
