@@ -82,7 +82,8 @@ def as_members(fitted: Sequence[Any]) -> list[Member]:
         if isinstance(given, Member):
             members.append(given)
             continue
-        learner = getattr(given, "learner", given)  # a contribution has one
+        # A contribution does not predict, but holds a learner that does.
+        learner = given if hasattr(given, "predict") else getattr(given, "learner", given)
         if not hasattr(learner, "predict"):
             raise SettingsError(
                 f"A {type(learner).__name__} was given as a member, but it cannot predict. "
