@@ -48,9 +48,14 @@ class Member:
     @property
     def to_user(self) -> float:
         """What a coordinate of the unit ball, where noise is drawn, is multiplied by to become one of `coef`."""
-        settings = self.learner
-        half = math.sqrt(0.5) if settings.fit_intercept else 1.0
-        return float(half / settings.data_norm * getattr(settings, "label_bound", 1.0))
+        half = math.sqrt(0.5) if self.has_constant else 1.0
+        norm, bound = (getattr(self.learner, name, 1.0) for name in ("data_norm", "label_bound"))
+        return float(half / norm * bound)
+
+    @property
+    def has_constant(self) -> bool:
+        """Whether the noise was drawn for a constant too."""
+        return bool(getattr(self.learner, "fit_intercept", False))
 
     def noise_variance(self, curvature: float = 0.0) -> float:
         """Return the variance of the noise in each coordinate of the unit ball, known from the events.
@@ -60,7 +65,7 @@ class Member:
         """
         assert self.coef is not None
         noises = [event for event in self.events if is_vector_noise(event)]
-        dimension = self.coef.shape[1] + bool(self.learner.fit_intercept)
+        dimension = self.coef.shape[1] + self.has_constant
         # One draw for all classes spans one class less; one draw per class (several events) spans
         # one each.
         dimension *= max(1, len(self.coef) - 1) if len(noises) == 1 else 1
