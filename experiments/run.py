@@ -12,11 +12,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import io
 import json
 import math
 import os
 import shutil
-import tempfile
 import textwrap
 import threading
 import time
@@ -38,6 +38,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import consilience as cs
+from consilience.files.durable import write_durably
 from consilience.simulation.digest import code_digest, statements_of
 from consilience.tables.public import Public
 
@@ -357,10 +358,9 @@ def _planned(name: str, panel: str, settings: Settings) -> tuple[Paper, list[Poi
 
 def _write(table: pa.Table, path: Path) -> None:
     """Write so that a killed run leaves either the whole file or none."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-        pq.write_table(table, part)
-    Path(part.name).chmod(0o644)  # temporary files are made for one's own eyes
-    Path(part.name).replace(path)
+    content = io.BytesIO()
+    pq.write_table(table, content)
+    write_durably(path, content.getvalue())
 
 
 def _shrunk(given: dict[str, Any]) -> dict[str, Any]:

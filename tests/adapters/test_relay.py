@@ -155,17 +155,15 @@ def test_an_altered_file_is_refused_and_leaves_nothing(consortium):
     assert not list(consortium.heart.glob("contributions/*/*"))
 
 
-def test_a_second_contribution_with_a_number_that_was_used_is_refused(consortium, tmp_path):
+def test_a_second_contribution_with_a_number_that_was_used_is_refused(
+    consortium, tmp_path, monkeypatch
+):
     into = carry(consortium)
     found = consortium.sites["north"]
     learner = Contribution.load(found.contribution("heart-risk")).learner
+    monkeypatch.setattr("consilience.files.contribution.software", lambda: "another")
     twin = Contribution.make(
-        learner,
-        study=consortium.study.reference,
-        site="north",
-        sequence=1,
-        key=found.key,
-        software="another",
+        learner, study=consortium.study.reference, site="north", sequence=1, key=found.key
     )
     twin.save(tmp_path / "twin.safetensors")
     with pytest.raises(ContributionRejected, match="another contribution 1 of 'north'"):

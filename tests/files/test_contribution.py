@@ -19,7 +19,7 @@ from consilience import (
     PrivateTreeClassifier,
 )
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
-from consilience.files.contribution import Contribution, released
+from consilience.files.contribution import Contribution, take_apart
 from consilience.files.sealed import Sealed, SealedFile, SigningKey
 from consilience.learners import registry
 from consilience.learners.base import PrivateLearner
@@ -61,7 +61,7 @@ def books(tmp_path):
 
 
 def made(learner, **changes):
-    facts = {"study": STUDY, "site": "north", "sequence": 1, "key": KEY, "software": "0", **changes}
+    facts = {"study": STUDY, "site": "north", "sequence": 1, "key": KEY, **changes}
     return Contribution.make(learner, **facts)
 
 
@@ -101,7 +101,7 @@ def test_an_exact_learner_leaves_only_for_a_trusted_hub(tmp_path):
 
 def forged(learner, path, change, tensors=None):
     """Sign a changed file correctly: what a hostile site can do."""
-    facts, state = released(learner)
+    facts, state = take_apart(learner)
     facts |= {
         "study": STUDY,
         "site": "north",
@@ -201,7 +201,7 @@ def test_a_correctly_signed_lie_is_refused(change, learner, books, tmp_path):
 )
 def test_trees_that_would_lead_compiled_code_astray_are_refused(name, tensor, books, tmp_path):
     model, _ = fitted(LEARNERS[5], books)
-    _, state = released(model)
+    _, state = take_apart(model)
     with pytest.raises(ContributionRejected):
         Contribution.load(
             forged(model, tmp_path / "file", lambda facts: None, {name: tensor(state[name])})

@@ -24,17 +24,18 @@ from typing import Any
 
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.files.contribution import KIND, Contribution
+from consilience.files.durable import move_durably, write_durably
 from consilience.files.release import KIND as RELEASE
 from consilience.files.release import Release, Source
-from consilience.files.sealed import SealedFile, SigningKey, refused, write_durably
+from consilience.files.sealed import SealedFile, SigningKey, refused
 from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.privacy.spending import Account
+from consilience.protocol import DIGEST
 from consilience.study.collect import Publication, collect, read_records
 from consilience.study.study import Study
 
 MOST_AT_ONCE = 64 << 20  # bytes in one answer, unless a single file has more
-_KEY = re.compile("[0-9a-f]{64}")
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -214,7 +215,7 @@ class Collection:
             if (
                 isinstance(found, dict)
                 and found
-                and all(_KEY.fullmatch(str(key)) for key in found.values())
+                and all(DIGEST.fullmatch(str(key)) for key in found.values())
             ):
                 return {str(name): str(key) for name, key in found.items()}
         except (OSError, ValueError):
@@ -280,12 +281,7 @@ class Collection:
         return gone
 
     def _move(self, path: Path, target: Path) -> None:
-        path.replace(target)
-        descriptor = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # the name, too, outlives a power cut
-        finally:
-            os.close(descriptor)
+        move_durably(path, target)
         self._held[target.stem] = _Held.read(target)
 
     # ------------------------------------------------------------------ combining

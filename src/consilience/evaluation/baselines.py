@@ -27,7 +27,6 @@ from consilience.evaluation.measures import (
     main_metric,
     measures,
 )
-from consilience.files.contribution import Contribution
 from consilience.learners.tuning import choose_on_public
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
@@ -60,6 +59,14 @@ MOST_COMPARED = 200  # members; with more, other aggregators are not tried
 COMPARING_SECONDS = 10.0
 
 QualityRow = dict[str, Any]  # method, kind, n_records, level, and measures by name
+
+
+class Contribution(Protocol):
+    """What `assess` asks of a site's contribution."""
+
+    @property
+    def learner(self) -> Any:
+        """The fitted learner."""
 
 
 class Agreement(Protocol):

@@ -1,7 +1,6 @@
-"""What a file promises, in words that a lawyer or a data officer can read: text and HTML from the same sentences.
+"""What a file promises, in words that a lawyer or a data officer can read, as text and as HTML.
 
-Everything on the page is recomputed from the file; nothing is copied from a claim that was not
-checked.
+Everything on the page is recomputed from the file. No claim is repeated that was not checked.
 """
 
 from __future__ import annotations
@@ -13,20 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from consilience.aggregators.registry import AGGREGATORS
+from consilience.errors import ConsilienceError
+from consilience.evaluation.baselines import compare_rows
 from consilience.files.contribution import Contribution
-from consilience.files.release import Release
+from consilience.files.release import MEASURED, Release
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 
 UNITS = {
     Unit.RECORD: "one record",
-    Unit.PERSON: "one person, with all records of that person that were used",
+    Unit.PERSON: "one person, with all of that person's records that were used",
     Unit.SITE: "one whole site, with all its records",
 }
 RELATIONS = {
     Neighbours.REPLACE_ONE: "replaced by any other (how many there are is not hidden)",
-    Neighbours.ADD_REMOVE: "there or not (how many there are is hidden too)",
-    Neighbours.NULL_ONE: "there or replaced by an empty one",
+    Neighbours.ADD_REMOVE: "added or removed (how many there are is hidden too)",
+    Neighbours.NULL_ONE: "replaced by an empty one",
 }
+READERS = "anyone who sees this file"
+# A heading, paragraphs, and rows of (name, value).
+Section = tuple[str, Sequence[str], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Page:
     """A title and sections, each of paragraphs and rows of (name, value)."""
 
     title: str
-    sections: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, str]]]]
+    sections: Sequence[Section]
 
     def as_text(self, width: int = 88) -> str:
         """Return the page for a terminal or an e-mail."""
@@ -68,7 +73,8 @@ class Page:
         return (
             "<!doctype html><html lang=en><head><meta charset=utf-8>"
             '<meta name=viewport content="width=device-width,initial-scale=1">'
-            f"<title>{html.escape(self.title)}</title><style>{_STYLE}</style></head><body>{''.join(body)}</body></html>"
+            f"<title>{html.escape(self.title)}</title><style>{_STYLE}</style></head>"
+            f"<body>{''.join(body)}</body></html>"
         )
 
 
@@ -87,28 +93,26 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
         return [f"There is no guarantee: {guarantee.void_reason}."]
     unit, relation = UNITS[guarantee.unit], RELATIONS[guarantee.neighbours]
     if math.isinf(guarantee.epsilon):
-        return [f"No noise was added: nothing is promised to {unit} against {against}."]
+        return [f"No noise was added: {unit} has no protection against {against}."]
     factor = math.exp(min(guarantee.epsilon, 700.0))
     most = f"{factor:.3g}" if factor < 1e6 else f"{factor:.1e}"
-    sentences = [
-        f"Whatever {against} may compute from it, its probability changes by a factor of at most "
-        f"{most} (e to the power epsilon = {guarantee.epsilon:.6g}) if {unit} is {relation}."
-    ]
-    # A bet that is even beforehand: what the file can do to it.
+    # An even bet: how much the file can improve the odds of someone who had no idea before.
     odds = factor / (1 + factor)
-    bet = (
+    question = (
         f"whether {unit} was used"
         if guarantee.neighbours is Neighbours.ADD_REMOVE
-        else "which of two it was"
+        else f"which of two possible values {unit} had"
     )
-    sentences.append(
-        f"For example, someone who would guess rightly in 50 of 100 cases {bet}, could with its "
-        f"help guess rightly in at most {100 * odds:.1f} of 100."
-    )
+    sentences = [
+        f"Anything that {against} could compute from it would be at most {most} times more likely, "
+        f"or less likely, if {unit} were {relation}. This factor is e to the power epsilon = "
+        f"{guarantee.epsilon:.6g}.",
+        f"For example, someone who could only guess {question} would be right in 50 of 100 cases "
+        f"without it, and in at most {100 * odds:.1f} of 100 with its help.",
+    ]
     if guarantee.delta > 0:
         sentences.append(
-            "This may fail, in a way that is not bounded, with a probability of at most "
-            f"{guarantee.delta:g}."
+            f"With a probability of at most {guarantee.delta:g} this protection may fail entirely."
         )
     return sentences
 
@@ -128,50 +132,44 @@ def of_contribution(contribution: Contribution) -> Page:
     """Return the certificate of a contribution."""
     facts = contribution.sealed.facts
     receipt = facts.get("receipt") or {}
+    size = facts.get("size")
     tensors = ", ".join(f"{name} {tuple(form['shape'])}" for name, form in facts["tensors"].items())
-    holds = "This file was read, its signature, its digests and its guarantee were checked, and all of them hold."
+    contents = [
+        ("learner", str(facts["learner"])),
+        ("numbers", tensors),
+        ("records", "not stated" if size is None else f"{size:,} (public in this study)"),
+        ("made", str(facts["created"])),
+        ("software", f"consilience {facts['software']}"),
+    ]
+    checks = [
+        ("study digest", contribution.study["digest"]),
+        ("file digest", contribution.digest),
+        ("signed by key", contribution.sealed.key),
+        ("number", str(contribution.sequence)),
+        ("ledger entry", str(receipt.get("entry", "none: exact, for a trusted hub"))),
+        ("ledger hash", str(receipt.get("hash", "none"))),
+    ]
     return Page(
         f"Contribution of {contribution.site} to {contribution.study['name']}",
         [
-            (
-                "What it promises",
-                meaning(contribution.guarantee, against="anyone who sees this file"),
-                [],
-            ),
+            ("What it promises", meaning(contribution.guarantee, against=READERS), []),
             ("Guarantee", [], _guarantee_rows(contribution.guarantee)),
             (
                 "What is in it",
                 [
-                    "A fitted learner and the facts below. No record, and nothing else that was "
-                    "computed from records without noise, except where a row here says so."
+                    "A fitted learner and the facts below. It holds no record, and nothing else "
+                    "that was computed from records without noise, except where a row here says so."
                 ],
-                [
-                    ("learner", str(facts["learner"])),
-                    ("numbers", tensors),
-                    (
-                        "records",
-                        "not stated"
-                        if facts.get("size") is None
-                        else f"{facts['size']:,} (public by the study)",
-                    ),
-                    ("made", str(facts["created"])),
-                    ("software", f"consilience {facts['software']}"),
-                ],
+                contents,
             ),
             (
                 "How to check it",
                 [
-                    holds,
+                    "The signature, the digests and the guarantee of this file were checked, and "
+                    "all of them hold.",
                     "Anyone can repeat this offline with: consilience contribution verify FILE",
                 ],
-                [
-                    ("study digest", contribution.study["digest"]),
-                    ("file digest", contribution.digest),
-                    ("signed by key", contribution.sealed.key),
-                    ("number", str(contribution.sequence)),
-                    ("ledger entry", str(receipt.get("entry", "none: exact, for a trusted hub"))),
-                    ("ledger hash", str(receipt.get("hash", "none"))),
-                ],
+                checks,
             ),
         ],
     )
@@ -180,61 +178,83 @@ def of_contribution(contribution: Contribution) -> Page:
 def of_release(release: Release) -> Page:
     """Return the certificate of a release."""
     facts = release.sealed.facts
-    sites = []
-    for row, source in zip(facts["sources"], release.sources, strict=True):
-        promised = (
-            "nothing against the hub"
-            if math.isinf(source.guarantee.epsilon)
-            else _short(source.guarantee)
-        )
-        reason = f" ({row['reason']})" if row["reason"] else ""
-        sites.append(
-            (source.site, f"weight {row['weight']:.3f}{reason}; in total promised {promised}")
-        )
-    whole = [
-        "A site's number is the sum of everything the site ever submitted to this study, "
-        "superseded and withdrawn contributions included: what was handed out once cannot be "
-        "taken back."
+    checks = [
+        ("aggregator", _describe_aggregator(facts["aggregator"])),
+        ("made", str(facts["created"])),
+        ("software", f"consilience {facts['software']}"),
+        ("study digest", release.study["digest"]),
+        ("file digest", release.digest),
+        ("signed by key", release.sealed.key),
     ]
-    quality = [_measured(row) for row in facts["quality"]]
     return Page(
         f"Release {release.sequence} of {release.study['name']}",
         [
-            (
-                "What it promises",
-                meaning(release.guarantee, against="anyone who sees this file"),
-                [],
-            ),
+            ("What it promises", meaning(release.guarantee, against=READERS), []),
             ("Guarantee", [], _guarantee_rows(release.guarantee)),
-            ("Whose contributions it is made of", whole, sites),
-            *(
-                [("How good it is, on the study's public test records", [], quality)]
-                if quality
-                else []
+            (
+                "Whose contributions it is made of",
+                [
+                    "A site's epsilon counts everything that the site ever submitted to this "
+                    "study, including contributions that were superseded or withdrawn: what was "
+                    "handed out once cannot be taken back."
+                ],
+                _source_rows(release),
             ),
+            *_quality_sections(facts["quality"]),
             (
                 "How to check it",
                 ["Anyone can repeat the checks offline with: consilience release verify FILE"],
-                [
-                    ("aggregator", str(facts["aggregator"]["name"])),
-                    ("made", str(facts["created"])),
-                    ("software", f"consilience {facts['software']}"),
-                    ("study digest", release.study["digest"]),
-                    ("file digest", release.digest),
-                    ("signed by key", release.sealed.key),
-                ],
+                checks,
             ),
         ],
     )
 
 
-def _measured(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a row of a release's quality in words."""
+def _describe_aggregator(facts: Mapping[str, Any]) -> str:
+    """Return the aggregator's own description, or only its name where it is not known here."""
+    settings = {name: value for name, value in facts.items() if name != "name"}
+    try:
+        words = AGGREGATORS[facts["name"]](**settings).describe()
+    except (KeyError, TypeError, ValueError, ConsilienceError):
+        return str(facts["name"])
+    return f"{words.title}. {words.weighing}"
+
+
+def _source_rows(release: Release) -> list[tuple[str, str]]:
+    rows = []
+    for fact, source in zip(release.sealed.facts["sources"], release.sources, strict=True):
+        promised = (
+            "nothing against the hub"
+            if math.isinf(source.guarantee.epsilon)
+            else _short(source.guarantee)
+        )
+        reason = f" ({source.reason})" if source.reason else ""
+        rows.append((source.site, f"weight {fact['weight']:.3f}{reason}; promised {promised}"))
+    return rows
+
+
+def _quality_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Return what was measured and whether joining helped, by the rule of `evaluation.compare`."""
+    if not rows:
+        return []
+    joining = compare_rows(rows)
+    if joining is None:
+        verdict = "The release was not compared with the alternatives record by record."
+    else:
+        verdict = (
+            f"Compared record by record, joining {joining.answer}: the release's {joining.metric} "
+            f"is {joining.comparison}."
+        )
+    measured = [_measured_row(row) for row in rows]
+    return [("How good it is, on the study's public test records", [verdict], measured)]
+
+
+def _measured_row(row: Mapping[str, Any]) -> tuple[str, str]:
     parts = []
-    for name in ("error", "auc", "rmse", "r2"):
-        found = row.get(name)
-        if isinstance(found, Mapping) and {"value", "low", "high"} <= set(found):
-            numbers = f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+    for name in MEASURED[:-1]:
+        if name in row:
+            measure = row[name]
+            numbers = f"{measure['value']:.3f} ({measure['low']:.3f} to {measure['high']:.3f})"
             parts.append(f"{name if name == 'error' else name.upper()} {numbers}")
     return str(row.get("method")), ", ".join(parts)
 

@@ -1,7 +1,7 @@
-"""What leaves a site: a fitted learner with its guarantee, its events, the ledger's receipt and a signature.
+"""What leaves a site: a fitted learner, its guarantee, its events, a ledger's receipt, a signature.
 
-A contribution is rebuilt from its file by a fixed table of learners; a name that is not in it is
-refused, and so is every tensor whose shape or content a learner could not have produced.
+A contribution is rebuilt from its file by the registry of learners. A name that is not in it is
+refused, and so is every tensor that the learner could not have produced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
-from consilience.files.sealed import MOST_BYTES, Sealed, SealedFile, SigningKey, refused
+from consilience.files.sealed import MOST_BYTES, Sealed, SealedFile, SigningKey, refused, software
+from consilience.learners.base import PrivateLearner, State
 from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
@@ -27,18 +28,19 @@ if TYPE_CHECKING:
     import os
 
 Array = NDArray[Any]
-State = Mapping[str, Array]
 
 MOST_FEATURES = 1 << 20
 MOST_CLASSES = 1 << 12
 MOST_ROWS = 1 << 14  # of tensors that are checked some rows at a time
 UNKNOWN = "its {} are not those of a learner this version knows"
 _BLOCK_NUMBERS = 1 << 17  # checked at a time
+# What reading facts of any form and content can raise.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ConsilienceError)
 KIND = "contribution"
 
 
-def released(learner: Any) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return all that a fitted learner releases, as plain facts and tensors."""
+def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return everything that a fitted learner releases, as plain facts and tensors."""
     settings = {
         name: to_plain(value)
         for name, value in learner.get_params(deep=False).items()
@@ -57,8 +59,8 @@ def released(learner: Any) -> tuple[dict[str, Any], dict[str, Array]]:
     return facts, {name: np.asarray(tensor) for name, tensor in learner.released_state().items()}
 
 
-def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
-    """Return the fitted learner that `released` took apart, or refuse what no learner could have released."""
+def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
+    """Return the fitted learner that `take_apart` took apart, or refuse facts of no learner."""
     try:
         kind = LEARNERS[facts["learner"]]
         settings = {name: from_plain(value) for name, value in facts["settings"].items()}
@@ -74,14 +76,7 @@ def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
         if (classes is None) != kind.predicts_number:
             raise ContributionRejected("classes")
         if classes is not None:
-            scalars = all(type(label) in (str, int, float, bool) for label in classes)
-            if not (
-                isinstance(classes, list)
-                and scalars
-                and 1 <= len(set(map(repr, classes))) == len(classes)
-            ):
-                raise ContributionRejected("classes")
-            if len(classes) > MOST_CLASSES:
+            if not _are_classes(classes):
                 raise ContributionRejected("classes")
             learner.classes_ = np.asarray(classes)
         if not learner.check_state(tensors):
@@ -95,10 +90,19 @@ def rebuilt(facts: Mapping[str, Any], tensors: State) -> Any:
         learner.events_ = events_from_json(facts["events"])
         learner.guarantee_ = Guarantee.from_dict(facts["guarantee"])
         learner.receipt_ = facts.get("receipt")
-    except (KeyError, TypeError, ValueError, AttributeError, ConsilienceError) as problem:
+    except MALFORMED as problem:
         part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
         raise refused(UNKNOWN.format(part)) from None
     return learner
+
+
+def _are_classes(labels: object) -> bool:
+    """Tell whether labels from a file are different plain values."""
+    return (
+        isinstance(labels, list)
+        and all(type(label) in (str, int, float, bool) for label in labels)
+        and 1 <= len(set(map(repr, labels))) == len(labels) <= MOST_CLASSES
+    )
 
 
 def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
@@ -113,7 +117,7 @@ def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
     except ValueError:
         raise refused("its settings name no unit or relation of neighbours") from None
     if not learner.events_:
-        # Exact, for a hub that is trusted with it: no event, no promise.
+        # An exact learner, for a trusted hub: no event, no promise.
         if not (
             trusted
             and math.isinf(stated.epsilon)
@@ -125,15 +129,11 @@ def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
             )
         return stated
     whole = total(learner.events_)
-    same = (whole.epsilon, whole.delta, whole.unit, whole.neighbours) == (
-        stated.epsilon,
-        stated.delta,
-        stated.unit,
-        stated.neighbours,
-    )
-    as_declared = declared == (stated.unit, stated.neighbours)
     if not (
-        same and as_declared and whole.epsilon <= learner.epsilon and whole.delta <= learner.delta
+        whole.promises_same(stated)
+        and declared == (stated.unit, stated.neighbours)
+        and whole.epsilon <= learner.epsilon
+        and whole.delta <= learner.delta
     ):
         raise refused("its guarantee is not the one that its events have")
     return stated
@@ -172,7 +172,7 @@ def from_plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A site's signed file. `load` refuses whatever does not hold; `learner` predicts.
+    """A site's signed file. `load` refuses a file that fails any check; `learner` predicts.
 
     Privacy
     -------
@@ -191,27 +191,26 @@ class Contribution:
         site: str,
         sequence: int,
         key: SigningKey,
-        software: str,
         trusted: bool = False,
     ) -> Self:
-        """Sign a fitted learner. One that no ledger was charged for cannot leave, except exact to a trusted hub."""
+        """Sign a fitted learner that a ledger was charged for, or an exact one for a trusted hub."""
         check_guarantee(learner, trusted=trusted)
         if learner.receipt_ is None and not trusted:
             raise GuaranteeVoid(
-                "A learner that no ledger was charged for was to leave the site. Nothing was "
-                "written. Train it with ledger=... and dataset=..., so that the charge is on "
-                "record first."
+                "A contribution was to be made of a learner that no ledger was charged for. "
+                "Nothing was written. Train it with ledger=... and dataset=..., so that the "
+                "charge is recorded first."
             )
-        facts, tensors = released(learner)
+        facts, tensors = take_apart(learner)
         facts |= {
             "study": dict(study),
             "site": site,
             "sequence": int(sequence),
             "receipt": learner.receipt_,
-            "software": software,
+            "software": software(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        return cls(Sealed.seal(KIND, facts, tensors, key))._checked(trusted)
+        return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
     @classmethod
     def load(
@@ -222,14 +221,13 @@ class Contribution:
         most_bytes: int = MOST_BYTES,
     ) -> Self:
         """Read a file of unknown origin: form, signature, tensors, and guarantee against events."""
-        return cls(Sealed.load(source, KIND, most_bytes=most_bytes))._checked(trusted)
+        return cls(Sealed.load(source, KIND, most_bytes=most_bytes))._check(trusted)
 
     @classmethod
     def inspect(cls, file: SealedFile, *, trusted: bool = False) -> Self:
         """Check a file of unknown origin as `load` does, holding a block of it at a time.
 
-        The result has every fact, and numbers enough to tell its learner by; they are not to be
-        used.
+        The result has every fact, but not all numbers of the learner: do not predict with it.
         """
         file.check_tensors()
         kind = LEARNERS.get(str(file.facts.get("learner")))
@@ -240,7 +238,7 @@ class Contribution:
         state = {
             name: file.tensor(name) if check == "whole" else file.zeros(name) for name in names
         }
-        return cls(file.filled(state))._checked(trusted)
+        return cls(file.filled(state))._check(trusted)
 
     @classmethod
     def _inspect_rows(cls, file: SealedFile, *, trusted: bool) -> Self:
@@ -259,13 +257,13 @@ class Contribution:
                 for name, form in forms.items()
             }
             if first is None:
-                first = cls(file.filled(state))._checked(trusted)
+                first = cls(file.filled(state))._check(trusted)
             elif not first.learner.check_state(state):
                 raise refused(UNKNOWN.format("tensors"))
         assert first is not None
         return first
 
-    def _checked(self, trusted: bool) -> Self:
+    def _check(self, trusted: bool) -> Self:
         facts = self.sealed.facts
         expected = {
             "learner": str,
@@ -303,7 +301,7 @@ class Contribution:
     @cached_property
     def learner(self) -> Any:
         """The fitted learner."""
-        return rebuilt(self.sealed.facts, self.sealed.tensors)
+        return rebuild(self.sealed.facts, self.sealed.tensors)
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -336,6 +334,6 @@ class Contribution:
         return self.sealed.digest
 
     def verify(self, *, key: str | None = None) -> Self:
-        """Check the signature again, and with `key` that the site of that key made it; return the contribution."""
+        """Check the signature again; with `key`, also that the site of that key made it."""
         self.sealed.verify(key)
         return self

@@ -1,33 +1,34 @@
-"""What leaves the hub: an ensemble, whom it is made of, what it promises to each of them, and a signature.
+"""What leaves the hub: an ensemble, its sources, what it promises to each of them, a signature.
 
-A release is all a site needs to predict, offline: the ensemble is rebuilt from the file by the same
-fixed tables that rebuild contributions.
+A release is all that a site needs to predict offline. The ensemble is rebuilt from the file by the
+registries of ensembles and learners; a name that is in neither is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from consilience.aggregators.base import Ensemble
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.registry import ENSEMBLES
-from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
+from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.files.contribution import (
+    MALFORMED,
     MOST_CLASSES,
     MOST_FEATURES,
     Contribution,
-    rebuilt,
-    released,
+    rebuild,
+    take_apart,
     to_plain,
 )
-from consilience.files.sealed import MOST_BYTES, Sealed, SigningKey, refused
+from consilience.files.sealed import MOST_BYTES, Sealed, SigningKey, refused, software
 from consilience.privacy.accounting import Event, events_from_json, events_to_json
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 
@@ -38,24 +39,78 @@ Array = NDArray[Any]
 
 KIND = "release"
 MOST_MEMBERS = 1 << 16
+MEASURED = ("error", "auc", "rmse", "r2", "gain")  # of a row of quality, each with its interval
 
 
 @dataclass(frozen=True)
 class Source:
-    """A member of a release: whose contribution it is, and what all of the site's contributions together cost it."""
+    """A member of a release, and the cost of everything that its site ever contributed.
+
+    ``reason`` says in words what its weight was computed from.
+    """
 
     site: str
     digest: str
     sequence: int
     guarantee: Guarantee
     size: int | None = None
+    reason: str | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, contribution: Contribution, earlier: Sequence[Guarantee] = ()) -> Self:
-        """Read a source off a contribution; `earlier` are the site's other ones, superseded and withdrawn included."""
-        size = contribution.sealed.facts.get("size")
-        whole = compose(contribution.guarantee, *earlier)
-        return cls(contribution.site, contribution.digest, contribution.sequence, whole, size)
+    def of(
+        cls,
+        contribution: Contribution,
+        earlier: Sequence[Guarantee] = (),
+        *,
+        reason: str | None = None,
+    ) -> Self:
+        """Describe a contribution; `earlier` lists what else its site submitted, withdrawn or not."""
+        return cls(
+            contribution.site,
+            contribution.digest,
+            contribution.sequence,
+            compose(contribution.guarantee, *earlier),
+            contribution.sealed.facts.get("size"),
+            reason,
+        )
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Read a source from a release's facts."""
+        return cls(
+            str(row["site"]),
+            str(row["digest"]),
+            int(row["sequence"]),
+            Guarantee.from_dict(dict(row["guarantee"])),
+            row["size"],
+            row["reason"],
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the source as a release's facts state it."""
+        return {**vars(self), "guarantee": self.guarantee.as_dict()}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """An ensemble and how it was made.
+
+    Parameters
+    ----------
+    ensemble
+        What predicts.
+    aggregator
+        The aggregator's ``name`` and its settings.
+    events
+        What the aggregator drew; none if combining was post-processing.
+    quality
+        What `evaluation.baselines.assess` measured.
+    """
+
+    ensemble: Ensemble
+    aggregator: Mapping[str, Any]
+    events: Sequence[Event] = ()
+    quality: Sequence[Mapping[str, Any]] = ()
 
 
 def _take_apart(ensemble: Ensemble) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -63,7 +118,7 @@ def _take_apart(ensemble: Ensemble) -> tuple[dict[str, Any], dict[str, Array]]:
     kind = getattr(ensemble, "kind", None)
     if kind not in ENSEMBLES:
         raise SettingsError(f"A {type(ensemble).__name__} cannot be released. Nothing was written.")
-    facts, tensors = ensemble.to_parts(released)
+    facts, tensors = ensemble.to_parts(take_apart)
     labels = None if ensemble.classes is None else np.asarray(ensemble.classes).tolist()
     return {"classes": labels, "ensemble": kind, **facts}, tensors
 
@@ -79,13 +134,17 @@ def _rebuild(
         raise ContributionRejected("classes")
     if facts["ensemble"] not in ENSEMBLES:
         raise ContributionRejected("ensemble")
-    return ENSEMBLES[facts["ensemble"]].from_parts(facts, tensors, guarantee, weights, rebuilt)
+    return ENSEMBLES[facts["ensemble"]].from_parts(facts, tensors, guarantee, weights, rebuild)
+
+
+def _joint_guarantee(sources: Sequence[Source]) -> Guarantee:
+    """Return what sites that share no record are promised together."""
+    return compose_disjoint(*(source.guarantee for source in sources), assumption=DISJOINT)
 
 
 def _can_be_shown(facts: Mapping[str, Any]) -> bool:
-    """Tell whether the facts that nothing is computed from are what a certificate says they are."""
+    """Tell whether facts that are only shown, on certificates and pages, have the right types."""
     sources, quality, aggregator = facts["sources"], facts["quality"], facts["aggregator"]
-    measured = [part for row in quality for part in row.values() if isinstance(part, Mapping)]
     return (
         isinstance(facts["software"], str)
         and isinstance(aggregator["name"], str)
@@ -94,20 +153,30 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
         and all(row["size"] is None or type(row["size"]) is int for row in sources)
         and all(isinstance(row["site"], str) and isinstance(row["digest"], str) for row in sources)
         and isinstance(quality, list)
-        and all(type(number) in (int, float) for part in measured for number in part.values())
+        and all(isinstance(row["method"], str) for row in quality)
+        and all(_is_measure(row[name]) for row in quality for name in MEASURED if name in row)
+    )
+
+
+def _is_measure(part: object) -> bool:
+    """Tell whether a fact is a number with its interval."""
+    return (
+        isinstance(part, Mapping)
+        and set(part) == {"value", "low", "high"}
+        and all(type(number) in (int, float) for number in part.values())
     )
 
 
 @dataclass(frozen=True)
 class Release:
-    """The hub's signed file. `load` refuses whatever does not hold; `ensemble` predicts.
+    """The hub's signed file. `load` refuses a file that fails any check; `ensemble` predicts.
 
     Privacy
     -------
     ``guarantee`` holds for one unit of any site's records (or for a whole site, where its unit says
-    so) against everyone who sees the file. ``sources`` list what every site's own records are
-    promised: the sum of all that the site ever submitted to the study. Not hidden: the names of
-    sites, their weights, every fact in the file.
+    so) against everyone who sees the file. ``sources`` lists what each site's own records are
+    promised, counting everything that the site ever submitted to the study. Not hidden: the names
+    of sites, their weights, every fact in the file.
     """
 
     sealed: Sealed
@@ -115,110 +184,81 @@ class Release:
     @classmethod
     def make(
         cls,
-        ensemble: Any,
+        made: Combination,
         sources: Sequence[Source],
         *,
         study: Mapping[str, str],
-        aggregator: Mapping[str, Any],
         sequence: int,
         key: SigningKey,
-        software: str,
-        events: Sequence[Event] = (),
-        reasons: Sequence[str] | None = None,
-        quality: Sequence[Mapping[str, Any]] = (),
     ) -> Self:
         """Sign an ensemble of `sources`, in the order of its weights.
 
-        The guarantee is what the sites' own add up to if combining was post-processing; with
-        `events`, those of the ensemble itself.
+        If combining was post-processing, the guarantee is what the sites' own guarantees add up to;
+        if it drew noise, the ensemble's own.
         """
-        own = ensemble.guarantee
-        whole = (
-            own
-            if events
-            else compose_disjoint(*(source.guarantee for source in sources), assumption=DISJOINT)
-        )
-        if whole is None or own is None:
+        own = made.ensemble.guarantee
+        guarantee = own if made.events else _joint_guarantee(sources)
+        if guarantee is None or own is None:
             raise GuaranteeVoid(
                 "A member promises nothing, so a release could not either. Nothing was written."
             )
-        whole.require()
-        facts, tensors = _take_apart(ensemble)
-        weights = np.asarray(ensemble.weights, np.float64)
+        guarantee.require()
+        facts, tensors = _take_apart(made.ensemble)
+        weights = np.asarray(made.ensemble.weights, np.float64).tolist()
         if len(weights) != len(sources):
             raise SettingsError("A release needs one source for each member. Nothing was written.")
         facts |= {
             "study": dict(study),
-            "aggregator": {name: to_plain(value) for name, value in aggregator.items()},
+            "aggregator": {name: to_plain(value) for name, value in made.aggregator.items()},
             "sequence": int(sequence),
-            "guarantee": whole.as_dict(),
-            "events": events_to_json(events),
+            "guarantee": guarantee.as_dict(),
+            "events": events_to_json(made.events),
             "sources": [
-                {
-                    "site": source.site,
-                    "digest": source.digest,
-                    "sequence": source.sequence,
-                    "guarantee": source.guarantee.as_dict(),
-                    "size": source.size,
-                    "weight": float(weight),
-                    "reason": None if reasons is None else reasons[i],
-                }
-                for i, (source, weight) in enumerate(zip(sources, weights.tolist(), strict=True))
+                {**source.as_dict(), "weight": float(weight)}
+                for source, weight in zip(sources, weights, strict=True)
             ],
-            "quality": [dict(row) for row in quality],
-            "software": software,
+            "quality": [dict(row) for row in made.quality],
+            "software": software(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        return cls(Sealed.seal(KIND, facts, tensors, key))._checked()
+        return cls(Sealed.seal(KIND, facts, tensors, key))._check()
 
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, key: str | None = None, most_bytes: int = MOST_BYTES
     ) -> Self:
         """Read a file of unknown origin; with `key`, only one that the hub of that key signed."""
-        found = cls(Sealed.load(path, KIND, most_bytes=most_bytes))._checked()
-        return found if key is None else found.verify(key=key)
+        release = cls(Sealed.load(path, KIND, most_bytes=most_bytes))._check()
+        return release if key is None else release.verify(key=key)
 
-    def _checked(self) -> Self:
-        facts = self.sealed.facts
+    def _check(self) -> Self:
+        """Refuse a release whose facts do not fit together, however well it is signed."""
         try:
-            events = events_from_json(facts["events"])
-            whole = self.guarantee.require()
-            if not events:
-                joint = compose_disjoint(
-                    *(source.guarantee for source in self.sources), assumption=DISJOINT
-                )
-                if (joint.epsilon, joint.delta, joint.unit, joint.neighbours) != (
-                    whole.epsilon,
-                    whole.delta,
-                    whole.unit,
-                    whole.neighbours,
-                ):
-                    raise ContributionRejected("guarantee")
-            named = all(isinstance(facts["study"][part], str) for part in ("name", "digest"))
-            if not (named and type(facts["sequence"]) is int and isinstance(facts["created"], str)):
-                raise ContributionRejected("study")
-            if not _can_be_shown(facts):
-                raise ContributionRejected("facts")
+            self._check_facts()
             _ = self.ensemble
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            AssertionError,
-            ConsilienceError,
-        ) as problem:
-            named_part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
-            if isinstance(problem, GuaranteeVoid):
-                raise
+        except GuaranteeVoid:
+            raise
+        except (*MALFORMED, AssertionError) as problem:
+            part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
             raise refused(
-                f"its {named_part.split('.')[0]} are not those of a release this version knows"
+                f"its {part.split('.')[0]} are not those of a release this version knows"
             ) from None
         return self
 
+    def _check_facts(self) -> None:
+        facts, guarantee = self.sealed.facts, self.guarantee.require()
+        if not events_from_json(facts["events"]):
+            joint = _joint_guarantee(self.sources)
+            if not joint.promises_same(guarantee):
+                raise ContributionRejected("guarantee")
+        named = all(isinstance(facts["study"][part], str) for part in ("name", "digest"))
+        if not (named and type(facts["sequence"]) is int and isinstance(facts["created"], str)):
+            raise ContributionRejected("study")
+        if not _can_be_shown(facts):
+            raise ContributionRejected("facts")
+
     def verify(self, *, key: str | None = None) -> Self:
-        """Check the signature again, and with `key` that the hub of that key made it; return the release."""
+        """Check the signature again; with `key`, also that the hub of that key made it."""
         self.sealed.verify(key)
         return self
 
@@ -227,7 +267,7 @@ class Release:
         self.sealed.save(path)
 
     @cached_property
-    def ensemble(self) -> Any:
+    def ensemble(self) -> Ensemble:
         """What predicts, like a fitted scikit-learn estimator."""
         weights = np.array([float(row["weight"]) for row in self.sealed.facts["sources"]])
         if not np.isfinite(weights).all():
@@ -245,16 +285,7 @@ class Release:
         rows = self.sealed.facts["sources"]
         if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_MEMBERS:
             raise ContributionRejected("sources")
-        return tuple(
-            Source(
-                str(row["site"]),
-                str(row["digest"]),
-                int(row["sequence"]),
-                Guarantee.from_dict(dict(row["guarantee"])),
-                row["size"],
-            )
-            for row in rows
-        )
+        return tuple(Source.from_dict(row) for row in rows)
 
     @property
     def study(self) -> Mapping[str, str]:
@@ -276,10 +307,11 @@ class Release:
         """SHA-256 of what is signed."""
         return self.sealed.digest
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: ArrayLike) -> Array:
         """Return each row's class, or number."""
         return np.asarray(self.ensemble.predict(X))
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: ArrayLike) -> Array:
         """Return each class' probability."""
-        return np.asarray(self.ensemble.predict_proba(X))
+        ensemble: Any = self.ensemble  # regressors have no probabilities, and say so
+        return np.asarray(ensemble.predict_proba(X))

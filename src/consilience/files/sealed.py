@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from consilience.errors import ContributionRejected, SettingsError
+from consilience.files.durable import write_durably
 
 Array = NDArray[Any]
 
@@ -101,18 +101,7 @@ class SigningKey:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        target = Path(path)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self._key.private_bytes(*form))
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(part, target)
-        finally:
-            part.unlink()
-        _sync_folder(target.parent)
+        write_durably(path, self._key.private_bytes(*form), mode=0o600, replace=False)
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
@@ -306,30 +295,6 @@ class SealedFile:
             raise SettingsError(
                 f"The file {self._source.name!r} cannot be read. Check that it exists."
             ) from None
-
-
-def write_durably(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that it is whole or absent, whenever the machine stops."""
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    _sync_folder(target.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make durable which files a folder has."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _storable(name: str, tensor: Array) -> Array:

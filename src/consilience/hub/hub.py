@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -325,12 +324,6 @@ def _check_sender(facts: Mapping[str, object], agreed: Study, site: Row) -> None
 def _signing_key(path: Path) -> SigningKey:
     """Return the hub's key; make it if there is none."""
     if not path.exists():
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        SigningKey.generate().save(draft)
-        try:
-            os.link(draft, path)  # atomic, and fails if another worker was first
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
+        with suppress(FileExistsError):  # another worker was first
+            SigningKey.generate().save(path)
     return SigningKey.load(path)

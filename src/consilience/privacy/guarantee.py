@@ -115,6 +115,11 @@ class Guarantee:
         """Whether this is a true statement that may leave the site (an infinite epsilon is one)."""
         return self.void_reason is None
 
+    def promises_same(self, other: Guarantee) -> bool:
+        """Tell whether both state the same numbers, unit and relation, whatever they assume."""
+        names = ("epsilon", "delta", "unit", "neighbours")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
     def require(self) -> Self:
         """Return the guarantee itself, or raise `GuaranteeVoid` with the reason why there is none."""
         if self.void_reason is not None:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack, contextmanager
@@ -26,6 +24,7 @@ import joblib
 from threadpoolctl import threadpool_limits
 
 from consilience.errors import SettingsError
+from consilience.files.durable import write_durably
 from consilience.progress import Progress, showing
 
 BACKENDS = ("loky", "threading", "ray", "dask")
@@ -64,19 +63,7 @@ class Store:
         """Store an answer: its content is on the disk before its name exists."""
         self.folder.mkdir(parents=True, exist_ok=True)
         body = json.dumps(answer)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=self.folder, suffix=".part", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(f"{_digest(body)}\n{body}")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(self._path(key))
-        if hasattr(os, "O_DIRECTORY"):  # then the name itself can be synchronised too
-            folder = os.open(self.folder, os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        write_durably(self._path(key), f"{_digest(body)}\n{body}".encode())
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Self, TypedDict
 
 from consilience.errors import SettingsError
+from consilience.files.durable import write_durably
 from consilience.files.release import Release
-from consilience.files.sealed import SigningKey, write_durably
+from consilience.files.sealed import SigningKey
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import SITE_NAME

@@ -10,7 +10,8 @@ from typing import Any
 
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.files.contribution import KIND, Contribution
-from consilience.files.sealed import SealedFile, write_durably
+from consilience.files.durable import write_durably
+from consilience.files.sealed import SealedFile
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study
 

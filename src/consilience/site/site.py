@@ -20,8 +20,9 @@ from typing import Any
 from consilience.errors import BudgetExceeded, ContributionRejected, SettingsError
 from consilience.files.certificate import Page
 from consilience.files.contribution import Contribution
+from consilience.files.durable import write_durably
 from consilience.files.release import Release
-from consilience.files.sealed import SigningKey, write_durably
+from consilience.files.sealed import SigningKey
 from consilience.privacy.ledger import Ledger
 from consilience.site.client import HubClient, check_address
 from consilience.site.folder import Attempt, Joined, SiteFolder

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from consilience.errors import SettingsError
 from consilience.evaluation.baselines import assess
 from consilience.files.contribution import Contribution
-from consilience.files.release import Release, Source
-from consilience.files.sealed import SigningKey, software
+from consilience.files.release import Combination, Release, Source
+from consilience.files.sealed import SigningKey
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.spending import Account
@@ -72,22 +72,25 @@ def collect(
     account = _open_account(study, publication.account)
     ensemble = study.build_aggregator().combine(members, public, **_as_keywords(account))
     sources = [
-        Source.of(contribution, publication.earlier.get(contribution.site, ()))
-        for contribution in contributions
+        Source.of(
+            contribution,
+            publication.earlier.get(contribution.site, ()),
+            reason=_describe_member(member),
+        )
+        for contribution, member in zip(contributions, members, strict=True)
     ]
-    return Release.make(
+    made = Combination(
         ensemble,
+        {"name": study.aggregator, **study.aggregator_settings},
+        _charged_events(account),
+        assess(ensemble, study=study, contributions=contributions, public=public, test=test),
+    )
+    return Release.make(
+        made,
         sources,
         study=study.reference,
-        aggregator={"name": study.aggregator, **study.aggregator_settings},
         sequence=publication.sequence,
         key=publication.signing,
-        software=software(),
-        events=_charged_events(account),
-        reasons=[_describe_member(member) for member in members],
-        quality=assess(
-            ensemble, study=study, contributions=contributions, public=public, test=test
-        ),
     )
 
 

@@ -22,7 +22,7 @@ from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SettingsError
 from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
-from consilience.files.sealed import SigningKey, canonical, software
+from consilience.files.sealed import SigningKey, canonical
 from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Unit
@@ -232,7 +232,6 @@ class Study:
             site=sender["site"],
             sequence=sender.get("sequence", 1),
             key=sender["signing"],
-            software=software(),
             trusted=self.trusted,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
 import shutil
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from consilience.errors import SettingsError
+from consilience.files.durable import move_durably, sync
+from consilience.protocol import DIGEST
 
 ADDRESS = re.compile(
     r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9._/-]*[A-Za-z0-9._-]))?/?"
 )
-DIGEST = re.compile("[0-9a-f]{64}")
 COPIES_SECONDS = 86_400.0  # how long a copy of a bucket's file is kept in the folder
 
 
@@ -30,7 +30,7 @@ class Files:
         self.incoming.mkdir(parents=True, exist_ok=True)
         for number in range(256):
             (folder / f"{number:02x}").mkdir(exist_ok=True)
-        _flush(folder)
+        sync(folder)
 
     def path(self, sha256: str) -> Path:
         """Return the path that the file with this digest has, or would have."""
@@ -43,9 +43,7 @@ class Files:
     def keep(self, arrived: Path, sha256: str) -> Path:
         """Move a file that arrived to its place, and make it durable."""
         target = Files.path(self, sha256)
-        _flush(arrived)
-        arrived.replace(target)
-        _flush(target.parent)
+        move_durably(arrived, target)
         return target
 
     def copy(self, sha256: str, target: Path) -> None:
@@ -178,11 +176,3 @@ class Bucket(Files):
         for page in pages:
             for item in page.get("Contents", ()):
                 yield item["Key"].removeprefix(self.prefix), item["LastModified"].timestamp()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,65 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from consilience.files.certificate import meaning, of_release
+from consilience.files.release import Release
+from consilience.files.sealed import Sealed, SigningKey
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "version-0.1" / "releases"
+
+
+def promise(epsilon, delta=0.0, unit=Unit.RECORD, neighbours=Neighbours.REPLACE_ONE):
+    return Guarantee(epsilon=epsilon, delta=delta, unit=unit, neighbours=neighbours)
+
+
+def test_the_factor_the_bet_and_the_failure_are_those_of_epsilon_and_delta():
+    factor, bet = meaning(promise(3.0), against="anyone")
+    assert "at most 20.1 times more likely" in factor
+    assert "in at most 95.3 of 100" in bet
+    *_, failure = meaning(promise(1.0, delta=1e-6), against="anyone")
+    assert "at most 1e-06" in failure
+    assert "whether one record was used" in " ".join(
+        meaning(promise(1.0, neighbours=Neighbours.ADD_REMOVE), against="anyone")
+    )
+
+
+def test_no_noise_and_a_void_guarantee_are_called_by_their_names():
+    assert "no protection against the hub" in meaning(promise(math.inf), against="the hub")[0]
+    void = Guarantee.void("seeded noise", unit=Unit.RECORD, neighbours=Neighbours.REPLACE_ONE)
+    assert meaning(void, against="anyone") == ["There is no guarantee: seeded noise."]
+
+
+def signed_with(quality, path):
+    """Return a release whose quality rows were changed and which its hub signed anew."""
+    sealed = Sealed.load(FOLDER / "logistic.safetensors", "release")
+    facts = json.loads(json.dumps(dict(sealed.facts)))
+    facts["quality"] = quality(facts["quality"])
+    for part in ("key", "tensors"):
+        del facts[part]
+    Sealed.seal("release", facts, sealed.tensors, SigningKey.generate()).save(path)
+    return Release.load(path)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "answer"),
+    [(0.01, 0.2, "helps"), (-0.1, 0.2, "does not clearly help"), (-0.2, -0.1, "does not help")],
+)
+def test_whether_joining_helped_is_decided_by_the_paired_gains(low, high, answer, tmp_path):
+    def with_gains(rows):
+        gain = {"value": (low + high) / 2, "low": low, "high": high}
+        return [row if row["kind"] == "study" else {**row, "gain": gain} for row in rows]
+
+    page = of_release(signed_with(with_gains, tmp_path / "release")).as_text(width=10_000)
+    assert f"Compared record by record, joining {answer}: the release's error is" in page
+    assert f"gain {low:+.3f} to {high:+.3f}" in page
+
+
+def test_a_release_without_paired_gains_is_shown_without_a_verdict():
+    page = of_release(Release.load(FOLDER / "logistic.safetensors")).as_text(width=10_000)
+    assert "not compared with the alternatives record by record" in page
+    assert "joining" not in page
+    assert "Average" in page
