@@ -61,10 +61,10 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.study.study import Study as Study
     from consilience.tables.chunks import ParquetRows as ParquetRows
     from consilience.tables.public import Public as Public
+    from consilience.tables.reading import read_table as read_table
     from consilience.tables.schema import Categorical as Categorical
     from consilience.tables.schema import Numeric as Numeric
     from consilience.tables.schema import Schema as Schema
-    from consilience.tables.schema import read_table as read_table
 
 _MODULES = {
     "aggregators.average": "Average",
@@ -97,7 +97,8 @@ _MODULES = {
     "study.study": "Study",
     "tables.chunks": "ParquetRows",
     "tables.public": "Public",
-    "tables.schema": "Categorical Numeric Schema read_table",
+    "tables.reading": "read_table",
+    "tables.schema": "Categorical Numeric Schema",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

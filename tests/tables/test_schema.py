@@ -21,7 +21,9 @@ from hypothesis.extra import numpy as hnp
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.tables.chunks import ParquetRows
 from consilience.tables.groups import cap_records, split_sites
-from consilience.tables.schema import Categorical, Encoded, Numeric, Schema, _numbers, read_table
+from consilience.tables.reading import read_table
+from consilience.tables.schema import Categorical, Encoded, Numeric, Schema
+from consilience.tables.values import read_numbers
 
 MARK = "MARKED7351"
 MARKED_NUMBER = 73519.5
@@ -94,7 +96,7 @@ def test_unreadable_text_in_a_number_column_counts_as_missing():
 
 @given(st.from_regex(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", fullmatch=True))
 def test_numbers_in_text_are_read_as_python_reads_them(text):
-    assert _numbers(pa.array([text, "1", MARK]))[0] == float(text)
+    assert read_numbers(pa.array([text, "1", MARK]))[0] == float(text)
 
 
 def test_whether_one_text_is_readable_does_not_change_how_another_is_read():

@@ -37,7 +37,8 @@ from consilience.planning.trial import Trial, run_trial
 from consilience.privacy.mechanisms import Noise
 from consilience.study.study import Study
 from consilience.tables.public import Public
-from consilience.tables.schema import Categorical, Numeric, Schema, read_table
+from consilience.tables.reading import read_table
+from consilience.tables.schema import Categorical, Numeric, Schema
 
 GRID = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # of the asked epsilon: the rows of the table
 MOST_ROWS = 7  # of the table over the epsilons that a study allows

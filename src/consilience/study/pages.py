@@ -41,7 +41,7 @@ def of_study(study: Study) -> Page:
             (
                 "Columns that are read",
                 [],
-                [(column.name, column._expects) for column in study.schema.columns],
+                [(column.name, column.expects) for column in study.schema.columns],
             ),
             ("Digest", [], [("sha256", study.digest)]),
         ],

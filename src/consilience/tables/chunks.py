@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 
 from consilience.errors import SettingsError
 from consilience.progress import Progress, showing
-from consilience.tables.schema import (
-    Schema,
-    mismatch,
-    open_parquet,
-    parquet_files,
-    quietly,
-    require,
-)
+from consilience.tables.encoding import Encoder
+from consilience.tables.problems import mismatch, quietly, require
+from consilience.tables.reading import open_parquet, parquet_files
+from consilience.tables.schema import Schema
 
 T = TypeVar("T")
 
@@ -41,11 +37,11 @@ class ParquetRows:
         Which records to use, one boolean each in file order: `cap_records` of `persons`. Needed by
         a schema that limits the records of a person.
     named
-        Whether a learner is to know the labels by the schema's classes, as studies do, and not by
-        their places.
+        Whether learners see the schema's classes as labels, as in studies, instead of their
+        indices.
     progress
-        Called with the records read in this pass and the number of all. Without it a bar is shown
-        where standard error is a terminal.
+        Called with the number of records read in this pass and the total. By default a bar is
+        shown if standard error is a terminal.
 
     Attributes
     ----------
@@ -69,20 +65,17 @@ class ParquetRows:
             chunk_records,
             "positive",
         )
-        self.path, self.schema, self.chunk_records, self.progress = (
-            Path(path),
-            schema,
-            chunk_records,
-            progress,
-        )
+        self.path, self.schema, self._encoder = Path(path), schema, Encoder(schema)
+        self.chunk_records, self.progress = chunk_records, progress
         self.n_features, self.n_records, self.passes = schema.n_features, 0, 0
-        self.names = (
-            schema.classes if named else None
-        )  # of which the labels of chunks are the places
+        # The labels of chunks are indices into these.
+        self.names = schema.classes if named else None
         self._files: dict[Path, tuple[int, int]] = {}
         for file in parquet_files(self.path):
             with open_parquet(file) as opened:
-                schema._check(opened.schema_arrow, schema.table_columns, f"File {file.name!r}")
+                self._encoder.check_columns(
+                    opened.schema_arrow, schema.table_columns, f"File {file.name!r}"
+                )
                 self.n_records += opened.metadata.num_rows
             self._files[file] = _version(file)
         self.keep = None if keep is None else np.asarray(keep, np.bool_)
@@ -105,7 +98,7 @@ class ParquetRows:
             )
         parts = [np.empty(0, np.str_)]
         for where, batch in self._batches([name]):
-            ids, problems = self.schema._persons(batch.column(name))
+            ids, problems = self._encoder.read_persons(batch.column(name))
             if problems:
                 raise mismatch(problems, "Give every record an id.", "read", where=where)
             parts.append(ids)
@@ -113,15 +106,16 @@ class ParquetRows:
 
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[Any]]]:
         """Yield (X, y) in file order; the same chunks each time."""
-        encode = self.schema._encode_batches
+        encode = self._encoder.encode_batches
         yield from self._pass(lambda batch, where: encode([batch], self._needed, where)[:2])
 
     def gather(self, function: Callable[[Iterator[tuple[Any, Any]]], T], every: int = 1) -> list[T]:
-        """Return what `function` makes of all (X, y), or of every `every`-th; each X is overwritten by the next.
+        """Return what `function` makes of all records, or of every `every`-th, as (X, y).
 
-        For who adds up: what is overwritten stays in the processor's cache.
+        For callers that sum over the chunks: each X is overwritten by the next, so that it stays in
+        the processor's cache.
         """
-        blocks = self.schema._blocks(self._pass(self.schema._labelled, every))
+        blocks = self._encoder.encode_blocks(self._pass(self._encoder.read_batch, every))
         return [function(encoded[:2] for encoded in blocks)]
 
     @property
@@ -129,7 +123,7 @@ class ParquetRows:
         return (*(column.name for column in self.schema.columns), self.schema.label)
 
     def _pass(self, read: Callable[[pa.RecordBatch, str], T], every: int = 1) -> Iterator[T]:
-        """Yield what `read` makes of the records to be used, or of every `every`-th, batch after batch."""
+        """Yield what `read` makes of the records in use, or of every `every`-th, batch by batch."""
         if self.schema.person is not None and self.keep is None:
             raise SettingsError(
                 "Chunks were asked for under "
@@ -145,7 +139,7 @@ class ParquetRows:
                 progress(done, self.n_records)
 
     def _kept(self, every: int) -> Iterator[tuple[pa.RecordBatch, str, int]]:
-        """Yield records to be used, of which file they are, and how many have been come by."""
+        """Yield the records in use, which file they are from, and how many were read so far."""
         stop = done = 0
         for where, batch in _ahead(self._batches(self._needed)):
             start, stop = stop, stop + batch.num_rows
@@ -158,11 +152,14 @@ class ParquetRows:
                 yield batch, where, done
 
     def _batches(self, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield which file, and some of its records."""
+        """Yield the name of a file and some of its records."""
         for file, version in self._files.items():
             where = f"File {file.name!r}"
             if _version(file) != version:
-                fix = "Leave the files alone while they are read, and begin again; a charge already made stands."
+                fix = (
+                    "Do not change files while they are read, and start again. A charge that was "
+                    "already made stays spent."
+                )
                 raise mismatch(["it was changed while it was in use"], fix, "learned", where=where)
             with open_parquet(file) as opened:
                 batches = opened.iter_batches(
@@ -180,7 +177,7 @@ def _version(file: Path) -> tuple[int, int]:
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield `items`, the next of which is made in a thread of its own meanwhile."""
+    """Yield `items` while a thread makes the next one."""
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(next, items, None)
         while (item := made.result()) is not None:

@@ -1,6 +1,6 @@
-"""Groups of records: the records of one person, capped, and the records of one site, cut out.
+"""Groups of records: capping the records of each person, dividing a table into sites.
 
-Random numbers come in as arguments (`priority`); none is drawn here.
+Random numbers are arguments (`priority`); none is drawn here.
 """
 
 from functools import partial
@@ -10,11 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from consilience.tables.schema import as_array, as_texts, mismatch, quietly, require
+from consilience.tables.problems import mismatch, quietly, require
+from consilience.tables.values import as_array, as_texts
 
 
 def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[np.bool_]:
-    """Mark the records to keep: at most `limit` of each person, uniformly at random, independently for each person.
+    """Mark the records to keep: at most `limit` of each person, drawn uniformly at random.
+
+    The draw of one person does not depend on other persons.
 
     Parameters
     ----------
@@ -37,7 +40,7 @@ def split_sites(
     *,
     persons: Any = None,
 ) -> list[NDArray[np.intp]]:
-    """Cut records into sites; return the indices of each site's records, ascending.
+    """Divide records into sites; return the indices of each site's records, ascending.
 
     Parameters
     ----------

@@ -1,0 +1,309 @@
+"""Encoding records by a schema alone, record by record.
+
+What becomes of a record depends on the schema and on that record, never on other records: one
+changed record changes one encoded row. See docs/guarantees/preprocessing.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from consilience.privacy.mechanisms import clip_rows
+from consilience.tables.problems import mismatch, quietly, refuse
+from consilience.tables.reading import read_table
+from consilience.tables.schema import Categorical, Encoded, Numeric, Schema
+from consilience.tables.values import (
+    as_number,
+    as_texts,
+    code_values,
+    is_readable,
+    read_numbers,
+    spell,
+    spell_all,
+)
+
+CHUNK_RECORDS = 65536
+# Records, and numbers, that are encoded together so that they stay in the processor's cache.
+BLOCK_RECORDS, BLOCK_ENTRIES = 4096, 1 << 16
+
+
+class _Read(NamedTuple):
+    """What the columns of some records hold."""
+
+    numbers: NDArray[Any]  # of each numeric column, in a width that holds them all
+    beyond: list[int]  # those of which some are missing or beyond a bound
+    # Of each categorical column, by its first feature: which of its features is one.
+    places: dict[int, NDArray[np.int64]]
+    problems: list[str]
+
+
+class _Room:
+    """Memory to encode a block of records in."""
+
+    def __init__(self, schema: Schema) -> None:
+        # Counts one feature more: a learner appends its constant and needs blocks of the same size.
+        self.records = min(
+            max(BLOCK_ENTRIES // (schema.n_features + 1), BLOCK_RECORDS // 4), BLOCK_RECORDS
+        )
+        self.values = np.empty((schema.n_features, self.records))
+
+
+class _Scales:
+    """How the numeric columns of a schema become features."""
+
+    def __init__(self, columns: Sequence[Numeric], places: Sequence[int]) -> None:
+        self.columns = columns
+        self.side_by_side = list(places) == list(range(len(columns)))
+        self.places: Any = slice(len(columns)) if self.side_by_side else list(places)
+        self.indicators = [
+            (j, place + 1) for j, place in enumerate(places) if columns[j].missing == "indicator"
+        ]
+        scales = [column.scale(column.low, column.high) for column in columns]
+        self.middle, self.half = np.reshape(scales, (-1, 2)).T[..., None]
+        self.transformed = [j for j, column in enumerate(columns) if column.transform]
+        self.may_leave = any(map(self._may_leave, columns))
+
+    @staticmethod
+    def _may_leave(column: Numeric) -> bool:
+        """Tell whether rounding may carry a value between the bounds out of [-1, 1]."""
+        middle, half = column.scale(column.low, column.high)
+        ends = [abs((bound - middle) / half) for bound in (column.low, column.high)]
+        # Rounding keeps order, so that no value between the bounds goes further than they do.
+        return column.transform is not None or max(ends) > 1
+
+    def beyond(self, numbers: NDArray[Any]) -> list[int]:
+        """Return the columns with a missing value or one beyond a bound; only these are clipped."""
+        if not numbers.size:
+            return []
+        ends = zip(
+            self.columns, numbers.min(axis=1).tolist(), numbers.max(axis=1).tolist(), strict=True
+        )
+        return [
+            j for j, (c, least, most) in enumerate(ends) if not (c.low <= least and most <= c.high)
+        ]
+
+    def fill(
+        self, numbers: NDArray[Any], beyond: Sequence[int], values: NDArray[np.float64]
+    ) -> set[str]:
+        """Write the features of a block of records; return columns that lack a value and may not."""
+        refused, absent = set(), {}
+        scaled = values[self.places]  # a view if the columns lie side by side, else a copy
+        scaled[:] = numbers
+        for j in beyond:
+            column, row = self.columns[j], scaled[j]
+            absent[j] = missing = np.isnan(row)
+            if isinstance(column.missing, float):
+                row[missing] = column.missing
+            elif column.missing == "error" and missing.any():
+                refused.add(column.name)
+            np.clip(row, column.low, column.high, out=row)
+        for j in self.transformed:
+            scaled[j] = self.columns[j].apply_transform(scaled[j])
+        if self.middle.any():
+            scaled -= self.middle
+        if (self.half != 1.0).any():
+            scaled /= self.half
+        if self.may_leave:
+            np.clip(scaled, -1.0, 1.0, out=scaled)
+        for j in absent:
+            np.nan_to_num(scaled[j], copy=False, nan=0.0)
+        if not self.side_by_side:
+            values[self.places] = scaled
+        for j, place in self.indicators:
+            values[place] = absent.get(j, 0.0)
+        return refused
+
+
+ReadBatch = tuple[_Read, NDArray[Any], str]  # what columns and labels hold, and of which file
+
+
+class Encoder:
+    """Encodes tables by a schema; what it needs of the schema is computed once."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._classes = spell_all(schema.classes or (), "classes")
+        first = np.cumsum([0, *(len(column.feature_names) for column in schema.columns)]).tolist()
+        numeric = [
+            (column, place)
+            for column, place in zip(schema.columns, first, strict=False)
+            if isinstance(column, Numeric)
+        ]
+        self._scales = _Scales([column for column, _ in numeric], [place for _, place in numeric])
+
+    def encode_all(self, source: Any) -> Iterator[Encoded]:
+        """Encode labelled records block by block."""
+        needed = self.schema.table_columns
+        table = read_table(source, self.schema)
+        self.check_columns(table.schema, needed)
+        batches = table.select(needed).to_batches(max_chunksize=CHUNK_RECORDS)
+        yield from self.encode_blocks(map(self.read_batch, batches))
+
+    def read_batch(self, batch: pa.RecordBatch, where: str = "The table") -> ReadBatch:
+        """Read what the columns and labels of a batch hold; errors name `where` it is from."""
+        read, (y, problems) = self._read(batch), self._labels(batch.column(self.schema.label))
+        refuse(read.problems + problems, where)
+        return read, y, where
+
+    def encode_blocks(self, batches: Iterable[ReadBatch]) -> Iterator[Encoded]:
+        """Encode what `read_batch` read, a block at a time; each is overwritten by the next."""
+        room = _Room(self.schema)
+        for read, y, where in batches:
+            for start in range(0, len(y), room.records):
+                X, problems = self._fill(read, start, len(y), room)
+                refuse(problems, where)
+                yield Encoded(X, y[start : start + len(X)], None)
+
+    def encode(self, source: Any, needed: tuple[str, ...]) -> Encoded:
+        """Encode the `needed` columns of anything `read_table` takes."""
+        table = read_table(source, self.schema)
+        self.check_columns(table.schema, needed)
+        return self.encode_batches(
+            table.select(needed).to_batches(max_chunksize=CHUNK_RECORDS), needed
+        )
+
+    def encode_batches(
+        self, batches: Sequence[pa.RecordBatch], needed: tuple[str, ...], where: str = "The table"
+    ) -> Encoded:
+        """Encode the `needed` columns of batches; errors name `where` they are from."""
+        X = np.empty((sum(batch.num_rows for batch in batches), self.schema.n_features))
+        labels: list[NDArray[Any]] = [
+            np.empty(0, np.float64 if self.schema.classes is None else np.int64)
+        ]
+        persons: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
+        problems: list[str] = []
+        room = _Room(self.schema)
+        stop = 0
+        for batch in batches:
+            read = self._read(batch)
+            problems += read.problems
+            for first in range(0, batch.num_rows, room.records):
+                block, wrong = self._fill(read, first, batch.num_rows, room)
+                start, stop = stop, stop + len(block)
+                X[start:stop] = block
+                problems += wrong
+            if self.schema.label in needed:
+                y, wrong = self._labels(batch.column(self.schema.label))
+                labels.append(y)
+                problems += wrong
+            if self.schema.person in needed:
+                ids, wrong = self.read_persons(batch.column(self.schema.person))
+                persons.append(ids)
+                problems += wrong
+        refuse(problems, where)
+        return Encoded(
+            X,
+            np.concatenate(labels),
+            np.concatenate(persons) if self.schema.person in needed else None,
+        )
+
+    def _read(self, batch: pa.RecordBatch) -> _Read:
+        """Read what the columns hold: numbers, and places among categories."""
+        problems: list[str] = []
+        numbers: list[NDArray[Any]] = []
+        places: dict[int, NDArray[np.int64]] = {}
+        found: Any
+        stop = 0
+        for column in self.schema.columns:
+            start, stop = stop, stop + len(column.feature_names)
+            values = batch.column(column.name)
+            if isinstance(column, Categorical):
+                found = quietly(partial(column.find_features, values))
+                if found is not None:
+                    places[start] = found[0]
+                    problems += found[1]
+            else:
+                found = quietly(partial(read_numbers, values, column.missing_values))
+                numbers.append(np.zeros(batch.num_rows) if found is None else found)
+            if found is None:
+                problems.append(f"column {column.name!r} cannot be read as {column.expects}")
+        stacked = np.stack(numbers) if numbers else np.empty((0, batch.num_rows))
+        return _Read(stacked, self._scales.beyond(stacked), places, problems)
+
+    def _fill(
+        self, read: _Read, start: int, stop: int, room: _Room
+    ) -> tuple[NDArray[np.float64], list[str]]:
+        """Return the features of a block of records, clipped into the ball, and problems with it.
+
+        The block is in `room` and lies there feature by feature, so that every step runs along many
+        records: otherwise encoding a table larger than memory would take longer than reading it.
+        """
+        part = slice(start, min(start + room.records, stop))
+        values = room.values[:, : part.stop - start]
+        if read.places:
+            values[:] = 0.0
+        for first, places in read.places.items():
+            (known,) = np.nonzero(places[part] >= 0)
+            values[first + places[part][known], known] = 1.0
+        absent = self._scales.fill(read.numbers[:, part], read.beyond, values)
+        if self.schema.scale == "columns":
+            values *= 1 / math.sqrt(len(self.schema.columns))
+        X = clip_rows(values.T, self.schema.norm)
+        return X, [
+            f"column {column.name!r} ({column.expects}) has a missing or unreadable value and "
+            "missing='error'"
+            for column in self.schema.columns
+            if column.name in absent
+        ]
+
+    def read_persons(self, column: pa.Array) -> tuple[NDArray[np.str_], list[str]]:
+        """Return the person ids of a column, and problems with them."""
+        texts = as_texts(column)
+        ids = None if texts.null_count else quietly(texts.to_pylist)
+        problems = (
+            [f"column {self.schema.person!r} has a missing or unreadable person id"]
+            if ids is None
+            else []
+        )
+        return np.asarray(ids or [], np.str_), problems
+
+    def check_columns(
+        self, found: pa.Schema, needed: Sequence[str], where: str = "The table"
+    ) -> None:
+        """Refuse a table that lacks columns or has them of a wrong type; no value is read."""
+        expects = {column.name: column.expects for column in self.schema.columns}
+        expects[self.schema.label] = (
+            "a number" if self.schema.classes is None else "a declared class"
+        )
+        problems = []
+        for name in needed:
+            count, expected = found.names.count(name), expects.get(name, "a person id")
+            if count != 1:
+                problems.append(
+                    f"column {name!r} is {'there more than once' if count else 'absent'}"
+                )
+            elif not is_readable(
+                kind := found.field(name).type, as_number=expected.startswith("a number")
+            ):
+                # What follows "<" may be field names made from records.
+                outer = str(kind).partition("<")[0]
+                problems.append(f"column {name!r} holds {outer} where {expected} is expected")
+        if problems:
+            raise mismatch(problems, "Correct the table, or the schema for all sites.", where=where)
+
+    def _labels(self, column: pa.Array) -> tuple[NDArray[Any], list[str]]:
+        y: NDArray[Any]
+        rule: Any = self.schema.unknown_label
+        if self.schema.classes is not None:
+            known = self._classes
+            index, place, _ = code_values(column, known)
+            y = place.take(index)
+            unknown, rule = y < 0, None if rule is None else known.index(spell(rule))
+        else:
+            y = np.clip(
+                read_numbers(column).astype(np.float64, copy=False),
+                -as_number(self.schema.label_bound),
+                self.schema.label_bound,
+            )
+            unknown = np.isnan(y)
+        if rule is None and unknown.any():
+            return y, [f"column {self.schema.label!r} has a label that is missing or not declared"]
+        y[unknown] = 0 if rule is None else rule
+        return y, []

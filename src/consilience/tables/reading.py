@@ -1,0 +1,122 @@
+"""Reading tables from files, frames and arrays, as Arrow tables."""
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
+from consilience.errors import SettingsError
+from consilience.tables.problems import mismatch, quietly
+from consilience.tables.values import as_array
+
+if TYPE_CHECKING:
+    from consilience.tables.schema import Schema
+
+
+def read_table(source: Any, schema: "Schema | None" = None) -> pa.Table:
+    """Read records as an Arrow table; with a schema, only its columns.
+
+    Parameters
+    ----------
+    source
+        Path of a CSV or Parquet file or of a folder of Parquet files; a pandas or polars frame, an
+        Arrow table or record batch, anything else with the Arrow C stream interface; a dict of
+        arrays. CSV files must have a header, commas and UTF-8; their columns stay texts, which the
+        schema reads.
+    """
+    if isinstance(source, str | os.PathLike):
+        return _read_file(Path(source), schema)
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    if isinstance(source, Mapping):
+        table, names = None, _chosen(source, schema)
+    elif isinstance(source, pa.Table):
+        table = source
+    elif hasattr(source, "__arrow_c_stream__"):
+        frame = hasattr(source, "columns")
+        names = _chosen(source.columns, schema) if frame else []
+        by_column = hasattr(source, "iloc")  # pandas, whose numbers need no copy that way
+        table = None if by_column else quietly(lambda: pa.table(source[names] if frame else source))
+    else:
+        raise SettingsError(
+            f"Cannot read records from {type(source).__name__}: it is none of path, frame, Arrow "
+            "table or dict of arrays. No record was read. Pass one of these."
+        )
+    if table is None:  # or a frame with a column that Arrow cannot convert: find out which
+        arrays = {str(name): quietly(partial(as_array, source[name])) for name in names}
+        if mixed := [
+            f"column {name!r} holds values of mixed or unknown kind"
+            for name in arrays
+            if arrays[name] is None
+        ]:
+            raise mismatch(mixed, "Give each column one kind of value: numbers, or text.", "read")
+        table = quietly(partial(pa.table, arrays))
+    if table is None:
+        raise mismatch(
+            ["its columns differ in length"], "Give every record a value in each column.", "read"
+        )
+    chosen = set(_chosen(table.column_names, schema))
+    return table.select([i for i, name in enumerate(table.column_names) if name in chosen])
+
+
+def _chosen(names: Iterable[Any], schema: "Schema | None") -> list[Any]:
+    known = frozenset(() if schema is None else schema.table_columns)
+    return [name for name in names if schema is None or str(name) in known]
+
+
+def _read_file(path: Path, schema: "Schema | None") -> pa.Table:
+    if path.is_file() and ".csv" in path.suffixes:
+        table = quietly(partial(_read_csv, path, schema))
+    else:
+        files = [open_parquet(file) for file in parquet_files(path)]
+        parts = (file.read(columns=_chosen(file.schema_arrow.names, schema)) for file in files)
+        table = quietly(lambda: pa.concat_tables(parts, promote_options="permissive"))
+    if table is None:
+        fix = "Repair it: the same columns in every record, UTF-8 text, a header line in CSV."
+        raise mismatch([f"file {path.name!r} is damaged or of another kind"], fix, "read")
+    return table
+
+
+def _read_csv(path: Path, schema: "Schema | None") -> pa.Table:
+    with pa.input_stream(str(path)) as stream:
+        header = next(csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
+    names = _chosen(header, schema)
+    if len(set(names)) < len(names):
+        raise LookupError  # becomes the file's SchemaMismatch
+    options = pcsv.ConvertOptions(
+        include_columns=names, column_types=dict.fromkeys(names, pa.string())
+    )
+    return pcsv.read_csv(
+        path, parse_options=pcsv.ParseOptions(newlines_in_values=True), convert_options=options
+    )
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """Return the file, or the files of a folder and those below it, in order of their names."""
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path] * path.is_file()
+    if not files or not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
+        raise SettingsError(
+            f"Cannot read records from {str(path)!r}: it is no CSV file, Parquet file or folder "
+            "with Parquet files. No record was read. Check the path; names end in .csv, .csv.gz, "
+            ".parquet or .pq."
+        )
+    return files
+
+
+def open_parquet(file: Path) -> pq.ParquetFile:
+    """Open a file to read it batch by batch, or refuse it."""
+    # Small buffers: with Arrow's defaults, or its dataset scanner, a file written as one row group
+    # is all in memory.
+    opened = quietly(lambda: pq.ParquetFile(file, pre_buffer=False, buffer_size=65536))
+    if opened is None:
+        raise mismatch(
+            [f"{file.name!r} is damaged or no Parquet"], "Write it again as Parquet.", "read"
+        )
+    return opened
