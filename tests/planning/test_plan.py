@@ -14,11 +14,12 @@ from consilience.evaluation.measures import measures
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.planning import expectation
 from consilience.planning.feature import in_span, kappas
-from consilience.planning.plan import plan, read_public
+from consilience.planning.plan import plan
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
 from consilience.simulation.simulate import simulate
+from consilience.tables.inference import read_public
 
 N_FEATURES = 10
 

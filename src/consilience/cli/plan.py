@@ -59,7 +59,7 @@ def plan(
     assumes a loss with the same curvature in all directions.
     """
     from consilience.planning.plan import plan as advise
-    from consilience.planning.plan import read_public
+    from consilience.tables.inference import read_public
 
     if (records.public is None) != (records.label is None):
         raise SettingsError(

@@ -98,9 +98,9 @@ def simulate(
     bounds, categories and classes from the file. Every table has the honest baselines: public
     records alone, sites alone, all records pooled.
     """
-    from consilience.planning.plan import read_public
     from consilience.progress import showing
     from consilience.simulation.simulate import simulate as run
+    from consilience.tables.inference import read_public
 
     made = learner.build(epsilon=asked.epsilon[0])
     aggregators = {name: build_aggregator(name) for name in asked.aggregator}

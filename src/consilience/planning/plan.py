@@ -12,15 +12,13 @@ Nothing here touches a private record, and nothing is charged. `plan` answers in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import ArrayLike
 
 from consilience.aggregators.base import Aggregator
@@ -31,14 +29,12 @@ from consilience.learners.linear import PrivateLogisticRegression, check_setting
 from consilience.planning.advice import Advice
 from consilience.planning.expectation import Planner
 from consilience.planning.joining import BASELINES, PREDICTABLE, Way
-from consilience.planning.population import Array, Isotropic, Linear, PublicRecords
+from consilience.planning.population import Isotropic, Linear, PublicRecords
 from consilience.planning.sites import Case, Sites, is_count, require
 from consilience.planning.trial import Trial, run_trial
 from consilience.privacy.mechanisms import Noise
 from consilience.study.study import Study
 from consilience.tables.public import Public
-from consilience.tables.reading import read_table
-from consilience.tables.schema import Categorical, Numeric, Schema
 
 GRID = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # of the asked epsilon: the rows of the table
 MOST_ROWS = 7  # of the table over the epsilons that a study allows
@@ -272,52 +268,6 @@ def plan(
     )
     records = _read_public(study, folder) if records is None else records
     return _ask_study(study, sites, Assumptions(**chosen), records).answer()
-
-
-def read_public(source: Any, label: str, *, drop: Iterable[str] = ()) -> tuple[Array, Array]:
-    """Encode public records by their own bounds and categories, which only public records may reveal.
-
-    Parameters
-    ----------
-    source
-        A CSV or Parquet path, a pandas or polars frame, an Arrow table, or a dict of arrays.
-    label
-        The column to learn.
-    drop
-        Columns that are no features: identifiers, dates of entry, other outcomes.
-    """
-    table, unused = read_table(source), [drop] if isinstance(drop, str) else list(drop)
-    what = f"file {str(source)!r}" if isinstance(source, str | PathLike) else "table"
-    if label not in table.column_names or label in unused:
-        raise SettingsError(
-            f"The public {what} has no column {label!r} to learn. Nothing was computed. "
-            f"Name one of {[name for name in table.column_names if name not in unused]}."
-        )
-    if unknown := [name for name in unused if name not in table.column_names]:
-        raise SettingsError(
-            f"The public {what} has no column {unknown[0]!r} to drop. Nothing was computed. "
-            f"Name some of {table.column_names}."
-        )
-    columns: list[Numeric | Categorical] = []
-    for name in table.column_names:
-        if name in unused:
-            continue
-        texts = pc.utf8_trim_whitespace(pc.cast(table[name], pa.string()))
-        texts = pc.if_else(pc.equal(texts, ""), None, texts)
-        if name == label:
-            classes = pc.unique(texts.drop_null()).sort().to_pylist()
-            continue
-        try:
-            numbers = pc.min_max(pc.cast(texts, pa.float64())).as_py()
-        except pa.ArrowInvalid:
-            columns.append(
-                Categorical(name, pc.unique(texts.drop_null()).sort().to_pylist(), missing="ignore")
-            )
-        else:
-            if numbers["min"] != numbers["max"]:  # a constant says nothing
-                columns.append(Numeric(name, numbers["min"], numbers["max"], missing="middle"))
-    X, y, _ = Schema(columns, label, classes=classes).encode(table)
-    return X, y
 
 
 def _ask(

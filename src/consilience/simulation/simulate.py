@@ -47,7 +47,7 @@ from consilience.simulation.sweep import Store, check_backend, sweep
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.tables.public import Public
-from consilience.tables.schema import read_table
+from consilience.tables.reading import read_table
 
 Cell = tuple[int, str]  # a repeat, and the name of a learner
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
@@ -23,6 +22,7 @@ from consilience.learners.registry import LEARNERS
 from consilience.study.check import TO_FILL_IN
 from consilience.study.records import file_digest
 from consilience.study.toml import quote
+from consilience.tables.inference import distinct_texts, number_bounds
 
 MOST_CATEGORIES = 50
 _HEAD = """\
@@ -145,7 +145,9 @@ class Draft:
     def _label_lines(self, learner: type[PrivateLearner[Any, Any]], values: pa.Table | None) -> str:
         if learner.predicts_number:
             return f"label_bound = nan  # {TO_FILL_IN}: larger labels are clipped to it"
-        classes = self.classes or (() if values is None else _distinct(values[self.label]))
+        classes = self.classes or (
+            () if values is None else _few(distinct_texts(values[self.label]))
+        )
         if not classes:
             return f'classes = []  # {TO_FILL_IN}, such as ["no", "yes"]'
         return f"classes = {quote([_number_or_text(value) for value in classes])}"
@@ -231,15 +233,14 @@ def _comment(text: str) -> str:
 
 def _infer(values: pa.ChunkedArray) -> tuple[tuple[float, float] | None, list[str] | None]:
     """Return the bounds of a public column of numbers, or the categories of another one."""
-    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        return None, _distinct(values)
-    ends = pc.min_max(values)
-    low, high = float(ends["min"].as_py() or 0.0), float(ends["max"].as_py() or 0.0)
+    bounds = number_bounds(values)
+    if bounds is None:
+        return None, _few(distinct_texts(values))
+    low, high = bounds
     return (low, high if high > low else low + 1.0), None
 
 
-def _distinct(values: pa.ChunkedArray) -> list[str]:
-    texts = sorted(str(value) for value in pc.unique(values).to_pylist() if value is not None)
+def _few(texts: list[str]) -> list[str]:
     if len(texts) > MOST_CATEGORIES:
         raise SettingsError(
             f"A column has more than {MOST_CATEGORIES} different values, too many for a list of "
