@@ -9,10 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.csv
 import pytest
+import typer
 
 import consilience
 import consilience.errors
+import studies
+from consilience.cli.app import app
 from consilience.privacy.accounting import EVENTS
 
 ROOT = Path(__file__).parent.parent
@@ -110,11 +114,12 @@ def test_links_between_documents_lead_somewhere():
     assert broken == []
 
 
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_readme_programs_run_and_print_what_they_say(number, tmp_path, monkeypatch, capsys):
-    program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)[
-        number
-    ]
+    program = PROGRAMS[number]
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "README.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
@@ -122,6 +127,46 @@ def test_the_readme_programs_run_and_print_what_they_say(number, tmp_path, monke
         assert printed == re.findall(r"print\(.*#\s(.*)", program)
     else:
         assert printed == ["Guarantee(epsilon=4, delta=0, per record, replace-one)"]
+
+
+def test_the_readme_program_about_a_study_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("shared").mkdir()
+    text = studies.study_text().replace("heart-risk", "ward-study")
+    for file in ("study.toml", "shared/study.toml"):
+        Path(file).write_text(text)
+    for seed, name in enumerate(("ward.csv", "public.csv")):
+        pyarrow.csv.write_csv(studies.table(300, seed=seed), name)
+    site = consilience.Site.init(
+        "site", name="north", dataset="ward", budget=consilience.Budget(epsilon=1.0)
+    )
+    site.join_folder("shared")
+    results = {}
+    exec(compile(PROGRAMS[2], "README.md", "exec"), results)
+    assert results["contribution"].guarantee.epsilon == pytest.approx(1.0)
+    assert results["report"].sentence
+    assert results["advice"].rows
+    assert capsys.readouterr().out == ""
+    exec(compile(PROGRAMS[2], "README.md", "exec"), {})  # the budget is spent now
+    assert "Nothing was trained" in capsys.readouterr().out
+
+
+def test_commands_in_the_documents_exist_with_their_options():
+    root = typer.main.get_command(app)
+    unknown, checked = [], 0
+    pages = {*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")}
+    for page in pages - {ROOT / "docs" / "protocol.md"}:  # its strings start in the same way
+        text = page.read_text().replace("\\\n", " ")
+        for words in re.findall(r"(?<=[\n`])consilience ([a-z][^\n`#]*)", text):
+            command, options = root, re.findall(r"(?<=\s)--[a-z-]+", words)
+            for word in words.split():
+                command = getattr(command, "commands", {}).get(word) or command
+            known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+            checked += 1
+            if command is root or not set(options) <= known:
+                unknown.append(f"{page.name}: consilience {words}")
+    assert unknown == []
+    assert checked > 50
 
 
 def test_the_glossary_defines_the_words_it_is_made_for():

@@ -1,23 +1,23 @@
-"""Every exception this project raises on purpose.
+"""Every exception that this package raises on purpose.
 
 ::
 
-    ConsilienceError ├── SettingsError        (also ValueError)  a parameter is wrong: change the
-    call ├── SchemaMismatch       (also ValueError)  the table is not what the schema declares: mend
-    either ├── BudgetExceeded                          the data owner's limit stands against it: ask
-    for less, or ask them ├── GuaranteeVoid                           what was asked for has no
-    guarantee: use the variant that has one ├── LedgerDamaged                           the charge
-    history cannot be trusted or written: stop, restore ├── ContributionRejected
-    the hub will not take this file └── HubUnavailable                          try again later,
-    nothing was lost
+    ConsilienceError
+    ├── SettingsError         (also a ValueError) a parameter is wrong: change the call
+    ├── SchemaMismatch        (also a ValueError) the table does not fit the schema: fix either
+    ├── BudgetExceeded        the data owner's limit is too low: ask for less, or ask the owner
+    ├── GuaranteeVoid         what you asked for has no guarantee: use a variant that has one
+    ├── LedgerDamaged         the charges cannot be trusted or written: stop, restore a backup
+    ├── ContributionRejected  the hub does not accept this file
+    └── HubUnavailable        nothing was lost: try again later
 
-A message has four short parts: what was asked, what stands against it, what state things are in,
-what to do. Settings may be shown in it; nothing computed from records ever is.
+A message has four short parts: what was asked, what is wrong, what state things are in, and what to
+do. It may show settings. It never shows anything computed from records.
 """
 
 
 class ConsilienceError(Exception):
-    """Root of the tree: catching it catches everything raised on purpose, and nothing else."""
+    """Root of the tree: catches everything raised on purpose, and nothing else."""
 
 
 class SettingsError(ConsilienceError, ValueError):
@@ -29,7 +29,7 @@ class SchemaMismatch(ConsilienceError, ValueError):
 
 
 class BudgetExceeded(ConsilienceError):
-    """A charge does not fit into what the data owner allowed."""
+    """A charge exceeds what the data owner allowed."""
 
 
 class GuaranteeVoid(ConsilienceError):

@@ -1,7 +1,9 @@
 """Run a command in this process, as a shell would."""
 
+import pyarrow.csv
 import pytest
 
+import studies
 from consilience.cli.app import main
 
 
@@ -25,4 +27,13 @@ def records(tmp_path):
         for i in range(400)
     ]
     path.write_text("a,b,c,hospital,ill\n" + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def study_file(tmp_path):
+    """A study, and a table for it, in one folder."""
+    path = tmp_path / "study.toml"
+    path.write_text(studies.study_text(settings="regularization = 0.05"))
+    pyarrow.csv.write_csv(studies.table(400), tmp_path / "table.csv")
     return path

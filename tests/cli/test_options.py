@@ -39,7 +39,7 @@ def test_aggregators_have_short_names_and_class_names():
 def test_a_learner_gets_the_options_it_takes_and_refuses_the_others():
     made = LearnerOptions(learner="svm", regularization=0.1).build(epsilon=2.0)
     assert (made.epsilon, made.regularization, made.mechanism) == (2.0, 0.1, "objective")
-    forest = LearnerOptions(learner="PrivateForestClassifier").build(epsilon=2.0, neighbours=None)
+    forest = LearnerOptions(learner="PrivateForestClassifier").build(epsilon=2.0)
     assert forest.neighbours == "add-remove"
     with pytest.raises(typer.BadParameter, match="no such setting"):
         LearnerOptions(learner="PrivateForestClassifier", regularization=0.1).build(epsilon=2.0)
@@ -60,10 +60,11 @@ def test_what_a_test_registers_can_be_named_in_a_command(run, records):
             *("--learner", "toy", "--aggregator", "toy-average", "--aggregator", "ToyAverage"),
             *("--sites", 3, "--json"),
         )
+        planned = run("plan", "--records", 99, "--features", 2, "--epsilon", 1, "--learner", "toy")
         audited = run("audit", "--epsilon", 1, "--learner", "ToyRegression", "--json")
     finally:
         del LEARNERS["ToyRegression"], AGGREGATORS["ToyAverage"]
     assert (code, err) == (0, "")
     assert "toy-average" in out
-    assert audited[0] == 0
+    assert (planned[0], audited[0]) == (0, 0)
     assert json.loads(audited[1])["passed"]

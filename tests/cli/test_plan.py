@@ -1,5 +1,7 @@
 import json
 
+from consilience import Study, plan
+
 
 def test_plan_prints_a_table_or_json(run):
     arguments = ("plan", "--records", 8678, "--features", 50, "--epsilon", 0.1)
@@ -77,3 +79,18 @@ def test_plan_leaves_out_the_columns_that_are_no_features(run, tmp_path):
     code, _, err = run(*arguments, "--drop", "name")
     assert code == 1
     assert "no column 'name' to drop" in err
+
+
+def test_plan_takes_learner_and_features_from_a_study(run, study_file):
+    code, out, err = run("plan", study_file, "--records", 900, "--sites", 5, "--json")
+    assert (code, err) == (0, "")
+    study = Study.load(study_file)
+    assert json.loads(out) == json.loads(
+        json.dumps(plan(study, n_records=900, n_sites=5).as_dict())
+    )
+    code, out, _ = run("plan", study_file, "--records", 900, "--epsilon", 0.5)
+    assert code == 0
+    assert "epsilon=0.5" in out
+    code, _, err = run("plan", study_file, "--records", 900, "--mechanism", "output")
+    assert code == 2
+    assert "The study file decides this" in err

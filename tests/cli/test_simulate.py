@@ -1,5 +1,8 @@
 import json
 
+import studies
+from consilience import Division, Runs, Study, simulate
+
 
 def test_simulate_compares_every_aggregator_with_the_honest_baselines_and_writes_files(
     run, records, tmp_path
@@ -83,3 +86,26 @@ def test_simulate_takes_sites_from_a_column_and_prints_json(run, records):
         *data, "--size", 40, "--size", 90, "--label-skew", 0.5, "--learner", "svm", "--json"
     )
     assert json.loads(out)["settings"]["sizes"] == [40, 90]
+
+
+def test_simulate_takes_learner_aggregator_schema_and_levels_from_a_study(run, study_file):
+    data = ("simulate", study_file, "--data", study_file.with_name("table.csv"), "--sites", 3)
+    short = ("--repeats", 1, "--seed", 1, "--json")
+    code, out, err = run(*data, *short)
+    assert (code, err) == (0, "")
+    values = json.loads(out)
+    assert values["settings"]["sites"] == 3
+    study, table = Study.load(study_file), studies.table(400)
+    same = simulate(study, table, division=Division(sites=3), runs=Runs(repeats=1, seed=1))
+    assert values["table"] == json.loads(json.dumps(same.as_dict()))["table"]
+    values = json.loads(run(*data, *short, "--epsilon", 0.5, "--epsilon", 2)[1])
+    assert {row["epsilon"] for row in values["table"]} == {"0.5", "2"}
+
+
+def test_simulate_refuses_options_that_the_study_decides(run, study_file):
+    data = ("simulate", study_file, "--data", study_file.with_name("table.csv"))
+    for option in (("--learner", "svm"), ("--aggregator", "blend"), ("--label", "ill")):
+        code, _, err = run(*data, *option)
+        assert code == 2
+        assert "The study file decides this" in err
+        assert option[0] in err

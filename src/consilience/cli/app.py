@@ -40,11 +40,11 @@ def _root(
 
 
 app.add("demo", "demo --folder demo-report")(demo)
-app.add("plan", "plan --records 789 --features 50 --epsilon 0.1 --sites 10 --hub-records 200")(plan)
-app.add("simulate", "simulate --data table.csv --label y --epsilon 0.1 --epsilon 1 --public 200")(
+app.add("plan", "plan study.toml --records 789 --sites 10")(plan)
+app.add("simulate", "simulate study.toml --data table.csv --sites 10 --epsilon 0.1 --epsilon 1")(
     simulate
 )
-app.add("audit", "audit --epsilon 1 --mechanism output")(audit)
+app.add("audit", "audit study.toml")(audit)
 for _module in (study, site, contribution, release, hub, ledger):
     app.add_typer(_module.commands, name=_module.__name__.rpartition(".")[2])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -37,13 +37,9 @@ FilePath = Annotated[Path, Argument(help="The file.", metavar="FILE")]
 TablePath = Annotated[Path, Argument(help="A CSV or Parquet file.", metavar="TABLE")]
 StudyName = Annotated[str, Argument(help="The name of the study.", metavar="STUDY")]
 StudyPath = Annotated[
-    Path | None, Argument(help="The study file. Without one, options describe it.", metavar="STUDY")
+    Path | None, Argument(help="The study file. Without one, options say it.", metavar="STUDY")
 ]
 Html = Annotated[Path | None, Option("--html", help="Also write the certificate as a web page.")]
-Relation = Annotated[
-    Neighbours | None,
-    Option("--neighbours", help="Which data sets must be hard to distinguish, if not as usual."),
-]
 
 
 def list_learners() -> list[str]:
@@ -90,6 +86,15 @@ def require(value: Value | None, option: str) -> Value:
     return value
 
 
+def refuse_beside_study(*groups: Any) -> None:
+    """Refuse options that describe what the study file says already."""
+    for group in groups:
+        for field in fields(group):
+            if getattr(group, field.name) != field.default:
+                option = f"--{field.name.replace('_', '-')}"
+                raise typer.BadParameter("The study file decides this.", param_hint=option)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnerOptions:
     """A learner described by options instead of a study file."""
@@ -107,17 +112,35 @@ class LearnerOptions:
         1e-2
     )
 
-    def build(self, *, epsilon: float, **more: object) -> PrivateLearner[Any, Any]:
-        """Return the learner; settings that are None or an option's default stay its own."""
+    def settings(self) -> dict[str, Any]:
+        """Return the learner's class, and those settings that it has."""
         cls = find_learner(self.learner)
-        asked = {"mechanism": self.mechanism, "regularization": self.regularization, **more}
         known = inspect.signature(cls).parameters
-        settings: dict[str, Any] = {}
-        for name, value in asked.items():
-            if name in known and value is not None:
-                settings[name] = value.value if isinstance(value, StrEnum) else value
-            elif value != getattr(LearnerOptions, name, None):
+        settings: dict[str, Any] = {"learner": cls}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in known and value is not None:
+                settings[field.name] = value.value if isinstance(value, StrEnum) else value
+            elif value != field.default and field.name != "learner":
                 raise typer.BadParameter(
-                    f"{cls.__name__} has no such setting.", param_hint=f"--{name}"
+                    f"{cls.__name__} has no such setting.", param_hint=f"--{field.name}"
                 )
-        return cls(epsilon=epsilon, delta=self.delta, **settings)
+        return settings
+
+    def build(self, *, epsilon: float, **more: Any) -> PrivateLearner[Any, Any]:
+        """Return the learner, with `more` settings than the options have."""
+        settings = self.settings()
+        learner: PrivateLearner[Any, Any] = settings.pop("learner")(
+            epsilon=epsilon, **settings, **more
+        )
+        return learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelatedLearnerOptions(LearnerOptions):
+    """The same, with the neighbour relation."""
+
+    neighbours: Annotated[
+        Neighbours | None,
+        Option(help="Which data sets must be hard to distinguish; by default the learner's usual."),
+    ] = None

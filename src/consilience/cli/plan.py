@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
+import consilience as cs
 from consilience.cli.command import Answer
-from consilience.cli.options import LearnerOptions, Relation, find_learner
+from consilience.cli.options import (
+    RelatedLearnerOptions,
+    StudyPath,
+    refuse_beside_study,
+    require,
+)
 from consilience.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much there is of everything."""
+
+    records: Annotated[int, Option(help="Number of records at one site.")]
+    sites: Annotated[
+        int | None,
+        Option(help="How many such sites join; by default 1, or what the study needs at least."),
+    ] = None
+    features: Annotated[
+        int | None, Option(help="Number of encoded features; not needed with --public.")
+    ] = None
+    hub_records: Annotated[
+        int | None,
+        Option(help="Number of public records at the hub; by default those of --public."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,63 +49,54 @@ class PublicOptions:
         list[str] | None, Option(help="A column of it that is not a feature. Repeatable.")
     ] = None
 
+    def read(self) -> Any:
+        """Return the encoded records, or None."""
+        from consilience.tables.inference import read_public
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How much there is of everything."""
-
-    records: Annotated[int, Option(help="Number of records at one site.")]
-    features: Annotated[
-        int | None, Option(help="Number of encoded features; not needed with --public.")
-    ] = None
-    sites: Annotated[int, Option(help="How many such sites would join.")] = 1
-    hub_records: Annotated[
-        int | None,
-        Option(help="Number of public records at the hub; by default those of --public."),
-    ] = None
+        if (self.public is None) != (self.label is None):
+            raise SettingsError(
+                "Advice from public records needs both --public and --label, but only one was "
+                "given. Nothing was computed. Give both, or --features alone."
+            )
+        if self.public is None or self.label is None:
+            return None
+        return read_public(self.public, self.label, drop=self.drop or ())
 
 
 def plan(
+    *,
+    study: StudyPath = None,
     sizes: Sizes,
-    epsilon: Annotated[float, Option(help="The privacy budget of one training.")],
-    options: LearnerOptions,
-    records: PublicOptions,
-    neighbours: Relation = None,
+    epsilon: Annotated[
+        float | None,
+        Option(help="The budget of one training; by default the largest that the study allows."),
+    ] = None,
+    options: RelatedLearnerOptions,
+    public: PublicOptions,
     target: Annotated[
         float, Option(help="Report what an excess loss of this size would need.")
     ] = 0.01,
 ) -> Answer:
-    """Predict the accuracy to expect from a number of records, features and an epsilon.
+    """Predict the accuracy to expect from a number of records, sites and an epsilon.
 
-    Spends no budget and reads no private record. For several sites, every aggregator is predicted,
-    one is recommended, and you learn how many sites, public records or how much epsilon a target
-    needs. With public records that resemble the sites' own, the advice rests on them; without, it
-    assumes a loss with the same curvature in all directions.
+    Spends no budget and reads no private record. A study file says what would be trained and how
+    it is combined. For several sites, every aggregator is predicted, one is recommended, and you
+    learn how many sites, public records or how much epsilon a target needs. With public records
+    that resemble the sites' own, the advice rests on them; without, it assumes a loss with the
+    same curvature in all directions.
     """
-    from consilience.planning.plan import plan as advise
-    from consilience.tables.inference import read_public
-
-    if (records.public is None) != (records.label is None):
-        raise SettingsError(
-            "Advice from public records needs both --public and --label, but only one was given. "
-            "Nothing was computed. Give both, or --features alone."
-        )
-    public = None
-    if records.public is not None and records.label is not None:
-        public = read_public(records.public, records.label, drop=records.drop or ())
-    learner = find_learner(options.learner)
-    advice = advise(
-        n_records=sizes.records,
-        n_features=sizes.features,
-        epsilon=epsilon,
-        delta=options.delta,
-        n_sites=sizes.sites,
-        n_public=sizes.hub_records,
-        public=public,
-        target=target,
-        learner=learner,
-        mechanism=options.mechanism.value,
-        regularization=options.regularization,
-        neighbours=learner.default_neighbours if neighbours is None else neighbours.value,
-    )
+    asked: dict[str, Any] = {
+        "n_records": sizes.records,
+        "n_sites": sizes.sites,
+        "n_features": sizes.features,
+        "n_public": sizes.hub_records,
+        "epsilon": epsilon,
+        "target": target,
+    }
+    if study is not None:
+        refuse_beside_study(options, public)
+        advice = cs.plan(study, **asked)
+    else:
+        require(epsilon, "--epsilon")
+        advice = cs.plan(**asked, public=public.read(), **options.settings())
     return Answer(advice.as_dict(), str(advice))
