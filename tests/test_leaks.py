@@ -25,7 +25,7 @@ from consilience.cli.app import main
 from consilience.hub.auth import new_token
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store import tables
-from consilience.learners.linear import PrivateLogisticRegression, classification_task
+from consilience.learners.linear import PrivateLogisticRegression
 from consilience.site.site import Site
 from forks import HubProcess
 from studies import study, study_text, table
@@ -49,7 +49,7 @@ class Marks:
 
     def __init__(self):
         rows = study().schema.encode(pa.table(marked()))
-        task, *_ = classification_task(study().build(1.0), rows.X, rows.y, None)
+        task, *_ = study().build(1.0).make_task(rows.X, rows.y)
         ordinary = (
             np.delete(task.X, ROWS, axis=0).reshape(-1).tolist()
         )  # a category, or the constant

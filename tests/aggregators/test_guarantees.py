@@ -566,7 +566,7 @@ def largest_losses(sizes):
             minima.append(
                 float(
                     solve(
-                        np.ones((n, 1)), y, member._loss(2), regularization=n, tolerance=1e-9
+                        np.ones((n, 1)), y, member.loss(2), regularization=n, tolerance=1e-9
                     ).coef[0]
                 )
             )

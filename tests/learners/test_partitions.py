@@ -24,7 +24,7 @@ from consilience import (  # noqa: E402
     Schema,
 )
 from consilience.errors import SchemaMismatch, SettingsError  # noqa: E402
-from consilience.learners.linear import in_chunks  # noqa: E402
+from consilience.learners.inputs import as_chunks  # noqa: E402
 from consilience.privacy.mechanisms import Noise  # noqa: E402
 
 MARK = "Zyzzyva7351"
@@ -251,4 +251,4 @@ def test_what_is_no_table_is_refused():
     )
     with pytest.raises(SettingsError, match="person"):
         DaskRows(dd.from_pandas(frame(10), npartitions=1), schema=person)
-    assert in_chunks(X, y) is None
+    assert as_chunks(X, y) is None

@@ -20,6 +20,7 @@ from consilience.aggregators.members import (
     joint_guarantee,
 )
 from consilience.errors import SettingsError
+from consilience.learners.ball import HALF, label_bound
 from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_linear
 from consilience.privacy.accounting import Event
@@ -282,7 +283,7 @@ class _Central:
             size = int(member.size or 1)
             same = (type(member.learner), size, *_settings(member.learner))
             if same not in known:
-                loss = member.learner._loss(self.outputs if self.outputs > 1 else 2)
+                loss = member.learner.loss(self.outputs if self.outputs > 1 else 2)
                 task = LinearTask(
                     None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size
                 )
@@ -340,7 +341,7 @@ class _Central:
         if self.outputs > 1 and self.joint:
             drawn = helmert(self.outputs).T @ drawn
         scale = self.members[0].to_user
-        half = math.sqrt(0.5) * float(getattr(self.members[0].learner, "label_bound", 1.0))
+        half = HALF * label_bound(self.members[0].learner)
         ball = coef / scale
         if self.intercept:
             ball = np.hstack([ball, (intercept / half)[:, None]])

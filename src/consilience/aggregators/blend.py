@@ -29,6 +29,7 @@ from consilience.aggregators.members import (
     joint_guarantee,
 )
 from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.ball import HALF
 from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.erm import Huber, Logistic, Loss, Softmax, Squared, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression
@@ -529,7 +530,7 @@ class Ball:
         X = X * (1 / self.norm)
         if not self.with_intercept:
             return X
-        half, one = math.sqrt(0.5), np.ones((X.shape[0], 1))
+        half, one = HALF, np.ones((X.shape[0], 1))
         return (
             sparse.csr_array(sparse.hstack([X, one]) * half)
             if sparse.issparse(X)
@@ -557,5 +558,5 @@ class Ball:
         theta = np.atleast_2d(theta) * self.label_scale
         if not self.with_intercept:
             return theta / self.norm, np.zeros(len(theta))
-        theta = theta * math.sqrt(0.5)
+        theta = theta * HALF
         return theta[:, :-1] / self.norm, theta[:, -1]

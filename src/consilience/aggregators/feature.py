@@ -22,6 +22,7 @@ from consilience.aggregators.base import Aggregator, Description, Learner
 from consilience.aggregators.blend import Labelled, Mixture, Ridge, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
 from consilience.errors import GuaranteeVoid, SettingsError
+from consilience.learners.ball import HALF, Ball, out_of_ball
 from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.erm import Logistic, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
@@ -294,7 +295,7 @@ class FeatureMethod(Aggregator):
         learner = self._learner(task, epsilon - math.fsum(event.epsilon for event in chosen))
         n, dimension = len(task.y), len(kept) * task.n_outputs
         one = LinearTask(
-            None, None, np.zeros(0), None, learner._loss(max(2, task.n_outputs)), dimension, n, n
+            None, None, np.zeros(0), None, learner.loss(max(2, task.n_outputs)), dimension, n, n
         )
         training = tuple(plan_linear(learner, one).events)
         events = [*chosen, *training]
@@ -443,12 +444,12 @@ class _Features:
             task.with_intercept
         ):  # (x / norm, 1) / √2 is in the unit ball; M holds what it is multiplied by
             M = np.hstack([M, task.intercept[kept].reshape(-1, 1)])
-            X = np.hstack([X, np.ones((len(X), 1))]) * math.sqrt(0.5)
+            X = np.hstack([X, np.ones((len(X), 1))]) * HALF
         lengths = np.linalg.norm(M, axis=1) if scaled else np.ones(len(M))
         lengths = np.where(lengths > 0, lengths, 1.0)
         M = M / lengths[:, None]
         stretch = (float(np.linalg.norm(M, 2)) or 1.0) * (1 + 1e-12)
-        half = math.sqrt(0.5) if task.with_intercept else 1.0
+        half = HALF if task.with_intercept else 1.0
         return cls(X @ M.T / stretch, kept, lengths / half, stretch, task.n_outputs)
 
     def enter(self, mass: Array) -> Array:
@@ -705,7 +706,7 @@ class TrustedAggregator:
         features = task.coef.shape[2] + bool(self.with_constant)
         reaches, slack, lengths = [], [], []
         for member in task.members:
-            loss, size = member.learner._loss(2), int(member.size or 1)
+            loss, size = member.learner.loss(2), int(member.size or 1)
             one = LinearTask(None, None, np.zeros(0), None, loss, features, size, size)
             plan = plan_linear(member.learner, one)
             reaches.append(output_sensitivity(member.learner, one))
@@ -738,7 +739,7 @@ class TrustedAggregator:
 
     def members_in_ball(self) -> Array:
         """Return the members as rows of the ball's coordinates, at most `longest` long."""
-        half = math.sqrt(0.5) if self.with_constant else 1.0
+        half = HALF if self.with_constant else 1.0
         rows = self.task.coef[:, 0] * (self.data_norm / half)
         if self.with_constant:
             rows = np.hstack([rows, self.task.intercept / half])
@@ -749,7 +750,7 @@ class TrustedAggregator:
         X = clip_rows(self.task.X, self.data_norm) * (1 / self.data_norm)
         X = np.asarray(X.todense()) if sparse.issparse(X) else X
         if self.with_constant:
-            X = np.hstack([X, np.ones((len(X), 1))]) * math.sqrt(0.5)
+            X = np.hstack([X, np.ones((len(X), 1))]) * HALF
         return np.asarray(clip_rows(X, 1.0))
 
     def exact(self) -> tuple[Array, Array]:
@@ -772,14 +773,8 @@ class TrustedAggregator:
         )
         n = len(self.task.members)
         weights = np.full(n, 1 / n)  # nominal: the true ones are not covered by the noise
-        if not self.with_constant:
-            return {"coef": f[None] / self.data_norm, "intercept": np.zeros(1), "weights": weights}
-        half = math.sqrt(0.5)
-        return {
-            "coef": f[None, :-1] * (half / self.data_norm),
-            "intercept": f[-1:] * half,
-            "weights": weights,
-        }
+        coef, intercept = out_of_ball(f, Ball(self.data_norm, self.with_constant))
+        return {"coef": coef, "intercept": intercept, "weights": weights}
 
     def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...], Guarantee]:
         """Return the joint guarantee, each site's, and the aggregation records'."""

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_array
 
 from consilience.aggregators.base import Ensemble, Facts, Rebuild, TakeApart, Tensors
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
+from consilience.learners.ball import scale_to_user
 from consilience.learners.linear import best_class, class_chances
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, compose_disjoint
@@ -48,9 +49,7 @@ class Member:
     @property
     def to_user(self) -> float:
         """What a coordinate of the unit ball, where noise is drawn, is multiplied by to become one of `coef`."""
-        half = math.sqrt(0.5) if self.has_constant else 1.0
-        norm, bound = (getattr(self.learner, name, 1.0) for name in ("data_norm", "label_bound"))
-        return float(half / norm * bound)
+        return scale_to_user(self.learner)
 
     @property
     def has_constant(self) -> bool:

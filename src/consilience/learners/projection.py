@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner, is_positive
-from consilience.learners.linear import person_ids
+from consilience.learners.inputs import check_persons
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import Ledger
@@ -335,7 +335,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
             X = self._rows(X, ensure_min_samples=least)
         self._check_settings()
         task = MomentTask(
-            X, None if hasattr(X, "chunks") else person_ids(self, persons, X.shape[0])
+            X, None if hasattr(X, "chunks") else check_persons(self, persons, X.shape[0])
         )
         return self._fit(task, [], ledger, dataset, key)
 

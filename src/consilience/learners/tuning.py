@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner
-from consilience.learners.linear import checked, person_ids
+from consilience.learners.inputs import check_persons, validate_records
 from consilience.privacy.accounting import Event, Selection, total, total_rho
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import NANO, Ledger, spent_units
@@ -346,7 +346,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
                 "charged. Tune it with choose_on_public."
             )
         self._check_privacy(("selection",))
-        X, y = checked(self, X, y)
+        X, y = validate_records(self, X, y)
         check_classification_targets(y)
         assumptions, classes = [], getattr(self.learner, "classes", None)
         if classes is None:
@@ -358,7 +358,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
                 "Nothing was trained. Add it to 'classes', or remove such records before "
                 "training."
             )
-        task = TuningTask(X, y, person_ids(self, persons, X.shape[0]), np.asarray(classes))
+        task = TuningTask(X, y, check_persons(self, persons, X.shape[0]), np.asarray(classes))
         try:
             self._fit(task, assumptions, ledger, dataset, key)
         finally:

@@ -330,7 +330,7 @@ class Joining:
         variance = noise_variance(event, self.dimension)
         law = self.average(shares, exact=True)
         noise = variance * np.eye(self.dimension)
-        drawn = self.learner._loss(2).curvature / 2 * variance * self.dimension
+        drawn = self.learner.loss(2).curvature / 2 * variance * self.dimension
         return law._replace(noise=noise), self.average_bound(shares, exact=True) + drawn
 
     def scaled(self, law: Law) -> Law:
@@ -373,7 +373,7 @@ class Joining:
                     t * one, Law(np.zeros(self.dimension), 0 * one, 0 * one), t
                 )
             laws.append(self.known[key])
-        loss, reference = self.learner._loss(2), self.reference_length
+        loss, reference = self.learner.loss(2), self.reference_length
         bound = 2 * loss.lipschitz * reference / math.sqrt(self.n_public)
         if shares is not None:
             centre = self.scaled(self.average(shares))

@@ -26,7 +26,7 @@ def site_task(learner: Linear, dimension: int, n_records: int) -> LinearTask:
         n_records // int(learner.records_per_person or 1) if learner.unit == "person" else n_records
     )
     return LinearTask(
-        None, None, np.zeros(0), None, learner._loss(2), dimension, n_records, max(1, n_units)
+        None, None, np.zeros(0), None, learner.loss(2), dimension, n_records, max(1, n_units)
     )
 
 

@@ -25,7 +25,7 @@ from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SettingsError
 from consilience.learners.base import PrivateLearner
-from consilience.learners.linear import PrivateLogisticRegression, check_settings
+from consilience.learners.linear import PrivateLogisticRegression
 from consilience.planning.advice import Advice
 from consilience.planning.expectation import Planner
 from consilience.planning.joining import BASELINES, PREDICTABLE, Way
@@ -280,7 +280,7 @@ def _ask(
     if learner.has_known_noise:
         if learner.neighbours == "add-remove":
             learner.set_params(public_size=sites.n_records)
-        check_settings(learner)
+        learner.check_settings()
     grid = tuple(_rounded(sites.epsilon * factor) for factor in GRID)
     return Question(learner, sites, grid, assume, public, aggregators)
 

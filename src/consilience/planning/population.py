@@ -21,7 +21,6 @@ from consilience.learners.erm import Logistic, Loss, solve
 from consilience.learners.linear import (
     PrivateLinearSVC,
     PrivateLogisticRegression,
-    classification_task,
 )
 from consilience.privacy.mechanisms import Source
 
@@ -112,7 +111,7 @@ class Isotropic(Population):
     def __init__(
         self, learner: Linear, dimension: int, curvature: float | None, signal: float
     ) -> None:
-        largest = learner._loss(2).curvature
+        largest = learner.loss(2).curvature
         self.bend = largest / dimension if curvature is None else curvature
         self.best = np.full(dimension, signal)
         self.one = np.eye(dimension)
@@ -161,7 +160,7 @@ class PublicRecords(Population):
     shows_errors = True
 
     def __init__(self, learner: Linear, X: ArrayLike, y: ArrayLike, source: Source) -> None:
-        task, _, classes = classification_task(clone(learner).set_params(unit="record"), X, y, None)
+        task, _, classes = clone(learner).set_params(unit="record").make_task(X, y)
         if len(classes) != 2:
             raise SettingsError(
                 f"Advice was asked for with public data of {len(classes)} classes, but formulas "

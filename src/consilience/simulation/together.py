@@ -20,11 +20,8 @@ from scipy import sparse
 from sklearn.base import clone
 
 from consilience.evaluation.measures import f1_scores
-from consilience.learners.linear import (
-    into_ball,
-    label_codes,
-    out_of_ball,
-)
+from consilience.learners.ball import into_ball, out_of_ball
+from consilience.learners.inputs import label_codes
 from consilience.learners.perturbation import LinearTask, plan_linear
 
 Array = NDArray[Any]
@@ -95,10 +92,13 @@ class _Problem:
 def _problems(learner: Any, labels: Array) -> Iterator[_Problem]:
     """Yield what a learner solves at a site: one problem, or one per class against the rest."""
     if learner.predicts_number:
-        yield _Problem(learner._loss(1), np.clip(labels / learner.label_bound, -1.0, 1.0))
+        yield _Problem(learner.loss(1), np.clip(labels / learner.label_bound, -1.0, 1.0))
         return
-    codes, n_classes = label_codes(learner, learner.classes_, labels), len(learner.classes_)
-    loss = learner._loss(n_classes)
+    codes, n_classes = (
+        label_codes(type(learner).__name__, learner.classes_, labels),
+        len(learner.classes_),
+    )
+    loss = learner.loss(n_classes)
     if loss.n_outputs > 1:
         yield _Problem(loss, codes)
         return

@@ -27,8 +27,8 @@ from consilience.aggregators.distillation.site_level import (
 )
 from consilience.aggregators.distillation.tally import Tally
 from consilience.errors import SettingsError
+from consilience.learners.ball import out_of_ball
 from consilience.learners.base import PrivateLearner, is_positive
-from consilience.learners.linear import out_of_ball
 from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise

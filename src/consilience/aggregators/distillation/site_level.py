@@ -23,8 +23,8 @@ from consilience.aggregators.distillation.noise import Rows
 from consilience.aggregators.distillation.tally import Question, Tally, count_votes, voters
 from consilience.aggregators.members import DISJOINT, LinearEnsemble
 from consilience.errors import SettingsError
+from consilience.learners.ball import into_ball
 from consilience.learners.base import is_positive
-from consilience.learners.linear import into_ball
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.mechanisms import Noise, Source

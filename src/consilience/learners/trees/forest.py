@@ -24,17 +24,17 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
 from consilience.learners.base import PrivateLearner, State, StateCheck, is_positive
-from consilience.learners.linear import (
+from consilience.learners.inputs import (
     READ_LABELS,
+    as_chunks,
     check_chunk,
-    check_chunked,
     check_count,
-    checked,
+    check_persons,
+    chunk_classes,
     declared_classes,
-    in_chunks,
     label_codes,
-    person_ids,
-    validated,
+    validate_records,
+    validate_table,
 )
 from consilience.learners.trees.binned import FiledTask, Part, TreeTask
 from consilience.learners.trees.bins import Bins
@@ -403,13 +403,13 @@ def declared_bins(learner: Any, n_features: int) -> Bins:
 
 def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Task, list[str], Array, Bins]:
     """Check a tree learner's data; return its task, assumptions, class list and bins."""
-    classes, assumptions, source = declared_classes(learner), [], in_chunks(X, y)
+    classes, assumptions, source = declared_classes(learner), [], as_chunks(X, y)
     missing = isinstance(learner.bins, Bins) and learner.bins.missing != "error"
     if source is not None:
-        classes, held = check_chunked(learner, source)
+        classes, held = chunk_classes(learner, source)
     else:
         finite: Any = "allow-nan" if missing else True
-        X, labels = checked(learner, X, y, accept_sparse=False, ensure_all_finite=finite)
+        X, labels = validate_records(learner, X, y, accept_sparse=False, ensure_all_finite=finite)
         if labels.size:
             check_classification_targets(labels)
         if classes is None:
@@ -420,10 +420,13 @@ def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Task, list[st
         raise no_cuts()
     if source is not None:
         return _filed(learner, source, bins, held, finite=not missing), assumptions, classes, bins
-    ids = person_ids(learner, persons, len(labels))
+    ids = check_persons(learner, persons, len(labels))
     whose = None if ids is None else np.unique(ids, return_inverse=True)[1]
     task = TreeTask(
-        bins.codes(X), label_codes(learner, classes, labels).astype(np.int64), len(classes), whose
+        bins.codes(X),
+        label_codes(type(learner).__name__, classes, labels).astype(np.int64),
+        len(classes),
+        whose,
     )
     return task, assumptions, classes, bins
 
@@ -435,7 +438,8 @@ def _filed(learner: Any, source: Any, bins: Bins, held: Array, *, finite: bool) 
         check_chunk(type(learner).__name__, source.n_features, X, y, finite=finite)
         X = X.toarray() if sparse.issparse(X) else X
         task.append(
-            bins.codes(X.astype(np.float64, copy=False)), label_codes(learner, held, np.asarray(y))
+            bins.codes(X.astype(np.float64, copy=False)),
+            label_codes(type(learner).__name__, held, np.asarray(y)),
         )
     check_count(learner, source, task.n_records)
     return task
@@ -540,7 +544,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         check_is_fitted(self, "guarantee_")  # set last: a fit that was not charged leaves none
         finite: Any = True if self.bins_.missing == "error" else "allow-nan"
         return self.bins_.codes(
-            validated(self, X, reset=False, accept_sparse=False, ensure_all_finite=finite)
+            validate_table(self, X, reset=False, accept_sparse=False, ensure_all_finite=finite)
         )
 
     def _probabilities(self, codes: Array) -> Array:

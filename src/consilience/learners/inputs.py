@@ -1,0 +1,188 @@
+"""What users pass to learners, checked: tables, labels, persons, and tables in chunks.
+
+Every check runs before anything is charged or trained, and no message repeats a value of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from consilience.errors import SchemaMismatch, SettingsError
+from consilience.learners.base import PrivateLearner
+
+if TYPE_CHECKING:
+    from consilience.learners.erm import Chunks
+
+Array: TypeAlias = NDArray[Any]
+Rows: TypeAlias = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
+Chunked: TypeAlias = Any  # a table in chunks: chunks(), n_features, n_records, perhaps gather()
+Learner: TypeAlias = PrivateLearner[Any, Any]
+
+READ_LABELS = "the set of labels is public: it was read from the training labels"
+
+
+def validate_table(
+    learner: Learner, X: Rows, y: ArrayLike | None = "no_validation", **settings: object
+) -> Any:
+    """Validate as scikit-learn does, but never repeat a record's value in an error."""
+    from sklearn.utils.validation import validate_data
+
+    try:
+        return validate_data(
+            learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings}
+        )
+    except ValueError as error:
+        if "could not convert" not in str(error) and "invalid literal" not in str(error):
+            raise
+    raise SchemaMismatch(
+        f"{type(learner).__name__} was given a table with text where it needs numbers. Nothing "
+        "was computed. Encode the table with Schema.encode, which turns declared categories into "
+        "columns."
+    )
+
+
+def validate_records(
+    learner: Learner, X: Rows, y: ArrayLike | None, **settings: object
+) -> tuple[Any, Array]:
+    """Validate records to train on.
+
+    Under add-remove even the absence of records is private, so an empty table is accepted.
+    """
+    empty = learner.neighbours == "add-remove" and getattr(learner, "classes", ()) is not None
+    X, y = validate_table(learner, X, y, ensure_min_samples=0 if empty else 1, **settings)
+    return X, np.asarray(y)
+
+
+def check_persons(learner: Learner, persons: ArrayLike | None, n_records: int) -> Array | None:
+    """Check one id per record where persons are the unit, and none where records are."""
+    if learner.unit == "record":
+        if persons is not None:
+            raise SettingsError(
+                f"{type(learner).__name__} was given persons, but hides single records "
+                "(unit='record'). Nothing was trained. Set unit='person' and records_per_person, "
+                "or drop persons."
+            )
+        return None
+    if persons is None:
+        raise SettingsError(
+            f"{type(learner).__name__} with unit='person' needs to know whose each record is. "
+            "Nothing was trained. Pass persons=..., one id per record."
+        )
+    ids = np.asarray(persons)
+    if ids.shape != (n_records,):
+        raise SchemaMismatch(
+            "'persons' must hold one id per record. Nothing was trained. Check its length."
+        )
+    return ids
+
+
+def declared_classes(learner: Learner) -> Array | None:
+    """Return the declared labels in their order, or None if the training labels decide."""
+    declared = getattr(learner, "classes", None)
+    if declared is None:
+        return None
+    classes = np.asarray(declared)
+    if classes.ndim != 1 or len(np.unique(classes)) < max(2, len(classes)):
+        raise SettingsError(
+            f"The 'classes' parameter of {type(learner).__name__} must list at least two "
+            f"different labels. Got {declared!r} instead."
+        )
+    return classes
+
+
+def label_codes(owner: str, classes: Array, labels: Array) -> Array:
+    """Return each label's place among the classes, or refuse in the name of `owner`."""
+    order = np.argsort(classes, kind="stable")
+    codes = order[np.minimum(np.searchsorted(classes, labels, sorter=order), len(classes) - 1)]
+    if not np.array_equal(classes[codes], labels):
+        raise SchemaMismatch(
+            f"{owner} found a label that is not among its declared classes. Nothing was trained. "
+            "Add it to 'classes', or remove such records before training."
+        )
+    return np.asarray(codes)
+
+
+def as_chunks(X: Rows, y: Any) -> Chunked | None:
+    """Return the table in chunks that `X` is or, as Dask's, holds; None for a table in memory."""
+    if hasattr(X, "__dask_graph__"):
+        from consilience.learners.partitions import DaskRows
+
+        return DaskRows(X, y)
+    return X if callable(getattr(X, "chunks", None)) else None
+
+
+def chunk_classes(learner: Learner, source: Chunked) -> tuple[Array, Array]:
+    """Return the classes of a table in chunks, and the labels that its chunks hold for them.
+
+    Refuses what such a table cannot tell (its classes) or do (cap the records of a person).
+    """
+    names, classes = getattr(source, "names", None), getattr(learner, "classes", ())
+    learner.n_features_in_ = source.n_features
+    if (
+        names is not None
+        and learner.unit == "record"
+        and (classes is None or list(classes) == list(names))
+    ):
+        return np.asarray(names), np.arange(len(names))
+    if classes is None or names is not None or learner.unit == "person":
+        raise SettingsError(
+            f"{type(learner).__name__} was given a table in chunks, which needs declared classes "
+            "and unit='record'. Nothing was trained. Pass the classes of the table; persons can "
+            "be capped only in one that fits in memory."
+        )
+    return np.asarray(classes), np.asarray(classes)
+
+
+def count_records(learner: Learner, source: Chunked, encode: Callable[[Array], Array]) -> int:
+    """Read all chunks once and count their records, so that bad ones are refused before a charge."""
+    count = partial(_count, type(learner).__name__, source.n_features, encode)
+    counts = source.gather(count) if hasattr(source, "gather") else [count(source.chunks())]
+    check_count(learner, source, sum(counts))
+    return sum(counts)
+
+
+def _count(owner: str, n_features: int, encode: Callable[[Array], Array], chunks: Chunks) -> int:
+    n_records = 0
+    for X, y in chunks:
+        check_chunk(owner, n_features, X, y)
+        encode(y)
+        n_records += len(y)
+    return n_records
+
+
+def check_count(learner: Learner, source: Chunked, n_records: int) -> None:
+    """Refuse a table in chunks whose number of records is not the declared one."""
+    if source.n_records is not None and source.n_records != n_records:
+        raise SchemaMismatch(
+            f"{type(learner).__name__} was given chunks that do not hold the declared number of "
+            "records. Nothing was trained or charged. Correct the source's n_records."
+        )
+    if n_records == 0 and learner.neighbours == "replace-one":
+        raise SchemaMismatch(
+            f"{type(learner).__name__} was given chunks without a record. Nothing was trained or "
+            "charged. Check them."
+        )
+
+
+def check_chunk(owner: str, n_features: int, X: Rows, y: Array, *, finite: bool = True) -> None:
+    """Refuse a chunk that cannot be trained on.
+
+    Without `finite`, values may be missing but not infinite.
+    """
+    values = X.data if sparse.issparse(X) else X
+    if X.shape != (len(y), n_features) or values.dtype.kind not in "fiub":
+        problem = "is not a table of numbers with one label for each record"
+    elif not (np.isfinite(values) if finite else ~np.isinf(values)).all():
+        problem = "has a value that is missing or infinite"
+    else:
+        return
+    raise SchemaMismatch(
+        f"{owner} was given a chunk that {problem}. Nothing was trained or charged. Correct the "
+        "source; a Schema says what missing values become."
+    )
