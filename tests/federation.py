@@ -1,8 +1,8 @@
-"""A real Flower deployment on this machine: SuperLink and SuperNodes as processes, with TLS and node authentication.
+"""A real Flower deployment on this machine, with TLS and node authentication.
 
-Flower pins other versions of some packages than this project does, so its processes run from an
-environment of their own: `.venv-flower`, made by `make flower`, or the one that CONSILIENCE_FLOWER
-names.
+SuperLink and SuperNodes are processes. Flower pins other versions of some packages than this
+project does, so they run from an environment of their own: `.venv-flower`, made by `make flower`,
+or the one that CONSILIENCE_FLOWER names.
 """
 
 import datetime
@@ -45,10 +45,11 @@ def guide_block(name):
 
 
 def drawing_study(learner="PrivateLogisticRegression", settings=""):
-    """Return a study whose aggregator draws noise, and its public records: site-level distillation at epsilon 0.5."""
+    """Return a study whose aggregator draws noise, at epsilon 0.5, and its public records."""
     rows = "".join(f"{20 + i % 70},{'fm'[i % 2]},{90 + i % 100}\n" for i in range(400))
     public = f"age,sex,pressure\n{rows}".encode()
-    part = f'[public]\nfile = "public.csv"\nsha256 = "{hashlib.sha256(public).hexdigest()}"\nlabelled = false\n'
+    sha256 = hashlib.sha256(public).hexdigest()
+    part = f'[public]\nfile = "public.csv"\nsha256 = "{sha256}"\nlabelled = false\n'
     more = {"privacy": 'hub = "trusted"', "more": f"epsilon = 0.5\n{part}", "settings": settings}
     return study_text(learner, "SoftLabelDistillation", **more), public
 
@@ -60,7 +61,7 @@ def free_port():
 
 
 def write_certificates(folder):
-    """Write a certificate authority and a certificate for this machine, as a consortium has them already."""
+    """Write a certificate authority and a certificate for this machine."""
     now = datetime.datetime.now(datetime.UTC)
 
     def made(name, public, issuer, signer, extensions):
@@ -137,7 +138,7 @@ class Consortium:
         return path
 
     def fetched(self):
-        """Return the digest of the release that each site finds in its outbox, verified as a site does it."""
+        """Return the digest of the release that each site finds in its outbox and verifies."""
         found = {name: site.fetch(self.study.name) for name, site in self.sites.items()}
         return {name: release.digest for name, release in found.items() if release is not None}
 
@@ -168,7 +169,8 @@ class Federation:
             public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
             (folder / "keys" / f"{name}.pub").write_bytes(public)
         (folder / "flwr" / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self.port}"\n'
+            f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\n'
             f'root-certificates = "{folder}/certificates/ca.crt"\n'
         )
 

@@ -1,7 +1,7 @@
-"""Hubs and sites to be killed: a mother imports once and forks a child for each line it reads.
+"""Hubs and sites for tests to kill: a parent process imports once and forks children.
 
-Two hundred starts then take a minute, not half an hour. Run as a program it is the mother; imported
-it starts one.
+It forks one child for each line it reads, so that two hundred starts take a minute, not half an
+hour. Run as a program, this file is the parent; imported, it starts one.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kill without warning, and return when the process is gone; one that has ended by itself is gone already."""
+    """Kill without warning, and return when the process is gone; it may have ended by itself."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -56,7 +56,7 @@ def kill(pid: int) -> None:
 
 
 def _lasting_port() -> int:
-    """Return a free port that no outgoing connection is given while the hub is down: below the ephemeral ones."""
+    """Return a free port below the ephemeral ones, which no outgoing connection can take."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:
@@ -153,7 +153,7 @@ def _site(
     finish: bool,
     log: str,
 ) -> None:
-    """Do as a site that runs its last command again after every stop, until `n` contributions are submitted."""
+    """Act as a site that repeats its last command after every stop, until `n` are submitted."""
     from consilience.errors import HubUnavailable
     from consilience.privacy.guarantee import Budget
     from consilience.site.site import Site

@@ -103,7 +103,7 @@ def test_the_relay_offers_only_submitted_contributions_of_this_study(consortium)
     (place.parent / "draft").mkdir()
     (place.parent / "draft" / "study.toml").write_text("half a stu")
     assert len(outbox(consortium, "north").offer(()).files) == 1
-    with pytest.raises(SettingsError, match="no outbox for the study"):
+    with pytest.raises(SettingsError, match="no outbox for the requested study"):
         Outbox.find(place.parent, other.public)
 
 
@@ -125,7 +125,9 @@ def test_a_withdrawal_takes_the_site_out_of_what_follows(consortium):
     assert set(after.arrived) == {"north", "south"}
     assert {source.site for source in Release.load(after.combine()).sources} == {"north", "south"}
     consortium.sites["south"].withdraw("heart-risk")
-    with pytest.raises(SettingsError, match=r"1 of 3 are in. Nothing was combined or charged"):
+    with pytest.raises(
+        SettingsError, match=r"1 of 3 have contributed. Nothing was combined or charged"
+    ):
         carry(consortium).combine()
 
 

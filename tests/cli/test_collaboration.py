@@ -102,6 +102,12 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     )
 
 
+def test_a_study_can_name_its_learner_in_short(run, tables):
+    run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--learner", "svm")
+    assert 'name = "PrivateLinearSVC"' in (tables / "study.toml").read_text()
+    assert "is complete" in run("study", "check", "study.toml")
+
+
 def test_a_release_made_in_a_folder_is_measured_beside_its_baselines(run, tables):
     shared = tables / "shared"
     shared.mkdir()

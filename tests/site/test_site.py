@@ -198,7 +198,7 @@ def test_a_machine_that_stops_while_a_key_is_written_leaves_no_half_of_it(
 def test_a_machine_that_stops_while_a_ledger_is_restored_has_restored_nothing(
     tmp_path, shared, monkeypatch
 ):
-    """Half a restore would be a ledger without its last charges: the very thing that must not happen."""
+    """Half a restore would be a ledger without its last charges, which must never happen."""
     site = site_in(tmp_path / "north", shared)
     site.backup(tmp_path / "backup.sqlite")
     site.train("heart-risk", table(200), epsilon=1.0)

@@ -1,4 +1,4 @@
-"""A learner and an aggregator that only this file knows: registration alone lets a study use them."""
+"""A learner and an aggregator that only this file knows work in a study once registered."""
 
 import pytest
 

@@ -1,10 +1,10 @@
-"""Flower apps that carry contributions and releases over a federation that runs Flower 1.41 already.
+"""Flower apps that carry contributions and releases over an existing Flower 1.41 federation.
 
-``client_app`` is a relay: it hands out what the site submitted to its outbox, and puts a release
-there after checking it. ``server_app`` asks every connected SuperNode, keeps each answer durably
-before it asks for the next, combines, and sends the release to all. Both only move files between
-`Outbox` and `Collection`, so a run that stops, at either end or in between, is repeated and goes on
-from the files. Only Flower's public names are imported. Guide: docs/flower.md.
+``client_app`` is a relay: it sends what the site submitted to its outbox, and puts a release there
+after checking it. ``server_app`` asks every connected SuperNode, keeps each answer durably before
+it asks for the next, combines, and sends the release to all. Both only move files between `Outbox`
+and `Collection`: a run that stops, at either end or in between, can be repeated and continues from
+the files. Only Flower's public names are imported. The guide is docs/flower.md.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from consilience.adapters.relay import Collection, Outbox
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
 from consilience.files.release import Release
 
-# How long one question waits for its answer: 100 MB over a slow line, or a SuperNode's restart.
+# How long a question waits for its answer: 100 MB over a slow line, or a SuperNode's restart.
 PATIENCE_SECONDS = 180.0
-# Before a SuperNode that failed, or had nothing, is asked again: at first, and at most.
+# How long before a SuperNode that failed, or had nothing, is asked again: at first, and at most.
 AGAIN_SECONDS = (10.0, 120.0)
 POLL_SECONDS = 0.5
 
@@ -35,42 +35,41 @@ server_app = ServerApp()
 logger = logging.getLogger("flwr.consilience")  # Flower shows what this logger says in `flwr log`
 
 
-def _message(facts: Mapping[str, Any], files: Mapping[str, bytes]) -> RecordDict:
-    # Flower sends an array in chunks, whatever its size; bytes in a ConfigRecord travel as one
-    # piece.
+Facts = Mapping[str, Any]
+Files = Mapping[str, bytes]
+
+
+def _message(facts: Facts, files: Files) -> RecordDict:
+    # Flower sends arrays of any size in chunks, but the bytes in a ConfigRecord in one piece.
     arrays = {
         name: Array("uint8", (len(content),), "bytes", content) for name, content in files.items()
     }
     return RecordDict({"facts": ConfigRecord(dict(facts)), "files": ArrayRecord(arrays)})
 
 
-def _parts(content: RecordDict) -> tuple[Mapping[str, Any], dict[str, bytes]]:
+def _parts(content: RecordDict) -> tuple[Facts, Files]:
     files = content.array_records["files"]
     return content.config_records["facts"], {name: array.data for name, array in files.items()}
 
 
-# --------------------------------------------------------------------------------------------------------- at a site
+# ------------------------------------------------------------------ at a site
 
 
-def _answered(
-    message: Message, answer: Callable[[Mapping[str, Any], Mapping[str, bytes]], RecordDict]
-) -> Message:
-    """Answer a question, or send a code and nothing else: what went wrong at a site is for its own log."""
+def _reply(message: Message, answer: Callable[[Facts, Files], RecordDict]) -> Message:
+    """Answer a question, or send an error code: the reason goes to the site's own log only."""
     try:
         content = answer(*_parts(message.content))
     except ConsilienceError as problem:
         logger.warning("%s", problem)
-        content = _message(
-            {"problem": "rejected" if isinstance(problem, ContributionRejected) else "not-found"},
-            {},
-        )
+        code = "rejected" if isinstance(problem, ContributionRejected) else "not-found"
+        content = _message({"problem": code}, {})
     except Exception:
         logger.exception("The relay failed. Nothing was lost.")
         content = _message({"problem": "unavailable"}, {})
     return Message(content, reply_to=message)
 
 
-def _configured(context: Context, name: str) -> str:
+def _node_setting(context: Context, name: str) -> str:
     value = context.node_config.get(name)
     if not isinstance(value, str):
         raise SettingsError(
@@ -82,58 +81,55 @@ def _configured(context: Context, name: str) -> str:
 
 @client_app.query("collect")
 def collect(message: Message, context: Context) -> Message:
-    """Hand out the submitted contributions that the coordinator does not hold."""
+    """Send the submitted contributions that the coordinator does not hold."""
 
-    def answer(question: Mapping[str, Any], _: Mapping[str, bytes]) -> RecordDict:
-        offer = Outbox.find(_configured(context, "outbox"), question["study"]).offer(
-            question["held"]
-        )
-        return _message(
-            {"present": list(offer.present), "release": offer.release or ""}, offer.files
-        )
+    def answer(question: Facts, _: Files) -> RecordDict:
+        outbox = Outbox.find(_node_setting(context, "outbox"), question["study"])
+        offer = outbox.offer(question["held"])
+        facts = {"present": list(offer.present), "release": offer.release or ""}
+        return _message(facts, offer.files)
 
-    return _answered(message, answer)
+    return _reply(message, answer)
 
 
 @client_app.query("deliver")
 def deliver(message: Message, context: Context) -> Message:
     """Check a release and put it into the outbox."""
 
-    def answer(question: Mapping[str, Any], files: Mapping[str, bytes]) -> RecordDict:
-        outbox = Outbox.find(_configured(context, "outbox"), question["study"])
-        release = outbox.keep(files["release"], key=_configured(context, "coordinator"))
+    def answer(question: Facts, files: Files) -> RecordDict:
+        outbox = Outbox.find(_node_setting(context, "outbox"), question["study"])
+        release = outbox.keep(files["release"], key=_node_setting(context, "coordinator"))
         return _message({"release": release.digest}, {})
 
-    return _answered(message, answer)
+    return _reply(message, answer)
 
 
-# ------------------------------------------------------------------------------------------------- at the coordinator
+# ------------------------------------------------------------------ at the coordinator
 
 
 @dataclass
 class Exchange:
-    """Questions to SuperNodes and what came of them, within one run."""
+    """Questions to SuperNodes and their answers, within one run; everything is kept by node.
+
+    ``waiting`` has the open question and when to give up, ``later`` the time before which a node is
+    not asked again, and ``pauses`` how long to leave it alone next time. ``refused`` has the
+    digests that were not accepted in this run. ``heard`` has the nodes that have sent everything,
+    and whether they had anything. ``holding`` has the digest of the release at a node. Nodes in
+    ``outside`` have no outbox for this study.
+    """
 
     grid: Grid
     collection: Collection
-    waiting: dict[int, tuple[str, float]] = field(
-        default_factory=dict
-    )  # by node: the question, until when
-    later: dict[int, float] = field(default_factory=dict)  # by node: not to be asked before
-    pauses: dict[int, float] = field(
-        default_factory=dict
-    )  # by node: how long it is left alone next time
-    refused: dict[int, set[str]] = field(
-        default_factory=dict
-    )  # by node: digests that were not taken in this run
-    heard: dict[int, bool] = field(
-        default_factory=dict
-    )  # by node that has sent all it has: whether it had anything
-    holding: dict[int, str] = field(default_factory=dict)  # by node: digest of the release it has
-    outside: set[int] = field(default_factory=set)  # have no outbox for this study
+    waiting: dict[int, tuple[str, float]] = field(default_factory=dict)
+    later: dict[int, float] = field(default_factory=dict)
+    pauses: dict[int, float] = field(default_factory=dict)
+    refused: dict[int, set[str]] = field(default_factory=dict)
+    heard: dict[int, bool] = field(default_factory=dict)
+    holding: dict[int, str] = field(default_factory=dict)
+    outside: set[int] = field(default_factory=set)
 
     def collect(self, seconds: float) -> None:
-        """Ask until every site is in and every SuperNode was heard, or time is up."""
+        """Ask until all sites have contributed and all SuperNodes have answered, or time is up."""
         study = self.collection.study.digest
 
         def question(node: int) -> RecordDict | None:
@@ -147,10 +143,10 @@ class Exchange:
         def done(nodes: set[int]) -> bool:
             return self._complete() and nodes | self._senders() <= self.outside.union(self.heard)
 
-        self._run("query.collect", question, self._collected, done, seconds)
+        self._run("query.collect", question, self._keep_files, done, seconds)
 
     def deliver(self, path: Path, seconds: float) -> None:
-        """Send a release until every SuperNode of the study has it, or time is up."""
+        """Send a release until all SuperNodes of the study have it, or time is up."""
         content, digest = path.read_bytes(), Release.load(path).digest
         facts = {"study": self.collection.study.digest, "release": digest}
         senders = self._senders()
@@ -166,18 +162,18 @@ class Exchange:
 
         self.later.clear()
         self.pauses.clear()
-        self._run("query.deliver", question, self._delivered, done, seconds)
+        self._run("query.deliver", question, self._note_release, done, seconds)
         have = sum(held == digest for held in self.holding.values())
         absent = sum(map(missing, senders))
         logger.info("%s is at %d SuperNodes.", path.name, have)
         if absent:
             logger.warning(
-                "%d SuperNodes that contributed do not have it yet: run again to deliver it.",
+                "%d SuperNodes that contributed do not have it yet. Run again to deliver it.",
                 absent,
             )
 
     def _senders(self) -> set[int]:
-        """Return the SuperNodes that brought a member; a coordinator may have been given another by hand."""
+        """Return the SuperNodes that delivered a member; others may have been added by hand."""
         return {int(sender) for sender in self.collection.arrived.values() if sender.isdecimal()}
 
     def _complete(self) -> bool:
@@ -187,7 +183,7 @@ class Exchange:
         self,
         kind: str,
         question: Callable[[int], RecordDict | None],
-        handle: Callable[[int, Mapping[str, Any], Mapping[str, bytes]], None],
+        handle: Callable[[int, Facts, Files], None],
         done: Callable[[set[int]], bool],
         seconds: float,
     ) -> None:
@@ -213,9 +209,7 @@ class Exchange:
         self.later[node] = time.monotonic() + pause
         self.pauses[node] = min(2 * pause, AGAIN_SECONDS[1])
 
-    def _hear(
-        self, node: int, handle: Callable[[int, Mapping[str, Any], Mapping[str, bytes]], None]
-    ) -> None:
+    def _hear(self, node: int, handle: Callable[[int, Facts, Files], None]) -> None:
         identity, until = self.waiting[node]
         reply = next(iter(self.grid.pull_messages([identity])), None)
         if reply is None and time.monotonic() < until:
@@ -235,38 +229,37 @@ class Exchange:
             handle(node, facts, files)
         except (KeyError, TypeError, ValueError, AttributeError) as malformed:
             logger.warning(
-                "SuperNode %d sent no answer to what was asked (%s).",
+                "SuperNode %d sent an answer that cannot be read (%s).",
                 node,
                 type(malformed).__name__,
             )
 
-    def _collected(self, node: int, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    def _keep_files(self, node: int, facts: Facts, files: Files) -> None:
         present = {str(digest) for digest in facts["present"]}
         for digest, content in files.items():
             try:
-                found = self.collection.keep(str(node), content)
-                logger.info("Contribution %d of %s is kept.", found.sequence, found.site)
+                kept = self.collection.keep(str(node), content)
+                logger.info("Contribution %d of %s is kept.", kept.sequence, kept.site)
             except ConsilienceError as problem:
                 logger.warning("SuperNode %d: %s", node, problem)
-            if digest not in self.collection.held(
-                str(node)
-            ):  # refused, or another SuperNode brought it
+            if digest not in self.collection.held(str(node)):
+                # It was refused, or another SuperNode delivered it.
                 self.refused.setdefault(node, set()).add(digest)
         for _ in self.collection.settle(str(node), present):
-            logger.info("SuperNode %d: a contribution was withdrawn by its site.", node)
+            logger.info("SuperNode %d: the site has withdrawn a contribution.", node)
         self.holding[node] = str(facts["release"])
         if present <= self.collection.held(str(node)) | self.refused.get(node, set()):
             self.heard[node] = bool(present)
         else:
             self.later.pop(node, None)  # it has more
 
-    def _delivered(self, node: int, facts: Mapping[str, Any], _: Mapping[str, bytes]) -> None:
+    def _note_release(self, node: int, facts: Facts, _: Files) -> None:
         self.holding[node] = str(facts["release"])
 
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Collect, combine, deliver; run again after whatever stopped it."""
+    """Collect, combine and deliver; after an interruption, run it again."""
     settings = context.run_config
     collection = Collection(str(settings["folder"]))
     with collection.alone():
@@ -277,6 +270,8 @@ def main(grid: Grid, context: Context) -> None:
             collection.key.public,
         )
         exchange.collect(60.0 * float(settings.get("collect-minutes", 10)))
-        logger.info("%d of %d sites are in.", len(collection.arrived), len(collection.sites))
+        logger.info(
+            "%d of %d sites have contributed.", len(collection.arrived), len(collection.sites)
+        )
         path = collection.combine(str(settings.get("request", "first")))
         exchange.deliver(path, 60.0 * float(settings.get("deliver-minutes", 10)))

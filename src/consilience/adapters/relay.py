@@ -1,10 +1,10 @@
-"""Both ends of a relay: folders between which signed files travel, whoever carries them.
+"""Both ends of a relay: folders between which any transport can carry signed files.
 
 At a site, `Outbox` is the shared folder of ``consilience site join FOLDER``: ``site submit`` puts
-contributions there, the relay hands out these and nothing else, and puts releases where ``site
+contributions there, the relay sends these and nothing else, and it puts releases where ``site
 fetch`` finds them. It needs neither the site's key nor its ledger nor its records. At the
-coordinator, `Collection` keeps whatever arrived, before anything else is asked for, and makes the
-release. What stopped at any moment goes on from the files.
+coordinator, `Collection` keeps each file that arrives before it asks for the next, and makes the
+release. After an interruption, both continue from the files.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ MOST_AT_ONCE = 64 << 20  # bytes in one answer, unless a single file has more
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,63}")
 
 
-# ---------------------------------------------------------------------------------------------------------- at a site
+# ------------------------------------------------------------------ at a site
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a site's relay has: every contribution by digest, the files that were missing, the release it holds."""
+    """What a site's relay has to offer.
+
+    ``present`` has the digests of all contributions, ``files`` those that the coordinator lacks,
+    and ``release`` the digest of the newest release at the site.
+    """
 
     present: tuple[str, ...]
     files: Mapping[str, bytes]
@@ -53,7 +57,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Outbox:
-    """A folder with one study, the contributions a site submitted to it, and the releases that came back."""
+    """A folder with one study, the contributions that a site submitted, and the releases."""
 
     folder: Path
     study: Study
@@ -65,35 +69,35 @@ class Outbox:
         places = [parent, *sorted(path for path in parent.glob("*") if path.is_dir())]
         for place in places:
             try:
-                found = Study.in_folder(place)
-            except SettingsError:  # no study, or another one that somebody is still writing
+                there = Study.in_folder(place)
+            except SettingsError:  # no study, or one that somebody is still writing
                 continue
-            if found.digest == study:
-                return cls(place, found)
+            if there.digest == study:
+                return cls(place, there)
         raise SettingsError(
-            f"There is no outbox for the study that was asked for in {parent.name!r}. Nothing was "
-            "sent. Put its file into a folder there, and join that: consilience site join FOLDER"
+            f"There is no outbox for the requested study in {parent.name!r}. Nothing was sent. "
+            "Put the study file into a folder there, and join it: consilience site join FOLDER"
         )
 
     def offer(self, held: Several[str]) -> Offer:
         """Return what is here, with the files that are not `held`, oldest first."""
-        found = sorted(
+        contributions = sorted(
             (facts["sequence"], digest, path) for digest, (path, facts) in self._files(KIND).items()
         )
         files: dict[str, bytes] = {}
-        for _, digest, path in found:
-            if digest not in held and (
-                not files or _size(files) + path.stat().st_size <= MOST_AT_ONCE
-            ):
+        size = 0
+        for _, digest, path in contributions:
+            if digest not in held and (not files or size + path.stat().st_size <= MOST_AT_ONCE):
                 files[digest] = path.read_bytes()
+                size += len(files[digest])
         releases = {
             facts["sequence"]: digest for digest, (_, facts) in self._files(RELEASE).items()
         }
         newest = releases[max(releases)] if releases else None
-        return Offer(tuple(digest for _, digest, _ in found), files, newest)
+        return Offer(tuple(digest for _, digest, _ in contributions), files, newest)
 
     def keep(self, content: bytes, *, key: str) -> Release:
-        """Check a release offline, against the coordinator's public `key`, and put it where ``site fetch`` looks."""
+        """Check a release against the coordinator's public `key`; keep it for ``site fetch``."""
         part = self.folder / f".release.{os.getpid()}.part"
         try:
             write_durably(part, content)
@@ -108,9 +112,9 @@ class Outbox:
             part.unlink(missing_ok=True)
         return release
 
-    def _files(self, kind: str) -> dict[str, tuple[Path, dict[str, Any]]]:
-        """Return the files of this study by digest; whatever else lies in the folder is nobody's business."""
-        found: dict[str, tuple[Path, dict[str, Any]]] = {}
+    def _files(self, kind: str) -> dict[str, tuple[Path, Mapping[str, Any]]]:
+        """Return the files of this study, and their facts, by digest; ignore all other files."""
+        files: dict[str, tuple[Path, Mapping[str, Any]]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
             try:
                 file = SealedFile(path, kind)
@@ -120,20 +124,16 @@ class Outbox:
                 file.facts.get("study") == self.study.reference
                 and type(file.facts.get("sequence")) is int
             ):
-                found[file.digest] = (path, file.facts)
-        return found
+                files[file.digest] = (path, file.facts)
+        return files
 
 
-def _size(files: Mapping[str, bytes]) -> int:
-    return sum(map(len, files.values()))
-
-
-# ------------------------------------------------------------------------------------------------- at the coordinator
+# ------------------------------------------------------------------ at the coordinator
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A contribution that was checked and kept: its facts, and where its file lies."""
+    """A contribution that was checked and kept: its facts, and the path of its file."""
 
     contribution: Contribution
     path: Path
@@ -157,9 +157,9 @@ class Collection:
 
     Privacy
     -------
-    Combining charges what `Study.combine` says. Where it draws noise it does so once for each
-    `request`: who took part is written down before the ledger is charged, so that the same request,
-    after whatever stopped it, finds the same members, the same charge and the same release.
+    Combining charges what `consilience.study.collect` says. Noise is drawn once for each request:
+    the members are written down before the ledger is charged, so that the same request, after any
+    interruption, finds the same members, the same charge and the same release.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -170,7 +170,7 @@ class Collection:
 
     @cached_property
     def _held(self) -> dict[str, _Held]:
-        """By digest, read once: from then on this process is the one that changes it."""
+        """Contributions by digest, read once: only this process changes them afterwards."""
         files = (
             *self.folder.glob("contributions/*/*.safetensors"),
             *self.folder.glob("withdrawn/*.safetensors"),
@@ -179,10 +179,10 @@ class Collection:
 
     @contextmanager
     def alone(self, *, seconds: float = 60.0) -> Iterator[None]:
-        """Keep every other process out, so that two runs cannot combine or draw at once.
+        """Keep every other process out, so that two runs cannot combine or draw at the same time.
 
-        Another one is waited for: the app of a SuperLink that was killed takes some seconds to
-        notice it.
+        Wait for another process up to `seconds`: after a SuperLink was killed, its app takes some
+        seconds to notice.
         """
         with (self.folder / ".lock").open("w") as file:
             until = time.monotonic() + seconds
@@ -194,14 +194,14 @@ class Collection:
                     if time.monotonic() >= until:
                         raise SettingsError(
                             f"Another run is collecting for {self.study.name!r}. Nothing was "
-                            "done. Wait for it, or stop it."
+                            "done. Wait until it ends, or stop it."
                         ) from None
                     time.sleep(0.5)
             yield
 
     @property
     def key(self) -> SigningKey:
-        """The key that signs releases; made when it is first asked for."""
+        """The key that signs releases; made when it is first needed."""
         path = self.folder / "key.pem"
         if not path.exists():
             SigningKey.generate().save(path)
@@ -211,19 +211,19 @@ class Collection:
     def sites(self) -> dict[str, str]:
         """Names and public keys of the sites that may contribute."""
         try:
-            found = json.loads((self.folder / "sites.json").read_text(encoding="utf-8"))
+            listed = json.loads((self.folder / "sites.json").read_text(encoding="utf-8"))
             if (
-                isinstance(found, dict)
-                and found
-                and all(DIGEST.fullmatch(str(key)) for key in found.values())
+                isinstance(listed, dict)
+                and listed
+                and all(DIGEST.fullmatch(str(key)) for key in listed.values())
             ):
-                return {str(name): str(key) for name, key in found.items()}
+                return {str(name): str(key) for name, key in listed.items()}
         except (OSError, ValueError):
             pass
         raise SettingsError(
             "The file sites.json must name every site and its public key (consilience site "
             "status --json prints it). "
-            'Nothing was asked of anyone. Write it as {"north": "3f9a...", "south": "..."}.'
+            'No site was asked. Write it as {"north": "3f9a...", "south": "..."}.'
         )
 
     # ------------------------------------------------------------------ collecting
@@ -232,19 +232,19 @@ class Collection:
         """Return the digests that `sender` need not send again."""
         return {
             digest
-            for digest, one in self._held.items()
-            if one.withdrawn or one.path.parent.name == sender
+            for digest, held in self._held.items()
+            if held.withdrawn or held.path.parent.name == sender
         }
 
     @property
     def arrived(self) -> dict[str, str]:
-        """Sites whose contribution is in, and who delivered it."""
+        """Sites whose contribution has arrived, and who delivered it."""
         members = self._members()
         return {site: self._held[digest].path.parent.name for site, digest in members.items()}
 
     def keep(self, sender: str, content: bytes) -> Contribution:
-        """Check a file of unknown origin and keep it durably; the same file again changes nothing."""
-        own = self.folder / "contributions" / _checked_name(sender)
+        """Check a file of unknown origin and keep it; the same file again changes nothing."""
+        own = self.folder / "contributions" / _check_name(sender)
         own.mkdir(exist_ok=True, mode=0o700)
         part = own / ".arriving"
         try:
@@ -253,24 +253,23 @@ class Collection:
             known = self.sites.get(str(file.facts.get("site")))
             if known is None or known != file.facts["key"]:
                 raise refused("its site, or the key that signed it, is not in sites.json")
-            found = self.study.accept(Contribution.inspect(file, trusted=self.study.trusted))
-            if found.digest in self._held:
-                return found
-            number = (found.site, found.sequence)
-            if any(
-                (one.contribution.site, one.contribution.sequence) == number
-                for one in self._held.values()
-            ):
-                raise refused(
-                    f"another contribution {found.sequence} of {found.site!r} is here already"
-                )
-            self._move(part, own / f"{found.digest}.safetensors")
+            contribution = self.study.accept(Contribution.inspect(file, trusted=self.study.trusted))
+            if contribution.digest in self._held:
+                return contribution
+            site, sequence = contribution.site, contribution.sequence
+            kept = (held.contribution for held in self._held.values())
+            if any((other.site, other.sequence) == (site, sequence) for other in kept):
+                raise refused(f"another contribution {sequence} of {site!r} is here already")
+            self._move(part, own / f"{contribution.digest}.safetensors")
         finally:
             part.unlink(missing_ok=True)
-        return found
+        return contribution
 
     def settle(self, sender: str, present: Several[str]) -> list[str]:
-        """Take out what `sender` delivered and no longer has: its site withdrew it. Return those digests."""
+        """Withdraw what `sender` delivered and no longer has, and return the digests.
+
+        The site has withdrawn these contributions.
+        """
         gone = [
             digest
             for digest in self.held(sender) - set(present)
@@ -287,7 +286,7 @@ class Collection:
     # ------------------------------------------------------------------ combining
 
     def allow(self, budget: Budget) -> Balance:
-        """Set what may be spent, in total, on a study whose aggregator draws noise."""
+        """Set the total that may be spent on a study whose aggregator draws noise."""
         return self._ledger.allow(self.study.digest, budget)
 
     @property
@@ -299,36 +298,34 @@ class Collection:
         return sorted((self.folder / "releases").glob("release-*.safetensors"))
 
     def combine(self, request: str = "first") -> Path:
-        """Return the release of what is here: the one that exists if nothing changed, else a new one.
+        """Return the release of the contributions that are here: the last one if nothing changed.
 
-        Where the aggregator draws noise, the release of this `request` is returned once it exists,
-        whoever came since.
+        If the aggregator draws noise, each `request` has one release, which is returned whenever
+        the request is repeated.
         """
-        done = self.releases()
-        account = Account()
-        members, sequence = (
-            self._planned(request) if self.study.draws_noise else (self._enough(), len(done) + 1)
-        )
+        done, account = self.releases(), Account()
         if self.study.draws_noise:
-            key = f"{self.study.digest[:16]}:{request}"
-            account = Account(self._ledger, self.study.digest, key)
+            members, sequence = self._plan_draw(request)
             if self._path(sequence).exists():
                 return self._path(sequence)
-        earlier: dict[str, list[Guarantee]] = {site: [] for site in members}
-        for digest, one in self._held.items():
-            if members.get(one.contribution.site, digest) != digest:
-                earlier[one.contribution.site].append(one.contribution.guarantee)
-        sources = tuple(
-            Source.of(self._held[members[site]].contribution, earlier[site])
-            for site in sorted(members)
-        )
-        if done and not self.study.draws_noise and Release.load(done[-1]).sources == sources:
-            return done[-1]
-        files = [self._held[members[site]].path for site in sorted(members)]
+            key = f"{self.study.digest[:16]}:{request}"
+            account = Account(self._ledger, self.study.digest, key)
+        else:
+            members, sequence = self._enough_members(), len(done) + 1
+        chosen = {site: self._held[members[site]] for site in sorted(members)}
+        earlier = self._earlier(members)
+        sources = [
+            (site, held.contribution.digest, Source.of(held.contribution, earlier[site]).guarantee)
+            for site, held in chosen.items()
+        ]
+        if done and not self.study.draws_noise:
+            last = Release.load(done[-1]).sources
+            if [(source.site, source.digest, source.guarantee) for source in last] == sources:
+                return done[-1]
         public, test = read_records(self.study, self.folder)
         release = collect(
             self.study,
-            [Contribution.load(path, trusted=self.study.trusted) for path in files],
+            [Contribution.load(held.path, trusted=self.study.trusted) for held in chosen.values()],
             public=public,
             test=test,
             publication=Publication(self.key, sequence, earlier, account),
@@ -336,34 +333,45 @@ class Collection:
         release.save(self._path(sequence))
         return self._path(sequence)
 
+    def _earlier(self, members: Mapping[str, str]) -> dict[str, list[Guarantee]]:
+        """Return the guarantees of all other contributions of the members, by site."""
+        earlier: dict[str, list[Guarantee]] = {site: [] for site in members}
+        for digest, held in self._held.items():
+            site = held.contribution.site
+            if members.get(site, digest) != digest:
+                earlier[site].append(held.contribution.guarantee)
+        return earlier
+
     def _members(self) -> dict[str, str]:
-        """Return the newest contribution's digest of every site that is listed and did not withdraw it."""
+        """Return the digest of each listed site's newest contribution, if it is not withdrawn."""
         newest: dict[str, _Held] = {}
-        for one in sorted(self._held.values(), key=lambda one: one.contribution.sequence):
-            newest[one.contribution.site] = one
+        for held in sorted(self._held.values(), key=lambda held: held.contribution.sequence):
+            newest[held.contribution.site] = held
         sites = self.sites
         return {
-            site: one.path.stem
-            for site, one in newest.items()
-            if not one.withdrawn and site in sites
+            site: held.path.stem
+            for site, held in newest.items()
+            if not held.withdrawn and site in sites
         }
 
-    def _enough(self) -> dict[str, str]:
+    def _enough_members(self) -> dict[str, str]:
         members = self._members()
         if len(members) < self.study.min_sites:
             raise SettingsError(
-                f"Study {self.study.name!r} makes no release of fewer than {self.study.min_sites} "
-                f"sites, and {len(members)} of {len(self.sites)} are in. Nothing was combined or "
-                "charged, and what arrived is kept. Run again when more have submitted."
+                f"A release of study {self.study.name!r} needs at least {self.study.min_sites} "
+                f"sites, and {len(members)} of {len(self.sites)} have contributed. Nothing was "
+                "combined or charged, and all contributions are kept. Run again when more sites "
+                "have submitted."
             )
         return members
 
-    def _planned(self, request: str) -> tuple[dict[str, str], int]:
-        """Return who takes part in a draw and the number of its release, as first written down."""
+    def _plan_draw(self, request: str) -> tuple[dict[str, str], int]:
+        """Return the members of a draw and the number of its release, as first written down."""
         plans = self.folder / "draws"
-        path = plans / f"{_checked_name(request)}.json"
+        path = plans / f"{_check_name(request)}.json"
         if not path.exists():
-            plan = {"members": self._enough(), "sequence": len(list(plans.glob("*.json"))) + 1}
+            sequence = len(list(plans.glob("*.json"))) + 1
+            plan = {"members": self._enough_members(), "sequence": sequence}
             write_durably(path, json.dumps(plan, indent=1).encode())
         plan = json.loads(path.read_text(encoding="utf-8"))
         members: dict[str, str] = plan["members"]
@@ -373,7 +381,7 @@ class Collection:
         ):
             raise SettingsError(
                 f"The draw {request!r} includes a site that has withdrawn since. Nothing was "
-                "drawn, charged or sent. Name another request, to draw from what is here now."
+                "drawn, charged or sent. To draw from what is here now, name another request."
             )
         return members, int(plan["sequence"])
 
@@ -381,10 +389,11 @@ class Collection:
         return self.folder / "releases" / f"release-{sequence:04d}.safetensors"
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> str:
+    """Return the name of a request or sender, which becomes part of a path."""
     if not _NAME.fullmatch(name):
         raise SettingsError(
-            "A request or sender is named by lower-case letters, digits and hyphens. Got "
+            "The name of a request or sender must be lower-case letters, digits and hyphens. Got "
             f"{name!r} instead. Nothing was done."
         )
     return name

@@ -10,7 +10,7 @@ from typer import Option
 
 import consilience as cs
 from consilience.cli.command import Answer, Commands
-from consilience.cli.options import FilePath, TablePath
+from consilience.cli.options import FilePath, TablePath, find_learner
 from consilience.errors import SettingsError
 
 commands = Commands("Write, check and read studies: what all sites agree on.")
@@ -68,7 +68,7 @@ def new(
         numbers=dict(_read_bounds(text) for text in columns.number or []),
         categories=dict(_read_categories(text) for text in columns.category or []),
         drop=columns.drop or [],
-        learner=learner,
+        learner=find_learner(learner).__name__,
         is_public=columns.public,
         file=out.name,
     )

@@ -244,7 +244,7 @@ class Site(SiteFolder):
     # ------------------------------------------------------------------ changing the key
 
     def rotate_key(self) -> str:
-        """Replace the site's key at every hub where it is enrolled, then here; return the new one."""
+        """Replace the site's key at every hub that knows it, then here; return the new one."""
         old, new_path = self.key, self.folder / "key.new.pem"
         if not new_path.exists():
             self._check_submitted()

@@ -169,7 +169,7 @@ class Study:
         return self.build_aggregator().draws_noise
 
     def build(self, epsilon: float) -> PrivateLearner[Any, Any]:
-        """Return the learner that a site trains with `epsilon`: an exact one if the hub is trusted."""
+        """Return the learner that a site trains: an exact one if the hub is trusted."""
         return LEARNERS[self.learner].for_schema(
             self.schema,
             epsilon=math.inf if self.trusted else float(epsilon),
@@ -256,7 +256,7 @@ class Study:
         *,
         publication: Publication,
     ) -> Release:
-        """Combine the sites' contributions into a signed release; see `consilience.study.collect`."""
+        """Combine the sites' contributions into a signed release, as `collect` describes."""
         return collect(self, contributions, public=public, test=test, publication=publication)
 
 

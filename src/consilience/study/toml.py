@@ -42,7 +42,7 @@ REQUIRED = {
 
 
 def to_facts(study: Study) -> Facts:
-    """Return a study as plain values, in the layout of the file. Its digest is computed from them."""
+    """Return a study as plain values, in the layout of the file; its digest is that of these."""
     low, high = study.epsilon_range
     facts: Facts = {
         "study": {"name": study.name, "purpose": study.purpose},
