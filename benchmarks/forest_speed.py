@@ -174,7 +174,7 @@ def measure_scores(
 # --------------------------------------------------------------------------------------------------------------- parts
 
 PARTS = {
-    "noise on leaves (OpenDP)": (trees, ("noisy",)),
+    "noise on leaves (OpenDP)": (trees, ("add_noise",)),
     "drawing splits": (trees, ("select_many",)),
     "counting": (histograms, ("count", "count_leaves")),
     "impurities": (histograms, ("impurities",)),

@@ -400,8 +400,8 @@ def count_errors(problem: Problem, runs: int) -> list[str]:
                     return heard[-1][1]
 
                 with (
-                    mock.patch.object(trees, "noisy", listen),
-                    mock.patch.object(adaboost, "noisy", listen),
+                    mock.patch.object(trees, "add_noise", listen),
+                    mock.patch.object(adaboost, "add_noise", listen),
                 ):
                     model.fit(problem.X[train], problem.y[train])
                 for exact, released, plan in heard:

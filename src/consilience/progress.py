@@ -1,4 +1,4 @@
-"""Progress of long work: the caller's function, or a bar where a person is watching."""
+"""Progress of long work: the caller's function, or a bar on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def showing(what: str, progress: Progress | None) -> Iterator[Progress]:
-    """Yield `progress`, or without one a bar where standard error is a terminal and nothing elsewhere."""
+    """Yield `progress`; without one, show a bar if standard error is a terminal."""
     if progress is not None or not sys.stderr.isatty():
         yield progress or (lambda done, total: None)
         return

@@ -362,7 +362,7 @@ def worlds(records, monkeypatch, *, assignment, neighbours, place=None, halve=Fa
             seen.append((counts.ravel(), plan.leaves.scale / (2 if halve else 1)))
             return counts
 
-        monkeypatch.setattr(pooling, "noisy", look)
+        monkeypatch.setattr(pooling, "add_noise", look)
         monkeypatch.setattr(
             pooling, "owners", lambda task, n_trees, source, owner=owner: np.array(owner, dtype=int)
         )

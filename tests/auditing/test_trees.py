@@ -1,4 +1,4 @@
-"""Exact audit of trees and forests: every output of the real code with its probability, on every pair of tiny tables.
+"""Exact audit of trees and forests: all outputs, with probabilities, on all pairs of tiny tables.
 
 The code that is audited runs as it is: it validates, bins, plans, assigns records to trees, scores
 splits and counts. Only its source is told what to draw (`Told`), so that every possible run can be
@@ -37,11 +37,11 @@ OBLONG = Bins([[0.5, 1.5], [0.5]])
 KINDS = Bins([[0.5, 1.5], [0.5]], categorical=[True, False])
 
 
-# ------------------------------------------------------------------------------------------- every run of the real code
+# ----------------------------------------------------------------------- every run of the real code
 
 
 class Told(Source):
-    """A source that draws what a script says, and remembers how probable that was and what noise was to hide."""
+    """A source that draws by a script, and remembers probabilities and what noise was to hide."""
 
     def __init__(self, script, n_trees):
         super().__init__()
@@ -122,7 +122,7 @@ def plain(value):
 
 
 def outputs(learner, X, y, persons=None):
-    """Return all that can be released, {all but noisy counts: [(log probability, counts beneath the noise, event)]}.
+    """Return all possible releases: {all but counts: [(log probability, exact counts, event)]}.
 
     Counts whose noise is used a second time are released exactly, as a difference, and so are part
     of the key.
@@ -156,7 +156,7 @@ def outputs(learner, X, y, persons=None):
     return found, model
 
 
-# ------------------------------------------------------------------------------------------------- loss of two outputs
+# ------------------------------------------------------------------------------ loss of two outputs
 
 
 def density(runs, cells, lows, highs, scale):
@@ -219,7 +219,7 @@ def renyi(first, second, order):
     return float(special.logsumexp(terms)) / (order - 1)
 
 
-# ------------------------------------------------------------------------------------------------------ tiny neighbours
+# ---------------------------------------------------------------------------------- tiny neighbours
 
 
 def kinds(bins, n_classes):
@@ -228,13 +228,19 @@ def kinds(bins, n_classes):
 
 
 def tables(records, largest):
-    """Every table of at most so many records, in ascending order; that order tells nothing has a test of its own."""
+    """Every table of at most so many records, in ascending order.
+
+    Another test shows that the order reveals nothing.
+    """
     for n in range(largest + 1):
         yield from itertools.combinations_with_replacement(records, n)
 
 
 def neighbours(table, records, relation):
-    """Every table with one record less, or with one in its place; longer ones meet when the longer one has its turn."""
+    """Every table with one record less, or with another in its place.
+
+    Pairs with a longer table are met when it is the longer one's turn.
+    """
     for at in range(len(table)):
         rest = table[:at], table[at + 1 :]
         if relation == "add-remove":
@@ -278,7 +284,7 @@ class Audit:
         return loss / self.claim.epsilon
 
     def worst_renyi(self, pairs):
-        """Return the largest Rényi divergence over the pairs, both ways, as a share of order times claimed ρ."""
+        """Return the largest Rényi divergence of the pairs over order times claimed ρ, both ways."""
         shares = []
         for one, other in pairs:
             p, q = self.outputs(one), self.outputs(other)
@@ -296,7 +302,7 @@ def every_pair(learner, largest, n_classes=2):
                     yield table, other
 
 
-# ------------------------------------------------------------------------------------------------------------ the audit
+# ---------------------------------------------------------------------------------------- the audit
 
 
 def tree(**settings):
@@ -354,7 +360,7 @@ def test_no_output_tells_larger_neighbours_apart_by_more_than_is_claimed(name, l
 
 
 def crowds(relation):
-    """Pairs of tables with many equal records, in which one record moves an impurity by almost 2, and others not."""
+    """Pairs of tables with many equal records: one record moves one impurity by almost 2."""
     for n in (3, 1000):
         even = ((0, 0, 0),) * n + ((1, 1, 1),) * n  # either feature tells the classes apart
         lopsided = (
@@ -414,7 +420,7 @@ def test_the_order_of_records_tells_nothing(name):
         assert pure_loss(audit.outputs(table), audit.outputs(order)) < 1e-12
 
 
-# ------------------------------------------------------------------------------------------------- zero-concentrated
+# -------------------------------------------------------------------------------- zero-concentrated
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -456,7 +462,7 @@ def test_a_disjoint_zero_concentrated_forest_keeps_its_claim_even_if_the_assignm
     assert 0.5 < max(shares) <= SLACK
 
 
-# ------------------------------------------------------------------------------------------------------- broken twins
+# ------------------------------------------------------------------------------------- broken twins
 
 
 def caught(learner, largest=2):
@@ -501,8 +507,8 @@ def test_half_the_noise_is_caught(part, monkeypatch):
 
 
 def test_row_3_the_same_noise_for_every_tree_is_caught(monkeypatch):
-    """As if each tree's worker had got a copy of the source: the difference of two trees' counts is exact."""
-    real = trees.noisy
+    """As if each tree had a copy of the source: the difference of two trees' counts is exact."""
+    real = trees.add_noise
 
     def copied(counts, plan, source):
         copies = [copy.copy(source) for _ in counts]
@@ -511,7 +517,7 @@ def test_row_3_the_same_noise_for_every_tree_is_caught(monkeypatch):
         )
 
     assert caught(forest(splitter="random")) <= SLACK
-    monkeypatch.setattr(trees, "noisy", copied)
+    monkeypatch.setattr(trees, "add_noise", copied)
     assert caught(forest(splitter="random")) == math.inf
 
 
@@ -550,7 +556,7 @@ def test_cuts_that_look_at_records_are_caught():
 
 
 def test_exact_leaf_counts_are_caught(monkeypatch):
-    monkeypatch.setattr(trees, "noisy", lambda counts, plan, source: counts)
+    monkeypatch.setattr(trees, "add_noise", lambda counts, plan, source: counts)
     assert caught(tree()) == math.inf
 
 

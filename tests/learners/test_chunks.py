@@ -216,7 +216,7 @@ def test_a_file_of_codes_returns_what_it_was_given_and_has_no_name():
         filed = coded.FiledTask(3, n_classes)
         for start in range(0, 1000, 170):
             filed.append(codes[start : start + 170], y[start : start + 170])
-        back = filed.loaded()
+        back = filed.load()
         assert np.array_equal(back.codes, codes)
         assert np.array_equal(back.y, y)
         assert filed.n_units == 1000

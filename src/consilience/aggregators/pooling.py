@@ -37,14 +37,14 @@ from consilience.learners.trees.forest import (
     Shape,
     Task,
     TreePlan,
-    capped,
+    add_noise,
+    cap_persons,
     leaf_counts,
-    noisy,
     owners,
     probabilities,
     random_shape,
     some_features,
-    stacked,
+    stack_trees,
 )
 from consilience.privacy.guarantee import Guarantee, compose
 from consilience.privacy.ledger import Ledger
@@ -87,7 +87,7 @@ class Structure:
         for _ in range(n_trees):
             features = some_features(max_features, bins.splittable, generator)
             trees.append(random_shape(bins, features, max_depth, generator))
-        return cls(stacked(trees), bins, tuple(classes))
+        return cls(stack_trees(trees), bins, tuple(classes))
 
     @classmethod
     def greedy(
@@ -180,10 +180,12 @@ class PrivateLeafCounts(PrivateForestClassifier):
         super()._check()
 
     def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
-        task, shape = capped(task, self, source), self.structure.shape
+        task, shape = cap_persons(task, self, source), self.structure.shape
         owner = owners(task, plan.n_trees, source) if self._disjoint else None
         self.shape_ = shape
-        self.counts_ = noisy(leaf_counts(task, shape, np.ones(1, np.int64), owner), plan, source)
+        self.counts_ = add_noise(
+            leaf_counts(task, shape, np.ones(1, np.int64), owner), plan, source
+        )
         # Replace-one makes the number of units public; that of persons' records never is.
         public = not plan.events or (self.neighbours == "replace-one" and task.persons is None)
         whole = float(self.counts_.sum() / (1 if self._disjoint else plan.n_trees))

@@ -1,1 +1,1 @@
-"""Signed files: what leaves a site, what leaves a hub, and what each of them says in words."""
+"""Signed files: contributions of sites, releases of hubs, and certificates that explain them."""

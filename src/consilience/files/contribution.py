@@ -193,7 +193,7 @@ class Contribution:
         key: SigningKey,
         trusted: bool = False,
     ) -> Self:
-        """Sign a fitted learner that a ledger was charged for, or an exact one for a trusted hub."""
+        """Sign a learner that a ledger was charged for, or an exact one for a trusted hub."""
         check_guarantee(learner, trusted=trusted)
         if learner.receipt_ is None and not trusted:
             raise GuaranteeVoid(

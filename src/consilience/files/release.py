@@ -64,7 +64,7 @@ class Source:
         *,
         reason: str | None = None,
     ) -> Self:
-        """Describe a contribution; `earlier` lists what else its site submitted, withdrawn or not."""
+        """Describe a contribution; `earlier` is what else its site submitted, withdrawn or not."""
         return cls(
             contribution.site,
             contribution.digest,

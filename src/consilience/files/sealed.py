@@ -2,9 +2,8 @@
 
 Everything that crosses a trust boundary is such a file (safetensors, so that reading one never runs
 code). All facts are one canonical JSON text, which lists the digest of every tensor; the signature
-covers that text. A file is checked in the order of what an attacker controls: length, then header,
-then facts, then signature, then tensors, each with a limit before anything of that size is
-allocated.
+covers that text. Length, header, facts, signature and tensors of a file are checked in this order,
+and each has a limit that is checked before anything of that size is allocated.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -43,7 +42,7 @@ MOST_DIMENSIONS = 4
 _DTYPES = {"F64": "float64", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 _NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _KEY, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
-_BLOCK = 1 << 17  # numbers looked at a time
+_BLOCK = 1 << 17  # numbers checked at a time
 
 
 @cache
@@ -53,18 +52,18 @@ def software() -> str:
 
 
 def canonical(facts: Any) -> str:
-    """Return facts as the one JSON text they have: sorted keys, no spaces, exact numbers, nothing that is no number."""
+    """Return the canonical JSON text of facts: sorted keys, no spaces, exact finite numbers."""
     return json.dumps(
         facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
 
 
 class SigningKey:
-    """A site's or hub's private key; `public` is what others know it by.
+    """A site's or hub's private key; others know it by `public`.
 
     Privacy
     -------
-    Whoever holds the file can sign in its owner's name. It is written readable by its owner only.
+    Anyone who holds the file can sign in its owner's name. Only its owner can read it.
     """
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
@@ -95,7 +94,7 @@ class SigningKey:
         return cls(key)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the key, readable by its owner only, whole or not at all; never over an existing file."""
+        """Write the key so that only its owner can read it; an existing file is never replaced."""
         form = (
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -111,18 +110,17 @@ class SigningKey:
         return f"SigningKey({self.public[:16]}…)"
 
 
-# Points of order 1, 2, 4 and 8, by their y (RFC 8032, 5.1): a key that nobody owns, for which
-# anyone can sign.
+# The y of the points of order 1, 2, 4 and 8 (RFC 8032, 5.1): keys for which anyone can sign.
 _PRIME = 2**255 - 19
 _OF_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
-_NOBODYS = frozenset({0, 1, _PRIME - 1, _PRIME, _PRIME + 1, _OF_ORDER_8, _PRIME - _OF_ORDER_8})
+_WEAK_KEYS = frozenset({0, 1, _PRIME - 1, _PRIME, _PRIME + 1, _OF_ORDER_8, _PRIME - _OF_ORDER_8})
 
 
 def is_signed(message: bytes, signature: bytes, public: str) -> bool:
     """Tell whether `signature` is that of `message` by the owner of the key `public`."""
     try:
         key = bytes.fromhex(public)
-        if int.from_bytes(key, "little") % 2**255 in _NOBODYS:
+        if int.from_bytes(key, "little") % 2**255 in _WEAK_KEYS:
             return False
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError, TypeError):
@@ -131,13 +129,13 @@ def is_signed(message: bytes, signature: bytes, public: str) -> bool:
 
 
 def message_of(kind: str, text: str) -> bytes:
-    """Return what is signed: no text of one kind is also one of another."""
+    """Return the bytes that are signed; they differ for different kinds of text."""
     return f"consilience {kind} 1\n".encode() + text.encode()
 
 
 @dataclass(frozen=True)
 class Sealed:
-    """Signed facts and the tensors they list. Equal `digest` means equal facts and tensors."""
+    """Signed facts and the tensors they list. Equal digests mean equal facts and tensors."""
 
     kind: str
     facts: Mapping[str, Any]
@@ -158,7 +156,7 @@ class Sealed:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what is signed: the file's address."""
+        """SHA-256 of what is signed, by which the file is known."""
         return hashlib.sha256(message_of(self.kind, canonical(self.facts))).hexdigest()
 
     @property
@@ -171,7 +169,7 @@ class Sealed:
         if not is_signed(message_of(self.kind, canonical(self.facts)), self.signature, self.key):
             raise refused("its signature does not fit its contents")
         if key is not None and key != self.key:
-            raise refused("it was signed with another key than was expected")
+            raise refused("it was signed with another key than expected")
 
     def to_bytes(self) -> bytes:
         """Return the file."""
@@ -183,27 +181,27 @@ class Sealed:
         return save_tensors(dict(self.tensors), metadata)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file so that it is whole or absent, whenever the machine stops."""
+        """Write the file so that it is whole or absent, even if the machine stops."""
         write_durably(path, self.to_bytes())
 
     @classmethod
     def load(
         cls, source: str | os.PathLike[str] | bytes, kind: str, *, most_bytes: int = MOST_BYTES
     ) -> Self:
-        """Read a file of unknown origin; anything but a well-formed, correctly signed one is refused."""
+        """Read a file of unknown origin, and refuse one that is malformed or wrongly signed."""
         file = SealedFile(source, kind, most_bytes=most_bytes)
         tensors = {
-            name: _checked(file.tensor(name), name, form)
+            name: _check_digest(file.tensor(name), name, form)
             for name, form in file.facts["tensors"].items()
         }
         return cls(kind, file.facts, tensors, file.signature)
 
 
 class SealedFile:
-    """A file of unknown origin, by name or as bytes, whose form, facts and signature hold.
+    """A file of unknown origin, by name or as bytes, whose form, facts and signature were checked.
 
-    Opening allocates no tensor. They are read piece by piece, by plain reading: pages of a mapped
-    file would count as memory in use.
+    Opening allocates no tensor. Tensors are read piece by piece with plain reads, because the pages
+    of a memory-mapped file would count as memory in use.
     """
 
     def __init__(
@@ -211,15 +209,15 @@ class SealedFile:
     ) -> None:
         self._source = source if isinstance(source, bytes) else Path(source)
         self.kind = kind
-        with self._opened() as file:
+        with self._open() as file:
             self._forms, self._start = _header(file, most_bytes)
         metadata = self._forms.pop("__metadata__", None)
         if not isinstance(metadata, dict) or set(metadata) != {"consilience", "kind", "signature"}:
-            raise refused("it is no consilience file")
+            raise refused("it is not a consilience file")
         if metadata["kind"] != kind:
             raise refused(f"a {kind} was expected")
         text = metadata["consilience"]
-        self.facts: dict[str, Any] = _parsed(text, MOST_FACTS)
+        self.facts: dict[str, Any] = _parse(text, MOST_FACTS)
         if not isinstance(self.facts, dict) or canonical(self.facts) != text:
             raise refused("its facts are not in canonical form")
         key, signature = self.facts.get("key"), metadata["signature"]
@@ -279,14 +277,14 @@ class SealedFile:
 
     def _read(self, name: str, begin: int, stop: int) -> Array:
         form = self._forms[name]
-        found = np.empty(stop - begin, _DTYPES[form["dtype"]])
-        with self._opened() as file:
-            file.seek(self._start + form["data_offsets"][0] + begin * found.itemsize)
-            if file.readinto(found.data) != found.nbytes:
+        numbers = np.empty(stop - begin, _DTYPES[form["dtype"]])
+        with self._open() as file:
+            file.seek(self._start + form["data_offsets"][0] + begin * numbers.itemsize)
+            if file.readinto(numbers.data) != numbers.nbytes:
                 raise refused("it ends too early")
-        return found
+        return numbers
 
-    def _opened(self) -> io.BufferedReader | io.BytesIO:
+    def _open(self) -> io.BufferedReader | io.BytesIO:
         if isinstance(self._source, bytes):
             return io.BytesIO(self._source)
         try:
@@ -314,7 +312,7 @@ def _form(tensor: Array) -> dict[str, Any]:
     return {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
 
 
-def _digest(blocks: Any) -> str:
+def _digest(blocks: Iterable[Array]) -> str:
     """Return the SHA-256 of a tensor's numbers, which must all be finite."""
     digest = hashlib.sha256()
     for block in blocks:
@@ -324,14 +322,14 @@ def _digest(blocks: Any) -> str:
     return digest.hexdigest()
 
 
-def _checked(tensor: Array, name: str, form: Mapping[str, Any]) -> Array:
+def _check_digest(tensor: Array, name: str, form: Mapping[str, Any]) -> Array:
     if _digest([tensor]) != form["sha256"]:
         raise refused(f"its tensor {name!r} differs from its digest")
     return tensor
 
 
 def _header(file: io.BufferedReader | io.BytesIO, most_bytes: int) -> tuple[dict[str, Any], int]:
-    """Return the safetensors header and where it ends, checked against the file's length; nothing else is read."""
+    """Return the safetensors header and where it ends, checked against the file's length."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     start = file.read(8)
@@ -339,8 +337,8 @@ def _header(file: io.BufferedReader | io.BytesIO, most_bytes: int) -> tuple[dict
     if size > most_bytes:
         raise refused(f"it is larger than {most_bytes >> 20} MiB")
     if not 2 <= length <= min(2 * MOST_FACTS, size - 8):
-        raise refused("it is no safetensors file")
-    header = _parsed(file.read(length), 2 * MOST_FACTS)
+        raise refused("it is not a safetensors file")
+    header = _parse(file.read(length), 2 * MOST_FACTS)
     if not isinstance(header, dict) or len(header) > MOST_TENSORS + 1:
         raise refused("its header is malformed")
     end = 0
@@ -365,29 +363,29 @@ def _header(file: io.BufferedReader | io.BytesIO, most_bytes: int) -> tuple[dict
     return header, 8 + length
 
 
-def _offsets(entry: Any) -> tuple[int, int]:
-    found = entry.get("data_offsets") if isinstance(entry, dict) else None
+def _offsets(entry: object) -> tuple[int, int]:
+    ends = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not (
-        isinstance(found, list)
-        and len(found) == 2
-        and all(type(n) is int and 0 <= n < 1 << 60 for n in found)
+        isinstance(ends, list)
+        and len(ends) == 2
+        and all(type(n) is int and 0 <= n < 1 << 60 for n in ends)
     ):
         raise refused("its header is malformed")
-    return found[0], found[1]
+    return ends[0], ends[1]
 
 
-def _parsed(text: Any, most: int) -> Any:
-    """Parse JSON that repeats no key, nests no deeper than needed and holds no number beyond 64 bits."""
+def _parse(text: object, most: int) -> Any:
+    """Parse JSON of limited length, depth and size of numbers, in which no key is repeated."""
     if not isinstance(text, str | bytes) or len(text) > most:
         raise refused("its facts are too long")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
             raise ValueError
-        return found
+        return entries
 
-    def no_constant(_: str) -> Any:
+    def no_constant(_: str) -> None:
         raise ValueError
 
     def whole(digits: str) -> int:
@@ -396,16 +394,14 @@ def _parsed(text: Any, most: int) -> Any:
         return int(digits)
 
     def finite(digits: str) -> float:
-        found = float(
-            digits
-        )  # 1e999 is a number in JSON, and none in any form that could be signed
-        if not math.isfinite(found):
+        number = float(digits)  # JSON allows 1e999, which no signed text can hold
+        if not math.isfinite(number):
             raise ValueError
-        return found
+        return number
 
     try:
         nesting = text.decode() if isinstance(text, bytes) else text
-        nesting.encode()  # half a character is no text
+        nesting.encode()  # fails for half a character
         parsed = json.loads(
             nesting,
             object_pairs_hook=once,
@@ -421,14 +417,14 @@ def _parsed(text: Any, most: int) -> Any:
     return parsed
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     if isinstance(value, dict):
         return 1 + max(map(_depth, value.values()), default=0)
     return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def refused(problem: str) -> ContributionRejected:
-    """Word the refusal of a file."""
+    """Return the error that refuses a file."""
     return ContributionRejected(
-        f"The file was refused: {problem}. Nothing of it was used. Ask its sender for it again."
+        f"The file was refused: {problem}. Nothing of it was used. Ask its sender to send it again."
     )

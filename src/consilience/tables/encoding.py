@@ -79,7 +79,7 @@ class _Scales:
         return column.transform is not None or max(ends) > 1
 
     def beyond(self, numbers: NDArray[Any]) -> list[int]:
-        """Return the columns with a missing value or one beyond a bound; only these are clipped."""
+        """Return the columns with a missing value or one beyond a bound, which need clipping."""
         if not numbers.size:
             return []
         ends = zip(
@@ -92,7 +92,7 @@ class _Scales:
     def fill(
         self, numbers: NDArray[Any], beyond: Sequence[int], values: NDArray[np.float64]
     ) -> set[str]:
-        """Write the features of a block of records; return columns that lack a value and may not."""
+        """Write the features of a block; return the columns that lack a value and may not."""
         refused, absent = set(), {}
         scaled = values[self.places]  # a view if the columns lie side by side, else a copy
         scaled[:] = numbers

@@ -20,8 +20,8 @@ def refuse(problems: Sequence[str], where: str = "The table") -> None:
     """Raise an error if records hold values that the schema does not allow."""
     if problems:
         fix = (
-            "Fix values row by row; do not use statistics of the whole column. Or declare what such "
-            "values become: missing=, unseen=, missing_values=, unknown_label=."
+            "Fix values row by row; do not use statistics of the whole column. Or declare what "
+            "such values become: missing=, unseen=, missing_values=, unknown_label=."
         )
         raise mismatch(list(dict.fromkeys(problems)), fix, where=where)
 

@@ -66,8 +66,8 @@ class Numeric:
             raise SettingsError(
                 f"Column {self.name!r} is numeric with low={self.low!r}, high={self.high!r}; both "
                 f"must be finite numbers. No record was read. Write Numeric({self.name!r}, "
-                "low=..., high=...) from domain knowledge; reading the bounds off the data would "
-                "leak its extreme records."
+                "low=..., high=...) from domain knowledge. Bounds read from the data would leak "
+                "its extreme records."
             )
         of = f"of {self.name!r}"
         require(
@@ -142,9 +142,9 @@ class Categorical:
         categories = spell_all(self.categories, f"categories {of}")
         if not categories:
             raise SettingsError(
-                f"Column {self.name!r} is categorical with no categories; one-hot needs them. No "
+                f"Column {self.name!r} is categorical but has no categories. No "
                 f"record was read. Write Categorical({self.name!r}, categories=(...)) from the "
-                "code book; reading them off the data would leak who is in it."
+                "code book. Categories read from the data would reveal who is in it."
             )
         rules = {"error", "ignore", "indicator"}
         require(
@@ -165,7 +165,7 @@ class Categorical:
         return (*names, f"{self.name} is missing") if self.missing == "indicator" else names
 
     def find_features(self, column: pa.Array) -> tuple[NDArray[np.int64], list[str]]:
-        """Return which feature is one for each record, -1 for none, and problems with the column."""
+        """Return which feature is one for each record, or -1, and problems with the column."""
         codes, missing = find_places(column, self.categories, self.missing_values)
         if self.missing == "error" and missing.any():
             return codes, [
@@ -180,7 +180,7 @@ class Categorical:
 
 
 class Encoded(NamedTuple):
-    """Hold encoded records: features, labels, and person ids if the schema names a person column."""
+    """Hold encoded records: features, labels, and person ids if the schema has a person column."""
 
     X: NDArray[np.float64]
     y: NDArray[Any]
@@ -262,7 +262,7 @@ class Schema:
                 len(known) > 1,
                 "classes",
                 list(known),
-                "at least two; a site may lack one, a study may not",
+                "at least two; a single site may lack one of them",
             )
             object.__setattr__(self, "classes", tuple(to_python(value) for value in self.classes))
             allowed = self.unknown_label is None or spell(self.unknown_label) in known
@@ -271,7 +271,7 @@ class Schema:
             )
         else:
             bound = as_number(self.label_bound)
-            wish = "positive, or declare classes=(...); reading either off the data would leak"
+            wish = "positive, or declare classes=(...), neither of them read from the data"
             require(0 < bound < math.inf, "label_bound", self.label_bound, wish)
             object.__setattr__(self, "label_bound", bound)
             if self.unknown_label is not None:
@@ -395,7 +395,8 @@ def _facts(declared: Any) -> dict[str, Any]:
 
 
 def _declare(kind: type[T], settings: Mapping[str, Any], where: str) -> T:
-    known = {field.name: field.default is MISSING for field in fields(kind)}  # type: ignore[arg-type]
+    declared = fields(kind)  # type: ignore[arg-type]
+    known = {field.name: field.default is MISSING for field in declared}
     unknown = sorted(set(settings) - set(known))
     require(not unknown, f"settings of {where}", unknown, f"among {list(known)}")
     absent = sorted(name for name, required in known.items() if required and name not in settings)

@@ -60,7 +60,7 @@ def test_a_weight_depends_on_its_own_record_alone():
         np.testing.assert_array_equal(adaboost._weights(scores[kept], y[kept]), whole[kept])
 
 
-# ------------------------------------------------------------------ exact audit of one round, and twins that it catches
+# ---------------------------------------------- exact audit of one round, and twins that it catches
 
 BINS = Bins.even(0, 1, n_features=1, n_bins=3)
 POINTS = [(code, k) for code in range(3) for k in range(2)]
@@ -108,7 +108,10 @@ def one_round(records, weigh, neighbours):
 
 
 def loss_of(D, E, weigh, neighbours):
-    """Largest loss of a round: that of the split plus, in the tails of Laplace noise, the L1 distance of the sums."""
+    """Return the largest loss of a round: of the split, plus the L1 distance of the leaf sums.
+
+    The latter is reached in the tails of Laplace noise.
+    """
     p, a, plan = one_round(D, weigh, neighbours)
     q, b, _ = one_round(E, weigh, neighbours)
     assert isinstance(plan.leaves, Laplace)

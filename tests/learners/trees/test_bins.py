@@ -1,4 +1,4 @@
-"""Where trees may split: bins agree with searching, missing values have a place, and nothing is read off records."""
+"""Where trees may split: bins agree with a search, missing values have one, no record is read."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Trees and forests: exact ones against brute force, noisy ones against what was charged, all against hostile input."""
+"""Trees and forests: exact ones against brute force, noisy ones against what was charged."""
 
 import math
 from fractions import Fraction
@@ -39,7 +39,7 @@ def table(n, n_features=3, n_classes=3, seed=0):
     return X, y
 
 
-# -------------------------------------------------------------------------------------------------------- sensitivity
+# -------------------------------------------------------------------------------------- sensitivity
 
 
 def steps_of(codes, y, weight, bins, n_classes):
@@ -60,7 +60,7 @@ RECORDS = st.tuples(
 @settings(max_examples=150, deadline=None)
 @given(crowd=st.lists(RECORDS, max_size=8), new=RECORDS, grain=st.sampled_from([1, 7, 256]))
 def test_an_arrival_moves_every_impurity_by_nought_to_two_of_its_weight(crowd, new, grain):
-    """In whole steps and without rounding; a record's weight is at most `grain`, and many records may share a cell."""
+    """In whole steps; a weight is at most `grain`, and records may share a cell."""
     rows = np.array([*crowd, new], dtype=np.int64)
     weight = np.minimum(rows[:, 4], grain)
     weight[:-1] = rows[:-1, 4]  # a crowd of records in one cell
@@ -100,11 +100,11 @@ def by_definition(rows, feature, last, single):
     return whole
 
 
-# ------------------------------------------------------------------------------------------------ exact training
+# ----------------------------------------------------------------------------------- exact training
 
 
 def brute_force(rows, bins, depth):
-    """Grow a tree by its definition, one node after the other; return its splits and leaves from left to right."""
+    """Grow a tree by its definition, node by node; return its splits and leaves, left to right."""
     level, splits = [rows], []
     for _ in range(depth):
         below = []
@@ -187,7 +187,7 @@ def test_missing_values_are_learned_from_where_they_have_a_place(missing):
         PrivateTreeClassifier(epsilon=1.0, bounds=(0, 1)).fit(X, y)
 
 
-# ----------------------------------------------------------------------------------------------------- metamorphic
+# -------------------------------------------------------------------------------------- metamorphic
 
 
 SEEDED = {
@@ -200,7 +200,7 @@ SEEDED = {
 
 
 def names_carry_over(learner):
-    """Whether renaming and reordering the classes renames the predictions and changes nothing else (row 6)."""
+    """Tell whether renaming and reordering classes only renames the predictions (row 6)."""
     X, y = table(400)
     exact = {**SEEDED, "epsilon": math.inf}
     plain = learner(classes=[0, 1, 2], **SEEDED).fit(X, y).predict_proba(X)
@@ -223,7 +223,7 @@ def test_predictions_carry_the_names_of_the_classes(learner):
 
 @pytest.mark.parametrize("learner", BOTH)
 def test_row_6_raw_labels_in_leaves_are_caught(learner, monkeypatch):
-    """A twin that counts labels, not their places among the classes, in its leaves: a label 2 lands in the third."""
+    """A twin whose leaves count labels, not their indices: a label 2 is counted in the third."""
     real, encode, raw = histograms.count_leaves, trees.label_codes, {}
 
     def remember(self, classes, values):
@@ -265,7 +265,7 @@ def test_rescaling_columns_and_their_bounds_changes_nothing(learner):
     assert np.array_equal(one.predict_proba(X), two.fit(moved, y).predict_proba(moved))
 
 
-# ----------------------------------------------------------------------------------- what is drawn is what is charged
+# ----------------------------------------------------------------- what is drawn is what is charged
 
 
 @pytest.mark.statistical
@@ -274,7 +274,10 @@ def test_rescaling_columns_and_their_bounds_changes_nothing(learner):
 def test_on_no_records_leaves_hold_the_noise_that_was_charged_and_splits_are_uniform(
     delta, relation
 ):
-    """The whole way, unseeded: 1024 leaves of a tree that saw one record at most. False-alarm rate 1e-6 each."""
+    """Unseeded, from end to end: 1024 leaves of a tree that saw one record at most.
+
+    The false-alarm rate is 1e-6 each.
+    """
     n = 0 if relation == "add-remove" else 1
     bins = Bins([[1.0, 2.0, 3.0], [1.0]])
     settings_ = {
@@ -357,9 +360,16 @@ def test_the_guarantee_is_what_was_asked_and_never_more(
 ):
     who = {} if cap is None else {"unit": "person", "records_per_person": cap}
     model = PrivateForestClassifier(
-        epsilon=epsilon, delta=delta, neighbours=relation, max_depth=depth, n_trees=n_trees, split_share=share,
-        assignment=assignment, splitter=splitter, **who,
-    )  # fmt: skip
+        epsilon=epsilon,
+        delta=delta,
+        neighbours=relation,
+        max_depth=depth,
+        n_trees=n_trees,
+        split_share=share,
+        assignment=assignment,
+        splitter=splitter,
+        **who,
+    )
     model._check()
     task = TreeTask(np.zeros((9, 1), np.uint8), np.zeros(9, np.int64), 2)
     plan = model._plan(task)
@@ -429,7 +439,7 @@ def test_a_retry_returns_the_same_forest_and_a_new_fit_another(tmp_path):
     assert ledger.balance("ward").spent.epsilon == pytest.approx(2.0)
 
 
-# ---------------------------------------------------------------------------------------------------------- persons
+# ------------------------------------------------------------------------------------------ persons
 
 
 @pytest.mark.parametrize("learner", BOTH)
@@ -468,7 +478,7 @@ def test_how_many_records_persons_have_changes_neither_the_plan_nor_the_publishe
     assert plans[0] == plans[1]
 
 
-# --------------------------------------------------------------------------------------------------- post-processing
+# ---------------------------------------------------------------------------------- post-processing
 
 
 @settings(max_examples=80, deadline=None)
@@ -525,7 +535,7 @@ def test_importances_sum_to_one_and_favour_what_matters(learner):
     assert flat.feature_importances_.tolist() == [0.2] * 5
 
 
-# ---------------------------------------------------------------------------------------------------- edges and errors
+# --------------------------------------------------------------------------------- edges and errors
 
 
 @pytest.mark.parametrize("learner", BOTH)
@@ -668,6 +678,6 @@ def test_the_auto_settings_look_at_public_facts_alone():
     assert len(shapes) == 1
     for n, share in ((1000, 0.5), (10**6, 20.0)):
         assume_fits = PrivateForestClassifier(epsilon=share, public_size=n, bounds=(0, 1))
-        trees_, depth = trees._fitting(assume_fits, n, disjoint=True, greedy=True)
+        trees_, depth = trees._suggest_size(assume_fits, n, disjoint=True, greedy=True)
         assert 3 <= trees_ <= 20
         assert 2 <= depth <= 6

@@ -68,13 +68,17 @@ def test_the_literal_threshold_moves_by_the_range_of_the_feature():
 
 @pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_noise_on_a_label_is_no_noise_on_a_majority(noise):
-    """floor(Laplace) added to label 0 or 1 has a loss of 1/scale for one changed majority, whatever the counts: a
-    majority of one record and one of a thousand are told apart from their opposite equally well."""
+    """floor(Laplace) added to label 0 or 1 has a loss of 1/scale for one changed majority.
+
+    The counts do not matter: a majority of one record and one of a thousand are equally visible.
+    """
     scale = noise
     grid = np.arange(-200, 201)
 
     def floor_laplace(k):  # Pr[floor(L) = k]
-        cdf = lambda t: np.where(t < 0, np.exp(t / scale) / 2, 1 - np.exp(-t / scale) / 2)  # noqa: E731
+        def cdf(t):
+            return np.where(t < 0, np.exp(t / scale) / 2, 1 - np.exp(-t / scale) / 2)
+
         return cdf(k + 1.0) - cdf(k * 1.0)
 
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,8 +1,9 @@
-"""Boosting by trees under differential privacy: records that earlier trees get wrong count more, but never above one.
+"""Boosting by trees under differential privacy.
 
-The textbook's weights are normalised over all records, so that one record moves all weights. Here a
-record's weight depends on itself and on trees already released, and lies in [0, 1]: every weighted
-count keeps the sensitivity of a plain one (docs/guarantees/adaboost.md).
+Records that earlier trees get wrong count more. In the textbook, weights are normalised over all
+records, so that one record moves all weights. Here a record's weight depends only on that record
+and on trees already released, and lies in [0, 1], so that every weighted count keeps the
+sensitivity of a plain one (docs/guarantees/adaboost.md).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,45 +24,50 @@ from consilience.learners.base import State, is_positive
 from consilience.learners.trees.binned import FiledTask, TreeTask
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
+    Dealt,
+    RandomState,
     Shape,
     Task,
     TreeLearner,
     TreePlan,
-    capped,
+    add_noise,
+    cap_persons,
     declared_bins,
     grow,
     is_whole,
-    noisy,
     plan_trees,
     probabilities,
     some_features,
-    stacked,
+    stack_trees,
 )
 from consilience.privacy.mechanisms import Noise, Source
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[Any]
 
 GRAIN = 256  # weights are whole multiples of 1/GRAIN: their sums are exact
 MOST_RECORDS = 1 << 22  # so that GRAIN times their number, squared, is a 64-bit integer
-LARGEST_SAY = 2.0  # that a leaf adds to a score, before the rate
+LARGEST_SAY = 2.0  # the most that a leaf adds to a score, before the rate
 
 
 class PrivateAdaBoostClassifier(TreeLearner):
     """Boost small trees under differential privacy.
 
-    Each round grows a tree on weighted records, releases its noisy leaf counts, and takes the
-    tree's say from the same counts. Rounds share the budget; with a delta their zero-concentrated
-    costs add up.
+    Each round grows a tree on weighted records and releases its noisy leaf counts, from which the
+    values of its leaves are computed. Rounds share the budget; with a delta their costs add up as
+    zero-concentrated differential privacy.
 
     Parameters
     ----------
     epsilon, delta
-        The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact training that promises nothing.
+        The budget; ``delta=0`` is pure, ``epsilon=math.inf`` trains exactly and promises nothing.
     n_rounds, max_depth
-        Number of rounds, and of splits from root to leaf. Few rounds of small trees do best.
+        Number of rounds, and of splits from root to leaf. Few rounds of small trees work best.
     algorithm, learning_rate
         ``"real"``: every leaf adds its own log-odds. ``"discrete"``: every tree casts a vote,
-        weighted by its noisy accuracy. What is added is multiplied by the rate.
+        weighted by its noisy accuracy. Both are multiplied by the rate.
     max_features, split_share, bins, bounds, classes, neighbours, unit, records_per_person,
     random_state, noise
         As in `PrivateForestClassifier`.
@@ -102,7 +108,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
         neighbours: str = "add-remove",
         unit: str = "record",
         records_per_person: int | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         noise: Noise | None = None,
     ) -> None:
         self.epsilon = epsilon
@@ -137,12 +143,12 @@ class PrivateAdaBoostClassifier(TreeLearner):
             raise SettingsError(
                 f"{type(self).__name__} takes at most {MOST_RECORDS:,} records, so that sums of "
                 "weights stay exact. Nothing was trained. Use PrivateForestClassifier, which "
-                "takes two thousand million."
+                "takes two billion."
             )
         return plan_trees(self, depth=int(self.max_depth), runs=int(self.n_rounds), grain=GRAIN)
 
     def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
-        task = capped(task.loaded() if isinstance(task, FiledTask) else task, self, source)
+        task = cap_persons(task.load() if isinstance(task, FiledTask) else task, self, source)
         assert isinstance(task, TreeTask)
         generator = check_random_state(self.random_state)
         scores = np.zeros((len(task.y), task.n_classes))
@@ -150,23 +156,21 @@ class PrivateAdaBoostClassifier(TreeLearner):
         for _ in range(self.n_rounds):
             weight = _weights(scores, task.y)
             features = some_features(self.max_features, self.bins_.splittable, generator)
-            shape, exact = grow(task, plan, self.bins_, [features], source, weight)
+            dealt = Dealt.of(task, 1, weight)
+            shape, exact = grow(dealt, plan, self.bins_, [features], source)
             shapes.append(shape)
-            counts.append(noisy(exact, plan, source))
+            counts.append(add_noise(exact, plan, source))
             values.append(self._say(counts[-1] / GRAIN, plan.leaf_variance))
             shapes[-1].add_up(task.codes, values[-1], scores)
-        self.shape_, self.counts_, self.values_ = (
-            stacked(shapes),
-            np.concatenate(counts),
-            np.concatenate(values),
-        )
+        self.shape_ = stack_trees(shapes)
+        self.counts_, self.values_ = np.concatenate(counts), np.concatenate(values)
         # In the first round every record weighs one: the sum of its noisy counts is a noisy number
         # of records.
         hidden = self.neighbours == "add-remove" and bool(plan.events)
         self.public_size_ = max(1, round(float(counts[0].sum() / GRAIN)) if hidden else len(task.y))
 
     def _say(self, counts: Array, variance: float) -> Array:
-        """Return what each leaf adds to the score of each class, from noisy counts alone; it sums to zero."""
+        """Return what each leaf adds to the scores, from noisy counts alone; classes sum to zero."""
         p = probabilities(counts, variance)
         n_classes = p.shape[2]
         if n_classes == 1:
@@ -184,10 +188,9 @@ class PrivateAdaBoostClassifier(TreeLearner):
         return np.asarray(self.learning_rate * np.clip(said, -LARGEST_SAY, LARGEST_SAY))
 
     def shape_functions(self) -> dict[int, Array]:
-        """Return, for each feature that stumps split on, what each of its bins adds to each class: (bin, class).
+        """Return for each feature what each of its bins adds to each class: (bin, class).
 
-        Trees of depth 1 each look at one feature, so that the whole model is a sum of such
-        functions.
+        Trees of depth 1 look at one feature each, so that the model is a sum of such functions.
         """
         check_is_fitted(self)
         if self.shape_.depth != 1:
@@ -208,8 +211,8 @@ class PrivateAdaBoostClassifier(TreeLearner):
             functions[int(feature)] = functions.get(int(feature), 0.0) + said
         return dict(sorted(functions.items()))
 
-    def plot_shapes(self, *, feature_names: Sequence[str] | None = None) -> Any:
-        """Draw the shape functions of the last class, the strongest first, and return the matplotlib figure."""
+    def plot_shapes(self, *, feature_names: Sequence[str] | None = None) -> Figure:
+        """Return a matplotlib figure of the last class' shape functions, the strongest first."""
         from matplotlib.figure import Figure
 
         functions = {
@@ -285,7 +288,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
 
 
 def _weights(scores: Array, y: Array) -> NDArray[np.int64]:
-    """Return min(1, exp(-margin)) in whole steps: of one record, whatever the others are."""
+    """Return min(1, exp(-margin)) in whole steps; each depends on one record alone."""
     rows = np.arange(len(y))
     others = np.where(np.arange(scores.shape[1]) == y[:, None], -np.inf, scores).max(axis=1)
     margin = np.maximum(scores[rows, y] - others, 0.0)

@@ -1,12 +1,13 @@
-"""Records as bins and class numbers, handed to growing trees part by part: from memory, or from a file without a name.
+"""Records as bins and class numbers, handed to growing trees part by part.
 
 A table larger than memory is read once. Its bins, one byte for each value, go to a temporary file
-which nobody else can open and which is gone when the process ends; trees then read that file once
-for each level, all of them together.
+without a name, which nobody else can open and which is gone when the process ends. All trees
+together then read that file once for each level.
 """
 
 from __future__ import annotations
 
+import io
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,14 +23,13 @@ from consilience.progress import Progress, showing
 Array = NDArray[Any]
 
 BLOCK_RECORDS = 1 << 18  # read from the file at a time
-NODES_KEPT = (
-    1 << 27
-)  # between levels, over all trees; beyond, records are sent down from the root again
+# Nodes remembered between levels, over all trees; with more, records start from the root again.
+NODES_KEPT = 1 << 27
 
 
 @dataclass
 class Part:
-    """Some records of one tree, and the node at `level` that each has come to."""
+    """Some records of one tree, and the node at `level` that each of them reached."""
 
     tree: int
     codes: NDArray[np.uint8]
@@ -39,7 +39,7 @@ class Part:
 
     @classmethod
     def at_root(cls, tree: int, codes: Array, y: Array) -> Part:
-        """Return records that have yet to go down."""
+        """Return records that are all at the root."""
         return cls(tree, codes, y, np.zeros(len(y), np.uint16))
 
 
@@ -63,14 +63,17 @@ class TreeTask:
         return len(self.y) if self.persons is None else int(self.persons.max(initial=-1)) + 1
 
     def passes(self, owner: Array | None, n_trees: int) -> Callable[[], Iterator[Part]]:
-        """Return what goes through all records of all trees: dealt out by `owner`, or all of them to every tree."""
+        """Return an iterator over the records of all trees.
+
+        Each record goes to the tree that owns it or, without `owner`, to every tree.
+        """
         if self.n_records * (1 if owner is not None else n_trees) > NODES_KEPT:
-            return lambda: _dealt(self.codes, self.y, owner, n_trees)
-        kept = list(_dealt(self.codes, self.y, owner, n_trees))
+            return lambda: _deal(self.codes, self.y, owner, n_trees)
+        kept = list(_deal(self.codes, self.y, owner, n_trees))
         return lambda: iter(kept)
 
 
-def _dealt(codes: Array, y: Array, owner: Array | None, n_trees: int) -> Iterator[Part]:
+def _deal(codes: Array, y: Array, owner: Array | None, n_trees: int) -> Iterator[Part]:
     if owner is None:
         yield from (Part.at_root(tree, codes, y) for tree in range(n_trees))
         return
@@ -83,7 +86,7 @@ def _dealt(codes: Array, y: Array, owner: Array | None, n_trees: int) -> Iterato
 
 @dataclass
 class FiledTask:
-    """The same in a temporary file; persons are not known."""
+    """The same in a temporary file, without persons."""
 
     n_features: int
     n_classes: int
@@ -91,10 +94,12 @@ class FiledTask:
     n_records: int = 0
     persons: None = None
     _passes: int = 0
-    _file: Any = field(default_factory=lambda: tempfile.TemporaryFile(buffering=0), repr=False)
+    _file: io.FileIO = field(
+        default_factory=lambda: tempfile.TemporaryFile(buffering=0), repr=False
+    )
 
     def __post_init__(self) -> None:
-        weakref.finalize(self, self._file.close)  # and with it the file is gone
+        weakref.finalize(self, self._file.close)  # which also removes the file
 
     @property
     def n_units(self) -> int:
@@ -118,7 +123,7 @@ class FiledTask:
         self.n_records += len(y)
 
     def blocks(self) -> Iterator[tuple[Array, Array]]:
-        """Yield bins, followed by bytes that no feature has, and classes of records in the order they came in."""
+        """Yield the bins and classes of records in their order; class bytes follow the bins."""
         self._file.seek(0)
         rows = np.empty((min(BLOCK_RECORDS, self.n_records), self._width), np.uint8)
         for start in range(0, self.n_records, BLOCK_RECORDS):
@@ -130,7 +135,7 @@ class FiledTask:
             yield block, y if self.n_classes <= 256 else y + 256 * block[:, -1].astype(np.int64)
 
     def passes(self, owner: Array | None, n_trees: int) -> Callable[[], Iterator[Part]]:
-        """Return what goes through the file once, for all trees: dealt out by `owner`, or all of it to every tree."""
+        """Return an iterator that reads the file once for all trees; `owner` as in `TreeTask`."""
 
         def once() -> Iterator[Part]:
             self._passes += 1
@@ -138,19 +143,17 @@ class FiledTask:
             with showing(f"Growing trees, pass {self._passes}", self.progress) as progress:
                 for codes, y in self.blocks():
                     start, stop = stop, stop + len(y)
-                    yield from _dealt(
+                    yield from _deal(
                         codes, y, None if owner is None else owner[start:stop], n_trees
                     )
                     progress(stop, self.n_records)
 
         return once
 
-    def loaded(self) -> TreeTask:
+    def load(self) -> TreeTask:
         """Return the same in memory."""
-        codes, y = (
-            np.empty((self.n_records, self.n_features), np.uint8),
-            np.empty(self.n_records, np.int64),
-        )
+        codes = np.empty((self.n_records, self.n_features), np.uint8)
+        y = np.empty(self.n_records, np.int64)
         stop = 0
         for block, labels in self.blocks():
             start, stop = stop, stop + len(labels)

@@ -1,8 +1,8 @@
 """Public cut points: where a tree may split, declared before anyone looks at a record.
 
-A cut read off the data, a midpoint between two records or a quantile of them, would betray those
-records. So every feature is cut at places known to all: evenly between declared bounds, at the
-quantiles of public records, or between declared categories.
+A cut that is computed from the data, such as a midpoint between two records or a quantile, would
+reveal those records. So every feature is cut at public places: evenly between declared bounds, at
+the quantiles of public records, or between declared categories.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from consilience.errors import SchemaMismatch, SettingsError
 from consilience.tables.public import Public
 from consilience.tables.schema import Numeric, Schema
 
-MOST_BINS = 255  # of a feature, so that a bin is a byte; one more is for what is missing
+Missing = Literal["error", "low", "high"]
+
+MOST_BINS = 255  # of a feature, so that a bin is a byte; one more is for missing values
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Bins:
 
     cuts: Sequence[Sequence[float]]
     categorical: Sequence[bool] | None = None
-    missing: Literal["error", "low", "high"] = "error"
+    missing: Missing = "error"
 
     def __post_init__(self) -> None:
         try:
@@ -84,9 +86,12 @@ class Bins:
         *,
         n_features: int,
         n_bins: int = 16,
-        missing: Any = "error",
+        missing: Missing = "error",
     ) -> Self:
-        """Cut each feature evenly between public bounds, one for all features or one each; beyond them the bins end."""
+        """Cut each feature evenly between public bounds, the same for all or one for each.
+
+        Values beyond a bound fall into the first or the last bin.
+        """
         _check_count(n_bins)
         lows, highs = (
             np.broadcast_to(np.asarray(end, dtype=float), (n_features,)) for end in (low, high)
@@ -104,7 +109,7 @@ class Bins:
 
     @classmethod
     def of(cls, schema: Schema, *, n_bins: int = 16) -> Self:
-        """Cut what `schema` encodes: numbers evenly between their bounds, categories and marks between no and yes."""
+        """Cut the features of `schema`: numbers evenly between their bounds, others in two."""
         _check_count(n_bins)
         size = 1 / np.sqrt(len(schema.columns)) if schema.scale == "columns" else 1.0
         even, mark = np.linspace(-1, 1, n_bins + 1)[1:-1] * size, [size / 2]
@@ -115,16 +120,15 @@ class Bins:
         return cls(cuts)
 
     @classmethod
-    def quantiles(cls, public: Public, *, n_bins: int = 16, missing: Any = "error") -> Self:
-        """Cut each feature where the quantiles of public records lie."""
+    def quantiles(cls, public: Public, *, n_bins: int = 16, missing: Missing = "error") -> Self:
+        """Cut each feature at the quantiles of public records."""
         _check_count(n_bins)
         X = np.asarray(public.X, dtype=float)
         cuts: list[list[float]] = []
         for x in (column[np.isfinite(column)] for column in X.T):
-            found = np.unique(np.quantile(x, np.arange(1, n_bins) / n_bins)) if len(x) else x
-            cuts.append(
-                [cut for cut in found.tolist() if cut > x.min()]
-            )  # at the least value, nothing would be below
+            ends = np.unique(np.quantile(x, np.arange(1, n_bins) / n_bins)) if len(x) else x
+            # Below a cut at the least value there would be nothing.
+            cuts.append([cut for cut in ends.tolist() if cut > x.min()])
         return cls(cuts, missing=missing)
 
     @cached_property
@@ -141,13 +145,16 @@ class Bins:
 
     @cached_property
     def candidates(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Every possible split: its feature, the last bin (or the category) that goes left, and whether it is one."""
+        """Every possible split: its feature, the last bin or the category that goes left, its kind.
+
+        The kind is True for a split of one category against all others.
+        """
         assert self.categorical is not None
         rows = []
         for feature, (size, kind) in enumerate(
             zip(self.sizes.tolist(), self.categorical, strict=True)
         ):
-            # Of two categories either one against the other is the same split.
+            # With two categories, either one against the other is the same split.
             rows += [
                 (feature, bin_, kind and size > 2)
                 for bin_ in range(size if kind and size > 2 else size - 1)

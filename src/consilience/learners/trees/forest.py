@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
@@ -62,24 +62,37 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Task = TreeTask | FiledTask
+RandomState = Any  # as scikit-learn takes it: None, a whole number or a generator
+
+
+class Generator(Protocol):
+    """The draws of public randomness that trees need, as of `check_random_state`."""
+
+    def randint(self, low: int, high: int, size: int) -> Array:
+        """Return whole numbers in [low, high)."""
+
+    def uniform(self, *, size: int) -> Array:
+        """Return numbers in [0, 1)."""
+
+    def permutation(self, n: int) -> Array:
+        """Return the numbers below `n` in random order."""
+
 
 MOST_LEVELS = 16
 MOST_TREES = 1 << 14  # in a file
-GROWTH = 2 ** (
-    1 / 3
-)  # of a level's epsilon over that of the level above, which has nodes twice as full
-DEALT = 1 << 20  # records whose trees are drawn at once
-# how far a leaf's probabilities are taken to lie from its parent's, for the shrinking of noisy ones
+# The epsilon of a level over that of the level above, whose nodes hold twice as many records.
+GROWTH = 2 ** (1 / 3)
+DRAWN = 1 << 20  # records whose trees are drawn at once
+# How far a leaf's probabilities are assumed to lie from its parent's; noisy ones are shrunk to it.
 SPREAD = 0.15
-MOST_COUNTS = (
-    1 << 25
-)  # held at once; a level that needs more is counted in several passes, some trees in each
-MARGIN = 1 - 1e-12  # of the budget that is planned with, so that rounding cannot exceed it
+# Counts held at once; a level that needs more is counted in several passes, some trees in each.
+MOST_COUNTS = 1 << 25
+MARGIN = 1 - 1e-12  # the share of the budget that is planned, so that rounding cannot exceed it
 
 
 @dataclass(frozen=True)
 class TreePlan:
-    """What one tree draws: a selection for each level and noise on its leaves; `runs` trees see the same records."""
+    """What one tree draws: a selection for each level, and noise on its leaves."""
 
     selections: tuple[Selection, ...]
     leaves: Laplace | DiscreteGaussian | None
@@ -102,14 +115,14 @@ class TreePlan:
 
 
 def plan_trees(
-    learner: Any, *, depth: int, runs: int, greedy: bool = True, grain: int = 1
+    learner: TreeLearner, *, depth: int, runs: int, greedy: bool = True, grain: int = 1
 ) -> TreePlan:
-    """Divide the budget over levels and leaves of each of `runs` trees that see the same records."""
+    """Divide the budget over the levels and leaves of `runs` trees that see the same records."""
     if math.isinf(learner.epsilon):
         return TreePlan((), None, (), depth, grain)
     replaced = learner.neighbours == "replace-one"
     who: dict[str, Any] = {"unit": Unit(learner.unit), "neighbours": Neighbours(learner.neighbours)}
-    cap = int(learner.records_per_person) if learner.unit == "person" else 1
+    cap = int(learner.records_per_person or 1) if learner.unit == "person" else 1
     share = float(learner.split_share) if greedy else 0.0
     growth = GROWTH ** np.arange(depth if greedy else 0)
     asked, delta = float(learner.epsilon) * MARGIN, float(learner.delta)
@@ -125,8 +138,8 @@ def plan_trees(
         budgets = share * epsilon * growth / max(1.0, growth.sum())
         moved = cap * grain * (2.0 if replaced else 1.0)
         leaves = Laplace(sensitivity=moved, scale=moved / ((1 - share) * epsilon), **who)
-    # A record's arrival moves the impurity of every split by 0 to 2; a replaced one moves some up
-    # and others down.
+    # A record that is added raises the impurity of every split by 0 to 2. One that is replaced may
+    # raise some and lower others.
     facts: dict[str, Any] = {
         "sensitivity": 2.0 * cap,
         "monotone": "no" if replaced else "yes",
@@ -140,7 +153,11 @@ def plan_trees(
 
 @dataclass(frozen=True)
 class Shape:
-    """Where trees (rows) split: feature, last bin or category to go left, whether it is a category; inner nodes."""
+    """Where trees split, as arrays (tree, inner node).
+
+    ``feature``, the ``last`` bin (or the one category) that goes left, and whether it is a
+    ``single`` category.
+    """
 
     feature: NDArray[np.int64]
     last: NDArray[np.int64]
@@ -148,7 +165,7 @@ class Shape:
 
     @classmethod
     def on(cls, bins: Bins, feature: Array, last: Array) -> Self:
-        """Return splits of which `bins` tell the kind."""
+        """Return splits whose kind follows from `bins`."""
         categories = np.asarray(bins.categorical) & (bins.sizes > 2)
         return cls(feature, last, categories[feature])
 
@@ -158,10 +175,10 @@ class Shape:
         return int(self.feature.shape[1] + 1).bit_length() - 1
 
     def add_up(self, codes: Array, values: Array, out: Array) -> Array:
-        """Add to `out` (record, class) what each tree's leaf of the record says in `values` (tree, leaf, class)."""
+        """Add `values` (tree, leaf, class) of each record's leaves to `out` (record, class)."""
         from consilience.learners.trees.histograms import add_leaves
 
-        add_leaves(codes, self.feature, self.last, self.single, self.depth, values, out)
+        add_leaves(codes, self.feature, self.last, self.single, values, out)
         return out
 
 
@@ -182,7 +199,7 @@ def are_splits(feature: Array, last: Array, bins: Bins) -> bool:
 
 
 def candidates_of(bins: Bins, features: Array) -> tuple[Array, Array, Array, Array]:
-    """Return the possible splits on `features`: feature, its place among them, last bin, whether it is a category."""
+    """Return the possible splits on `features`: feature, its index there, last bin, kind."""
     feature, last, single = bins.candidates
     kept = np.isin(feature, features)
     if not kept.any():
@@ -193,11 +210,11 @@ def candidates_of(bins: Bins, features: Array) -> tuple[Array, Array, Array, Arr
 def no_cuts() -> SettingsError:
     """Return the error for bins at which no tree can split."""
     return SettingsError(
-        "No feature has a cut to split at. Nothing was trained. Declare bins with cuts."
+        "No feature has a cut to split at. Nothing was trained. Declare bins that have cuts."
     )
 
 
-def random_shape(bins: Bins, features: Array, depth: int, generator: Any) -> Shape:
+def random_shape(bins: Bins, features: Array, depth: int, generator: Generator) -> Shape:
     """Draw a tree's splits from public randomness: a feature, then one of its cuts."""
     feature, _, last, single = candidates_of(bins, features)
     kinds, start, width = np.unique(feature, return_index=True, return_counts=True)
@@ -206,19 +223,31 @@ def random_shape(bins: Bins, features: Array, depth: int, generator: Any) -> Sha
     return Shape(feature[at][None], last[at][None], single[at][None])
 
 
-def grow(
-    task: Task,
-    plan: TreePlan,
-    bins: Bins,
-    features: Sequence[Array],
-    source: Source,
-    weight: Array,
-    owner: Array | None = None,
-) -> tuple[Shape, NDArray[np.int64]]:
-    """Draw the splits of one tree for each of `features`, level by level; return them and exact leaf counts.
+@dataclass(frozen=True)
+class Dealt:
+    """The records that trees are grown on: each iteration of `parts` goes through all of them.
 
-    All trees go through the records together, once for each level and once for the leaves. Without
-    `owner` every tree sees all records, else those it owns.
+    ``weight`` is one weight for all records, or one for each.
+    """
+
+    parts: Callable[[], Iterator[Part]]
+    n_classes: int
+    weight: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, task: Task, n_trees: int, weight: NDArray[np.int64], owner: Array | None = None
+    ) -> Self:
+        """Give each tree the records that it owns or, without `owner`, all of them."""
+        return cls(task.passes(owner, n_trees), task.n_classes, weight)
+
+
+def grow(
+    dealt: Dealt, plan: TreePlan, bins: Bins, features: Sequence[Array], source: Source
+) -> tuple[Shape, NDArray[np.int64]]:
+    """Draw the splits of one tree for each of `features`, and return them and exact leaf counts.
+
+    All trees go through the records together, once for each level and once for the leaves.
     """
     from consilience.learners.trees.histograms import STEPS, count, impurities
 
@@ -227,21 +256,20 @@ def grow(
     shape = Shape(
         *(np.zeros((len(features), n_inner), kind) for kind in (np.int64, np.int64, np.bool_))
     )
-    sizes = [(len(some), int(bins.sizes[some].max()), task.n_classes) for some in features]
-    passes = task.passes(owner, len(features))
+    sizes = [(len(some), int(bins.sizes[some].max()), dealt.n_classes) for some in features]
     for level in range(plan.depth):
         here = slice(2**level - 1, 2 ** (level + 1) - 1)
         together = max(1, MOST_COUNTS // (2**level * max(math.prod(size) for size in sizes)))
         for first in range(0, len(features), together):
             group = range(first, min(first + together, len(features)))
             counts = {tree: np.zeros((2**level, *sizes[tree]), np.int64) for tree in group}
-            for part in passes():
+            for part in dealt.parts():
                 if part.tree in counts:
                     send_down(part, shape, level)
                     count(
                         part.codes,
                         part.y,
-                        weight,
+                        dealt.weight,
                         part.node,
                         features[part.tree],
                         counts[part.tree],
@@ -258,30 +286,28 @@ def grow(
                     chosen = steps.argmin(axis=1)
                 shape.feature[tree, here], shape.last[tree, here] = feature[chosen], last[chosen]
                 shape.single[tree, here] = single[chosen]
-    return shape, _count_leaves(passes, shape, task.n_classes, weight)
+    return shape, _count_leaves(dealt, shape)
 
 
 def leaf_counts(
     task: Task, shape: Shape, weight: Array, owner: Array | None = None
 ) -> NDArray[np.int64]:
     """Count the records of each class in each leaf of each tree."""
-    return _count_leaves(task.passes(owner, len(shape.feature)), shape, task.n_classes, weight)
+    return _count_leaves(Dealt.of(task, len(shape.feature), weight, owner), shape)
 
 
-def _count_leaves(
-    passes: Callable[[], Iterator[Part]], shape: Shape, n_classes: int, weight: Array
-) -> NDArray[np.int64]:
+def _count_leaves(dealt: Dealt, shape: Shape) -> NDArray[np.int64]:
     from consilience.learners.trees.histograms import count_leaves
 
-    counts = np.zeros((len(shape.feature), 2**shape.depth, n_classes), np.int64)
-    for part in passes():
+    counts = np.zeros((len(shape.feature), 2**shape.depth, dealt.n_classes), np.int64)
+    for part in dealt.parts():
         send_down(part, shape, shape.depth)
-        count_leaves(part.y, weight, part.node, counts[part.tree])
+        count_leaves(part.y, dealt.weight, part.node, counts[part.tree])
     return counts
 
 
 def send_down(part: Part, shape: Shape, level: int) -> None:
-    """Send records of a tree down to their nodes at `level`."""
+    """Send the records of a tree down to their nodes at `level`."""
     from consilience.learners.trees.histograms import descend
 
     tree = part.tree
@@ -292,7 +318,7 @@ def send_down(part: Part, shape: Shape, level: int) -> None:
     part.level = level
 
 
-def noisy(counts: NDArray[np.int64], plan: TreePlan, source: Source) -> NDArray[np.int64]:
+def add_noise(counts: NDArray[np.int64], plan: TreePlan, source: Source) -> NDArray[np.int64]:
     """Return leaf counts with the noise that was planned."""
     if isinstance(plan.leaves, DiscreteGaussian):
         return gaussian_counts(counts, event=plan.leaves, source=source)
@@ -302,7 +328,7 @@ def noisy(counts: NDArray[np.int64], plan: TreePlan, source: Source) -> NDArray[
 
 
 def node_counts(leaves: Array) -> Iterator[tuple[int, Array]]:
-    """Yield, from the leaves up to the root, the height and the counts (tree, node, class) of each level."""
+    """Yield the height and the counts (tree, node, class) of each level, from the leaves up."""
     height = 0
     yield height, leaves
     while leaves.shape[1] > 1:
@@ -311,12 +337,12 @@ def node_counts(leaves: Array) -> Iterator[tuple[int, Array]]:
 
 
 def probabilities(leaves: Array, variance: float, *, prune: bool = False) -> Array:
-    """Estimate each leaf's class probabilities from noisy counts (tree, leaf, class), known noise and its ancestors.
+    """Estimate class probabilities from noisy counts (tree, leaf, class) of leaves and ancestors.
 
     From the root down, a node's shares are a mean of its own noisy ones and its parent's, each
     weighted by how well it is known: own shares of n records err by p(1-p)/n for their number and
     by variance/n² for their noise, the parent's by `SPREAD`². With `prune`, nodes below which no
-    split gained more than two standard deviations of its noise say what their ancestor says.
+    split gained more than two standard deviations of its noise predict what their ancestor does.
     """
     levels = list(node_counts(leaves.astype(np.float64)))
     n_classes = leaves.shape[2]
@@ -327,9 +353,8 @@ def probabilities(leaves: Array, variance: float, *, prune: bool = False) -> Arr
             gain = _purity(below)[:, ::2] + _purity(below)[:, 1::2] - _purity(counts)
             split = gain > 2 * math.sqrt(n_classes * variance * 2**height)
             if height > 1:
-                split |= (
-                    kept[height - 2].reshape(*split.shape, 4).any(axis=2)
-                )  # or a node below is split
+                # A node also stays split if one below it is.
+                split |= kept[height - 2].reshape(*split.shape, 4).any(axis=2)
             kept[height - 1] = np.repeat(split, 2, axis=1)
     parent = np.full((len(leaves), 1, n_classes), 1 / n_classes)
     for height, counts in reversed(levels):
@@ -351,12 +376,12 @@ def _purity(counts: Array) -> Array:
     return np.asarray(np.where(n > 0, (positive**2).sum(axis=2) / np.where(n > 0, n, 1.0), 0.0))
 
 
-def check_tree_settings(learner: Any) -> None:
+def check_tree_settings(learner: TreeLearner) -> None:
     """Refuse settings that cannot work, before any record is looked at."""
     learner._check_privacy(("trees",))
     need = learner._require
     depth = learner.max_depth
-    fits = depth == "auto" or (is_whole(depth) and 1 <= depth <= MOST_LEVELS)
+    fits = depth == "auto" or (is_whole(depth) and 1 <= int(depth) <= MOST_LEVELS)
     need("max_depth", fits, f"a whole number from 1 to {MOST_LEVELS}, or 'auto'")
     size = getattr(learner, "public_size", None)
     need(
@@ -370,7 +395,11 @@ def check_tree_settings(learner: Any) -> None:
     need("unit", learner.unit in ("record", "person"), "'record' or 'person'")
     cap = learner.records_per_person
     if learner.unit == "person":
-        need("records_per_person", is_whole(cap) and cap >= 1, "an integer >= 1 with unit='person'")
+        need(
+            "records_per_person",
+            cap is not None and is_whole(cap) and cap >= 1,
+            "an integer >= 1 with unit='person'",
+        )
     try:
         check_random_state(learner.random_state)
     except ValueError:
@@ -382,8 +411,8 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def declared_bins(learner: Any, n_features: int) -> Bins:
-    """Return the learner's bins, or even ones between its bounds: one pair for all columns, or one for each."""
+def declared_bins(learner: TreeLearner, n_features: int) -> Bins:
+    """Return the learner's bins, or even ones between its bounds for all columns or for each."""
     if isinstance(learner.bins, Bins):
         return learner.bins
     try:
@@ -391,24 +420,28 @@ def declared_bins(learner: Any, n_features: int) -> Bins:
     except (TypeError, ValueError):
         shape = ()
     if learner.bounds is None or shape not in ((2,), (n_features, 2)):
+        absent = learner.bounds is None
+        problem = "missing" if absent else "neither one (low, high) nor one for each column"
         raise SettingsError(
             f"{type(learner).__name__} cuts features between declared bounds, and 'bounds' is "
-            f"{'missing' if learner.bounds is None else 'not one (low, high), nor one for each column'}. "
+            f"{problem}. "
             "Nothing was trained. Pass bounds=(low, high) from domain knowledge, or "
-            "bins=Bins(...); reading them off the data would leak its extreme records."
+            "bins=Bins(...). Bounds computed from the data would leak its extreme records."
         )
     low, high = np.asarray(learner.bounds, dtype=float).T
     return Bins.even(low, high, n_features=n_features, n_bins=learner.bins)
 
 
-def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Task, list[str], Array, Bins]:
+def tree_task(
+    learner: TreeLearner, X: Any, y: ArrayLike | None, persons: ArrayLike | None
+) -> tuple[Task, list[str], Array, Bins]:
     """Check a tree learner's data; return its task, assumptions, class list and bins."""
     classes, assumptions, source = declared_classes(learner), [], as_chunks(X, y)
     missing = isinstance(learner.bins, Bins) and learner.bins.missing != "error"
     if source is not None:
         classes, held = chunk_classes(learner, source)
     else:
-        finite: Any = "allow-nan" if missing else True
+        finite = "allow-nan" if missing else True
         X, labels = validate_records(learner, X, y, accept_sparse=False, ensure_all_finite=finite)
         if labels.size:
             check_classification_targets(labels)
@@ -419,7 +452,12 @@ def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Task, list[st
     if not len(bins.splittable):
         raise no_cuts()
     if source is not None:
-        return _filed(learner, source, bins, held, finite=not missing), assumptions, classes, bins
+        return (
+            _write_bins(learner, source, bins, held, finite=not missing),
+            assumptions,
+            classes,
+            bins,
+        )
     ids = check_persons(learner, persons, len(labels))
     whose = None if ids is None else np.unique(ids, return_inverse=True)[1]
     task = TreeTask(
@@ -431,8 +469,10 @@ def tree_task(learner: Any, X: Any, y: Any, persons: Any) -> tuple[Task, list[st
     return task, assumptions, classes, bins
 
 
-def _filed(learner: Any, source: Any, bins: Bins, held: Array, *, finite: bool) -> FiledTask:
-    """Read chunks once, checking every record, and keep their bins."""
+def _write_bins(
+    learner: TreeLearner, source: Any, bins: Bins, held: Array, *, finite: bool
+) -> FiledTask:
+    """Read chunks once, checking every record, and keep their bins in a file."""
     task = FiledTask(source.n_features, len(held), getattr(source, "progress", None))
     for X, y in source.chunks():
         check_chunk(type(learner).__name__, source.n_features, X, y, finite=finite)
@@ -445,11 +485,13 @@ def _filed(learner: Any, source: Any, bins: Bins, held: Array, *, finite: bool) 
     return task
 
 
-def capped(task: Task, learner: Any, source: Source) -> Task:
-    """Drop, at random, what a person holds beyond the declared cap."""
+def cap_persons(task: Task, learner: TreeLearner, source: Source) -> Task:
+    """Drop, at random, the records of a person beyond the declared cap."""
     if isinstance(task, FiledTask) or task.persons is None:
         return task
-    keep = cap_records(task.persons, int(learner.records_per_person), source.uniform(len(task.y)))
+    keep = cap_records(
+        task.persons, int(learner.records_per_person or 1), source.uniform(len(task.y))
+    )
     return replace(task, codes=task.codes[keep], y=task.y[keep], persons=task.persons[keep])
 
 
@@ -459,7 +501,11 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
     default_neighbours: ClassVar[str] = "add-remove"
     state_check: ClassVar[StateCheck] = "rows"  # a row of each array is one tree
     max_depth: int | str
+    split_share: float
     bins: int | Bins
+    bounds: ArrayLike | None
+    records_per_person: int | None
+    random_state: RandomState
     classes_: Array
     features_: Array
     bins_: Bins
@@ -475,11 +521,11 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         dataset: str | None = None,
         key: str | None = None,
     ) -> Self:
-        """Train; with a ledger, charge `dataset` first. A retry with the same `key` returns the first result.
+        """Train; with a ledger, charge `dataset` first. A retry with the same `key` draws nothing.
 
-        `X` may be a table in chunks that brings its own labels (`ParquetRows`). It is read, and
-        refused if need be, once and before the charge; its bins are kept in a temporary file that
-        ends with the training.
+        It returns the first result. `X` may be a table in chunks that has its own labels
+        (`ParquetRows`). It is read and checked once, before the charge; its bins are kept in a
+        temporary file that is removed after the training.
         """
         self._check()
         task, assumptions, self.classes_, self.bins_ = tree_task(self, X, y, persons)
@@ -528,7 +574,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         return self._check_values(rest, counts.shape)
 
     def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
-        """Check what one kind of tree learner releases beside splits, size and counts of `shape`."""
+        """Check what one kind of learner releases beside splits, size and counts of `shape`."""
         raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def predict_proba(self, X: Any) -> Array:
@@ -542,7 +588,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
 
     def _codes(self, X: Any) -> NDArray[np.uint8]:
         check_is_fitted(self, "guarantee_")  # set last: a fit that was not charged leaves none
-        finite: Any = True if self.bins_.missing == "error" else "allow-nan"
+        finite = True if self.bins_.missing == "error" else "allow-nan"
         return self.bins_.codes(
             validate_table(self, X, reset=False, accept_sparse=False, ensure_all_finite=finite)
         )
@@ -550,7 +596,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
     def _probabilities(self, codes: Array) -> Array:
         raise NotImplementedError  # pragma: no cover - every learner defines it
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = isinstance(self.bins, Bins) and self.bins.missing != "error"
         tags.non_deterministic = math.isfinite(self.epsilon) and self.noise is None
@@ -563,16 +609,16 @@ class PrivateForestClassifier(TreeLearner):
     Parameters
     ----------
     epsilon, delta
-        The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact training that promises nothing.
-        With a delta, costs add up as zero-concentrated ones, which many trees on the same records
-        profit from.
+        The budget; ``delta=0`` is pure, ``epsilon=math.inf`` trains exactly and promises nothing.
+        With a delta, costs add up as zero-concentrated differential privacy, which helps when many
+        trees see the same records.
     n_trees, max_depth
         Number of trees, and of splits from root to leaf: every tree is complete, whatever the data.
-        ``"auto"`` looks at the budget and the public number of records.
+        ``"auto"`` chooses by the budget and the public number of records.
     max_features
         How many features each tree may split on, drawn from public randomness: a number, a share,
-        ``"sqrt"``, None for all. ``"auto"``: half of them where trees share records and would
-        otherwise look alike, else all.
+        ``"sqrt"``, or None for all. ``"auto"``: half of them if trees share records and would
+        otherwise be alike, else all.
     splitter
         ``"greedy"`` draws splits by impurity, ``"random"`` from public randomness, which leaves all
         budget to the leaves: for few records or little budget.
@@ -585,8 +631,8 @@ class PrivateForestClassifier(TreeLearner):
         Declared (low, high) of all columns, or one pair for each, and the number of even bins
         between them; or `Bins`, which need no bounds.
     prune
-        Whether branches whose gain drowns in noise say what their root says: easier to read, a
-        little less accurate.
+        Whether branches whose gain drowns in noise predict what their root predicts: easier to
+        read, a little less accurate.
     classes, unit, records_per_person, noise
         As in `PrivateLogisticRegression`.
     neighbours, public_size
@@ -634,7 +680,7 @@ class PrivateForestClassifier(TreeLearner):
         public_size: int | None = None,
         unit: str = "record",
         records_per_person: int | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         noise: Noise | None = None,
     ) -> None:
         self.epsilon = epsilon
@@ -678,24 +724,24 @@ class PrivateForestClassifier(TreeLearner):
         )
         need("max_features", fits, "a whole number >= 1, a share in (0, 1], 'sqrt', 'auto' or None")
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.non_deterministic |= (
             self._disjoint and self.noise is None
-        )  # records are dealt out afresh
+        )  # trees of records are drawn
         return tags
 
     def _plan(self, task: Task) -> TreePlan:
         size = self.public_size if self.neighbours == "add-remove" else task.n_units
         greedy = self.splitter == "greedy"
-        n_trees, depth = _fitting(self, size, disjoint=self._disjoint, greedy=greedy)
+        n_trees, depth = _suggest_size(self, size, disjoint=self._disjoint, greedy=greedy)
         n_trees = n_trees if self.n_trees == "auto" else int(self.n_trees)
         depth = depth if self.max_depth == "auto" else int(self.max_depth)
         plan = plan_trees(self, depth=depth, runs=1 if self._disjoint else n_trees, greedy=greedy)
         return replace(plan, n_trees=n_trees)
 
     def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
-        task = capped(task, self, source)
+        task = cap_persons(task, self, source)
         generator = check_random_state(self.random_state)
         owner = owners(task, plan.n_trees, source) if self._disjoint else None
         wish = (
@@ -704,9 +750,10 @@ class PrivateForestClassifier(TreeLearner):
         one, splittable = np.ones(1, np.int64), self.bins_.splittable
         if self.splitter == "greedy":
             features = [some_features(wish, splittable, generator) for _ in range(plan.n_trees)]
-            self.shape_, counts = grow(task, plan, self.bins_, features, source, one, owner)
+            dealt = Dealt.of(task, plan.n_trees, one, owner)
+            self.shape_, counts = grow(dealt, plan, self.bins_, features, source)
         else:
-            self.shape_ = stacked(
+            self.shape_ = stack_trees(
                 [
                     random_shape(
                         self.bins_,
@@ -718,8 +765,8 @@ class PrivateForestClassifier(TreeLearner):
                 ]
             )
             counts = leaf_counts(task, self.shape_, one, owner)
-        self.counts_ = noisy(counts, plan, source)
-        # Under replace-one the number of units is public; how many records a person has never is.
+        self.counts_ = add_noise(counts, plan, source)
+        # Under replace-one the number of units is public, but never how many records a person has.
         hidden = bool(plan.events) and (self.neighbours == "add-remove" or task.persons is not None)
         whole = self.counts_.sum() / (1 if self._disjoint else plan.n_trees)
         self.public_size_ = max(1, round(float(whole)) if hidden else task.n_records)
@@ -795,7 +842,7 @@ class PrivateTreeClassifier(PrivateForestClassifier):
         public_size: int | None = None,
         unit: str = "record",
         records_per_person: int | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         noise: Noise | None = None,
     ) -> None:
         super().__init__(
@@ -820,11 +867,13 @@ class PrivateTreeClassifier(PrivateForestClassifier):
         )
 
 
-def _fitting(learner: Any, size: int | None, *, disjoint: bool, greedy: bool) -> tuple[int, int]:
-    """Return how many trees of what depth suit a budget and a public number of records; measured, not derived.
+def _suggest_size(
+    learner: TreeLearner, size: int | None, *, disjoint: bool, greedy: bool
+) -> tuple[int, int]:
+    """Return the number and the depth of trees that suit a budget and a number of records.
 
-    What counts is records times epsilon (or times √ρ): so many, and so deep, that a node's best
-    split still stands out of the noise it is drawn with (benchmarks/forests.md).
+    The rule was measured, not derived (benchmarks/forests.md). It depends on the number of records
+    times epsilon (or times √ρ): a node's best split should still stand out of the noise.
     """
     if size is None or math.isinf(learner.epsilon):
         return (10 if disjoint and greedy else 20), 4
@@ -844,28 +893,34 @@ def _fitting(learner: Any, size: int | None, *, disjoint: bool, greedy: bool) ->
 
 
 def owners(task: Task, n_trees: int, source: Source) -> Array:
-    """Draw the tree that each record, or person, belongs to: independently of all others, of number and of place."""
+    """Draw the tree of each record, or person, independently of all others and of its position."""
     owner = np.empty(task.n_units, np.min_scalar_type(n_trees))
-    for start in range(0, task.n_units, DEALT):
-        part = owner[start : start + DEALT]
+    for start in range(0, task.n_units, DRAWN):
+        part = owner[start : start + DRAWN]
         part[:] = source.words(len(part)) % np.uint64(n_trees)
     return owner if task.persons is None else owner[task.persons]
 
 
-def some_features(wish: Any, features: Array | int, generator: Any) -> Array:
-    """Draw, from public randomness, which of the `features` (or of so many) a tree may split on; ascending."""
+def some_features(
+    wish: int | float | str | None, features: Array | int, generator: Generator
+) -> Array:
+    """Draw from public randomness which `features` (or of how many) a tree may split on."""
     among = np.arange(features) if isinstance(features, int) else features
     if wish is None:
         return among
     number = (
-        math.sqrt(len(among)) if wish == "sqrt" else wish if is_whole(wish) else wish * len(among)
+        math.sqrt(len(among))
+        if isinstance(wish, str)
+        else wish
+        if is_whole(wish)
+        else wish * len(among)
     )
     chosen = generator.permutation(len(among))[: min(len(among), max(1, math.ceil(number)))]
     return np.asarray(among[np.sort(chosen)], dtype=np.int64)
 
 
-def stacked(shapes: Sequence[Shape]) -> Shape:
-    """Return trees of one depth as one forest."""
+def stack_trees(shapes: Sequence[Shape]) -> Shape:
+    """Return trees of equal depth as one forest."""
     return Shape(
         *(
             np.concatenate([getattr(shape, name) for shape in shapes])

@@ -1,8 +1,8 @@
-"""The loops of trees: find bins, count records by node, bin and class, send them down, look leaves up.
+"""The compiled loops of trees: find bins, count records, send them down, look up leaves.
 
-Counts are whole numbers, so that no order of summation matters. A complete tree of depth h keeps
-its inner nodes in breadth-first order, node i with children 2i+1 and 2i+2, and its leaves from left
-to right.
+Counts are whole numbers, so that the order of summation does not matter. A complete tree of depth h
+keeps its inner nodes in breadth-first order, node i with children 2i+1 and 2i+2, and its leaves
+from left to right.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from consilience.learners.compiled import compiled
 
 Array = NDArray[Any]
 
-STEPS = 1 << 16  # to which the impurity of a split is cut, per record: an exact whole number
+STEPS = 1 << 16  # per record: impurities are rounded down to whole steps, so that they are exact
 
 
 @compiled
 def find_bins(X: Array, cuts: Array, widths: Array, missing: int, out: Array) -> None:
-    """Write the number of cuts at or below each value; what is missing lies below or above all of them.
+    """Write the number of cuts at or below each value; a missing one is below or above all.
 
-    Cuts are padded with NaN, which is below nothing. Comparing with every cut beats searching: the
-    loop has nothing to guess and runs in vector registers.
+    Cuts are padded with NaN, which is below nothing. Comparing with every cut is faster than a
+    binary search: the loop has no branches to predict and runs in vector registers.
     """
     for i in range(X.shape[0]):
         for j in range(X.shape[1]):
@@ -32,7 +32,7 @@ def find_bins(X: Array, cuts: Array, widths: Array, missing: int, out: Array) ->
             for c in range(cuts.shape[1]):
                 found += cuts[j, c] <= value
             if missing == 1:
-                found += value == value  # not so if it is missing
+                found += value == value  # false if it is missing: NaN
             elif missing == 2 and value != value:
                 found = widths[j] + 1
             out[i, j] = found
@@ -42,7 +42,7 @@ def find_bins(X: Array, cuts: Array, widths: Array, missing: int, out: Array) ->
 def descend(
     codes: Array, feature: Array, last: Array, single: Array, level: int, node: Array
 ) -> None:
-    """Send every record from its node at `level`, counted within the level, to its child's place in the next one."""
+    """Send every record from its node at `level` to a child; nodes are counted within a level."""
     first = (1 << level) - 1
     for i in range(node.shape[0]):
         at = first + node[i]
@@ -55,7 +55,10 @@ def descend(
 def count(
     codes: Array, y: Array, weight: Array, node: Array, features: Array, counts: Array
 ) -> None:
-    """Add each record's weight to `counts` (node, place of the feature, bin, class); one weight serves all."""
+    """Add each record's weight to `counts` (node, index of the feature, bin, class).
+
+    A single weight holds for all records.
+    """
     same = weight.shape[0] == 1
     for i in range(node.shape[0]):
         w = weight[0] if same else weight[i]
@@ -74,7 +77,7 @@ def count_leaves(y: Array, weight: Array, node: Array, counts: Array) -> None:
 
 @compiled
 def _steps(part: Array) -> int:
-    """Return ⌊STEPS · (n - Σ nₖ²/n)⌋ of one child's class counts, in whole numbers throughout."""
+    """Return ⌊STEPS · (n - Σ nₖ²/n)⌋ of a child's class counts, computed in whole numbers."""
     n, squares = 0, 0
     for k in range(part.shape[0]):
         n += part[k]
@@ -87,7 +90,7 @@ def _steps(part: Array) -> int:
 
 @compiled
 def impurities(counts: Array, place: Array, last: Array, single: Array, out: Array) -> None:
-    """Write the impurity of every candidate split of every node, in steps; candidates of a feature are consecutive."""
+    """Write the impurity of each node's candidate splits; those of a feature are consecutive."""
     n_bins, n_classes = counts.shape[2], counts.shape[3]
     left, right = np.zeros(n_classes, np.int64), np.zeros(n_classes, np.int64)
     whole = np.zeros(n_classes, np.int64)
@@ -110,16 +113,16 @@ def impurities(counts: Array, place: Array, last: Array, single: Array, out: Arr
 
 @compiled
 def add_leaves(
-    codes: Array, feature: Array, last: Array, single: Array, depth: int, values: Array, out: Array
+    codes: Array, feature: Array, last: Array, single: Array, values: Array, out: Array
 ) -> None:
-    """Add to `out` (record, class) the value of the leaf in which each tree (its row of every array) ends."""
+    """Add to `out` (record, class) the value of each tree's leaf; a row of each array is a tree."""
+    n_inner = feature.shape[1]
     for i in range(codes.shape[0]):
         for tree in range(feature.shape[0]):
             at = 0
-            for _ in range(depth):
+            while at < n_inner:
                 code = codes[i, feature[tree, at]]
                 left = code == last[tree, at] if single[tree, at] else code <= last[tree, at]
                 at = 2 * at + (1 if left else 2)
-            leaf = at - ((1 << depth) - 1)
             for k in range(out.shape[1]):
-                out[i, k] += values[tree, leaf, k]
+                out[i, k] += values[tree, at - n_inner, k]
