@@ -284,7 +284,7 @@ class Audit:
         return loss / self.claim.epsilon
 
     def worst_renyi(self, pairs):
-        """Return the largest Rényi divergence of the pairs over order times claimed ρ, both ways."""
+        """Return the largest Rényi divergence of the pairs, both ways, over order times ρ."""
         shares = []
         for one, other in pairs:
             p, q = self.outputs(one), self.outputs(other)

@@ -170,7 +170,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
         self.public_size_ = max(1, round(float(counts[0].sum() / GRAIN)) if hidden else len(task.y))
 
     def _say(self, counts: Array, variance: float) -> Array:
-        """Return what each leaf adds to the scores, from noisy counts alone; classes sum to zero."""
+        """Return what each leaf adds to the scores, from noisy counts; classes sum to zero."""
         p = probabilities(counts, variance)
         n_classes = p.shape[2]
         if n_classes == 1:
