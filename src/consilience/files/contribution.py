@@ -105,7 +105,7 @@ def _are_classes(labels: object) -> bool:
     )
 
 
-def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
+def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False) -> Guarantee:
     """Recompute the guarantee from the events and refuse a statement that differs from it."""
     stated: Guarantee = learner.guarantee_
     if not stated.holds:
@@ -139,7 +139,7 @@ def check_guarantee(learner: Any, *, trusted: bool = False) -> Guarantee:
     return stated
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> Any:
     """Return a setting as JSON can hold it."""
     if isinstance(value, Bins):
         return value.as_dict()
@@ -159,7 +159,7 @@ def to_plain(value: Any) -> Any:
     )
 
 
-def from_plain(value: Any) -> Any:
+def from_plain(value: object) -> Any:
     """Undo `to_plain`."""
     if isinstance(value, dict):
         return Bins(**value)
@@ -185,7 +185,7 @@ class Contribution:
     @classmethod
     def make(
         cls,
-        learner: Any,
+        learner: PrivateLearner[Any, Any],
         *,
         study: Mapping[str, str],
         site: str,

@@ -51,7 +51,7 @@ def software() -> str:
     return version("consilience")
 
 
-def canonical(facts: Any) -> str:
+def canonical(facts: object) -> str:
     """Return the canonical JSON text of facts: sorted keys, no spaces, exact finite numbers."""
     return json.dumps(
         facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from consilience.errors import SettingsError
 from consilience.progress import Progress, showing
@@ -54,7 +54,7 @@ class ParquetRows:
         path: str | os.PathLike[str],
         schema: Schema,
         chunk_records: int = 32768,
-        keep: Any = None,
+        keep: ArrayLike | None = None,
         *,
         named: bool = False,
         progress: Progress | None = None,

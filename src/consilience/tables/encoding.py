@@ -61,7 +61,7 @@ class _Scales:
     def __init__(self, columns: Sequence[Numeric], places: Sequence[int]) -> None:
         self.columns = columns
         self.side_by_side = list(places) == list(range(len(columns)))
-        self.places: Any = slice(len(columns)) if self.side_by_side else list(places)
+        self.places: slice | list[int] = slice(len(columns)) if self.side_by_side else list(places)
         self.indicators = [
             (j, place + 1) for j, place in enumerate(places) if columns[j].missing == "indicator"
         ]
@@ -138,7 +138,7 @@ class Encoder:
         ]
         self._scales = _Scales([column for column, _ in numeric], [place for _, place in numeric])
 
-    def encode_all(self, source: Any) -> Iterator[Encoded]:
+    def encode_all(self, source: object) -> Iterator[Encoded]:
         """Encode labelled records block by block."""
         needed = self.schema.table_columns
         table = read_table(source, self.schema)
@@ -161,7 +161,7 @@ class Encoder:
                 refuse(problems, where)
                 yield Encoded(X, y[start : start + len(X)], None)
 
-    def encode(self, source: Any, needed: tuple[str, ...]) -> Encoded:
+    def encode(self, source: object, needed: tuple[str, ...]) -> Encoded:
         """Encode the `needed` columns of anything `read_table` takes."""
         table = read_table(source, self.schema)
         self.check_columns(table.schema, needed)

@@ -4,7 +4,6 @@ Random numbers are arguments (`priority`); none is drawn here.
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +91,7 @@ def split_sites(
     return [np.flatnonzero(ids == site) for site in np.unique(ids)]
 
 
-def _ids(values: Any) -> NDArray[np.intp]:
+def _ids(values: ArrayLike) -> NDArray[np.intp]:
     """Return the rank of each id among the distinct ones."""
     ranks = quietly(partial(_ranks, values))
     if ranks is None:
@@ -104,7 +103,7 @@ def _ids(values: Any) -> NDArray[np.intp]:
     return ranks
 
 
-def _ranks(values: Any) -> NDArray[np.intp] | None:
+def _ranks(values: ArrayLike) -> NDArray[np.intp] | None:
     array = as_array(values)
     texts = as_texts(array)
     ids = (array if pa.types.is_integer(array.type) else texts).dictionary_encode()

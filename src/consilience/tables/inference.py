@@ -19,7 +19,7 @@ from consilience.tables.schema import Categorical, Numeric, Schema
 
 
 def read_public(
-    source: Any, label: str, *, drop: Iterable[str] = ()
+    source: object, label: str, *, drop: Iterable[str] = ()
 ) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Encode public records by their own bounds and categories.
 

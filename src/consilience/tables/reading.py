@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from consilience.tables.schema import Schema
 
 
-def read_table(source: Any, schema: "Schema | None" = None) -> pa.Table:
+def read_table(source: object, schema: "Schema | None" = None) -> pa.Table:
     """Read records as an Arrow table; with a schema, only its columns.
 
     Parameters
@@ -33,6 +33,10 @@ def read_table(source: Any, schema: "Schema | None" = None) -> pa.Table:
     """
     if isinstance(source, str | os.PathLike):
         return _read_file(Path(source), schema)
+    return _read_object(source, schema)
+
+
+def _read_object(source: Any, schema: "Schema | None") -> pa.Table:
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
     if isinstance(source, Mapping):

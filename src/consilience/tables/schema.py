@@ -354,7 +354,7 @@ class Schema:
 
         return Encoder(self)
 
-    def encode(self, source: Any) -> Encoded:
+    def encode(self, source: object) -> Encoded:
         """Encode labelled records from anything `read_table` takes.
 
         Privacy
@@ -366,7 +366,7 @@ class Schema:
         """
         return self._encoder.encode(source, self.table_columns)
 
-    def encode_blocks(self, source: Any) -> Iterator[Encoded]:
+    def encode_blocks(self, source: object) -> Iterator[Encoded]:
         """Encode the same a few thousand records at a time; each block is overwritten by the next.
 
         For callers that sum over blocks: a block stays in the processor's cache, and no memory is
@@ -374,7 +374,7 @@ class Schema:
         """
         yield from self._encoder.encode_all(source)
 
-    def encode_features(self, source: Any) -> NDArray[np.float64]:
+    def encode_features(self, source: object) -> NDArray[np.float64]:
         """Encode records without labels and persons, to predict or as unlabelled public records."""
         return self._encoder.encode(source, tuple(column.name for column in self.columns)).X
 
@@ -385,7 +385,7 @@ _KINDS: dict[str, type[Numeric] | type[Categorical]] = {
 }
 
 
-def _facts(declared: Any) -> dict[str, Any]:
+def _facts(declared: "Schema | Numeric | Categorical") -> dict[str, Any]:
     facts = {field.name: getattr(declared, field.name) for field in fields(declared)}
     return {
         name: list(value) if isinstance(value, tuple) else value

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from consilience.errors import SettingsError
 from consilience.tables.problems import quietly, require
@@ -18,7 +18,7 @@ from consilience.tables.problems import quietly, require
 Value = str | int | float | bool
 
 
-def as_array(values: Any) -> pa.Array:
+def as_array(values: ArrayLike) -> pa.Array:
     """Return a column as an Arrow array."""
     if isinstance(kind := getattr(values, "dtype", None), np.dtype) and kind.kind in "iuf":
         # No copy. NaN stays NaN, and counts as missing wherever numbers are read.
@@ -124,12 +124,12 @@ def _codes(texts: pa.Array, known: Sequence[Value]) -> NDArray[np.int64]:
     return np.array(pc.fill_null(found, -1), np.int64)
 
 
-def to_python(value: Any) -> Any:
+def to_python(value: object) -> Any:
     """Return a number of NumPy as one of Python."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def as_number(value: Any) -> float:
+def as_number(value: object) -> float:
     """Return a declared number as a float, NaN if it is none; -0.0 becomes 0.0: equal digests."""
     value = to_python(value)
     return (

@@ -577,16 +577,16 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         """Check what one kind of learner releases beside splits, size and counts of `shape`."""
         raise NotImplementedError  # pragma: no cover - every learner defines it
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: ArrayLike) -> Array:
         """Return each class' probability."""
         return self._probabilities(self._codes(X))
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: ArrayLike) -> Array:
         """Return the most probable class for each row."""
         best = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
-    def _codes(self, X: Any) -> NDArray[np.uint8]:
+    def _codes(self, X: ArrayLike) -> NDArray[np.uint8]:
         check_is_fitted(self, "guarantee_")  # set last: a fit that was not charged leaves none
         finite = True if self.bins_.missing == "error" else "allow-nan"
         return self.bins_.codes(
