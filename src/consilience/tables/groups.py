@@ -4,6 +4,7 @@ Random numbers are arguments (`priority`); none is drawn here.
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,7 @@ def split_sites(
         Person of each record, array or column name. All records of a person go to the same site; a
         site column that says otherwise is an error.
     """
-    n_records = getattr(records, "num_rows", records)
+    n_records: int = getattr(records, "num_rows", records)
     sites, persons = (
         records[given] if isinstance(given, str) else given for given in (sites, persons)
     )
