@@ -104,7 +104,7 @@ class Glass:
 class ByAccuracy(Average):
     """Twin: weigh a site by how well it fits its own records, a number that nobody was charged for."""
 
-    def _weights(self, members, public):
+    def weigh(self, members, public):
         accuracy = np.array([member.learner.training_accuracy_ for member in members])
         return accuracy / accuracy.sum()
 

@@ -1,4 +1,4 @@
-"""The audits find what is there: they pass on the real code with little room to spare, and their samplers' laws hold.
+"""Audits pass on the real code with little room to spare, and samplers follow their laws.
 
 Statistical checks reject a correct sampler once in a million (audit.FALSE_ALARM). Seeds are fixed
 where the seeded source runs the same code as the real one; OpenDP's exact samplers have no seed and
@@ -46,7 +46,7 @@ def learner(loss, **settings):
     return kind(**{"epsilon": 1.0, **facts, **settings})
 
 
-# ------------------------------------------------------------------------------------------------------- exact audits
+# ------------------------------------------------------------------ exact audits
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
@@ -105,7 +105,7 @@ def test_no_pair_moves_the_minimum_by_more_than_the_sensitivity(loss, delta):
     )
     assert report.passed, str(report)
     assert report.attack == "sensitivity"
-    if loss == "huber-hinge":  # 2L/λ is attained (algorithms.md B)
+    if loss == "huber-hinge":  # 2L/λ is attained (docs/guarantees/output.md)
         assert report.epsilon_lower > 0.9 * report.claimed.epsilon
 
 
@@ -155,12 +155,12 @@ def test_what_cannot_be_audited_is_refused(hidden, settings):
         audit(hidden, **settings)
 
 
-# -------------------------------------------------------------------------------------------------------- Monte Carlo
+# ------------------------------------------------------------------ sampled audits
 
 
 @pytest.mark.statistical
 def test_the_sampled_bound_has_power():
-    """Laplace noise at claimed ε = 1, N = 1e5: at least 0.7 must be found, and 1.1 must be told from 1."""
+    """Of Laplace noise at ε = 1, N = 1e5, at least 0.7 is found; 1.1 is distinguished from 1."""
     source = SEEDED.open()
     event = accounting.L2Laplace(sensitivity=1.0, scale=1.0, **WHO)
     noise = (
@@ -194,7 +194,7 @@ def test_sampled_learners_keep_their_epsilon(settings):
     assert audit(hidden, kind="sample", n_records=10, runs=500, noise=SEEDED).passed
 
 
-# ----------------------------------------------------------------------------------------------------------- samplers
+# ------------------------------------------------------------------ samplers
 
 
 def many(draw, n):

@@ -59,7 +59,7 @@ def risk(learner, coef=None, intercept=None):
 
 
 def measured(kind, n, epsilon, *, repeats, sites=1, **settings):
-    """Mean excess loss and error of really trained models over the exact model on very many records."""
+    """Mean excess loss and error of trained models over the exact model on very many records."""
     exact = risk(kind(epsilon=math.inf, **{**settings, "delta": 0.0}).fit(*records(200_000, 5)))[0]
     found = []
     for repeat in range(repeats):
@@ -120,7 +120,7 @@ def test_expected_loss_of_joined_sites_is_that_of_real_averages():
     assert row.error < advice.alone.error
 
 
-def test_for_an_average_with_a_weak_ridge_the_asymptotic_estimate_is_too_high_and_the_simulated_one_holds():
+def test_for_an_average_with_a_weak_ridge_only_the_simulated_estimate_holds():
     # A limit of the method, kept in sight: over 40 repeats the excess was 0.0028 ± 0.0011, the
     # estimate 0.0064.
     settings = {"regularization": 1e-3}
@@ -329,7 +329,7 @@ def test_only_epsilons_of_the_table_can_be_looked_up():
         plan(n_records=100, n_features=5, epsilon=1.0).at(0.3)
 
 
-# ------------------------------------------------------------------------------------------------------- joining sites
+# ------------------------------------------------------------------ joining sites
 
 WAYS = {"average": Average("equal"), "feature": FeatureMethod(), "blend": PublicBlend()}
 POOL, FEW = records(20_000, 11), records(3000, 7)
@@ -348,7 +348,7 @@ def exact_loss(regularization):
 def beyond_best(
     ways, *, n, sites, epsilon, public, regularization=1e-3, repeats=6, sizes=None, epsilons=None
 ):
-    """Losses beyond the best linear model: predicted, simulated, and the simulation's standard errors, by name."""
+    """Losses beyond the best linear model by name: predicted, simulated, and standard errors."""
     settings = {"regularization": regularization}
     advice = plan(
         n_records=n,
@@ -395,7 +395,7 @@ def beyond_best(
 
 
 def close_enough(predicted, found, error, factor=1.5):
-    """Whether each prediction is within a factor of the simulation, give or take three of its standard errors."""
+    """Whether predictions are within a factor of the simulation, give or take 3 standard errors."""
     return all(
         (found[name] - 3 * error[name]) / factor < one < factor * (found[name] + 3 * error[name])
         for name, one in predicted.items()

@@ -165,7 +165,7 @@ class Average(Aggregator):
         """Return the weighted average of linear `members`; `public` records only improve the weights' curvature."""
         found = as_members(members)
         classes, coef, intercept, known = aligned(found, self.classes)
-        shares = self._weights(found, public)
+        shares = self.weigh(found, public)
         # A class is averaged over the members that know it; one that nobody knows keeps a score of
         # 0.
         mass = shares[:, None] * (known if coef.shape[1] > 1 else known.any(axis=1, keepdims=True))
@@ -191,7 +191,8 @@ class Average(Aggregator):
         whole, each = plan.guarantees()
         return LinearEnsemble(classes, state["coef"], state["intercept"], shares, whole, each)
 
-    def _weights(self, members: Sequence[Member], public: Public | None) -> Array:
+    def weigh(self, members: Sequence[Member], public: Public | None) -> Array:
+        """Return the members' weights, which follow from public facts alone."""
         if self.weights == "equal":
             return np.full(len(members), 1 / len(members))
         if any(member.size is None for member in members):

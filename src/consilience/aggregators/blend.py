@@ -474,6 +474,10 @@ class PublicBlend(Aggregator):
         found: tuple[Any, float] = joining.blend(joining.shares(self))
         return found
 
+    def weigh(self, members: Sequence[Member], public: Public | None) -> Array:
+        """Return the members' weights before any label is looked at."""
+        return prior_shares(members, public)
+
     def combine(
         self,
         members: Sequence[Any],

@@ -19,7 +19,14 @@ from sklearn.utils import check_random_state
 
 from consilience.aggregators.average import TRUSTED
 from consilience.aggregators.base import Aggregator, Description, Learner
-from consilience.aggregators.blend import Labelled, Mixture, Ridge, is_logistic, read_labelled
+from consilience.aggregators.blend import (
+    Labelled,
+    Mixture,
+    Ridge,
+    is_logistic,
+    prior_shares,
+    read_labelled,
+)
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.ball import HALF, Ball, out_of_ball
@@ -213,6 +220,10 @@ class FeatureMethod(Aggregator):
         """Return the law of weights learned on the public records."""
         found: tuple[Any, float] = joining.feature(self)
         return found
+
+    def weigh(self, members: Sequence[Member], public: Public | None) -> Array:
+        """Return the members' weights before any label is looked at."""
+        return prior_shares(members, public)
 
     def combine(
         self,

@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
 
 def copy_learner(learner: Learner, n_records: int) -> Learner:
-    """Return an unfitted copy with fresh noise, and the public size declared where one is needed."""
+    """Return an unfitted copy with fresh noise, and a public size where one is needed."""
     twin: Learner = clone(learner).set_params(noise=None)
     needs_size = twin.neighbours == "add-remove" and "public_size" in twin.get_params()
     if needs_size and twin.is_linear and twin.get_params()["public_size"] is None:

@@ -124,7 +124,7 @@ def audit_samples(
     confidence: float = CONFIDENCE,
     n_events: int = 4,
 ) -> AuditReport:
-    """Bound epsilon from below by outputs (run, coordinate) of a mechanism on two neighbouring inputs.
+    """Bound epsilon from below by a mechanism's outputs (run, coordinate) on two neighbours.
 
     Half of the runs choose the `n_events` most telling events: thresholds on coordinates, on the
     direction between the means, and on the distance from a mean. The other half counts them. The

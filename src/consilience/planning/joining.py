@@ -20,7 +20,7 @@ from scipy import linalg, optimize
 from sklearn.base import clone
 
 from consilience.aggregators.average import Average
-from consilience.aggregators.blend import PublicBlend, prior_shares
+from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.members import Member
 from consilience.learners.perturbation import output_sensitivity
@@ -298,11 +298,7 @@ class Joining:
             public = Public(
                 self.facts.rows[:, : np.asarray(members[0].coef).shape[1]] / members[0].to_user
             )
-        weights = (
-            way._weights(members, public)
-            if isinstance(way, Average)
-            else prior_shares(members, public)
-        )
+        weights = way.weigh(members, public)
         return np.asarray(weights / np.sum([s.count for s in self.case.sites] * weights))
 
     def _member_facts(self, n_records: int, epsilon: float) -> Member:

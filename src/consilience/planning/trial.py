@@ -209,7 +209,7 @@ class _Trial:
         combiner = self.aggregator.with_noise(_seeded(draw), _draw_seed(draw))
         joined = combiner.combine(members or alone, hub if combiner.needs_public else None)
         models: dict[str, list[Predictor]] = {ALONE: alone, JOINED: [joined]}
-        baseline = self._public_alone(hub)
+        baseline = self._public_alone(hub, draw)
         return models if baseline is None else {PUBLIC: [baseline], **models}
 
     def _train(self, records: Public, epsilon: float, draw: Source) -> Predictor:
@@ -225,8 +225,8 @@ class _Trial:
         fitted: Predictor = model.fit(records.X, records.y, **persons)
         return fitted
 
-    def _public_alone(self, hub: Public) -> Predictor | None:
-        learner = clone(self.learner).set_params(epsilon=math.inf, delta=0.0)
+    def _public_alone(self, hub: Public, draw: Source) -> Predictor | None:
+        learner = clone(self.learner).set_params(epsilon=math.inf, delta=0.0, noise=_seeded(draw))
         try:
             model: Predictor | None = public_only(learner, hub)
         except (ConsilienceError, ValueError):
