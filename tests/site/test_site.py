@@ -57,7 +57,7 @@ def test_a_folder_is_enough_to_take_part(shared, tmp_path):
     ]
 
 
-def test_files_of_sites_with_like_names_are_told_apart(shared, tmp_path):
+def test_sites_with_similar_names_have_different_files(shared, tmp_path):
     names = ("release", "north", "north-1", "north 1", "north.1")
     sites = {name: site_in(tmp_path / name, shared, name) for name in names}
     for i, site in enumerate(sites.values()):

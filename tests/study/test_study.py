@@ -253,7 +253,7 @@ def test_every_problem_of_a_study_file_is_named(broken, says, tmp_path):
     assert any(says in problem for problem in check(path)), check(path)
 
 
-def test_all_problems_are_told_at_once(tmp_path):
+def test_all_problems_are_listed_together(tmp_path):
     path = tmp_path / "study.toml"
     path.write_text(
         study_text().replace("epsilon_min = 0.1", "").replace("[aggregator]\n", "[aggregator]\n#")

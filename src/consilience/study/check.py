@@ -53,7 +53,7 @@ def find_problems(study: Study) -> list[str]:
     if not all(isinstance(text, str) for text in (*texts, study.neighbours, study.hub)):
         return ["name, purpose, learner, aggregator, neighbours and hub must be text"]
     problems = _failed((*_name_checks(study), *_privacy_checks(study), *_method_checks(study)))
-    # A schema that could not be read is None; whoever read it reports its problems.
+    # A schema that could not be read is None; its problems were reported on reading.
     if problems or study.schema is None:
         return problems
     return _learner_problems(study) + _aggregator_problems(study)

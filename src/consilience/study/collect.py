@@ -1,7 +1,7 @@
 """The one road from contributions to a release.
 
 The hub, the relay, ``consilience release make`` and `Study.combine` all call `collect`, so that
-every release is checked, charged, measured and signed in the same way, whoever makes it.
+every release is checked, charged, measured and signed in the same way.
 """
 
 from __future__ import annotations

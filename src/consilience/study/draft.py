@@ -23,6 +23,7 @@ from consilience.study.check import TO_FILL_IN
 from consilience.study.records import file_digest
 from consilience.study.toml import quote
 from consilience.tables.inference import distinct_texts, number_bounds
+from consilience.tables.reading import read_table
 
 MOST_CATEGORIES = 50
 _HEAD = """\
@@ -106,7 +107,7 @@ class Draft:
     def write(self, table: str | os.PathLike[str]) -> str:
         """Return the text of a study for a table with these columns."""
         path = Path(table)
-        values = _read_values(path) if self.is_public else None
+        values = read_table(path) if self.is_public else None
         names = list(values.column_names) if values is not None else _read_names(path)
         for column in (self.label, *self.numbers, *self.categories, *self.drop):
             if column not in names:
@@ -249,18 +250,6 @@ def _few(texts: list[str]) -> list[str]:
     return texts
 
 
-def _read_values(path: Path) -> pa.Table:
-    """Read a public table, numbers as numbers."""
-    import pyarrow.csv as pcsv
-    import pyarrow.parquet as pq
-
-    read = pq.read_table if _is_parquet(path) else pcsv.read_csv
-    try:
-        return read(path)
-    except (OSError, pa.ArrowInvalid):
-        raise _unreadable(path) from None
-
-
 def _read_names(path: Path) -> list[str]:
     """Read the names of the columns, and nothing else."""
     import csv
@@ -268,22 +257,14 @@ def _read_names(path: Path) -> list[str]:
     import pyarrow.parquet as pq
 
     try:
-        if _is_parquet(path):
+        if path.suffix.lower() in (".parquet", ".pq"):
             return list(pq.read_schema(path).names)
         with path.open(newline="", encoding="utf-8-sig") as file:
             return [name.strip() for name in next(csv.reader(file), [])]
     except (OSError, UnicodeDecodeError, pa.ArrowInvalid):
-        raise _unreadable(path) from None
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in (".parquet", ".pq")
-
-
-def _unreadable(path: Path) -> SettingsError:
-    return SettingsError(
-        f"The table {path.name!r} cannot be read. Nothing was written. Check that it exists."
-    )
+        raise SettingsError(
+            f"The table {path.name!r} cannot be read. Nothing was written. Check that it exists."
+        ) from None
 
 
 def _number_or_text(value: str) -> int | str:

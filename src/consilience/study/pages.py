@@ -102,13 +102,6 @@ def of_training(
         unit=study.unit,
         neighbours=Neighbours(study.neighbours),
     )
-    hidden = study.neighbours == "add-remove"
-    leaves = [
-        ("learner", study.learner),
-        ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
-        ("number of records", "not stated" if hidden else "their exact number is in the file"),
-        ("names", f"the site's name ({site}), the data set's name, the key"),
-    ]
     exact = (
         "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
         "learn about anyone's records."
@@ -122,7 +115,11 @@ def of_training(
                 [study.purpose or "The study states no purpose."],
                 [("study digest", study.digest)],
             ),
-            ("What will leave this site", ["One signed file, and nothing else:"], leaves),
+            (
+                "What will leave this site",
+                ["One signed file, and nothing else:"],
+                _content(study, site),
+            ),
             (
                 "What will not leave",
                 [
@@ -144,6 +141,17 @@ def of_training(
             ),
         ],
     )
+
+
+def _content(study: Study, site: str) -> Rows:
+    """Say what is in the file that leaves the site."""
+    hidden = study.neighbours == "add-remove"
+    return [
+        ("learner", study.learner),
+        ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
+        ("number of records", "not stated" if hidden else "their exact number is in the file"),
+        ("names", f"the site's name ({site}), the data set's name, the key"),
+    ]
 
 
 def _cost_rows(study: Study, epsilon: float, left: float | None, limit: float | None) -> Rows:

@@ -143,7 +143,7 @@ class Study:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the facts: the study's identity, whatever the file's comments and layout."""
+        """SHA-256 of the facts, which identifies the study; comments and layout do not matter."""
         return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()
 
     @property
