@@ -197,7 +197,7 @@ class Contribution:
         check_guarantee(learner, trusted=trusted)
         if learner.receipt_ is None and not trusted:
             raise GuaranteeVoid(
-                "A contribution was to be made of a learner that no ledger was charged for. "
+                "A contribution cannot be made of a learner that no ledger was charged for. "
                 "Nothing was written. Train it with ledger=... and dataset=..., so that the "
                 "charge is recorded first."
             )

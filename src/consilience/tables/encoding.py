@@ -209,20 +209,21 @@ class Encoder:
         problems: list[str] = []
         numbers: list[NDArray[Any]] = []
         places: dict[int, NDArray[np.int64]] = {}
-        found: Any
         stop = 0
         for column in self.schema.columns:
             start, stop = stop, stop + len(column.feature_names)
             values = batch.column(column.name)
             if isinstance(column, Categorical):
-                found = quietly(partial(column.find_features, values))
-                if found is not None:
-                    places[start] = found[0]
-                    problems += found[1]
+                features = quietly(partial(column.find_features, values))
+                unreadable = features is None
+                if features is not None:
+                    places[start] = features[0]
+                    problems += features[1]
             else:
-                found = quietly(partial(read_numbers, values, column.missing_values))
-                numbers.append(np.zeros(batch.num_rows) if found is None else found)
-            if found is None:
+                read = quietly(partial(read_numbers, values, column.missing_values))
+                unreadable = read is None
+                numbers.append(np.zeros(batch.num_rows) if read is None else read)
+            if unreadable:
                 problems.append(f"column {column.name!r} cannot be read as {column.expects}")
         stacked = np.stack(numbers) if numbers else np.empty((0, batch.num_rows))
         return _Read(stacked, self._scales.beyond(stacked), places, problems)
@@ -265,7 +266,7 @@ class Encoder:
         return np.asarray(ids or [], np.str_), problems
 
     def check_columns(
-        self, found: pa.Schema, needed: Sequence[str], where: str = "The table"
+        self, table: pa.Schema, needed: Sequence[str], where: str = "The table"
     ) -> None:
         """Refuse a table that lacks columns or has them of a wrong type; no value is read."""
         expects = {column.name: column.expects for column in self.schema.columns}
@@ -274,13 +275,13 @@ class Encoder:
         )
         problems = []
         for name in needed:
-            count, expected = found.names.count(name), expects.get(name, "a person id")
+            count, expected = table.names.count(name), expects.get(name, "a person id")
             if count != 1:
                 problems.append(
                     f"column {name!r} is {'there more than once' if count else 'absent'}"
                 )
             elif not is_readable(
-                kind := found.field(name).type, as_number=expected.startswith("a number")
+                kind := table.field(name).type, as_number=expected.startswith("a number")
             ):
                 # What follows "<" may be field names made from records.
                 outer = str(kind).partition("<")[0]

@@ -120,8 +120,8 @@ def code_values(
 
 
 def _codes(texts: pa.Array, known: Sequence[Value]) -> NDArray[np.int64]:
-    found = pc.index_in(texts, value_set=pa.array(known, pa.large_string()))
-    return np.array(pc.fill_null(found, -1), np.int64)
+    places = pc.index_in(texts, value_set=pa.array(known, pa.large_string()))
+    return np.array(pc.fill_null(places, -1), np.int64)
 
 
 def to_python(value: object) -> Any:

@@ -1,9 +1,9 @@
-"""Trees and forests whose every split is drawn and every leaf count noisy.
+"""Private trees and forests: splits are drawn at random, leaf counts are noisy.
 
-A tree has a fixed shape: complete, of a declared depth, cut at public places. Its splits are drawn
-level by level by the exponential mechanism on the Gini impurity, its leaves hold noisy whole
-numbers, and all that users see (probabilities, pruning, importances) is computed from those. Nodes
-of a level share no record, so a level costs what one node costs. Proofs: docs/guarantees/trees.md.
+A tree is complete, of a declared depth, and cut at public places. Its splits are drawn level by
+level by the exponential mechanism on the Gini impurity, and its leaves hold noisy whole numbers.
+Everything that users see (probabilities, pruning, importances) is computed from these. The nodes of
+a level share no record, so a level costs as much as one node. Proofs: docs/guarantees/trees.md.
 """
 
 from __future__ import annotations
