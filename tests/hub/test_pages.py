@@ -343,8 +343,8 @@ def test_a_release_that_was_withdrawn_is_shown_to_no_site(
     for path in ("file", "certificate.txt"):
         assert site.get(f"/studies/demo/releases/1/{path}").status_code == 404
     page = site.get("/studies/demo/releases/1").text
-    assert "no longer handed out" in page
-    assert "What each site counts for" not in page
+    assert "no longer available" in page
+    assert "How much each site counts" not in page
     assert ann.get("/studies/demo/releases/1/file").status_code == 404
     assert "withdrawn" in ann.get("/studies/demo").text
 
@@ -483,7 +483,7 @@ def test_what_is_no_study_is_explained(ann: Browser) -> None:
             files={"token": (None, ann.token), "file": ("study.toml", content)},
         )
         assert answer.status_code == 422, text
-        assert "against it" in answer.text
+        assert "in this study file" in answer.text
 
 
 def test_an_invitation_shows_its_code_once(hub: Any, ann: Browser) -> None:
@@ -511,12 +511,12 @@ def test_closing_and_revoking_ask_first(hub: Any, tools: Any, ann: Browser) -> N
         "withdrawn"
     }
     assert "Invite it again" in ann.get(f"/studies/demo/sites/{ward.name}").text
-    assert "cannot be opened again" in ann.get("/studies/demo/close").text
+    assert "cannot be reopened" in ann.get("/studies/demo/close").text
     ann.post("/studies/demo/close")
     assert hub.hub.store.study("demo")["status"] == "closed"
     assert ann.get("/studies/demo/invite").status_code == 409
     assert ann.post("/studies/demo/invite", days="1").status_code == 409
-    assert "closed already" in ann.get("/studies/demo/close").text
+    assert "already closed" in ann.get("/studies/demo/close").text
 
 
 def test_a_public_file_is_uploaded_if_it_is_the_named_one(

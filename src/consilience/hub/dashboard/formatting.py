@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from consilience.hub.dashboard import charts
 from consilience.privacy.guarantee import Guarantee
 
-KINDS = {"study": "this release", "baseline": "baseline", "other": "another aggregator"}
+KINDS = {"study": "this release", "baseline": "baseline", "other": "another way to combine"}
 
 
 def _when(text: str | None) -> Markup:
