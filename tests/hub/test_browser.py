@@ -167,7 +167,7 @@ def test_a_coordinator_needs_only_the_keyboard(chromium: Any, live: Any, tools: 
         page.keyboard.type(PASSWORD)
         page.keyboard.press("Enter")
         page.wait_for_url("**/studies")
-        assert page.inner_text("main h2") == "There is no study yet"
+        assert page.inner_text("main h2") == "There are no studies yet"
         page.keyboard.press("Tab")
         assert focused(page) == "Skip to the content"
         assert page.locator(".skip").bounding_box()["y"] >= 0
@@ -233,7 +233,7 @@ def test_a_site_opens_its_view_without_scripts_and_sees_only_its_own(
         assert download.value.suggested_filename == "demo-release-2.safetensors"
         page.goto(link)
         page.click("button[type=submit] >> text=Open the view")
-        assert "used before" in page.locator("main").inner_text()
+        assert "already used" in page.locator("main").inner_text()
 
 
 # --------------------------------------------------------------------------------------------- phones, colours, charts
