@@ -1,6 +1,7 @@
-"""Every known failure of privacy software, put back on purpose, is caught; the real code passes the same check.
+"""Every known failure of privacy software, put back on purpose, is caught; the real code passes the
+same check.
 
-The numbers are the rows of the table in docs/guarantees/audit.md (privacy-engineering, section 1).
+The numbers are the rows of the table in docs/guarantees/audit.md.
 Rows 4 and 6 are about trees. A twin is broken here and nowhere else: by a subclass or by
 monkeypatch.
 """
@@ -49,11 +50,13 @@ def passes(checks):
     return all(check.passed for check in checks)
 
 
-# ---------------------------------------------------------------------------- rows 1 and 2: what enters the objective
+# ---------------------------------------------------------- rows 1 and 2: what enters the objective
 
 
 class CurvatureTimesNorm(PrivateLinearSVC):
-    """Row 1: rows of norm R enter as they are, and the Hessian is bounded by c·R where c·R² is true."""
+    """Row 1: rows of norm R enter as they are, and the Hessian is bounded by c·R where c·R² is
+    true.
+    """
 
     def _plan(self, task):
         plan, norm = super()._plan(task), self.data_norm
@@ -108,7 +111,7 @@ def test_row_2_an_unregularised_intercept_is_caught():
     assert audit(PrivateLogisticRegression(epsilon=1.0), restarts=8, runs=0).passed
 
 
-# ------------------------------------------------------------------------------------------ row 3: copied generators
+# ------------------------------------------------------------------------- row 3: copied generators
 
 
 class CopiedSource(Source):
@@ -181,11 +184,12 @@ def test_row_3_the_same_noise_for_every_class_is_caught():
     assert audit(PrivateLinearSVC(**settings), restarts=1, runs=100, noise=SEEDED).passed
 
 
-# -------------------------------------------------------- rows 5, 10: what a fitted learner holds beside its guarantee
+# ------------------------------------- rows 5, 10: what a fitted learner holds beside its guarantee
 
 
 def extras(kind):
-    """Fitted attributes, other than the noised ones, that change when a record is removed or the noise is redrawn.
+    """Fitted attributes, other than the noised ones, that change when a record is removed or the
+    noise is redrawn.
 
     Under add-remove nothing but the coefficients may: not a count, not a score, not a seed.
     """
@@ -251,7 +255,7 @@ def test_row_10_an_unnoised_size_is_caught_by_sampling():
     ).passed
 
 
-# ---------------------------------------------------------------------------------------- row 7: neighbour relations
+# ----------------------------------------------------------------------- row 7: neighbour relations
 
 
 class OtherRelation(PrivateLogisticRegression):
@@ -281,7 +285,9 @@ def test_row_7_replace_one_at_the_add_remove_scale_is_caught(monkeypatch):
 
 
 def histogram_loss(scale):
-    """Exact loss of a histogram with discrete Laplace noise when one record moves from one bin to another."""
+    """Exact loss of a histogram with discrete Laplace noise when one record moves from one bin to
+    another.
+    """
     outputs = np.arange(-40, 41)
     one = np.abs(outputs - 1) - np.abs(outputs)  # loss·scale of one count that falls by one
     return (np.abs(one).max() + np.abs(one).max()) / scale
@@ -298,7 +304,9 @@ def test_row_7_a_plain_sum_over_both_relations_is_caught():
 
 
 def test_row_7_monotone_selection_under_replace_one_is_caught():
-    """One record moves from candidate to candidate: scores move both ways, and the monotone price is half the loss."""
+    """One record moves from candidate to candidate: scores move both ways, and the monotone price
+    is half the loss.
+    """
 
     def loss(scale):
         first, second = (np.exp(np.array(s) / scale) for s in ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]))
@@ -325,7 +333,7 @@ def test_row_7_monotone_selection_under_replace_one_is_caught():
     assert loss(whole.scale) <= whole.epsilon
 
 
-# ------------------------------------------------------------------------------------------- row 8: public facts only
+# ------------------------------------------------------------------------- row 8: public facts only
 
 
 class NormFromRecords(PrivateLogisticRegression):
@@ -375,7 +383,7 @@ def test_row_8_classes_read_from_records_are_caught():
     assert one_class_may_be_absent(PrivateLogisticRegression(epsilon=1.0, classes=[0, 1, 2]))
 
 
-# ------------------------------------------------------------------------------------ rows 9 and 14: charge every draw
+# ----------------------------------------------------------------- rows 9 and 14: charge every draw
 
 
 class ChargesAfterwards(PrivateLogisticRegression):
@@ -450,11 +458,13 @@ def test_row_14_trainings_that_are_not_charged_are_caught(settings, monkeypatch,
     assert drawn == charged
 
 
-# ----------------------------------------------------------------------- rows 11, 12, 13: solver and floating point
+# ------------------------------------------------------- rows 11, 12, 13: solver and floating point
 
 
 def distance_kept(task, plan):
-    """Whether what the solver returns is as close to the ideal minimum as the closing event says, whatever b."""
+    """Whether what the solver returns is as close to the ideal minimum as the closing event says,
+    whatever b.
+    """
     kept = True
     for seed in range(20):
         found = perturbation.train_linear(
@@ -505,7 +515,9 @@ def test_row_12_naive_float_noise_is_caught():
 
 
 def test_row_12_a_release_without_closing_is_caught():
-    """Without the closing step the same b gives the same bits: what the solver did to them is laid open."""
+    """Without the closing step the same b gives the same bits: what the solver did to them is laid
+    open.
+    """
     learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
     task, plan = plan_training(learner, Table(X, y))
 
@@ -524,7 +536,9 @@ def test_row_12_a_release_without_closing_is_caught():
 
 
 def test_row_13_a_floating_point_sum_is_caught():
-    """Replace one record in [0, 1] by another: the true sum moves by 1 at most, a running float sum by 2."""
+    """Replace one record in [0, 1] by another: the true sum moves by 1 at most, a running float sum
+    by 2.
+    """
 
     def float_sum(records):
         running = np.float16(0)
@@ -546,7 +560,7 @@ def test_row_13_a_floating_point_sum_is_caught():
     assert noisy.dtype == np.int64
 
 
-# ------------------------------------------------------------------------------------------ half the noise, everywhere
+# ----------------------------------------------------------------------- half the noise, everywhere
 
 VECTOR = {
     "l2_laplace": (
@@ -663,7 +677,7 @@ def test_half_the_noise_in_a_learner_is_caught_by_sampling():
     ).passed
 
 
-# -------------------------------------------------------------------------------------------- proofs and their limits
+# -------------------------------------------------------------------------- proofs and their limits
 
 
 def test_a_dropped_jacobian_is_caught(monkeypatch):
@@ -676,7 +690,9 @@ def test_a_dropped_jacobian_is_caught(monkeypatch):
 
 
 def test_the_joint_logistic_bound_holds_and_is_nearly_reached():
-    """The bound of ObjectiveL2Laplace for the logistic loss (docs/guarantees/objective.md) is confirmed."""
+    """The bound of ObjectiveL2Laplace for the logistic loss (docs/guarantees/objective.md) is
+    confirmed.
+    """
     shares = []
     for settings in (
         {},
@@ -724,7 +740,9 @@ def test_half_the_sensitivity_is_caught(monkeypatch):
 
 
 def test_the_thesis_matrix_perturbation_is_not_private():
-    """Two records (x, ±1): the minimum is 0 whatever matrix was drawn; not so once one of them is replaced."""
+    """Two records (x, ±1): the minimum is 0 whatever matrix was drawn; not so once one of them is
+    replaced.
+    """
     source = SEEDED.open()
     first, second = np.array([[0.6, 0.3], [0.6, 0.3]]), np.array([[0.6, 0.3], [-0.2, 0.7]])
     norms = []
@@ -747,7 +765,7 @@ def test_the_thesis_matrix_perturbation_is_not_private():
 
 
 def test_wishart_noise_for_principal_components_is_not_private():
-    """A + W with W ⪰ 0 never falls below A, so an output that does tells that A was not the input."""
+    """A + W with W ⪰ 0 never falls below A: an output that does shows that A was not the input."""
     source, n = SEEDED.open(), 1500
     inputs = [
         np.diag([1.0, 0.0]),
@@ -775,7 +793,7 @@ def test_wishart_noise_for_principal_components_is_not_private():
 
 
 def test_the_drawing_error_covers_what_a_float_can_lose():
-    """Row 12 once more: a coarser grid than the stated error would be seen as repeated mantissas."""
+    """Row 12 again: a coarser grid than the stated error would be seen as repeated mantissas."""
     assert draw_error(1) < 1e-13
     small = Noise(seed=1).open().uniform(200_000)
     assert len(np.unique(small)) == len(small)

@@ -127,7 +127,7 @@ def test_what_draws_noise_is_charged_and_stated_and_nothing_else_is(cls, setting
 
 @every_variant
 def test_only_what_is_trusted_with_exact_members_protects_them(cls, settings):
-    """A release of exact members has a finite epsilon exactly where the aggregator asks for them."""
+    """A release of exact members has a finite epsilon only where the aggregator asks for them."""
     made = cls(**settings)
     try:
         ensemble = made.combine(members(made, epsilon=math.inf), records(made))

@@ -1,4 +1,6 @@
-"""Promises that every learner keeps: charges once and before drawing, states its guarantee, leaks nothing."""
+"""Promises that every learner keeps: charges once and before drawing, states its guarantee, leaks
+nothing.
+"""
 
 import json
 import math
@@ -39,7 +41,9 @@ MECHANISMS = ["objective", "output", "generalized", "matrix"]
 
 
 def make(learner, **settings):
-    """Return a learner with the relation of the others and, for trees, the bounds they cannot do without."""
+    """Return a learner with the relation of the others and, for trees, the bounds they cannot do
+    without.
+    """
     return learner(
         **({"neighbours": "replace-one", "bounds": (-1, 1)} if learner in TREES else {}) | settings
     )

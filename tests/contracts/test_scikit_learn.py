@@ -1,4 +1,6 @@
-"""Every learner passes scikit-learn's own checks; the few that noise makes meaningless are listed with the reason."""
+"""Every learner passes scikit-learn's own checks; the few that noise makes meaningless are listed
+with the reason.
+"""
 
 import math
 import warnings

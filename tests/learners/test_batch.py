@@ -35,7 +35,9 @@ def labels(loss, rng, n):
 
 
 def problem(loss, counts, d, seed=0):
-    """Return records in the unit ball, some of them repeated and some zero, their labels and their sites."""
+    """Return records in the unit ball, some of them repeated and some zero, their labels and their
+    sites.
+    """
     rng = np.random.default_rng(seed)
     sites = np.repeat(np.arange(len(counts)), counts)
     X = rng.normal(size=(len(sites), d))

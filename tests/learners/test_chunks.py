@@ -1,4 +1,6 @@
-"""Tables larger than memory: training in chunks is training in memory, and what is bad is refused before the charge."""
+"""Tables larger than memory: training in chunks is training in memory, and what is bad is refused
+before the charge.
+"""
 
 import math
 import subprocess
@@ -29,7 +31,8 @@ from consilience import (
 from consilience.errors import GuaranteeVoid, SchemaMismatch, SettingsError
 from consilience.files.sealed import SigningKey
 from consilience.learners import erm
-from consilience.learners.linear import _Ball, _Coding, _MappedPartitions
+from consilience.learners.ball import Ball
+from consilience.learners.encoded import EncodedPartitions, LabelCodes
 from consilience.learners.trees import binned as coded
 from consilience.learners.trees import forest as trees
 from consilience.privacy.mechanisms import Noise
@@ -70,7 +73,9 @@ def table(n_records=1500, seed=0):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Write the table as files of unlike types, with row groups that no chunk size divides, and one without rows."""
+    """Write the table as files of unlike types, with row groups that no chunk size divides, and one
+    without rows.
+    """
     whole, place = table(), tmp_path / "ward"
     (place / "late").mkdir(parents=True)
     pq.write_table(whole.slice(0, 700), place / "0.parquet", row_group_size=97)
@@ -262,7 +267,7 @@ def test_a_study_trains_on_large_parquet_in_chunks_and_promises_the_same(
     assert made[0].guarantee == made[1].guarantee
 
 
-# --------------------------------------------------------------------------------------- refused, and before the charge
+# ------------------------------------------------------------------- refused, and before the charge
 
 
 class Chunks:
@@ -385,7 +390,7 @@ def test_no_records_at_all_are_a_table_under_add_remove(tmp_path):
     assert forest.predict(TWO.encode(table(3)).X).shape == (3,)
 
 
-# --------------------------------------------------------------------------------------------- progress, passes, memory
+# ------------------------------------------------------------------------- progress, passes, memory
 
 
 def test_progress_goes_to_the_end_of_each_pass_and_nothing_is_shown_where_there_is_no_terminal(
@@ -412,7 +417,8 @@ def test_a_bar_is_shown_on_a_terminal(folder):
 
     code = f"""
         from consilience import Numeric, ParquetRows, Schema
-        schema = Schema([Numeric("pressure", -1, 1, missing="middle")], "ill", classes=("no", "yes"))
+        pressure = Numeric("pressure", -1, 1, missing="middle")
+        schema = Schema([pressure], "ill", classes=("no", "yes"))
         print(sum(len(y) for _, y in ParquetRows({str(folder)!r}, schema, 100).chunks()))
     """
     main, side = pty.openpty()
@@ -455,7 +461,8 @@ PEAK = """
     import resource, sys
     import numpy as np
     from consilience import (
-        Bins, Numeric, ParquetRows, PrivateForestClassifier, PrivateLogisticRegression, PrivateRidge, Schema
+        Bins, Numeric, ParquetRows, PrivateForestClassifier, PrivateLogisticRegression,
+        PrivateRidge, Schema
     )
     schema = Schema([Numeric(f"v{i}", -4, 4) for i in range(10)], "y", classes=(0, 1))
     settings = {"epsilon": 1.0, "classes": [0, 1]}
@@ -489,7 +496,7 @@ def test_sixteen_times_the_records_take_hardly_more_memory(learner, tmp_path):
     assert int(done.stdout) < 32 << 20
 
 
-# ----------------------------------------------------------------------------------------------------------- partitions
+# --------------------------------------------------------------------------------------- partitions
 
 
 class Partitions(Chunks):
@@ -505,9 +512,9 @@ def test_sums_over_partitions_are_as_exact_as_the_bound_says():
     y = rng.integers(0, 2, 5000)
     cuts = [0, 1, 2, 3, 900, 901, 4000, 4000, 5000]
     source = Partitions(*((X[a:b], y[a:b]) for a, b in pairwise(cuts)), n_features=4)
-    signs = _Coding("test", np.array([0, 1]), 1)
-    ball = _Ball(1.0, False)
-    records = _MappedPartitions(source, ball, signs, 4, 5000)
+    signs = LabelCodes("test", np.array([0, 1]), 1)
+    ball = Ball(1.0, False)
+    records = EncodedPartitions(source, ball, signs, 4, 5000)
     assert records.gather(lambda chunks: sum(len(labels) for _, labels in chunks)) == [
         1,
         1,

@@ -1,4 +1,6 @@
-"""The solver against closed forms, SciPy, scikit-learn, extended precision, and problems built to break it."""
+"""The solver against closed forms, SciPy, scikit-learn, extended precision, and problems built to
+break it.
+"""
 
 import math
 import tracemalloc

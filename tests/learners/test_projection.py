@@ -50,7 +50,7 @@ def plan_of(pca: PrivatePCA, n_features: int):
 rows = arrays(np.float64, (3, 4), elements=st.floats(-2, 2))
 
 
-# ------------------------------------------------------------------------------------------------------------- oracles
+# ------------------------------------------------------------------------------------------ oracles
 
 
 def test_without_noise_the_axes_are_the_exact_eigenvectors(X):
@@ -95,7 +95,9 @@ def test_no_pair_of_neighbours_moves_the_moment_by_more_than_its_sensitivity(the
     ("neighbours", "factor"), [("replace-one", math.sqrt(2)), ("add-remove", 1.0)]
 )
 def test_a_search_for_the_worst_neighbours_attains_the_planned_sensitivity(cap, neighbours, factor):
-    """No slack and no gap: random restarts of an optimiser reach the sensitivity to 1e-6 and never pass it."""
+    """No slack and no gap: random restarts of an optimiser reach the sensitivity to 1e-6 and never
+    pass it.
+    """
 
     def distance(flat):
         parts = flat.reshape(2, cap, 3)
@@ -150,7 +152,8 @@ def test_closing_noise_is_invisible_beside_the_noise_that_protects(n_features, d
 @pytest.mark.statistical
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 def test_noise_has_the_stated_variance_on_and_off_the_diagonal(delta):
-    """Mean square of 3000 draws against its distribution, two-sided 1e-6; off-diagonals carry half the variance.
+    """Mean square of 3000 draws against its distribution, two-sided 1e-6; off-diagonals carry half
+    the variance.
 
     Pure noise is not Gaussian, so there the bound is Chebyshev's in place of chi-square's, at 1e-3
     (fixed seeds).
@@ -248,7 +251,7 @@ def test_projecting_never_lengthens_a_row(rows):
     assert (after <= before * (1 + 1e-12) + 1e-300).all()
 
 
-# ----------------------------------------------------------------------------------------------------------- guarantee
+# ---------------------------------------------------------------------------------------- guarantee
 
 
 def test_the_guarantee_says_what_was_asked(X):
@@ -340,7 +343,7 @@ def test_nothing_but_the_release_stays_in_a_fitted_projection(X):
     assert np.array_equal(from_moment.explained_ratio_, fitted.explained_ratio_)
 
 
-# --------------------------------------------------------------------------------------------------------------- sites
+# -------------------------------------------------------------------------------------------- sites
 
 
 def test_sites_moments_add_up_to_the_pooled_axes():
@@ -405,7 +408,7 @@ def test_moments_that_cannot_be_added_are_refused(X):
             SecondMoment(broken, site.guarantee)
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
@@ -492,11 +495,13 @@ def test_scikit_learns_checks_pass(pca, expected):
     assert {r["check_name"] for r in results if r["status"] == "failed"} <= expected
 
 
-# ------------------------------------------------------------------------------------------------------------- utility
+# ------------------------------------------------------------------------------------------ utility
 
 
 def test_private_axes_of_real_digits_serve_a_learner_almost_as_well_as_public_ones(data_folder):
-    """MNIST 3 against 7, pixels averaged two by two (196 columns), ε=1, δ=1e-5: nearly the error of exact axes."""
+    """MNIST 3 against 7, pixels averaged two by two (196 columns), ε=1, δ=1e-5: nearly the error of
+    exact axes.
+    """
     digits = pq.read_table(data_folder / "mnist.parquet")
     label, split = digits["label"].to_numpy(), np.array(digits["split"].to_pylist())
     kept = np.flatnonzero(np.isin(label, [3, 7]))

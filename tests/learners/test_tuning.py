@@ -1,4 +1,6 @@
-"""Tuning: free on public records; on private ones each record is used once, and the whole is charged once."""
+"""Tuning: free on public records; on private ones each record is used once, and the whole is
+charged once.
+"""
 
 import math
 import warnings
@@ -41,11 +43,13 @@ def logistic(**settings) -> PrivateLogisticRegression:
     return PrivateLogisticRegression(**{"epsilon": 1.0, "classes": [0, 1], **settings})
 
 
-# -------------------------------------------------------------------------------------- what each record goes through
+# -------------------------------------------------------------------- what each record goes through
 
 
 class Watched(PrivateLogisticRegression):
-    """Notes which records each training saw and what it cost; records are told apart by their first column."""
+    """Notes which records each training saw and what it cost; records are told apart by their first
+    column.
+    """
 
     seen: list[tuple[np.ndarray, float, float]] = []
 
@@ -57,7 +61,9 @@ class Watched(PrivateLogisticRegression):
 
 
 class Everyone(PrivateTuning):
-    """The broken twin (privacy-engineering.md, row 14): every candidate sees every record, and one training is paid."""
+    """The broken twin (row 14 of docs/guarantees/audit.md): every candidate sees all, and one
+    training is paid.
+    """
 
     def _parts(self, task, n_parts, source):
         return [np.ones(len(task.y), dtype=bool)] * n_parts
@@ -71,7 +77,9 @@ class SplitPersons(PrivateTuning):
 
 
 def dearest_record(tuning: PrivateTuning, X, y, **options) -> tuple[float, float]:
-    """Return the largest epsilon and delta any record, or person, met in all trainings of one tuning."""
+    """Return the largest epsilon and delta any record, or person, met in all trainings of one
+    tuning.
+    """
     Watched.seen.clear()
     owner = dict(zip(X[:, 0], options.get("persons", X[:, 0]), strict=True))
     tuning.fit(X, y, **options)
@@ -179,7 +187,7 @@ def test_candidates_whose_costs_cannot_be_compared_are_refused(ledger):
     assert ledger.charges() == []
 
 
-# -------------------------------------------------------------------------------------------------------------- ledger
+# ------------------------------------------------------------------------------------------- ledger
 
 
 def test_tuning_is_charged_once_before_anything_is_drawn(ledger, monkeypatch):
@@ -231,7 +239,7 @@ def test_a_budget_that_is_too_small_stops_before_any_training(ledger, monkeypatc
     assert ledger.charges() == []
 
 
-# ----------------------------------------------------------------------------------------------------------- selection
+# ---------------------------------------------------------------------------------------- selection
 
 
 class Constant(ClassifierMixin, PrivateLearner):
@@ -284,7 +292,9 @@ class Constant(ClassifierMixin, PrivateLearner):
     ids=str,
 )
 def test_the_choice_follows_the_exponential_mechanism(settings, exponent, n_slots):
-    """Two constant candidates that err 0 and z times: odds e^(exponent·ε·z), exact binomial test at 1e-6."""
+    """Two constant candidates that err 0 and z times: odds e^(exponent·ε·z), exact binomial test at
+    1e-6.
+    """
     n_fits, per_person = 500, settings.get("records_per_person", 1)
     wrong_chosen, expected = 0, []
     for seed in range(n_fits):
@@ -312,7 +322,7 @@ def test_the_choice_follows_the_exponential_mechanism(settings, exponent, n_slot
 
 
 def test_errors_are_counted_on_each_record_alone():
-    """BLAS rounds a row by the shape of its table, so every table that is predicted has one shape."""
+    """BLAS rounds a row by the shape of its table, so all tables that are predicted have one shape."""
     X, y = table(3000, n_features=51)
     learner = logistic(noise=Noise(seed=1)).fit(X, y)
     labels = np.where(learner.decision_function(X) > 0, 0, 1)  # all wrong
@@ -379,7 +389,7 @@ def test_under_add_remove_parts_are_drawn_for_each_record_and_may_be_empty():
         assert tuned.guarantee_.neighbours == "add-remove"
 
 
-# ----------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
@@ -470,10 +480,10 @@ def test_scikit_learns_checks_pass_and_private_ones_fail_only_where_two_fits_are
         assert {r["check_name"] for r in results if r["status"] == "failed"} <= expected
 
 
-# -------------------------------------------------------------------------------------------------------------- public
+# ------------------------------------------------------------------------------------------- public
 
 
-def test_public_choice_needs_more_regularisation_where_the_private_table_is_smaller_or_its_epsilon_is():
+def test_public_choice_regularises_more_for_a_smaller_private_table_or_epsilon():
     X, y = table(400)
     grid = {"regularization": [1e-3, 1e-2, 1e-1, 1.0]}
     learner = logistic(mechanism="output")
@@ -513,7 +523,9 @@ def test_public_choice_is_repeatable_and_takes_lists_frames_and_persons():
 def test_on_real_digits_the_public_choice_is_near_the_best_and_noiseless_validation_is_not(
     data_folder,
 ):
-    """MNIST 3 against 7 on 20 public axes: 500 public digits choose Λ for 1,000 private ones at ε=1."""
+    """MNIST 3 against 7 on 20 public axes: 500 public digits choose Λ for 1,000 private ones at
+    ε=1.
+    """
     digits = pq.read_table(data_folder / "mnist.parquet")
     label, split = digits["label"].to_numpy(), np.array(digits["split"].to_pylist())
     kept = np.flatnonzero(np.isin(label, [3, 7]))

@@ -1,4 +1,4 @@
-"""What each event costs, against closed forms, dp_accounting, and exact densities integrated here."""
+"""What each event costs, against closed forms, dp_accounting, and densities integrated here."""
 
 import json
 import math
@@ -108,7 +108,7 @@ EVENTS = [make(2.0) for make in KINDS.values()]
 unhurried = settings(deadline=None)  # the first inversion of a profile warms up SciPy
 
 
-# ------------------------------------------------------------------------------------------------------------ Gaussian
+# ----------------------------------------------------------------------------------------- Gaussian
 
 
 def exact_log_delta(epsilon, mu):
@@ -200,7 +200,7 @@ def test_the_discrete_gaussian_is_accounted_by_its_zero_concentration():
     assert np.maximum(p - math.exp(event.epsilon) * shifted, 0).sum() <= 1e-6
 
 
-# ------------------------------------------------------------------------------------------------ pure, by enumeration
+# ----------------------------------------------------------------------------- pure, by enumeration
 
 
 def test_discrete_laplace_costs_its_sensitivity_over_its_scale():
@@ -251,7 +251,7 @@ def test_closing_pays_for_twice_the_distance_in_every_coordinate():
     assert Closing(dimension=9, distance=0.0, scale=20.0, **ADD).epsilon == 0.0
 
 
-# -------------------------------------------------------------------------------------------- objective: known numbers
+# ------------------------------------------------------------------------- objective: known numbers
 
 
 def test_known_number_of_the_joint_logistic_bound():
@@ -329,14 +329,16 @@ def test_the_gaussian_profile_sums_over_the_corners(loss, who):
     assert event.log_delta(event.jacobian + rest) == pytest.approx(math.log(expected), rel=1e-9)
 
 
-# ------------------------------------------------------------------------------ objective: exact densities, integrated
+# ----------------------------------------------------------- objective: exact densities, integrated
 
 LOSSES = {"logistic": Logistic(), "huber-hinge": HuberHinge(0.5), "huber": Huber(0.7, 1.0)}
 RECORDS = st.tuples(st.sampled_from([-1.0, -0.6, 0.3, 1.0]), st.sampled_from([-1.0, 1.0]))
 
 
 def pulls(loss, records, strong, f):
-    """Return b(f) = -gradient, and its derivative's size, of the objective without b in one dimension."""
+    """Return b(f) = -gradient, and its derivative's size, of the objective without b in one
+    dimension.
+    """
     b, bend = -strong * f, np.full_like(f, strong)
     for x, y in records:
         z = f * x
@@ -425,7 +427,9 @@ def test_exact_softmax_densities_in_the_sum_zero_subspace_stay_below_what_is_cha
 
 
 def soft_masses(C, x, shares, strong, sigma):
-    """Return the exact density at contrasts C (point, K - 1) of the minimum, one feature, labels that are shares."""
+    """Return the exact density at contrasts C (point, K - 1) of the minimum, one feature, labels
+    that are shares.
+    """
     H = linalg.helmert(shares.shape[1])
     p = special.softmax(x[:, None] * (C @ H)[:, None], axis=2)  # (point, record, class)
     b = np.einsum("prk,r,jk->pj", p - shares, x, H) + strong * C
@@ -437,7 +441,9 @@ def soft_masses(C, x, shares, strong, sigma):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_exact_densities_with_soft_labels_stay_below_the_profile(classes):
-    """One record with its shares is replaced and one voter changes all other shares; midpoint sums of the densities."""
+    """One record with its shares is replaced and one voter changes all other shares; midpoint sums
+    of the densities.
+    """
     rng, largest = np.random.default_rng(classes), 0.0
     strong, sigma, n = 2.0, 4.0, 4
     edges = np.sinh(np.linspace(-3.2, 3.2, 1201 if classes == 2 else 141))
@@ -477,7 +483,9 @@ def test_exact_densities_with_soft_labels_stay_below_the_profile(classes):
 
 
 def test_soft_labels_cost_as_much_as_their_corners():
-    """At no votes elsewhere: K² corners, each at most two gradients long; never less than hard labels cost."""
+    """At no votes elsewhere: K² corners, each at most two gradients long; never less than hard
+    labels cost.
+    """
     soft = objective(SoftObjectiveGaussian, "softmax", 6.0, sensitivity=0.0)
     hard = objective(ObjectiveGaussian, "softmax", 6.0)
     for epsilon in (0.5, 1.0, 3.0):
@@ -502,7 +510,7 @@ def test_the_logistic_gap_is_the_largest_distance_of_two_gradients():
     assert [round(logistic_gap(r), 2) for r in (0.0, 1.0, 3.0, 10.0)] == [1.0, 1.1, 1.42, 1.82]
 
 
-# ------------------------------------------------------------------------------------------- more epsilon, less noise
+# ------------------------------------------------------------------------- more epsilon, less noise
 
 
 def scale_of(event):
@@ -644,7 +652,7 @@ def test_closing_covers_what_the_solver_vouches_for(loss, chosen, epsilon, dimen
     assert plan.closing.epsilon == pytest.approx(0.01 * epsilon, rel=1e-9)
 
 
-# ----------------------------------------------------------------------------------------------- totals and reports
+# ------------------------------------------------------------------------------- totals and reports
 
 
 PURE = [e for e in EVENTS if e.neighbours == "replace-one" and e.delta == 0]
@@ -747,7 +755,7 @@ def test_a_report_needs_a_delta(delta):
         report([Laplace(sensitivity=1, scale=1, **ADD)], delta=delta)
 
 
-# --------------------------------------------------------------------------------------------------- composed events
+# ---------------------------------------------------------------------------------- composed events
 
 
 def test_a_composed_event_costs_what_its_parts_cost_one_after_the_other():
@@ -846,7 +854,7 @@ def test_the_conversion_keeps_its_digits_at_both_ends():
     assert 0 < zcdp_epsilon(5e-324, 5e-324) < 1e-150
 
 
-# --------------------------------------------------------------------------------------------------- events as files
+# ---------------------------------------------------------------------------------- events as files
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=list(KINDS))

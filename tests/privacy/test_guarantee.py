@@ -1,4 +1,6 @@
-"""What may be added to what, and what a guarantee means after it was converted, composed or read from a file."""
+"""What may be added to what, and what a guarantee means after it was converted, composed or read
+from a file.
+"""
 
 import itertools
 import json
@@ -91,7 +93,7 @@ def test_infinite_epsilon_is_a_true_statement_and_void_is_not():
         void.require()
 
 
-# ---------------------------------------------------------------------------------------------------------- converting
+# --------------------------------------------------------------------------------------- converting
 
 
 @given(
@@ -151,7 +153,7 @@ def test_a_void_guarantee_stays_void_under_every_relation(target):
     assert void.neighbours is target
 
 
-# ----------------------------------------------------------------------------------------------------------- composing
+# ---------------------------------------------------------------------------------------- composing
 
 
 @given(parts=ALIKE)
@@ -244,7 +246,7 @@ def test_deltas_never_sum_beyond_one_and_epsilons_never_overflow():
     assert compose(made(epsilon=1e308), made(epsilon=1e308)).epsilon == math.inf
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 @given(guarantee=guarantees())
@@ -301,7 +303,7 @@ def test_other_shapes_are_refused(values):
         Guarantee.from_dict(values)
 
 
-# -------------------------------------------------------------------------------------------------------------- budget
+# ------------------------------------------------------------------------------------------- budget
 
 
 def test_a_budget_limits_epsilon_or_rho():

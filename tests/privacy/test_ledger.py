@@ -38,7 +38,9 @@ from consilience.privacy.ledger import FEMTO, NANO, Charge, Ledger, limit_units,
 
 
 def pure(epsilon: float, *, unit: str = "record", neighbours: str = "replace-one") -> Laplace:
-    """An event that costs exactly this float: 1/(1/epsilon) is not always epsilon, sensitivity/1 is."""
+    """An event that costs exactly this float: 1/(1/epsilon) is not always epsilon, sensitivity/1
+    is.
+    """
     return Laplace(unit=unit, neighbours=neighbours, sensitivity=epsilon, scale=1.0)
 
 
@@ -77,7 +79,7 @@ def edit(path: Path, statement: str, values: tuple[object, ...] = ()) -> None:
 
 
 def run(script: str, *arguments: object, timeout_seconds: float = 120) -> dict:
-    """Run a script in a fresh single-threaded interpreter, which may fork; its last line is JSON."""
+    """Run a script in a fresh single-threaded interpreter, which may fork; it prints JSON."""
     command = [sys.executable, "-W", "error", "-c", PRELUDE + script, *map(str, arguments)]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -170,7 +172,7 @@ print(json.dumps({"charged": [k for w, k in lines if w == "charged"], "sealed": 
 def check_race(
     path: Path, *, n_processes: int, n_attempts: int, n_fitting: int, cost: float
 ) -> dict:
-    """Race on a budget of ``n_fitting * cost`` and check that exactly those that fit were charged."""
+    """Race on a budget of ``n_fitting * cost`` and check that those that fit were charged."""
     Ledger(path).allow("ward", Budget(epsilon=n_fitting * cost))
     found = run(RACE, path, n_processes, n_attempts, cost, timeout_seconds=900)
     ledger = Ledger(path)
@@ -202,7 +204,7 @@ def check_kills(path: Path, *, n_kills: int) -> dict:
     return found
 
 
-# ------------------------------------------------------------------------------------------- charge, seal, retry
+# ------------------------------------------------------------------------------ charge, seal, retry
 
 
 def test_a_charge_is_in_the_file_before_the_caller_can_draw(ledger):
@@ -415,7 +417,7 @@ def test_units_are_never_merged(ledger):
     assert ledger.charges() == []
 
 
-# ------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def test_two_calibrated_halves_and_ten_tenths_fill_a_budget_of_one(ledger):
@@ -557,7 +559,7 @@ def test_every_kind_of_event_comes_back_from_the_file(ledger):
     assert ledger.charges("nothing") == []
 
 
-# ------------------------------------------------------------------------------------------- tampering
+# ---------------------------------------------------------------------------------------- tampering
 
 
 @pytest.fixture(scope="module")
@@ -717,7 +719,7 @@ def test_a_restored_old_backup_is_noticed_only_by_a_head_written_down_outside(le
             restored.verify(head=head)
 
 
-# ------------------------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def test_a_new_ledger_and_its_backup_are_for_the_owner_only_and_leave_nothing_beside_them(
@@ -744,7 +746,7 @@ def four_parts(error: ConsilienceError) -> str:
     assert "needs the ledger" in text
     assert "but" in text
     assert "No charge was confirmed" in text
-    assert "Mend" in text or "restore" in text
+    assert "Fix" in text or "restore" in text
     return text
 
 
@@ -915,7 +917,7 @@ print(json.dumps({"messages": messages}))
         assert Ledger(path).charges() == []
 
 
-# ------------------------------------------------------------------------------------------- many at once
+# ------------------------------------------------------------------------------------- many at once
 
 
 def test_threads_sharing_one_ledger_spend_exactly_what_fits(ledger):

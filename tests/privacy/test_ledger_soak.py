@@ -1,4 +1,6 @@
-"""The long form of the two proofs in test_ledger.py, with the same checks; ``-rP`` shows the numbers."""
+"""The long form of the two proofs in test_ledger.py, with the same checks; ``-rP`` shows the
+numbers.
+"""
 
 import runpy
 import sys

@@ -59,7 +59,7 @@ def agrees(frequencies, probabilities):
     return stats.chisquare(frequencies[kept], expected[kept] * scale).pvalue > FALSE_ALARM
 
 
-# -------------------------------------------------------------------------------------------------------------- source
+# ------------------------------------------------------------------------------------------- source
 
 
 class Words(Source):
@@ -148,7 +148,7 @@ def test_a_source_belongs_to_the_process_that_opened_it(monkeypatch):
             draw(3)
 
 
-# --------------------------------------------------------------------------------------------------- continuous draws
+# --------------------------------------------------------------------------------- continuous draws
 
 
 @pytest.mark.statistical
@@ -289,7 +289,7 @@ def test_a_drawn_vector_is_within_draw_error_of_the_exact_one(dimension):
     assert error <= draw_error(dimension)
 
 
-# ----------------------------------------------------------------------------------------------- counts and selection
+# ----------------------------------------------------------------------------- counts and selection
 
 
 @pytest.mark.statistical
@@ -390,7 +390,7 @@ def test_counts_at_the_edge_of_their_range_saturate():
     assert (noisy > edge - 1000).all()
 
 
-# ------------------------------------------------------------------------------------------------------------ clipping
+# ----------------------------------------------------------------------------------------- clipping
 
 
 def exact_square(row):

@@ -1,7 +1,8 @@
 """Privacy recipes stand once, in the trusted core: this scan finds a copy anywhere else.
 
-A recipe is: calibrating vector noise, the scale of the closing noise, drawing by event, the variance
-of an event, and turning events into a guarantee. Elsewhere they are called, never written again.
+A recipe is: calibrating vector noise, the scale of the closing noise, drawing by event, the
+variance of an event, and turning events into a guarantee. Elsewhere they are called, not written
+again.
 """
 
 import ast

@@ -1,4 +1,6 @@
-"""Many selections at once: exact probabilities, decided by 64 bits and, where those are too few, by more."""
+"""Many selections at once: exact probabilities, decided by 64 bits and, where those are too few, by
+more.
+"""
 
 import decimal
 import math
@@ -40,7 +42,9 @@ class Words(Source):
 
 
 def by_definition(steps, grain, scale, word):
-    """Return the column whose interval holds all of the 64-bit cell, in 60 digits; None where the cell is cut."""
+    """Return the column whose interval holds all of the 64-bit cell, in 60 digits; None where the
+    cell is cut.
+    """
     with mpmath.workdps(60):
         rate = 1 / (mpmath.mpf(grain) * mpmath.mpf(scale))
         weights = [mpmath.exp(-(step - min(steps)) * rate) for step in steps]
@@ -194,7 +198,9 @@ def test_the_smallest_and_largest_scales_pick_the_best_or_anything(scale, column
 
 @pytest.mark.parametrize("n", [1, 2, 300, 5000])
 def test_rounding_stays_within_the_bound_of_the_proof(n):
-    """Sums and targets of floating point, against 50 digits: off by at most (n + 3 ln n + 10)·2⁻⁵² of the whole."""
+    """Sums and targets of floating point, against 50 digits: off by at most (n + 3 ln n + 10)·2⁻⁵²
+    of the whole.
+    """
     source = Noise(seed=n).open()
     for spread in (0.01, 5.0, 900.0):
         steps = np.floor(source.uniform(n) * spread * 1e6).astype(np.int64)

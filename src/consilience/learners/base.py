@@ -42,7 +42,7 @@ TaskT = TypeVar("TaskT")
 
 
 class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc]
-    """A scikit-learn estimator that trains under differential privacy and says so in ``guarantee_``.
+    """A scikit-learn estimator that trains privately and states its ``guarantee_``.
 
     Privacy
     -------

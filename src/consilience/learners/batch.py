@@ -1,4 +1,4 @@
-"""Many small problems at once: one linear model for each of thousands of sites that hold a few records each.
+"""Many small problems at once: one linear model for each of thousands of small sites.
 
 :func:`solve_many` minimises, for every site, the objective of
 :func:`consilience.learners.erm.solve` and vouches for the same thing, a gradient shorter than a
@@ -82,7 +82,7 @@ def solve_many(
     linear: ArrayLike | None = None,
     n_threads: int | None = None,
 ) -> Solutions:
-    """Minimise Σ loss + (λ/2)‖f‖² + b·f over the records of each site, to a gradient of at most its tolerance.
+    """Minimise Σ loss + (λ/2)‖f‖² + b·f over each site's records, to within its tolerance.
 
     `sites` holds the site, 0 to n_sites - 1, of each record; records of a site need not be
     neighbours, but no copy is made of dense float64 records that are. `regularization` and
@@ -118,7 +118,7 @@ def solve_many(
 
 
 class _Task:
-    """The sites of one call, checked, with the arrays that blocks of sites write their rows into."""
+    """The checked sites of one call, and the arrays that blocks of sites write into."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Task:
         )
 
     def blocks(self) -> Iterator[Array]:
-        """Yield the sites to be solved together: sites of like size, at most `_ENTRIES` entries of records."""
+        """Yield sites of similar size to solve together, at most `_ENTRIES` entries of records."""
         d, k = self.X.shape[1], self.loss.n_outputs
         narrow = self.counts < d
         small = (self.counts <= _RECORDS) & (
@@ -235,7 +235,7 @@ class _Task:
             begin = end
 
     def records(self, sites: Array) -> tuple[Any, Array, Array]:
-        """Return records, labels and the beginning of each site among them, without a copy where there can be one."""
+        """Return records, labels and where each site begins, without a copy if possible."""
         counts, begins = self.counts[sites], self.begins[sites]
         if self.order is None and not sparse.issparse(self.X):
             if self.X.dtype == np.float64 and self.X.flags.c_contiguous:
@@ -307,7 +307,7 @@ def _per_site(name: str, values: ArrayLike, n_sites: int) -> Array:
 
 @compiled
 def _exp(x):  # type: ignore[no-untyped-def]
-    """Return exp(x) for -700 < x <= 0 to 2 units in the last place, in arithmetic that vectorises."""
+    """Return exp(x) for -700 < x <= 0 to 2 units in the last place; it vectorises."""
     k = math.floor(x * 1.4426950408889634 + 0.5)
     r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10
     p = 1 / 479001600.0
@@ -331,7 +331,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 @compiled
 def _evaluate(code, parameter, z, y, slope, bend):  # type: ignore[no-untyped-def]
-    """Write the slopes at outputs `z` and, as `bend`, second derivatives, or for softmax the probabilities."""
+    """Write the slopes at `z` and, as `bend`, second derivatives (softmax: probabilities)."""
     outputs, n, lanes = z.shape
     if code == _SOFTMAX:
         top, total = np.empty(lanes), np.empty(lanes)
@@ -399,7 +399,7 @@ def _apply(W, v, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def _factor(H):  # type: ignore[no-untyped-def]
-    """Replace the upper triangle of H by its Cholesky factor, the diagonal by that factor's reciprocal.
+    """Replace H's upper triangle by its Cholesky factor, the diagonal by its reciprocal.
 
     Four rows above are taken off at a time: the lanes of a matrix do not fit the first-level cache.
     """
@@ -442,7 +442,7 @@ def _substitute(U, v):  # type: ignore[no-untyped-def]
 
 @compiled
 def _curve(code, bend, v, out):  # type: ignore[no-untyped-def]
-    """Write Cᵀv into `out`, where each record's second derivative is CCᵀ, C = √bend or diag(√p) - p√pᵀ."""
+    """Write Cᵀv into `out`; a record's second derivative is CCᵀ, C = √bend or diag(√p) - p√pᵀ."""
     outputs, n, lanes = bend.shape
     mean = np.zeros(lanes)
     for i in range(n):
@@ -576,7 +576,7 @@ def _primal_step(code, W, bend, q, ridge, du, dz, H):  # type: ignore[no-untyped
 
 @compiled
 def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):  # type: ignore[no-untyped-def]
-    """Write a near-minimum along `dz`, lane by lane; `first` and `second` are the regulariser's derivatives.
+    """Write a near-minimum along `dz` per lane; `first`, `second` are the regulariser's slopes.
 
     Evaluating the loss of a small site costs next to nothing beside a step, and with λ small one
     step of good length saves many: secants of the derivative, kept within a bracket. Leaves slopes
@@ -630,7 +630,7 @@ def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):
 
 @compiled
 def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # type: ignore[no-untyped-def]
-    """Minimise from u = 0, where outputs are `z0`, until every lane's gradient is shorter than its goal.
+    """Minimise from u = 0 (outputs `z0`) until every lane's gradient is shorter than its goal.
 
     Outputs follow u step by step; when all seem done they are computed anew, for rounding may have
     led them astray. A lane that is done, or has used up its own `_ITERATIONS`, stands still, so
@@ -725,7 +725,7 @@ def _dot(u, v):  # type: ignore[no-untyped-def]
 
 @_summing
 def _add(X, weights, total):  # type: ignore[no-untyped-def]
-    """Add the rows of X, each times its weight, to `total`, four at a time to spare it half of the traffic."""
+    """Add the weighted rows of X to `total`, four at a time, which halves memory traffic."""
     n = len(X)
     whole = n - n % 4
     for i in range(0, whole, 4):
@@ -763,7 +763,7 @@ def _gram(X, ridge, W, lane):  # type: ignore[no-untyped-def]
 
 @compiled
 def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-untyped-def]
-    """Return the norms of the gradient at `f` and of `f`, rounded up; `erm.gradient_error` bounds its error.
+    """Return the norms of the gradient at `f` and of `f`, rounded up.
 
     Outputs become slopes in `slope`. The exponential is the C library's, the gradient nobody
     else's.
@@ -805,7 +805,7 @@ def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-unty
 def _solve_sites(  # type: ignore[no-untyped-def]
     code, parameter, curvature, X, y, sites, begins, counts, ridges, tolerances, linear, out
 ):
-    """Solve and certify `sites`, whose sizes ascend; `out` is coefficients, gradient norms and lengths of all."""
+    """Solve and certify `sites` of ascending size; write coefficients, gradients and lengths."""
     coef, norm, length = out
     outputs, d = coef.shape[1:]
     zero = np.zeros((outputs, d))

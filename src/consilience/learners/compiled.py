@@ -9,7 +9,7 @@ import numba
 
 
 def compiled(function: Callable[..., Any], *, fast: Any = frozenset({"contract"})) -> Any:
-    """Compile without the interpreter's lock; `fast` names the liberties that the caller's error bounds allow."""
+    """Compile without the interpreter's lock; `fast` lists the permitted rounding shortcuts."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fast)}
     try:
         return numba.njit(function, cache=True, **options)

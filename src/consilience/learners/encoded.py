@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LabelCodes:
-    """Turn labels into places among the classes, or with `positive` into signs: +1 for that place."""
+    """Turn labels into places among the classes, or into signs: +1 for the place `positive`."""
 
     owner: str
     classes: Array

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Loss(Protocol):
-    """A convex loss of the outputs z = f·x, with the public constants that privacy proofs use (at ‖x‖ ≤ 1).
+    """A convex loss of outputs z = f·x, with the constants that privacy proofs use (‖x‖ ≤ 1).
 
     Outputs are a vector with one entry per record, or for several classes an array (class, record).
     """
@@ -142,7 +142,7 @@ class HuberHinge:
         return short
 
     def bend(self, z: Array, y: Labels) -> Array:
-        """Return 1/(2h) inside the parabola, 0 outside: one member of the generalised derivative."""
+        """Return 1/(2h) inside the parabola, 0 outside: one generalised derivative."""
         return np.where(np.abs(1 - y * z) < self.h, self.curvature, 0.0)
 
 
@@ -229,7 +229,7 @@ class Squared:
 
 @dataclass(frozen=True)
 class Huber:
-    """Squared loss that goes on linearly beyond residuals of size `threshold`, for |y| <= `label_bound`."""
+    """Squared loss, linear beyond residuals of size `threshold`, for |y| <= `label_bound`."""
 
     threshold: float
     label_bound: float
@@ -279,10 +279,10 @@ class ChunkedRecords(Protocol):
 
 
 class PartitionedRecords(ChunkedRecords, Protocol):
-    """Records that are added up where they are, part by part: what is computed from them travels, not they."""
+    """Records that stay where they are: only sums over their parts travel."""
 
     def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
-        """Return what `function` makes of the chunks of each partition, or of every `every`-th record of it."""
+        """Return `function` of each partition's chunks, or of every `every`-th record of it."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class _InMemory:
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solver vouches for: at `coef` the computed gradient is no longer than `gradient_norm`.
+    """What the solver guarantees: at `coef` the gradient is at most `gradient_norm` long.
 
     `coef` is float64, or longdouble where the tolerance asked for more than float64 can certify.
     `passes` counts how often all records were read.
@@ -384,7 +384,7 @@ class _Objective:
         return total
 
     def inverse_hessian(self, coef: Array) -> Inverse:
-        """Return the map g -> H⁻¹g at `coef`, from the diagonal of H alone where all of it is too large to keep."""
+        """Return the map g -> H⁻¹g at `coef`; if H is too large to keep, by its diagonal alone."""
         objective = replace(self, dtype=np.float64)
         build = objective._dense_inverse if self.affords_hessian else objective._diagonal_inverse
         inverse = build(coef.astype(np.float64))
@@ -453,7 +453,7 @@ class _Objective:
 
 
 def block_records(n_features: int) -> int:
-    """Return how many dense records are added up at a time: as many as stay in the processor's cache."""
+    """Return how many dense records are added up at a time: those that fit in the cache."""
     return min(max(_BLOCK_ENTRIES // max(n_features, 1), 64), _BLOCK_RECORDS)
 
 
@@ -467,7 +467,7 @@ def _blocks(chunks: Chunks, loss: Loss, dtype: DTypeLike) -> Chunks:
 
 
 def _paired(items: Iterable[Array]) -> Array | None:
-    """Return the sum in pairs, through at most log2 of their number + 1 additions each; None of nothing."""
+    """Return the pairwise sum: each term passes at most log2(n) + 1 additions; None if empty."""
     sums: list[Array] = []
     for index, item in enumerate(items, start=1):
         sums.append(item)
@@ -479,7 +479,7 @@ def _paired(items: Iterable[Array]) -> Array | None:
 
 
 def _slopes(loss: Loss, coef: Array, dtype: DTypeLike, unit: float, chunks: Chunks) -> Array | None:
-    """Return Σ slope·x; `unit` is what the error bound takes `dtype` to resolve, on this machine too."""
+    """Return Σ slope·x; `unit` is the rounding unit that the error bound assumes of `dtype`."""
     if float(np.finfo(dtype).eps) != unit:
         raise GuaranteeVoid(
             "A worker's extended precision is not the client's, and the error bound would not "
@@ -610,7 +610,7 @@ def certified_gradient(
     matrix: ArrayLike | None = None,
     dtype: DTypeLike = np.float64,
 ) -> Array:
-    """Return the gradient of F at `coef`, evaluated in `dtype`: within :func:`gradient_error` of the exact one."""
+    """Return the gradient of F at `coef` in `dtype`, within `gradient_error` of the exact one."""
     objective = _objective(records, y, loss, regularization, linear, matrix, dtype)
     return objective.gradient(np.asarray(coef, dtype))
 
@@ -711,7 +711,7 @@ def _objective(
 def _climb(
     objective: _Objective, tolerance: float, start: ArrayLike | None = None
 ) -> tuple[Array, float, Inverse]:
-    """Descend on a subset first: its solution is a start, and its Hessian a metric, that cost next to nothing."""
+    """Descend on a subset first: its solution is a cheap start, its Hessian a cheap metric."""
     n, d = objective.records.n_records, objective.records.n_features
     coef: Array = np.zeros(objective.shape) if start is None else np.array(start, np.float64)
     stride = n // max(_SUBSET_RECORDS_PER_FEATURE * d, min(n // _SUBSET_SHARE, _SUBSET_RECORDS), 1)
@@ -783,7 +783,7 @@ def _descend(
 def _direction(
     gradient: Array, steps: deque[tuple[Array, Array, float]], inverse: Inverse, *, rescale: bool
 ) -> Array:
-    """Return the limited-memory BFGS direction over the metric `inverse` (Nocedal & Wright 2006, algorithm 7.4).
+    """Return the L-BFGS direction over the metric `inverse` (Nocedal & Wright 2006, alg. 7.4).
 
     A metric that is no Hessian has no scale of its own: `rescale` takes it from the last step.
     """
@@ -809,7 +809,7 @@ def _step(
     tolerance: float,
     overshoot: float,
 ) -> tuple[Array, Array]:
-    """Return the point ahead where the slope is within [0.9, -overshoot] of the initial one, and its gradient."""
+    """Return a point where the slope is within [0.9, -overshoot] of the first; its gradient."""
     low, low_slope, high, high_slope, step = 0.0, slope, math.inf, 0.0, 1.0
     for _ in range(60):
         trial = coef + step * direction

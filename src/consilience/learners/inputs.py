@@ -140,7 +140,7 @@ def chunk_classes(learner: Learner, source: Chunked) -> tuple[Array, Array]:
 
 
 def count_records(learner: Learner, source: Chunked, encode: Callable[[Array], Array]) -> int:
-    """Read all chunks once and count their records, so that bad ones are refused before a charge."""
+    """Read all chunks once and count their records; bad ones are refused before a charge."""
     count = partial(_count, type(learner).__name__, source.n_features, encode)
     counts = source.gather(count) if hasattr(source, "gather") else [count(source.chunks())]
     check_count(learner, source, sum(counts))

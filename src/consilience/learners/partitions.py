@@ -29,7 +29,7 @@ def is_dask(X: Any) -> bool:
 
 
 class DaskRows:
-    """Hold a Dask dataframe or array for `fit`; linear learners add up losses and gradients on its workers.
+    """Hold a Dask dataframe or array for `fit`; losses and gradients are summed on its workers.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class DaskRows:
             if absent:
                 raise SchemaMismatch(
                     f"The Dask table lacks the columns {absent}. No record was read. Add them, or "
-                    "mend the schema."
+                    "correct the schema."
                 )
             if schema.person is not None:
                 raise SettingsError(
@@ -94,7 +94,7 @@ class DaskRows:
         self._parts = list(zip(features, labels or [None] * len(features), strict=True))
 
     def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
-        """Return what `function` makes of each partition, or of every `every`-th record of it, where records lie."""
+        """Return `function` of each partition, or of every `every`-th record, computed in place."""
         import dask
 
         self.passes += 1
@@ -112,7 +112,7 @@ class DaskRows:
         if failure:  # its message may quote a record, so it ends here
             raise SchemaMismatch(
                 f"Dask could not compute a partition ({failure}). Nothing was learned; a charge "
-                "already made stands. See the scheduler's own log, mend the cluster or the "
+                "already made stands. See the scheduler's own log, repair the cluster or the "
                 "table, and begin again."
             )
         for answer in answers:
@@ -151,7 +151,7 @@ def _apply(
     X: Any,
     y: Any,
 ) -> Any:
-    """Return what `function` makes of a partition, or the error: raised, a worker's log would print it with records."""
+    """Return `function` of a partition, or the error: raised, it would log records."""
     try:
         if every > 1:
             X, y = (

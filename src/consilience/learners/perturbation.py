@@ -53,9 +53,9 @@ from consilience.privacy.vector_noise import (
 
 Array = NDArray[Any]
 
-TOLERANCE = (
-    1e-8  # un-normalised gradient norm relative to the total regularisation (design.md, decision 7)
-)
+# Of the un-normalised gradient norm, relative to the total regularisation: near what doubles can
+# reach, so that the closing noise stays invisible.
+TOLERANCE = 1e-8
 LOSS_NAMES: dict[type, Literal["logistic", "huber-hinge", "softmax", "huber"]] = {
     Logistic: "logistic",
     HuberHinge: "huber-hinge",
@@ -80,7 +80,7 @@ class LinearTask:
 
     @property
     def dimension_of_noise(self) -> int:
-        """Dimensions in which records move the minimum: softmax coefficients sum to zero over the classes."""
+        """Dimensions in which records move the minimum; softmax coefficients sum to zero."""
         return self.dimension * max(1, self.loss.n_outputs - 1)
 
 
@@ -106,7 +106,7 @@ class LinearPlan:
 
 
 def public_size(learner: Any, task: LinearTask) -> int:
-    """Return the number of units that may be known: the true one under replace-one, else the declared one."""
+    """Return the public number of units: true under replace-one, otherwise declared."""
     return int(learner.public_size) if learner.neighbours == "add-remove" else max(task.n_units, 1)
 
 
@@ -160,7 +160,7 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
 
 
 def output_sensitivity(learner: Any, task: LinearTask) -> float:
-    """Return how far one unit can move the exact minimum of `task`, in the coordinates of the unit ball."""
+    """Return how far one unit can move the exact minimum of `task`, in the unit ball."""
     per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
     ridge = learner.regularization * public_size(learner, task)
     return _Facts(learner, task, ridge, math.inf, 0.0, per_unit, 0.0)._sensitivity()
@@ -262,7 +262,7 @@ class _Facts:
         return lambda scale: ObjectiveL2Laplace(scale=scale, **facts)
 
     def _chaudhuri(self) -> tuple[float, Any]:
-        """Chaudhuri, Monteleoni & Sarwate 2011, algorithm 2, with e^{ε/4} where the thesis prints another exponent."""
+        """Chaudhuri, Monteleoni & Sarwate 2011, algorithm 2, with its exponent e^{ε/4}."""
         plain = self.delta == 0 and self.per_unit == 1 and self.learner.neighbours == "replace-one"
         if (
             not plain
@@ -306,7 +306,7 @@ def _expm1(x: float) -> float:
 
 @lru_cache  # thousands of sites of one size ask for the same
 def logistic_gap(longest: float) -> float:
-    """Return the largest gap between two records' logistic gradients at a point of norm <= `longest`.
+    """Return the largest gap between two records' logistic gradients within norm `longest`.
 
     max over 0 <= m <= R of 2σ(m)·sqrt(1 - (m/R)²): 1 at R = 0, 2 in the limit
     (docs/guarantees/output.md). A grid with a Lipschitz margin bounds the maximum from above.
@@ -321,7 +321,7 @@ def logistic_gap(longest: float) -> float:
 
 
 def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array, float]:
-    """Draw the thesis' positive semi-definite matrix from public randomness; it adds no privacy and costs none."""
+    """Draw the thesis' positive semi-definite matrix; it is public and costs no privacy."""
     if task.loss.n_outputs > 1:
         raise SettingsError(
             "mechanism='matrix' is for two classes or regression. Nothing was trained. Use "
@@ -334,7 +334,7 @@ def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array,
 
 
 def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
-    """Draw, solve and close one problem; returns (d,) or (K, d) in the coordinates of the unit ball.
+    """Draw, solve and close one problem; return (d,) or (K, d) in the unit ball's coordinates.
 
     Privacy
     -------

@@ -1,4 +1,4 @@
-"""Fewer columns before learning: principal axes from public records, from private ones, or from several sites.
+"""Fewer columns before learning: principal axes of public, private or several sites' records.
 
 All three take the second moment Σxxᵀ of rows in the unit ball and keep its leading eigenvectors. It
 is not centred: an orthonormal projection never lengthens a row, so what a learner assumes of its
@@ -50,7 +50,7 @@ BLOCK_RECORDS = 2**11
 MOST_RECORDS = 2**31  # at one site; the one public bound that the closing distance needs
 
 
-# ------------------------------------------------------------------------------------------------------------- moment
+# ------------------------------------------------------------------------------------------- moment
 
 
 def _blocks(X: Any) -> Iterator[Array]:
@@ -67,7 +67,7 @@ def _into_ball(rows: Array, data_norm: float) -> Array:
 
 
 def _second_moment(X: Any, n_features: int, data_norm: float, *, on_grid: bool) -> Array:
-    """Return Σxxᵀ of the rows in the unit ball; on the grid it is exact but for one last rounding of each entry."""
+    """Return Σxxᵀ of rows in the unit ball; on the grid each entry is rounded once."""
     plain = np.zeros((n_features, n_features))
     high, low = np.zeros((2, n_features, n_features), dtype=np.int64)
     for rows in _blocks(X):
@@ -85,7 +85,7 @@ def _second_moment(X: Any, n_features: int, data_norm: float, *, on_grid: bool) 
 
 
 def as_vector(moment: Array) -> Array:
-    """Return the upper triangle with off-diagonal entries times √2, so that its length is the Frobenius norm."""
+    """Return the upper triangle, off-diagonals times √2: its length is the Frobenius norm."""
     rows, columns = np.triu_indices(len(moment))
     return np.where(rows == columns, 1.0, math.sqrt(2)) * moment[rows, columns]
 
@@ -102,7 +102,7 @@ def as_matrix(vector: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class SecondMoment:
-    """What a site releases for a joint projection: its noisy Σxxᵀ, in the table's own units, and what it promises."""
+    """What a site releases for a joint projection: its noisy Σxxᵀ and its guarantee."""
 
     moment: Array
     guarantee: Guarantee
@@ -122,7 +122,7 @@ class SecondMoment:
         object.__setattr__(self, "moment", moment)
 
 
-# --------------------------------------------------------------------------------------------------------- projections
+# -------------------------------------------------------------------------------------- projections
 
 
 class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
@@ -153,7 +153,7 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
             ) from None
 
     def _set_axes(self, moment: Array) -> None:
-        """Set the leading eigenvectors and their share of the moment; an eigenvalue below 0 is noise and counts 0."""
+        """Set the leading eigenvectors and their shares; a negative eigenvalue counts as 0."""
         values, vectors = linalg.eigh(moment)
         axes = vectors[:, ::-1][:, : self.n_components].T
         largest = np.abs(axes).argmax(axis=1)
@@ -312,7 +312,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         dataset: str | None = None,
         key: str | None = None,
     ) -> Self:
-        """Release the noisy moment; with a ledger, charge `dataset` first. `X` and `key` as in the linear learners."""
+        """Release the noisy moment; with a ledger, charge `dataset` first."""
         self._check_privacy(("moment",))
         self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
         if self.unit == "person":
@@ -394,7 +394,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         return tags
 
 
-# ---------------------------------------------------------------------------------------------------------- many sites
+# --------------------------------------------------------------------------------------- many sites
 
 
 def combine_moments(
@@ -404,7 +404,7 @@ def combine_moments(
     assumption: str,
     weights: ArrayLike | None = None,
 ) -> PublicPCA:
-    """Return the projection on the principal axes of several sites' moments together (Imtiaz & Sarwate 2018).
+    """Return the projection on several sites' joint principal axes (Imtiaz & Sarwate 2018).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Choosing settings without spending by accident: on public records for free, or on private ones for a charge.
+"""Choosing settings: on public records for free, or on private records for a charge.
 
 A setting chosen by looking at private records is a release like any other. `choose_on_public` looks
 at public ones only. `PrivateTuning` is Chaudhuri, Monteleoni & Sarwate 2011, algorithm 3: each
@@ -72,7 +72,7 @@ def _listed(learner: Any, candidates: Candidates) -> list[dict[str, Any]]:
     return listed
 
 
-# ------------------------------------------------------------------------------------------------------------- public
+# ------------------------------------------------------------------------------------------- public
 
 
 def choose_on_public(
@@ -87,7 +87,7 @@ def choose_on_public(
     persons: ArrayLike | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return the candidate that does best when the private training is played through on public records.
+    """Return the candidate that does best when private training is rehearsed on public records.
 
     Each candidate is trained at the learner's own epsilon, noise and all, on tables as large as the
     private one: a training fold is repeated, or cut, to `n_records`. What is judged is thus the
@@ -118,7 +118,7 @@ def choose_on_public(
     X, size = X_public if hasattr(X_public, "shape") else np.asarray(X_public), n_records or len(y)
     if min(size, repeats) < 1:
         raise SettingsError(
-            "'n_records' and 'repeats' must be at least 1. Nothing was trained. Mend the call."
+            "'n_records' and 'repeats' must be at least 1. Nothing was trained. Correct the call."
         )
     source = Noise(seed=seed).open()
     shuffled = source.permutation(len(y))
@@ -152,7 +152,7 @@ def _take(X: Any, rows: Array) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
 
 
-# ------------------------------------------------------------------------------------------------------------ private
+# ------------------------------------------------------------------------------------------ private
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class TuningPlan:
 
 
 class _DryRun:
-    """Stands where a ledger would, to learn what a training costs: it is asked just before anything is drawn."""
+    """Takes a ledger's place to learn what a training costs, just before it would draw."""
 
     class Charged(Exception):
         """Carries the events out of the fit, which ends here."""
@@ -196,7 +196,7 @@ def _part(task: TuningTask, rows: Array) -> tuple[Any, Array, dict[str, Array]]:
 
 
 def _events(learner: Any, X: Any, y: Array, whose: dict[str, Array]) -> tuple[Event, ...]:
-    """Return what a fit would charge; the learner has then checked its data, but drawn and trained nothing."""
+    """Return what a fit would charge; the data are checked, nothing is drawn or trained."""
     try:
         learner.fit(X, y, **whose, ledger=_DryRun(), dataset="dry run", key="dry run")
     except _DryRun.Charged as charged:
@@ -205,7 +205,7 @@ def _events(learner: Any, X: Any, y: Array, whose: dict[str, Array]) -> tuple[Ev
 
 
 def _units(events: Sequence[Event]) -> tuple[float, float, float]:
-    """Return what a ledger would charge: epsilon and rho in its whole units (no rho counts as infinite), and delta."""
+    """Return a ledger's charge: epsilon and rho in whole units (no rho: infinite), and delta."""
     whole = total(events)
     rho = total_rho(events, whole.neighbours)
     return (
@@ -232,7 +232,7 @@ def _costliest(parts: Sequence[tuple[Event, ...]]) -> tuple[Event, ...]:
 
 
 def count_errors(learner: Any, X: Any, y: Array) -> int:
-    """Count wrong predictions, each a function of one record: every table that is predicted has the same shape."""
+    """Count wrong predictions in tables of one shape, so that each depends on one record."""
     missing = -len(y) % PREDICTED_AT_ONCE
     shape = (missing, X.shape[1])
     padded = (
@@ -254,7 +254,9 @@ def _has(method: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
 
 
 class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  # type: ignore[misc]
-    """Train candidates on parts of the records, choose the best privately, and keep it (Chaudhuri et al. 2011, alg. 3).
+    """Train candidates on parts of the records and keep the privately chosen best one.
+
+    This is algorithm 3 of Chaudhuri et al. (2011).
 
     With k candidates the winner has seen one in k+1 of the records. Prefer `choose_on_public` where
     there are public records, and a handful of candidates where there are none.
@@ -288,7 +290,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
     >>> from consilience.learners.linear import PrivateLogisticRegression
     >>> X = np.linspace(-0.7, 0.7, 6000).reshape(-1, 2)
     >>> learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
-    >>> PrivateTuning(learner, {"regularization": [1e-3, 1e-1]}, epsilon=1.0).fit(X, X[:, 0] > 0).guarantee_
+    >>> tuning = PrivateTuning(learner, {"regularization": [1e-3, 1e-1]}, epsilon=1.0)
+    >>> tuning.fit(X, X[:, 0] > 0).guarantee_
     Guarantee(epsilon=1, delta=0, per record, replace-one)
     """
 
@@ -338,7 +341,10 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         dataset: str | None = None,
         key: str | None = None,
     ) -> Self:
-        """Tune and train; with a ledger, charge `dataset` first. A retry with the same `key` gets the first result."""
+        """Tune and train; with a ledger, charge `dataset` first.
+
+        A retry with the same `key` returns the first result.
+        """
         if not is_classifier(self.learner) or not isinstance(self.learner, PrivateLearner):
             raise SettingsError(
                 "PrivateTuning counts wrong predictions, so it tunes this project's classifiers "

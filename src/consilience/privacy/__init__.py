@@ -1,1 +1,1 @@
-"""The trusted core: guarantees, mechanisms, accounting and the ledger. It imports nothing else of ours but errors."""
+"""The trusted core: guarantees, mechanisms, accounting, ledger; it imports only errors."""

@@ -6,7 +6,7 @@ auditor recomputes the guarantee from the events alone, and a calibration is sim
 at which the event costs what was asked. The meaning of an event never changes; a new bound is a new
 event. Each formula is proved on the page of ``docs/guarantees/`` that its docstring names.
 
-This is the only file that imports dp_accounting.
+This is the only file that imports dp_accounting, and only in the functions that need it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from dp_accounting import ZCDpEvent
-from dp_accounting.pld import common, privacy_loss_distribution
-from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp
 
@@ -35,7 +32,7 @@ _CHOICES = {"loss": get_args(Loss), "monotone": ("yes", "no")}
 
 
 def gaussian_log_delta(epsilon: float, mu: float) -> float:
-    """Return ln δ of a Gaussian mechanism with sensitivity/sigma = `mu` at `epsilon` (Balle & Wang 2018, thm 8)."""
+    """Return ln δ at `epsilon` of Gaussian noise, sensitivity/sigma = `mu` (Balle & Wang 2018)."""
     if mu == 0:
         return -math.inf
     kept = float(log_ndtr(mu / 2 - epsilon / mu))
@@ -50,13 +47,13 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
-    """Return the least sigma whose Gaussian mechanism is (epsilon, delta)-private; exact at every epsilon."""
+    """Return the least sigma at which Gaussian noise is (epsilon, delta)-private."""
     inner = epsilon * (1 - PROFILE_MARGIN)
     return sensitivity / _largest(lambda mu: gaussian_log_delta(inner, mu) <= math.log(delta))
 
 
 def _largest(fits: Callable[[float], bool]) -> float:
-    """Return the largest positive number that `fits`, to 1e-12 relative and from below, by doubling and bisection."""
+    """Return the largest positive number that `fits`, to 1e-12 relative and from below."""
     low, high = 1.0, 1.0
     while not fits(low):
         low /= 2
@@ -119,7 +116,7 @@ class Event:
 
     @property
     def rho(self) -> float | None:
-        """Zero-concentrated cost, or None where the event has none: a pure epsilon costs at most ε²/2."""
+        """Zero-concentrated cost, at most ε²/2 for a pure epsilon; None if there is none."""
         return None if self.delta > 0 else self.epsilon * self.epsilon / 2  # ** would overflow
 
     @property
@@ -132,7 +129,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Event):
-    """Exact (discrete) Laplace noise on a value of that L1 sensitivity; docs/guarantees/laplace.md."""
+    """Exact (discrete) Laplace noise, by L1 sensitivity; docs/guarantees/laplace.md."""
 
     sensitivity: float
     scale: float
@@ -144,12 +141,12 @@ class Laplace(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class L2Laplace(Laplace):
-    """Noise with density ∝ exp(-‖b‖₂/scale) on a value of that L2 sensitivity; docs/guarantees/l2-laplace.md."""
+    """Noise of density ∝ exp(-‖b‖₂/scale), by L2 sensitivity; docs/guarantees/l2-laplace.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Event):
-    """Gaussian noise on a value of that L2 sensitivity, stated at a chosen delta; docs/guarantees/gaussian.md."""
+    """Gaussian noise, by L2 sensitivity, at a chosen delta; docs/guarantees/gaussian.md."""
 
     sensitivity: float
     sigma: float
@@ -172,7 +169,7 @@ class Gaussian(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGaussian(Gaussian):
-    """Discrete Gaussian noise on integer counts of that L2 sensitivity, by its zCDP; docs/guarantees/gaussian.md."""
+    """Discrete Gaussian noise on integer counts, by its zCDP; docs/guarantees/gaussian.md."""
 
     @property
     def epsilon(self) -> float:
@@ -185,7 +182,7 @@ class DiscreteGaussian(Gaussian):
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(Event):
-    """Exponential mechanism on scores of that sensitivity with Gumbel scale `scale`; docs/guarantees/selection.md.
+    """Exponential mechanism with Gumbel noise of that scale; docs/guarantees/selection.md.
 
     Monotone scores (all move the same way between neighbours) cost half.
     """
@@ -216,7 +213,7 @@ class Selection(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Closing(Event):
-    """Exact Laplace noise that covers the distance between a computed and an ideal vector; docs/guarantees/closing.md.
+    """Exact Laplace noise that hides how a vector was computed; docs/guarantees/closing.md.
 
     Two neighbours' computed vectors, given one ideal vector, differ by at most 2·distance in L2,
     hence by 2·√dimension·distance in L1.
@@ -270,7 +267,7 @@ class Objective(Event):
 
     @property
     def jacobian(self) -> float:
-        """Bound on |log det ratio| (algorithms.md C.1): one record moves one determinant factor."""
+        """Bound on |log det ratio|: one record moves one determinant factor."""
         if self.loss == "softmax":
             classes = self.n_classes
             one = (classes - 1) * math.log1p(1 / (classes * self.strong_convexity))
@@ -286,7 +283,7 @@ class Objective(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveL2Laplace(Objective):
-    """Objective perturbation with noise of density ∝ exp(-‖b‖₂/scale); docs/guarantees/objective.md."""
+    """Objective perturbation, density ∝ exp(-‖b‖₂/scale); docs/guarantees/objective.md."""
 
     scale: float
 
@@ -310,13 +307,13 @@ class ObjectiveL2Laplace(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveGaussian(Objective):
-    """Objective perturbation with Gaussian noise, stated at a chosen delta; docs/guarantees/objective.md."""
+    """Objective perturbation, Gaussian, at a chosen delta; docs/guarantees/objective.md."""
 
     sigma: float
     at_delta: float
 
     def log_delta(self, epsilon: float) -> float:
-        """Return ln δ at `epsilon`; valid from the Jacobian term upwards (algorithms.md C.3)."""
+        """Return ln δ at `epsilon`; valid from the Jacobian term upwards."""
         rest = epsilon - self.jacobian
         if rest < 0:
             return 0.0
@@ -349,9 +346,10 @@ class ObjectiveGaussian(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftObjectiveGaussian(ObjectiveGaussian):
-    """One softmax record replaced, its labels shares of votes, while votes move the linear term by `sensitivity`.
+    """One softmax record replaced while votes move the linear term.
 
-    Objective perturbation with Gaussian noise, where both may change at once;
+    Labels are shares of votes, which move the linear term by at most `sensitivity`. Objective
+    perturbation with Gaussian noise, where both may change at once;
     docs/guarantees/distillation.md.
     """
 
@@ -383,7 +381,7 @@ class SoftObjectiveGaussian(ObjectiveGaussian):
 
 @dataclass(frozen=True, kw_only=True)
 class Composed(Event):
-    """Run all `parts` on the same records, `times` over, and state their cost once; docs/guarantees/composition.md.
+    """All `parts` on the same records, `times` over; docs/guarantees/composition.md.
 
     At ``at_delta=0`` epsilons add, and deltas where parts have one; otherwise zero-concentrated
     costs add and are stated at that delta.
@@ -445,9 +443,10 @@ def _added(costs: Iterable[float]) -> float:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return an epsilon at `delta` for every mechanism of that zero-concentrated cost (Canonne et al. 2020, prop. 12).
+    """Return an epsilon at `delta` for every mechanism of that zero-concentrated cost.
 
-    Every order gives a valid bound, so an optimum missed costs privacy nothing.
+    By proposition 12 of Canonne et al. (2020). Every order gives a valid bound, so missing the
+    optimum costs no privacy.
     """
     if rho == 0 or math.isinf(rho):
         return rho
@@ -475,12 +474,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def zcdp_rho(*, epsilon: float, delta: float) -> float:
-    """Return the largest zero-concentrated cost that is (epsilon, delta)-private by `zcdp_epsilon`."""
+    """Return the largest zero-concentrated cost that is (epsilon, delta)-private."""
     return _largest(lambda rho: zcdp_epsilon(rho, delta) <= epsilon)
 
 
 def _epsilon_at(log_delta: Callable[[float], float], delta: float, least: float) -> float:
-    """Return the epsilon >= least at which a decreasing profile reaches `delta`: to the last bit, and from above."""
+    """Return the epsilon >= least where a falling profile reaches `delta`, from above."""
     target = math.log(delta)
     if log_delta(least) <= target:
         return least
@@ -518,7 +517,7 @@ EVENTS: dict[str, type[Event]] = {
 
 
 def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
-    """Return the least noise scale (or sigma) at which the event `cost` makes of it costs at most `epsilon`."""
+    """Return the least scale (or sigma) at which the event ``cost(scale)`` costs `epsilon`."""
 
     def fits(inverse: float) -> bool:
         if math.isinf(1 / inverse):
@@ -534,7 +533,7 @@ def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
 
 
 def total(events: Iterable[Event]) -> Guarantee:
-    """Return the guarantee of all `events` on the same records: the additive one that the ledger enforces."""
+    """Return the additive guarantee of all `events` on the same records, as ledgers enforce."""
     return compose(*(event.guarantee for event in events))
 
 
@@ -569,6 +568,10 @@ def report(events: Sequence[Event], *, delta: float) -> dict[str, float]:
     answer: dict[str, float] = {}
     if whole.delta <= delta:
         answer["sum"] = whole.epsilon
+    from dp_accounting import ZCDpEvent
+    from dp_accounting.pld import privacy_loss_distribution
+    from dp_accounting.rdp import RdpAccountant
+
     rho = total_rho(events, whole.neighbours)
     if rho is not None:
         accountant = RdpAccountant()
@@ -586,6 +589,8 @@ _LARGEST_PLD = 200.0  # its grid has 10 000 cells for each unit of epsilon
 
 
 def _loss_distribution(event: Event, neighbours: Neighbours) -> Any:
+    from dp_accounting.pld import common, privacy_loss_distribution
+
     if type(event) is Gaussian and event.sensitivity > 0:
         double = (
             2 if event.neighbours is not neighbours else 1
@@ -620,7 +625,7 @@ def _from_plain(row: dict[str, Any]) -> Event:
 
 
 def events_from_json(text: str) -> tuple[Event, ...]:
-    """Rebuild events written by `events_to_json`; anything else is an error, and nothing is ever imported."""
+    """Rebuild events written by `events_to_json`; nothing is ever imported."""
     try:
         return tuple(_from_plain(row) for row in cast(list[dict[str, Any]], json.loads(text)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

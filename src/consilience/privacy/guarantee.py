@@ -38,7 +38,7 @@ class Neighbours(StrEnum):
 
 
 def name_the_unit(value: Any) -> None:
-    """Turn the plain strings in a frozen value's ``unit`` and ``neighbours`` into members, or refuse them."""
+    """Turn the strings ``unit`` and ``neighbours`` of a frozen value into enum members."""
     for name, kind in (("unit", Unit), ("neighbours", Neighbours)):
         given = getattr(value, name)
         try:
@@ -52,7 +52,7 @@ def name_the_unit(value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """State that the output is (epsilon, delta)-differentially private for one unit under a neighbour relation.
+    """State that an output is (epsilon, delta)-differentially private, and for whom.
 
     ``epsilon=math.inf`` is the honest statement that nothing is promised (exact training). A
     guarantee that *was* claimed and does not hold (seeded noise, say) is void instead, carries its
@@ -121,7 +121,7 @@ class Guarantee:
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def require(self) -> Self:
-        """Return the guarantee itself, or raise `GuaranteeVoid` with the reason why there is none."""
+        """Return the guarantee itself, or raise `GuaranteeVoid` with the reason."""
         if self.void_reason is not None:
             raise GuaranteeVoid(
                 f"This result has no guarantee: {self.void_reason}. Nothing was published. "
@@ -181,7 +181,8 @@ class Guarantee:
     def __repr__(self) -> str:
         if self.void_reason is not None:
             return f"Guarantee.void({self.void_reason!r})"
-        return f"Guarantee(epsilon={self.epsilon:g}, delta={self.delta:g}, per {self.unit}, {self.neighbours})"
+        cost = f"epsilon={self.epsilon:g}, delta={self.delta:g}"
+        return f"Guarantee({cost}, per {self.unit}, {self.neighbours})"
 
 
 def _is_number(value: object) -> bool:
@@ -243,7 +244,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
 
 def compose_disjoint(*guarantees: Guarantee, assumption: str) -> Guarantee:
-    """Return what holds when each unit's data reached exactly one of these: the largest epsilon and delta.
+    """Return what holds when each unit's data reached only one of these: the largest of each.
 
     ``assumption`` says why the parts are disjoint (for instance "no person is at two sites"); it is
     written into the result, because the program cannot check it. Void parts void the whole.
@@ -260,7 +261,7 @@ def compose_disjoint(*guarantees: Guarantee, assumption: str) -> Guarantee:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The most a data owner allows to be spent on one data set, in total and for ever.
+    """The most a data owner allows to be spent on one data set, over its lifetime.
 
     Enforced on additive quantities: Σε and Σδ, or Σρ (zero-concentrated) when ``rho`` is given
     instead of ``epsilon``.

@@ -1,4 +1,4 @@
-"""The site's list of charges: append-only, hash-chained, one SQLite file, and the authority on what was spent.
+"""The site's list of charges: append-only, hash-chained, the authority on what was spent.
 
 Order of a private training: `Ledger.charge` reserves and commits, then noise is drawn, then
 `Ledger.seal` stores the result, then the result may leave. A crash wastes budget, it never hides a
@@ -74,16 +74,24 @@ CREATE TABLE entries (
 CREATE UNIQUE INDEX one_per_key ON entries (key, kind);
 CREATE INDEX by_dataset ON entries (dataset, kind, nano_epsilon, femto_delta, nano_rho);
 CREATE TABLE payloads (key TEXT PRIMARY KEY, payload BLOB NOT NULL) STRICT;
-CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, hash TEXT NOT NULL) STRICT;
+CREATE TABLE head (
+  one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, hash TEXT NOT NULL
+) STRICT;
 INSERT INTO head VALUES (1, 0, hex(zeroblob(32)));
 CREATE VIEW charges AS
   SELECT charge.*, seal.payload_hash AS seal_hash FROM entries AS charge
-  LEFT JOIN entries AS seal ON seal.key = charge.key AND seal.kind = 'seal' WHERE charge.kind = 'charge';
-CREATE TRIGGER entries_stay BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END;
-CREATE TRIGGER entries_hold BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
-CREATE TRIGGER payloads_stay BEFORE DELETE ON payloads BEGIN SELECT RAISE(ABORT, 'payloads are never deleted'); END;
-CREATE TRIGGER payloads_hold BEFORE UPDATE ON payloads BEGIN SELECT RAISE(ABORT, 'payloads are never changed'); END;
-CREATE TRIGGER head_stays BEFORE DELETE ON head BEGIN SELECT RAISE(ABORT, 'the head is never deleted'); END;
+  LEFT JOIN entries AS seal ON seal.key = charge.key AND seal.kind = 'seal'
+  WHERE charge.kind = 'charge';
+CREATE TRIGGER entries_stay BEFORE DELETE ON entries
+  BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END;
+CREATE TRIGGER entries_hold BEFORE UPDATE ON entries
+  BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
+CREATE TRIGGER payloads_stay BEFORE DELETE ON payloads
+  BEGIN SELECT RAISE(ABORT, 'payloads are never deleted'); END;
+CREATE TRIGGER payloads_hold BEFORE UPDATE ON payloads
+  BEGIN SELECT RAISE(ABORT, 'payloads are never changed'); END;
+CREATE TRIGGER head_stays BEFORE DELETE ON head
+  BEGIN SELECT RAISE(ABORT, 'the head is never deleted'); END;
 COMMIT;
 """
 _SUMS = """
@@ -92,7 +100,8 @@ SELECT coalesce(sum(nano_epsilon), 0), coalesce(sum(femto_delta), 0),
 FROM entries WHERE dataset = ? AND kind = 'charge'
 """
 _INSERT = """
-INSERT INTO entries VALUES (:number, :kind, :time, :version, :dataset, :unit, :neighbours, :key, :purpose, :study,
+INSERT INTO entries VALUES (
+  :number, :kind, :time, :version, :dataset, :unit, :neighbours, :key, :purpose, :study,
   :nano_epsilon, :femto_delta, :nano_rho, :events, :payload_hash, :previous, :hash)
 """
 
@@ -112,7 +121,7 @@ def _software() -> str:
 
 
 def spent_units(value: float, units: int) -> int:
-    """Return what `value` costs in whole units: rounded up, after a discount of 2⁻⁵⁰ for its floating-point noise.
+    """Return what `value` costs in whole units, rounded up after a discount of 2⁻⁵⁰.
 
     Without the discount the binary number 0.1 would cost a unit too much, and 0.1 + 0.2 more than
     0.3. With it all charges together exceed the limit by at most 2⁻⁵⁰ of it;
@@ -122,15 +131,15 @@ def spent_units(value: float, units: int) -> int:
 
 
 def limit_units(value: float, units: int) -> int:
-    """Return the limit `value` in whole units, rounded down from the decimal number that its owner typed."""
+    """Return the limit `value` in whole units, rounded down from its decimal number."""
     return math.floor(Fraction(repr(float(value))) * units)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """One reservation of budget, as the ledger holds it; amounts are what was charged, so rounded up.
+    """One reservation of budget, as the ledger holds it; amounts are rounded up.
 
-    ``hash`` is its place in the chain: whoever keeps a receipt can later demand that the ledger
+    ``hash`` is its place in the chain: anyone who keeps a receipt can later demand that the ledger
     still holds it.
     """
 
@@ -153,7 +162,7 @@ class Charge:
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """The proof of having been charged that a contribution carries: settings and hashes only."""
+        """The proof of the charge that a contribution carries: settings and hashes only."""
         return {
             "entry": self.id,
             "key": self.key,
@@ -170,7 +179,7 @@ class Charge:
 
 
 class Amounts(NamedTuple):
-    """One number for each additive quantity; None where there is none (no limit, or an event without a rho)."""
+    """One number for each additive quantity, or None: no limit, or an event without a rho."""
 
     epsilon: float | None
     delta: float | None
@@ -296,7 +305,7 @@ class Ledger:
         return view
 
     def allow(self, dataset: str, budget: Budget) -> Balance:
-        """Declare what the data owner allows on `dataset`, in total and for ever; a later call replaces the limit.
+        """Declare the lifetime limit that the data owner sets on `dataset`, or replace it.
 
         Unit, neighbour relation and kind (epsilon or rho) are fixed by the first call, and no limit
         goes below what is spent. The same limit again adds no entry.
@@ -340,7 +349,7 @@ class Ledger:
     def charge(
         self, events: Iterable[Event], *, dataset: str, key: str, purpose: str, study: str = ""
     ) -> Charge:
-        """Reserve the cost of `events` durably, before any of their noise is drawn, or refuse and charge nothing.
+        """Reserve the cost of `events` durably before their noise is drawn, or refuse.
 
         `key` names this one training. A second call with the same key and content is never charged:
         if the first was sealed it returns that charge (fetch its bytes with `sealed`, draw
@@ -406,7 +415,7 @@ class Ledger:
         return charge
 
     def seal(self, charge: Charge, payload: bytes) -> Charge:
-        """Store the one result of `charge`; only after this may it leave. The same bytes again change nothing."""
+        """Store the one result of `charge`, after which it may leave; repeating is harmless."""
         if not isinstance(payload, bytes) or len(payload) > _LARGEST_PAYLOAD_BYTES:
             raise SettingsError(
                 f"A sealed result must be bytes, at most {_LARGEST_PAYLOAD_BYTES} of them. "
@@ -477,7 +486,7 @@ class Ledger:
             return [_as_charge(row) for row in rows]
 
     def verify(self, head: str | None = None) -> str:
-        """Walk the whole chain and return its head hash, or raise `LedgerDamaged` naming the first bad entry.
+        """Walk the whole chain and return its head hash, or raise `LedgerDamaged`.
 
         Parameters
         ----------
@@ -535,7 +544,7 @@ class Ledger:
         return previous
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """Write a consistent copy to a new file, also while others charge; write down `verify`'s head with it."""
+        """Write a consistent copy to a new file, also while others charge; note its head."""
         target = Path(path).absolute()
         with self._session("Backing up") as db:
             try:
@@ -582,7 +591,7 @@ class Ledger:
 
     @contextmanager
     def _session(self, asked: str, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-        """Yield a connection inside one transaction: committed at the end, rolled back by anything raised."""
+        """Yield a connection inside one transaction, which any error rolls back."""
         uri = f"{self.path.as_uri()}?mode=rw"  # never creates: a vanished ledger is an error
         try:
             with (
@@ -620,7 +629,7 @@ class Ledger:
             )
 
     def _new_file(self, path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
-        """Create `path` complete or not at all, readable by its owner only; FileExistsError if it is there."""
+        """Create `path` complete or not at all, readable by its owner only."""
         try:
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             os.close(handle)
@@ -642,7 +651,7 @@ class Ledger:
 
     def _damage(self, asked: str, problem: str, *, passing: bool = False) -> LedgerDamaged:
         fix = (
-            "Mend the disk, its space or its permissions, then try again."
+            "Fix the disk, its space or its permissions, then try again."
             if passing
             else "Stop training, and restore a backup that holds the head hash you wrote down."
         )
@@ -743,7 +752,7 @@ def _replay(entry: sqlite3.Row, accounts: dict[str, _Account]) -> bool:
 
 
 def _digest(entry: dict[str, Any]) -> str:
-    """Return the hash of an entry's content and of its predecessor's hash; empty fields do not count."""
+    """Return the hash of an entry's non-empty fields and of its predecessor's hash."""
     content = {name: value for name, value in entry.items() if name != "hash" and value is not None}
     return hashlib.sha256(
         json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode()
@@ -783,7 +792,7 @@ def _as_charge(row: sqlite3.Row) -> Charge:
 
 
 def _repeated(existing: Charge, content: tuple[str, str, str]) -> Charge:
-    """Return the sealed charge whose key was used again, or say why it cannot stand for the second call."""
+    """Return the charge whose key was used again, or refuse if the calls differ."""
     if (existing.dataset, existing.study, events_to_json(existing.events)) != content:
         raise SettingsError(
             f"The key {existing.key!r} was to pay for another training, but it names one that was "

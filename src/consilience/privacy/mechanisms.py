@@ -54,7 +54,7 @@ class Noise:
 
     Privacy
     -------
-    A seed voids the guarantee: whoever learns it can subtract the noise.
+    A seed voids the guarantee: anyone who learns it can subtract the noise.
     """
 
     seed: int | None = None
@@ -68,7 +68,7 @@ class Noise:
             )
 
     def open(self, *, stream: int = 0) -> Source:
-        """Open a source: a fresh 256-bit key from the operating system, or stream number `stream` of the seed."""
+        """Open a source with a fresh 256-bit key, or stream number `stream` of the seed."""
         return Source(self.seed, stream)
 
 
@@ -107,7 +107,7 @@ class Source:
         """Draw n uniform numbers in (0, 1) with full relative precision, however close to 0.
 
         The exponent is geometric (the leading zeros of fresh words) and 51 fraction bits are drawn
-        apart, so that -log of a draw has no grid that would betray the value it is added to.
+        apart, so that -log of a draw has no grid that would reveal the value it is added to.
         """
         zeros = np.zeros(n)
         open_ = np.arange(n)
@@ -135,7 +135,7 @@ class Source:
         return np.where(large, -np.log(half), -np.log1p(-half))
 
     def normal(self, n: int) -> Floats:
-        """Draw n standard normals, each with full relative precision (Box-Muller on an octant of the circle)."""
+        """Draw n standard normals with full relative precision (Box-Muller on an octant)."""
         pairs = (n + 1) // 2
         radius = np.sqrt(2 * self.exponential(pairs))
         angle = self.uniform(pairs) * (math.pi / 4)
@@ -156,7 +156,7 @@ def draw_error(dimension: int) -> float:
 
 
 def l2_laplace(dimension: int, *, event: L2Laplace | ObjectiveL2Laplace, source: Source) -> Floats:
-    """Draw a vector with density ∝ exp(-‖b‖₂ / event.scale): uniform direction, Gamma(dimension) radius.
+    """Draw a vector of density ∝ exp(-‖b‖₂ / event.scale): uniform direction, Gamma radius.
 
     Privacy
     -------
@@ -245,7 +245,7 @@ def select(scores: Floats, *, event: Selection, source: Source) -> int:
 def select_many(
     steps: Integers, grain: int, *, event: Selection, source: Source
 ) -> NDArray[np.intp]:
-    """Return for each row of `steps` a column drawn with probability ∝ exp(-steps / (grain · event.scale)), exactly.
+    """Draw for each row of `steps` a column, exactly ∝ exp(-steps / (grain · event.scale)).
 
     Whole steps of 1/`grain` say how far each candidate is from perfect, so that no score is ever
     rounded. A row's draw is decided by 64 random bits and, in the rare case that floating point
@@ -292,7 +292,7 @@ def select_many(
 
 
 def _select_exactly(steps: list[int], rate: Fraction, known: int, source: Source) -> int:
-    """Decide by interval arithmetic with as many digits and random bits as it takes; `known` holds the first 64."""
+    """Decide by interval arithmetic with as many digits and bits as it takes."""
     bits, digits = 64, 40
     while True:
         exact = Context(
@@ -322,7 +322,7 @@ def _select_exactly(steps: list[int], rate: Fraction, known: int, source: Source
 def _exact(
     values: NDArray[Any], make: Any, metric: Any, scale: float, kind: type, source: Source
 ) -> NDArray[Any]:
-    """Add noise with an exact OpenDP sampler; a seeded source, void anyway, stands in with a float one."""
+    """Add noise with an exact OpenDP sampler, or from a seeded source with a float one."""
     given = np.asarray(values)
     if kind is int and given.size and (given.dtype.kind not in "iu" or given.max() >= 2**63):
         raise SettingsError(
@@ -352,7 +352,7 @@ def _exact(
 
 
 def clip_rows(X: Any, norm: float) -> Any:
-    """Return the rows of a dense or CSR `X` scaled down to at most `norm`; rows well within it keep their value.
+    """Return the rows of a dense or CSR `X` scaled down to at most `norm`; others keep theirs.
 
     The bound holds over the reals, not just in floating point: a row whose computed length is
     within rounding of `norm` is shrunk too, by a few units in the last place. Clipping twice is
@@ -388,7 +388,7 @@ def clip_rows(X: Any, norm: float) -> Any:
 
 
 def _all_short(X: Any, limit: float) -> bool:
-    """Tell whether all dense rows are shorter than `limit`, by a sum whose last bits depend on a row's place."""
+    """Tell whether all dense rows are clearly shorter than `limit`."""
     with np.errstate(over="ignore"):
         squares = np.einsum("ij,ij->i", X, X, dtype=np.float64)
     return bool(squares.max(initial=0.0) < limit**2)  # false if one is not a number

@@ -29,7 +29,7 @@ Receipt: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Account:
-    """Where a cost is charged: the ledger, the name of the data set in it, and the key of the charge.
+    """Where a cost is charged: the ledger, the data set's name in it, and the charge's key.
 
     Without a ledger nothing is charged. The key identifies one charge: running again under the same
     key returns the stored result. Without a key every run is a charge of its own.
@@ -48,7 +48,7 @@ def run_charged(
     account: Account,
     purpose: str,
 ) -> tuple[State, Receipt | None]:
-    """Charge `events` if there is a ledger, then `draw`; return the result and the charge's receipt.
+    """Charge `events` if there is a ledger, then `draw`; return the result and the receipt.
 
     A retry under the same key gets the first result back, never a second draw.
     """
@@ -97,7 +97,7 @@ def state_guarantee(
     neighbours: Neighbours | str,
     assumptions: Sequence[str] = (),
 ) -> Guarantee:
-    """Return what `events` guarantee together: infinite if nothing was drawn, void if it was seeded."""
+    """Return what `events` guarantee together: infinite without noise, void if seeded."""
     if not events:
         return Guarantee(
             epsilon=math.inf, delta=0.0, unit=Unit(unit), neighbours=Neighbours(neighbours)
@@ -115,5 +115,5 @@ def state_guarantee(
 
 
 def void_by_seed(*, unit: Unit | str, neighbours: Neighbours | str) -> Guarantee:
-    """Return the guarantee of anything drawn from seeded noise: none, because the seed reveals it."""
+    """Return the guarantee of anything drawn from seeded noise: none."""
     return Guarantee.void("seeded noise", unit=unit, neighbours=neighbours)

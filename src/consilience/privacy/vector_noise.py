@@ -88,7 +88,7 @@ def calibrate_shared(
     unit: Unit | str,
     neighbours: Neighbours | str,
 ) -> L2Laplace | Gaussian:
-    """Return one noise that serves several sites: the least that suffices for each one's epsilon."""
+    """Return the least noise that suffices for the epsilon of each of several sites."""
     reaches, budgets = np.asarray(sensitivities, np.float64), np.asarray(epsilons, np.float64)
     if delta > 0:
         scale = max(
@@ -125,7 +125,7 @@ def with_sensitivity(event: L2Laplace | Gaussian, sensitivity: float) -> L2Lapla
 
 
 def calibrate_event(kind: Callable[[float], EventT], *, epsilon: float) -> EventT:
-    """Return the event of the least scale at which what `kind` makes of it costs at most `epsilon`."""
+    """Return ``kind(scale)`` of the least scale at which it costs at most `epsilon`."""
     return kind(calibrate_scale(kind, epsilon=epsilon))
 
 
@@ -207,7 +207,7 @@ def minimum_variance(event: VectorNoise, dimension: int, *, curvature: float = 0
 def public_radius(
     event: VectorNoise | None, dimension: int, *, probability: float = RADIUS_PROBABILITY
 ) -> float:
-    """Return the length that a draw of `event` exceeds with that probability: χ or Gamma quantile."""
+    """Return the length that a draw exceeds with that probability: a χ or Gamma quantile."""
     if event is None:
         return 0.0
     if isinstance(event, Gaussian | ObjectiveGaussian):
