@@ -171,5 +171,6 @@ def test_commands_in_the_documents_exist_with_their_options():
 
 def test_the_glossary_defines_the_words_it_is_made_for():
     glossary = (ROOT / "docs" / "glossary.md").read_text()
-    for word in "site hub record person schema study mechanism event guarantee budget ledger learner audit".split():
+    words = "site hub record person schema study mechanism event guarantee budget ledger learner"
+    for word in [*words.split(), "audit"]:
         assert f"**{word}**" in glossary

@@ -40,7 +40,8 @@ def shell(*arguments, **environment):
 
 def test_the_command_page_equals_the_help():
     found = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    how = "python -c 'from consilience.cli.app import help_page; print(help_page(), end=\"\")' > docs/cli.md"
+    program = 'from consilience.cli.app import help_page; print(help_page(), end="")'
+    how = f"python -c '{program}' > docs/cli.md"
     assert found == help_page(), f"write it again: {how}"
 
 

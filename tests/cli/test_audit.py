@@ -19,4 +19,4 @@ def test_audit_attacks_the_learner_of_a_study(run, study_file):
     assert json.loads(out)["passed"]
     code, _, err = run("audit", study_file, "--regularization", 0.1)
     assert code == 2
-    assert "The study file decides this" in err
+    assert "The study file decides '--" in err

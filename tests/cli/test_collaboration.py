@@ -134,6 +134,14 @@ def test_a_study_with_problems_says_all_of_them_and_fails(run, tables):
     assert leaving.value.code == 1
 
 
+def test_a_study_names_the_class_of_a_learner_given_by_its_short_name(run, tables):
+    run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--learner", "svm")
+    assert 'name = "PrivateLinearSVC"' in (tables / "study.toml").read_text()
+    new = ("study", "new", "ward0.csv", "--label", "ill", "--out", "second.toml")
+    assert "'magic' is not one of" in run(*new, "--learner", "magic", fails=2)
+    assert not (tables / "second.toml").exists()
+
+
 def test_a_file_that_is_there_is_never_overwritten(run, tables):
     (tables / "study.toml").write_text("mine")
     assert "there already" in run("study", "new", "ward0.csv", "--label", "ill", fails=1)

@@ -93,4 +93,4 @@ def test_plan_takes_learner_and_features_from_a_study(run, study_file):
     assert "epsilon=0.5" in out
     code, _, err = run("plan", study_file, "--records", 900, "--mechanism", "output")
     assert code == 2
-    assert "The study file decides this" in err
+    assert "The study file decides '--" in err

@@ -107,5 +107,5 @@ def test_simulate_refuses_options_that_the_study_decides(run, study_file):
     for option in (("--learner", "svm"), ("--aggregator", "blend"), ("--label", "ill")):
         code, _, err = run(*data, *option)
         assert code == 2
-        assert "The study file decides this" in err
+        assert "The study file decides '--" in err
         assert option[0] in err

@@ -19,7 +19,7 @@ from typer import Option
 from consilience import __version__
 from consilience.cli import contribution, hub, ledger, release, site, study
 from consilience.cli.audit import audit
-from consilience.cli.command import Commands, ask_for_command
+from consilience.cli.command import Commands, UsageError, ask_for_command
 from consilience.cli.demo import demo
 from consilience.cli.plan import plan
 from consilience.cli.simulate import simulate
@@ -69,15 +69,11 @@ def help_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# Click's class, or that of the copy of Click that newer versions of Typer bring.
-_UsageError: Any = typer.BadParameter.__mro__[1]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; every failure is one line on standard error and an exit code other than 0."""
     try:
         code = app(args=arguments, prog_name="consilience", standalone_mode=False)
-    except _UsageError as error:
+    except UsageError as error:
         where = error.ctx.command_path if error.ctx else "consilience"
         code = _fail(f"{error.format_message().rstrip('.')}. See '{where} --help'.", 2)
     except (typer.Abort, KeyboardInterrupt):

@@ -6,13 +6,16 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Annotated, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
 from typer import Option
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
 Function = TypeVar("Function", bound=Callable[..., "Answer | None"])
+
+# Click's class, or that of the copy of Click that newer versions of Typer bring.
+UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Answer(NamedTuple):

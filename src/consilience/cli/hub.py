@@ -51,7 +51,7 @@ class Listening:
 
 
 @commands.add("serve", "hub serve --folder hub --port 8440")
-def serve(place: Place, listening: Listening) -> None:
+def serve(listening: Listening, place: Place) -> None:
     """Run the hub until you stop it: API, dashboard and aggregation."""
     from consilience.hub.hub import Settings
     from consilience.hub.operating import Address
@@ -76,8 +76,8 @@ def serve(place: Place, listening: Listening) -> None:
 
 @commands.add("add-coordinator", "hub add-coordinator anna")
 def add_coordinator(
+    *,
     name: Annotated[str, Argument(help="The coordinator's name.")],
-    place: Place,
     password: Annotated[
         str | None,
         Option(
@@ -86,6 +86,7 @@ def add_coordinator(
             show_envvar=True,
         ),
     ] = None,
+    place: Place,
 ) -> Answer:
     """Add a coordinator, or give one a new password."""
     from consilience.hub.operating import add_coordinator as add
@@ -116,13 +117,14 @@ def add_study(
 
 @commands.add("invite", "hub invite heart-risk")
 def invite(
+    *,
     study: StudyName,
-    place: Place,
     site: Annotated[str | None, Option(help="Only a site of this name may use it.")] = None,
     fetch_only: Annotated[
         bool, Option("--fetch-only", help="The site may fetch releases, not contribute.")
     ] = False,
     days: Annotated[float, Option(help="How many days it is valid.")] = 7.0,
+    place: Place,
 ) -> Answer:
     """Make a one-time invitation for one site."""
     from consilience.hub.operating import invite as make_invitation
@@ -136,15 +138,16 @@ def invite(
 
 @commands.add("allow", "hub allow phones --epsilon 2")
 def allow(
+    *,
     study: StudyName,
     epsilon: Annotated[
         float, Option(help="What all releases of this study may cost a site in total.")
     ],
-    place: Place,
     delta: Annotated[float, Option(help="The same for delta.")] = 0.0,
     unit: Annotated[
         Unit, Option(help="What releases hide: a site (distillation), record or person.")
     ] = Unit.SITE,
+    place: Place,
 ) -> Answer:
     """Set how much the hub may spend on a study whose aggregator draws noise."""
     from consilience.hub.operating import allow as set_limit
@@ -157,8 +160,8 @@ def allow(
 
 @commands.add("aggregate", "hub aggregate heart-risk")
 def aggregate(
+    *,
     study: StudyName,
-    place: Place,
     request: Annotated[
         str | None,
         Option(
@@ -166,6 +169,7 @@ def aggregate(
             "same name costs nothing."
         ),
     ] = None,
+    place: Place,
 ) -> Answer:
     """Combine a study's contributions now."""
     from consilience.hub.operating import aggregate as combine
@@ -177,7 +181,7 @@ def aggregate(
 
 @commands.add("verify", "hub verify")
 def verify(place: Place) -> Answer:
-    """Check the audit log and every file, and print the log's head; note it outside this machine."""
+    """Check the audit log and all files, and print the log's head; note it outside this machine."""
     from consilience.hub.operating import verify as check
 
     length, head = check(place.folder, url=place.database)

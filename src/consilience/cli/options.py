@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
+from consilience.cli.command import UsageError
+
 if TYPE_CHECKING:
     from consilience.aggregators.base import Aggregator
     from consilience.learners.base import PrivateLearner
@@ -82,7 +84,7 @@ def _unknown(option: str, name: str, known: list[str]) -> typer.BadParameter:
 def require(value: Value | None, option: str) -> Value:
     """Return the value of an option that is needed unless a study is given."""
     if value is None:
-        raise typer.BadParameter("Give a study file, or this option.", param_hint=option)
+        raise UsageError(f"Missing option '{option}', which is needed without a study file")
     return value
 
 
@@ -92,7 +94,7 @@ def refuse_beside_study(*groups: Any) -> None:
         for field in fields(group):
             if getattr(group, field.name) != field.default:
                 option = f"--{field.name.replace('_', '-')}"
-                raise typer.BadParameter("The study file decides this.", param_hint=option)
+                raise UsageError(f"The study file decides '{option}': leave the option out")
 
 
 @dataclass(frozen=True, kw_only=True)
