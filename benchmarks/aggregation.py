@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 
 import consilience as cs
 from accuracy import load_covertype, load_mnist
-from consilience.aggregators.blend import Ball, Known, Mixture, Ridge, read_labelled
+from consilience.aggregators.labelled import read_labelled
+from consilience.aggregators.mixture import Ball, Known, Mixture, Ridge
 from consilience.evaluation.baselines import EXACT, LOCAL, POOLED, PUBLIC
 from consilience.simulation.report import Report, Row
 

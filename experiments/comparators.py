@@ -49,7 +49,7 @@ Array = NDArray[Any]
 
 
 class ClippedAverage(HidesSites):
-    """Average linear members, each cut to a public length, hiding any one site; needs no public records.
+    """Average linear members, each cut to a public length; hides any one site.
 
     Pathak et al. 2010 average too, but their noise hides one record: it must not be compared with
     the others here.
@@ -102,7 +102,7 @@ class ClippedAverage(HidesSites):
         key: str | None = None,
     ) -> DistilledEnsemble:
         """Return the noisy average of linear `members`; `public` records are not used."""
-        self._check()
+        self.check_settings()
         self._require("clip_norm", is_positive(self.clip_norm), "a finite number > 0")
         found, classes, declared = voters(members, self.classes)
         _, coef, intercept, _ = aligned(found, classes.tolist())
@@ -149,7 +149,9 @@ class AveragePlan(Plan):
 
 
 class PATE(HidesSites):
-    """Learn a linear student from noisy majority votes on a few public records (Papernot et al. 2018, GNMax).
+    """Learn a linear student from noisy majority votes on a few public records.
+
+    GNMax of Papernot et al. (2018).
 
     A comparator: it pays for every label where `SoftLabelDistillation` pays for every feature. Its
     cost is the one that holds for all votes; the cheaper, data-dependent one would have to be
@@ -212,7 +214,7 @@ class PATE(HidesSites):
         key: str | None = None,
     ) -> DistilledEnsemble:
         """Return the student; `members` and `public` as in `SoftLabelDistillation.combine`."""
-        self._check()
+        self.check_settings()
         self._require("delta", is_positive(self.delta), "a number in (0, 1)")
         fits = is_positive(self.regularization)
         self._require("regularization", fits, "a finite number > 0")

@@ -1,4 +1,4 @@
-"""The comparators of the experiments: what they draw, what it hides, and that less of it is caught."""
+"""The comparators of the experiments: what they draw, what it hides, and broken twins."""
 
 import math
 
@@ -104,7 +104,9 @@ def members_of(rows):
 
 
 def clipped_loss():
-    """Return the loss of a member that sends a vector a million times too long, and then its opposite."""
+    """Return the loss of a member that sends a vector a million times too long, and then its
+    opposite.
+    """
     rest = [[0.1, 0.2], [0.3, -0.1], [0.0, 0.0]]
     ends = [
         ClippedAverage(epsilon=math.inf, clip_norm=0.5)
@@ -127,7 +129,9 @@ def test_no_vector_moves_the_clipped_average_beyond_epsilon_and_one_that_is_not_
 
 
 def canaries_seen(n_sites=64, epsilon=1.0):
-    """Let every site send one of two opposite vectors by a coin, all orthogonal; guess all coins from one release."""
+    """Let every site send one of two opposite vectors by a coin, all orthogonal; guess all coins
+    from one release.
+    """
     axes = hadamard(n_sites) / math.sqrt(n_sites)
     coins = np.array([b"consilience"[i % 11] * (i + 3) % 7 % 2 for i in range(n_sites)]).astype(
         bool
@@ -152,7 +156,9 @@ def test_canary_sites_cannot_be_read_off_the_clipped_average_unless_noise_is_for
 
 
 def pate_delta(n_queries, n_classes=3, n_members=7):
-    """Return the delta, at the claimed epsilon, of the two most distant votes of one member on all queries."""
+    """Return the delta, at the claimed epsilon, of the two most distant votes of one member on all
+    queries.
+    """
     X = np.full((n_queries, 1), 0.5)
     rng = np.random.default_rng(2)
     votes = rng.integers(0, n_classes, (n_members, n_queries))

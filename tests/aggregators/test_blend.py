@@ -8,17 +8,11 @@ from sklearn.metrics import log_loss
 
 from consilience import Noise, PrivateLogisticRegression, PrivateRidge
 from consilience.aggregators.average import Average
-from consilience.aggregators.blend import (
-    Ball,
-    Known,
-    PublicBlend,
-    Ridge,
-    _noise_along,
-    folds,
-    read_labelled,
-)
+from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.boosting import SiteBoosting
 from consilience.aggregators.feature import FeatureMethod
+from consilience.aggregators.labelled import read_labelled
+from consilience.aggregators.mixture import Ball, Known, Ridge, _noise_along, folds
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.erm import Logistic, Squared
 from consilience.tables.public import Public
@@ -28,7 +22,9 @@ each_aggregator = pytest.mark.parametrize("aggregator", AGGREGATORS)
 
 
 def world(seed, *, epsilon, n_public=50, n_sites=6, d=8, n=400, wrong=0.0, **settings):
-    """Make up sites, public records and test records of one logistic model; `wrong` moves the sites' own models."""
+    """Make up sites, public records and test records of one logistic model; `wrong` moves the
+    sites' own models.
+    """
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=d)
     truth *= 12 / np.linalg.norm(truth)

@@ -6,7 +6,7 @@ from scipy import optimize
 
 from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.aggregators.average import Average
-from consilience.aggregators.blend import PublicBlend, read_labelled
+from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.feature import (
     FeatureMethod,
     TrustedAggregator,
@@ -17,6 +17,7 @@ from consilience.aggregators.feature import (
     select,
     site_gain,
 )
+from consilience.aggregators.labelled import read_labelled
 from consilience.aggregators.members import as_members
 from consilience.errors import BudgetExceeded, GuaranteeVoid, SchemaMismatch, SettingsError
 from consilience.learners.erm import Logistic
@@ -33,7 +34,7 @@ def records(n, seed, f=F):
 
 
 def site(epsilon, seed, n=500, *, random_labels=False, **settings):
-    """Train a site; pass noise=Noise(seed=...) where accuracy, and not the guarantee, is looked at."""
+    """Train a site; pass noise=Noise(seed=...) if accuracy matters and the guarantee does not."""
     X, y = records(n, seed)
     if random_labels:
         y = np.random.default_rng(seed).integers(0, 2, n)

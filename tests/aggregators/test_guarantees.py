@@ -25,7 +25,7 @@ from consilience import (
 )
 from consilience.aggregators import average, feature
 from consilience.aggregators.average import Average
-from consilience.aggregators.blend import PublicBlend, read_labelled
+from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.boosting import SiteBoosting
 from consilience.aggregators.distillation import noise as hiding
 from consilience.aggregators.distillation.distill import (
@@ -35,6 +35,7 @@ from consilience.aggregators.distillation.distill import (
 from consilience.aggregators.distillation.site_level import HidesSites
 from consilience.aggregators.distillation.tally import Tally
 from consilience.aggregators.feature import Choice, FeatureMethod, _Features, branch
+from consilience.aggregators.labelled import read_labelled
 from consilience.aggregators.members import DISJOINT, Member, as_members
 from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
 from consilience.auditing.sampled import audit_samples
@@ -73,7 +74,7 @@ def passes(checks):
     return all(check.passed for check in checks)
 
 
-# --------------------------------------------------------------------------------- post-processing: who reads what
+# ------------------------------------------------------------------ post-processing: who reads what
 
 FREE = {
     "average, equal": Average("equal"),
@@ -102,7 +103,7 @@ class Glass:
 
 
 class ByAccuracy(Average):
-    """Twin: weigh a site by how well it fits its own records, a number that nobody was charged for."""
+    """Twin: weigh a site by how well it fits its own records, for which nobody was charged."""
 
     def weigh(self, members, public):
         accuracy = np.array([member.learner.training_accuracy_ for member in members])
@@ -133,14 +134,18 @@ class FeatureByAccuracy(FeatureMethod):
 
 
 def reads(aggregator, members, public):
-    """Return what the aggregator read of its members beyond what they released and what is public about them."""
+    """Return what the aggregator read of its members beyond what they released and what is public
+    about them.
+    """
     seen = set()
     aggregator.combine([Glass(member, seen) for member in members], public)
     return seen - RELEASED - STATED - {"predict"}
 
 
 def worlds_differ(aggregator, public):
-    """Train sites on two tables, give the second the releases of the first: whether the ensembles differ in a bit."""
+    """Train sites on two tables, give the second the releases of the first: whether the ensembles
+    differ in a bit.
+    """
     ensembles = []
     releases = [site(e, s, noise=Noise(seed=s)) for s, e in enumerate((0.5, 1.0, 4.0))]
     for world in (0, 50):
@@ -179,11 +184,13 @@ def test_a_twin_that_reads_what_was_not_released_is_caught(twin):
     assert worlds_differ(twin, public)
 
 
-# ----------------------------------------------------------------------- post-processing: whose guarantees are joined
+# ----------------------------------------------------- post-processing: whose guarantees are joined
 
 
 def worst_loss(event, ridge):
-    """Return the largest exact loss of one site's release (one coefficient, Huber-hinge) over a replaced record."""
+    """Return the largest exact loss of one site's release (one coefficient, Huber-hinge) over a
+    replaced record.
+    """
     worst = 0.0
     for theta in np.concatenate([np.linspace(-3, 3, 121), [-40.0, 40.0]]):
         for (x, y), (u, v) in itertools.product(
@@ -204,7 +211,9 @@ def worst_loss(event, ridge):
 
 
 def overspent(guarantee, events, ridges):
-    """Whether a record that is at all these sites loses more than the guarantee says; the exact loss, searched."""
+    """Whether a record that is at all these sites loses more than the guarantee says; the exact
+    loss, searched.
+    """
     return (
         sum(worst_loss(event, ridge) for event, ridge in zip(events, ridges, strict=True))
         > guarantee.epsilon
@@ -226,7 +235,9 @@ def test_sites_that_share_nothing_keep_the_largest_epsilon_and_say_so(name):
 
 
 def test_the_largest_epsilon_does_not_cover_a_record_at_two_sites_and_the_sum_does():
-    """The twin states the maximum for sites that overlap; the exact loss of what both released refutes it."""
+    """The twin states the maximum for sites that overlap; the exact loss of what both released
+    refutes it.
+    """
     settings = {"classes": [0, 1], "fit_intercept": False, "regularization": 0.5}
     rng = np.random.default_rng(0)
     X, y = rng.choice([-1.0, 1.0], (20, 1)), rng.integers(0, 2, 20)
@@ -250,7 +261,7 @@ def test_a_branch_of_the_tree_keeps_the_assumption_and_the_largest():
     assert DISJOINT in top.guarantee.assumptions
 
 
-# ------------------------------------------------------------------------------------ what is drawn is what is charged
+# ----------------------------------------------------------------- what is drawn is what is charged
 
 
 def vectors(n_members, n_classes=2, n_features=3, seed=3):
@@ -306,7 +317,9 @@ NOISY = {
 
 
 def draws_and_charges(aggregator, members, path):
-    """Return the events of all noise drawn by one combination, the events charged for it, and what it states."""
+    """Return the events of all noise drawn by one combination, the events charged for it, and what
+    it states.
+    """
     drawn = []
 
     def noted(real):
@@ -357,8 +370,8 @@ def test_all_noise_that_is_drawn_is_charged_and_stated(name, tmp_path):
 class BestOfThree(SoftLabelDistillation):
     """Twin: draw three times, keep the draw that suits the public labels best, pay once."""
 
-    def _plan(self, rows):
-        plan = super()._plan(rows)
+    def plan(self, rows):
+        plan = super().plan(rows)
         real = plan.draw
 
         def draw(tally, source):
@@ -380,11 +393,12 @@ def test_draws_that_are_not_charged_are_caught(tmp_path):
     assert len(unpaid(drawn, charged)) == 2 * len(charged)
 
 
-# --------------------------------------------------------------------------- the noise itself, recovered from releases
+# -------------------------------------------------------- the noise itself, recovered from releases
 
 
 def recovered(make, members, public, n_draws=200):
-    """Return the noise of many releases in the coordinates it was drawn in, and the event that pays for it.
+    """Return the noise of many releases in the coordinates it was drawn in, and the event that pays
+    for it.
 
     `make` gives the aggregator of a seed and the same without noise; coefficients have no
     intercept.
@@ -504,7 +518,7 @@ def test_releases_carry_the_noise_that_is_charged_and_half_of_it_is_caught(name,
 def test_minima_carry_the_noise_in_the_objective_that_is_charged_and_half_of_it_is_caught(
     delta, monkeypatch
 ):
-    """The noise that makes a released model the minimum, for three classes. False alarm rate 1e-6."""
+    """The noise that makes a released model the minimum, three classes. False alarms: 1e-6."""
     rng = np.random.default_rng(6)
     X = rng.uniform(-0.5, 0.5, (30, 2))
     tally = tally_of(rng.integers(0, 3, (4, 30)), X, 3)
@@ -536,11 +550,12 @@ def test_minima_carry_the_noise_in_the_objective_that_is_charged_and_half_of_it_
     assert not passes(checks())
 
 
-# -------------------------------------------------------------------------------------- Average, trusted aggregator
+# ---------------------------------------------------------------------- Average, trusted aggregator
 
 
 def largest_losses(sizes):
-    """Return, per site, the largest loss that extreme neighbours of it can cause, and the ε it is told.
+    """Return, per site, the largest loss that extreme neighbours of it can cause, and the ε it is
+    told.
 
     One feature, Huber-hinge: minima of all label patterns of records at the ends of the line. The
     density of the release changes by exp(distance / scale) at most, and by that much somewhere.
@@ -591,7 +606,9 @@ def test_noise_at_the_aggregator_covers_the_smallest_site_and_one_size_for_all_d
 
 
 def test_members_of_different_relations_or_with_seeded_noise_are_no_exact_members():
-    """Under add-remove a record reaches half as far: beside a replace-one member its reach would be stated as that."""
+    """Under add-remove a record reaches half as far: beside a replace-one member its reach would be
+    stated as that.
+    """
     hidden, plain = svc(40, 0, neighbours="add-remove", public_size=40), svc(40, 1)
     reach = [
         average._Central(Average("equal", epsilon=1.0), as_members([m]), np.ones(1)).reach[0]
@@ -607,11 +624,13 @@ def test_members_of_different_relations_or_with_seeded_noise_are_no_exact_member
             Average("equal", epsilon=1.0).combine(members)
 
 
-# --------------------------------------------------------------------------------- FeatureMethod, private records
+# ------------------------------------------------------------------- FeatureMethod, private records
 
 
 def density_loss(first, second, omega, event):
-    """Return the exact loss at ω between two tables of features and signs, objective perturbation, logistic."""
+    """Return the exact loss at ω between two tables of features and signs, objective perturbation,
+    logistic.
+    """
     logs = []
     for Z, y in (first, second):
         p = special.expit(-y * (Z @ omega))
@@ -655,7 +674,7 @@ def test_exact_densities_of_the_weights_stay_below_epsilon_unless_features_are_n
     assert worst["the papers'"] > 2
 
 
-# ------------------------------------------------------------------------------ FeatureMethod, members chosen privately
+# ---------------------------------------------------------- FeatureMethod, members chosen privately
 
 
 def choice_of(method, members, X, y):
@@ -680,7 +699,9 @@ def outcomes(choice, halved=1.0):
 
 
 def worst_choice(method, members, labels, halved=1.0, kind=choice_of):
-    """Return the largest loss over all tables of two records out of a small world, and all their neighbours."""
+    """Return the largest loss over all tables of two records out of a small world, and all their
+    neighbours.
+    """
     world = [(x, label) for x in ([0.9, 0.0], [-0.5, 0.6], [0.1, -0.95]) for label in labels]
     tables = {}
     for pair in itertools.product(range(len(world)), repeat=2):
@@ -791,7 +812,9 @@ class ForFree(FeatureMethod):
 
 
 def choice_reveals(kind, members, worlds):
-    """Whether two tables are told apart by which member is used: one that only the first can choose."""
+    """Whether two tables are told apart by which member is used: one that only the first can
+    choose.
+    """
     seen = []
     for X, y in worlds:
         runs = []
@@ -868,7 +891,7 @@ def test_the_relevant_members_are_chosen_where_the_budget_allows():
     assert int(np.flatnonzero(method.combine(members, Public(*table(500, 50))).weights)[0]) >= 4
 
 
-# ----------------------------------------------------------------------------- FeatureMethod, noise at the aggregator
+# ----------------------------------------------------------- FeatureMethod, noise at the aggregator
 
 
 class AggregatorOnly(FeatureMethod):
@@ -880,7 +903,9 @@ class AggregatorOnly(FeatureMethod):
 
 
 def off_the_line(kind, label, n=70, **settings):
-    """Return how far each of many releases is from the line through the first world's only member, d = 2."""
+    """Return how far each of many releases is from the line through the first world's only member,
+    d = 2.
+    """
     X, y = table(12, 0, d=2)
     lines = []
     for first in (0, label):
@@ -910,11 +935,13 @@ def test_aggregator_only_noise_gives_a_site_away_and_noise_for_both_does_not():
     ).passed
 
 
-# ----------------------------------------------------------------------------------------- distillation, whole sites
+# ------------------------------------------------------------------------ distillation, whole sites
 
 
 def vote_losses(kind, n_members, n_classes=2, n_records=3, **settings):
-    """Return the largest distance of minima over all votes of one member, over the scale of the noise."""
+    """Return the largest distance of minima over all votes of one member, over the scale of the
+    noise.
+    """
     X = np.full((n_records, 1), 1 - 1e-12)
     settings = {"regularization": 5.0, "fit_intercept": False, "mechanism": "output", **settings}
     event = hiding.OutputPlan(
@@ -960,7 +987,8 @@ def test_every_vote_of_one_member_stays_within_epsilon(n_classes, monkeypatch):
 
 
 def gaussian_delta(n_records, n_members, sigma_share=1.0, votes_forgotten=False):
-    """Return the exact hockey-stick divergence of noise in the objective over a record and a member's votes, searched.
+    """Return the exact hockey-stick divergence of noise in the objective over a record and a
+    member's votes, searched.
 
     Two classes and one feature: the noise is a monotone function of the released contrast, so cells
     of a grid have exact probabilities, and the sum is a true lower bound of delta.

@@ -98,7 +98,9 @@ class ReusedMasks(MaskedSum):
 
 
 def what_changed(kind):
-    """Return the difference of a site's messages in two sums, between which it got seven records more."""
+    """Return the difference of a site's messages in two sums, between which it got seven records
+    more.
+    """
     before, after = messages([[5], [17], [11]], kind), messages([[5], [24], [11]], kind)
     return int((after[1] - before[1]).view(np.int64)[0])
 

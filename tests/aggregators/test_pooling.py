@@ -37,7 +37,7 @@ def counted(n=300, seed=0, epsilon=1.0, scaffold=None, **settings):
     return PrivateLeafCounts(epsilon=epsilon, structure=scaffold, **settings).fit(*table(n, seed))
 
 
-# ----------------------------------------------------------------------------------------------------------- structures
+# --------------------------------------------------------------------------------------- structures
 
 
 def test_one_public_seed_gives_every_site_the_same_trees():
@@ -82,7 +82,9 @@ def forest(epsilon=1.0, seed=0, n=500):
 
 
 def test_a_structure_of_a_sites_forest_is_paid_for_by_that_site():
-    """With the forest among the members its own guarantee covers its trees; without, they come on top."""
+    """With the forest among the members its own guarantee covers its trees; without, they come on
+    top.
+    """
     grown = forest(1.0)
     others = [counted(seed=s, epsilon=0.5, scaffold=Structure.of(grown)) for s in (1, 2)]
     together = PooledCounts().combine([grown, *others])
@@ -99,7 +101,7 @@ def test_a_seeded_forest_voids_what_is_built_on_it():
     assert not PooledCounts().combine([counted(scaffold=scaffold)]).guarantee.holds
 
 
-# ---------------------------------------------------------------------------------------------------------- leaf counts
+# -------------------------------------------------------------------------------------- leaf counts
 
 
 def slow_counts(scaffold, X, y):
@@ -198,7 +200,7 @@ def test_persons_have_at_most_their_cap_and_their_records_stay_hidden():
     assert noisy.guarantee_.unit == "person"
 
 
-# -------------------------------------------------------------------------------------------------------------- pooling
+# ------------------------------------------------------------------------------------------ pooling
 
 
 def test_pooled_exact_counts_are_those_of_all_records_together():
@@ -236,7 +238,9 @@ def test_precision_weighs_noise_against_records():
 
 
 def test_the_stated_variance_is_that_of_the_noise():
-    """60 sums of 64 counts: the variance's estimate has a relative error of about 4 %; 25 % is six of them."""
+    """60 sums of 64 counts: the variance's estimate has a relative error of about 4 %; 25 % is six
+    of them.
+    """
     X, y = table(50, 0)
     scaffold = structure()
     exact = slow_counts(scaffold, X, y)
@@ -327,7 +331,7 @@ def test_through_a_masked_sum_the_hub_sees_only_the_pooled_counts():
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- audits
+# ------------------------------------------------------------------------------------------- audits
 
 STUMPS = Structure(
     Shape(np.zeros((2, 1), np.int64), np.array([[0], [1]]), np.zeros((2, 1), np.bool_)),
@@ -386,7 +390,9 @@ def log_likelihood(scale, mixture):
 
 
 def worst_loss(monkeypatch, neighbours, **how):
-    """Return the greatest loss over all tables of up to two records, all neighbours and all outputs."""
+    """Return the greatest loss over all tables of up to two records, all neighbours and all
+    outputs.
+    """
     how |= {"neighbours": neighbours}
     sizes = (0, 1, 2) if neighbours == "add-remove" else (1, 2)
     kept = {}
@@ -431,7 +437,9 @@ def test_records_assigned_to_trees_by_position_are_caught_by_enumeration(monkeyp
 
 
 def in_another_world(learner, X, y):
-    """Return what another table would have released, had its noise come out so that the releases are equal."""
+    """Return what another table would have released, had its noise come out so that the releases
+    are equal.
+    """
     other = type(learner)(**learner.get_params()).fit(X, y)
     other.restore_state(learner.released_state())
     return other
@@ -481,7 +489,9 @@ class TellsItsSize(PrivateLeafCounts):
 
 
 def extras(kind):
-    """Return fitted attributes that differ between worlds whose noisy counts are the same, and that hold a source."""
+    """Return fitted attributes that differ between worlds whose noisy counts are the same, and that
+    hold a source.
+    """
     X, y = table(41, 0)
     found = [
         kind(epsilon=1.0, structure=structure(), noise=Noise(seed=s)).fit(X[:n], y[:n])

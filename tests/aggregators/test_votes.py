@@ -52,7 +52,7 @@ class Says:
 
 TEN = np.zeros((10, 3))
 
-# ------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 def test_the_default_weighs_by_size_and_epsilon_up_to_its_cap():
@@ -83,7 +83,7 @@ def test_an_exact_member_counts_as_the_cap():
 
 
 def test_epsilons_of_two_relations_are_compared_as_one():
-    """One that hides whether a record is there is worth twice as much where records are replaced."""
+    """One that hides whether a record is there is worth twice as much if records are replaced."""
     settings = {"classes": [0, 1], "epsilon": 0.25}
     hides = PrivateLogisticRegression(**settings, neighbours="add-remove", public_size=100).fit(
         *table(100, 0)
@@ -168,7 +168,7 @@ def test_members_that_all_fail_have_equal_weights():
     np.testing.assert_allclose(WeightedVote("accuracy").combine(members).weights, [0.5, 0.5])
 
 
-# --------------------------------------------------------------------------------------------------------------- votes
+# -------------------------------------------------------------------------------------------- votes
 
 
 def test_soft_votes_add_probabilities_and_hard_votes_labels():
@@ -235,7 +235,7 @@ def test_a_member_that_answers_nonsense_is_undecided():
     )
 
 
-# --------------------------------------------------------------------------------------------------- different classes
+# -------------------------------------------------------------------------------- different classes
 
 
 def test_a_member_says_nothing_about_classes_it_does_not_know():
@@ -308,7 +308,7 @@ def test_a_class_that_is_not_declared_and_a_regressor_are_refused():
         )
 
 
-# ----------------------------------------------------------------------------------------------------------- guarantees
+# --------------------------------------------------------------------------------------- guarantees
 
 
 def test_a_record_keeps_the_guarantee_of_its_own_site():
@@ -334,7 +334,9 @@ def test_a_brought_accuracy_is_part_of_the_guarantee():
 
 
 def in_another_world(learner, X, y):
-    """Return what another table would have released, had its noise come out so that the releases are equal."""
+    """Return what another table would have released, had its noise come out so that the releases
+    are equal.
+    """
     other = type(learner)(**learner.get_params()).fit(X, y)
     other.restore_state(learner.released_state())
     return other
@@ -375,7 +377,7 @@ def test_a_raw_accuracy_is_caught():
     assert looks_beyond_releases(RawAccuracyVote())
 
 
-# ---------------------------------------------------------------------------------------------------- private accuracy
+# --------------------------------------------------------------------------------- private accuracy
 
 
 class AboveHalf:
@@ -393,7 +395,9 @@ EPSILON = 0.7
 
 
 def released(records, monkeypatch, persons=None, **settings):
-    """Return the exact counts that private_accuracy adds noise to, the noise's scale, and what else it tells."""
+    """Return the exact counts that private_accuracy adds noise to, the noise's scale, and what else
+    it tells.
+    """
     seen = []
 
     def look(counts, *, event, source):
@@ -412,7 +416,9 @@ def released(records, monkeypatch, persons=None, **settings):
 
 
 def enumerated_loss(one, two):
-    """Return the greatest log ratio of probabilities over all outputs near the counts; farther ones add nothing."""
+    """Return the greatest log ratio of probabilities over all outputs near the counts; farther ones
+    add nothing.
+    """
     (a, s, told), (b, t, other) = one, two
     if told != other or s != t or len(a) != len(b):
         return math.inf
@@ -588,7 +594,7 @@ def test_a_learner_of_another_library_needs_a_relation():
     assert scored(other, found).guarantee is None
 
 
-# ------------------------------------------------------------------------------------------------------------- hold out
+# ----------------------------------------------------------------------------------------- hold out
 
 
 def test_holding_out_takes_a_public_number_of_slots_or_one_draw_for_each_and_never_cuts_a_person():
@@ -607,7 +613,9 @@ def test_holding_out_takes_a_public_number_of_slots_or_one_draw_for_each_and_nev
 
 
 def test_every_slot_is_held_out_as_often_as_asked():
-    """400 runs of 10 slots at share 0.3: each slot's rate errs by more than 0.13 with probability below 1e-6."""
+    """400 runs of 10 slots at share 0.3: each slot's rate errs by more than 0.13 with probability
+    below 1e-6.
+    """
     for relation in ("replace-one", "add-remove"):
         rate = np.mean([hold_out(10, neighbours=relation, share=0.3) for _ in range(400)], axis=0)
         assert np.abs(rate - 0.3).max() < 0.13

@@ -10,7 +10,7 @@ from consilience import Budget, Ledger, Noise
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS, from_shorthand, register, shorthands
 from consilience.errors import ConsilienceError, SettingsError
-from consilience.files.release import Release, Source
+from consilience.files.release import Combination, Release, Source
 from consilience.files.sealed import SigningKey
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.registry import LEARNERS
@@ -127,7 +127,7 @@ def test_what_draws_noise_is_charged_and_stated_and_nothing_else_is(cls, setting
 
 @every_variant
 def test_only_what_is_trusted_with_exact_members_protects_them(cls, settings):
-    """A release of exact members has a finite epsilon only where the aggregator asks for them."""
+    """A release of exact members has a finite epsilon only if the aggregator asks for them."""
     made = cls(**settings)
     try:
         ensemble = made.combine(members(made, epsilon=math.inf), records(made))
@@ -169,15 +169,14 @@ def test_an_ensemble_comes_back_from_a_release_as_it_was(cls, settings, tmp_path
         Source(f"site {i}", "0" * 64, 1, learner.guarantee_, learner.public_size_)
         for i, learner in enumerate(fitted)
     ]
+    events = charges[0].events if charges else ()
+    combination = Combination(ensemble, {"name": cls.__name__, **settings}, events)
     release = Release.make(
-        ensemble,
+        combination,
         sources,
         study={"name": "demo", "digest": "0" * 64},
-        aggregator={"name": cls.__name__, **settings},
         sequence=1,
         key=SigningKey.generate(),
-        software="test",
-        events=charges[0].events if charges else (),
     )
     release.save(tmp_path / "release.safetensors")
     rebuilt = Release.load(tmp_path / "release.safetensors").ensemble

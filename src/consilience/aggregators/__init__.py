@@ -1,1 +1,4 @@
-"""Aggregators: combine what sites handed over into one ensemble; what is not post-processing states its cost."""
+"""Aggregators combine what sites handed over into one ensemble.
+
+Most of them only post-process; those that draw noise state and charge its cost.
+"""

@@ -1,14 +1,14 @@
-"""How well a member does on records of its own site: counted on records kept from training, noised, charged.
+"""How well a member does on records of its own site that were kept from training.
 
-An accuracy is a fact about records like any other (privacy-engineering.md, row 10), so the only one
-that leaves a site is a `PrivateAccuracy`, and it cannot be made without noise.
+An accuracy is computed from records, so it can reveal them like any other number. The only one that
+leaves a site is a `PrivateAccuracy`: a noisy count, charged to the site's ledger.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,7 +71,7 @@ def hold_out(
     persons: ArrayLike | None = None,
     noise: Noise | None = None,
 ) -> NDArray[np.bool_]:
-    """Mark the records to keep from training, so that accuracy can be counted on them at no further cost.
+    """Mark records to keep from training, so that counting accuracy on them costs nothing more.
 
     Privacy
     -------
@@ -102,26 +102,27 @@ def hold_out(
     return np.asarray(kept[slots], dtype=np.bool_)
 
 
+class Counting(TypedDict, total=False):
+    """How `private_accuracy` counts, and where it is charged."""
+
+    neighbours: str | None
+    persons: ArrayLike | None
+    records_per_person: int | None
+    ledger: Ledger | None
+    dataset: str | None
+    key: str | None
+    noise: Noise | None
+
+
 def private_accuracy(
-    learner: Any,
-    X: Any,
-    y: ArrayLike,
-    *,
-    epsilon: float,
-    neighbours: str | None = None,
-    persons: ArrayLike | None = None,
-    records_per_person: int | None = None,
-    ledger: Ledger | None = None,
-    dataset: str | None = None,
-    key: str | None = None,
-    noise: Noise | None = None,
+    learner: Any, X: Any, y: ArrayLike, *, epsilon: float, **settings: Unpack[Counting]
 ) -> PrivateAccuracy:
     """Count how many of these records `learner` predicts right, and release the count with noise.
 
     Parameters
     ----------
     learner
-        Fitted, on other records of the site (`hold_out`) or on the same: that decides only how
+        Fitted, on other records of the site (`hold_out`) or on the same: that only decides how
         costs add up.
     neighbours
         The learner's own unless given.
@@ -129,6 +130,8 @@ def private_accuracy(
         Whose each record is, and how many of each person's are kept: persons are then the unit.
     ledger, dataset, key
         As in a learner's ``fit``: charged first, then drawn.
+    noise
+        ``Noise(seed=...)`` for tests and experiments; voids the guarantee.
 
     Privacy
     -------
@@ -143,51 +146,70 @@ def private_accuracy(
             "instead. Nothing was counted. An exact accuracy never leaves a site; measure it on "
             "public records instead."
         )
-    relation = _relation(learner, neighbours)
-    rows = X.tocsr() if sparse.issparse(X) else np.asarray(X, dtype=np.float64)
-    labels, cap = np.asarray(y), 1 if records_per_person is None else int(records_per_person)
-    if (persons is None) != (records_per_person is None) or cap < 1:
-        raise SettingsError(
-            "Hiding persons needs both 'persons' and 'records_per_person' >= 1, hiding records "
-            "neither. Nothing was counted."
-        )
-    if (
-        rows.ndim != 2
-        or labels.shape != (rows.shape[0],)
-        or (persons is not None and len(labels) != np.size(persons))
-    ):
-        raise SchemaMismatch(
-            "Records, labels and persons differ in number. Nothing was counted. Check their shapes."
-        )
+    relation = _relation(learner, settings.get("neighbours"))
+    held = _HeldOut.read(X, y, settings.get("persons"), settings.get("records_per_person"))
+    unit = Unit.RECORD if held.persons is None else Unit.PERSON
     replaced = relation is Neighbours.REPLACE_ONE
-    both = persons is not None or not replaced
-    moved = float(cap * (2 if both and replaced else 1))
-    unit = Unit.RECORD if persons is None else Unit.PERSON
+    both = held.persons is not None or not replaced
+    # A unit that is replaced can leave one count and enter the other.
+    moved = float(held.cap * (2 if both and replaced else 1))
     event = Laplace(sensitivity=moved, scale=moved / epsilon, unit=unit, neighbours=relation)
 
     def draw(source: Source) -> dict[str, Array]:
-        kept = (
-            slice(None)
-            if persons is None
-            else cap_records(persons, cap, source.uniform(len(labels)))
-        )
-        wrong = count_errors(learner, rows[kept], labels[kept])
-        right = len(labels[kept]) - wrong
+        right, wrong = held.count(learner, source)
         exact = np.array([right, wrong] if both else [right], dtype=np.int64)
         return {"counts": laplace_counts(exact, event=event, source=source)}
 
+    noise = settings.get("noise")
+    account = Account(settings.get("ledger"), settings.get("dataset"), settings.get("key"))
     state, receipt = run_charged(
-        draw,
-        (event,),
-        noise=noise,
-        account=Account(ledger, dataset, key),
-        purpose="private_accuracy",
+        draw, (event,), noise=noise, account=account, purpose="private_accuracy"
     )
     noisy = state["counts"].tolist()
     guarantee = state_guarantee((event,), noise=noise, unit=unit, neighbours=relation)
-    return PrivateAccuracy(
-        noisy[0], max(1, sum(noisy)) if both else len(labels), (event,), guarantee, receipt
-    )
+    total = max(1, sum(noisy)) if both else len(held.labels)
+    return PrivateAccuracy(noisy[0], total, (event,), guarantee, receipt)
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """The records to count on, `cap` of each person's where there are persons."""
+
+    rows: Any
+    labels: Array
+    persons: ArrayLike | None
+    cap: int
+
+    @classmethod
+    def read(
+        cls, X: Any, y: ArrayLike, persons: ArrayLike | None, records_per_person: int | None
+    ) -> Self:
+        """Check that records, labels and persons belong together."""
+        rows = X.tocsr() if sparse.issparse(X) else np.asarray(X, dtype=np.float64)
+        labels, cap = np.asarray(y), 1 if records_per_person is None else int(records_per_person)
+        if (persons is None) != (records_per_person is None) or cap < 1:
+            raise SettingsError(
+                "Hiding persons needs both 'persons' and 'records_per_person' >= 1, hiding records "
+                "neither. Nothing was counted."
+            )
+        n_persons = len(labels) if persons is None else np.size(persons)
+        if rows.ndim != 2 or labels.shape != (rows.shape[0],) or n_persons != len(labels):
+            raise SchemaMismatch(
+                "Records, labels and persons differ in number. Nothing was counted. Check their "
+                "shapes."
+            )
+        return cls(rows, labels, persons, cap)
+
+    def count(self, learner: Any, source: Source) -> tuple[int, int]:
+        """Return the numbers of right and wrong predictions."""
+        kept = (
+            slice(None)
+            if self.persons is None
+            else cap_records(self.persons, self.cap, source.uniform(len(self.labels)))
+        )
+        labels = self.labels[kept]
+        wrong = count_errors(learner, self.rows[kept], labels)
+        return len(labels) - wrong, wrong
 
 
 def _relation(learner: Any, neighbours: str | None) -> Neighbours:
@@ -202,7 +224,7 @@ def _relation(learner: Any, neighbours: str | None) -> Neighbours:
 
 @dataclass(frozen=True)
 class ScoredMember(Member):
-    """A member that brings an accuracy, paid for by its own site: its guarantee and events cover both."""
+    """A member with an accuracy that its site paid for; its guarantee and events cover both."""
 
     accuracy: PrivateAccuracy
 

@@ -1,10 +1,10 @@
-"""Average: one linear model out of many, weighted equally, by size, or by the precision that noise scales imply."""
+"""Average: one linear model out of many, weighted equally, by size or by precision."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,8 @@ class Average(Aggregator):
     Parameters
     ----------
     weights
-        ``"precision"`` weighs by what the known noise scales and sizes imply (algorithms.md E.2),
+        ``"precision"`` weighs by what the known noise scales and sizes imply
+        (docs/guarantees/average.md),
         ``"size"`` by the public number of units, ``"equal"`` not at all.
     epsilon, delta
         None: members bring their own noise, and averaging is post-processing. A number, or one per
@@ -112,7 +113,7 @@ class Average(Aggregator):
         return self.draws_noise
 
     def with_budget(self, epsilons: Sequence[float]) -> Self:
-        """Return a copy with each site's own epsilon, if it draws noise; exact if one is infinite."""
+        """Return a copy with each site's epsilon, if it draws noise; exact if one is infinite."""
         made = super().with_budget(epsilons)
         if self.draws_noise:
             made.epsilon = list(epsilons)
@@ -162,7 +163,7 @@ class Average(Aggregator):
         dataset: str | None = None,
         key: str | None = None,
     ) -> LinearEnsemble:
-        """Return the weighted average of linear `members`; `public` records only improve the weights' curvature."""
+        """Return the weighted average of linear `members`; `public` records improve the weights."""
         found = as_members(members)
         classes, coef, intercept, known = aligned(found, self.classes)
         shares = self.weigh(found, public)
@@ -191,8 +192,19 @@ class Average(Aggregator):
         whole, each = plan.guarantees()
         return LinearEnsemble(classes, state["coef"], state["intercept"], shares, whole, each)
 
+    def member_epsilons(self, n_members: int) -> Array:
+        """Return the epsilon of each member, where noise is drawn; refuse what cannot be one."""
+        epsilons = np.broadcast_to(np.asarray(self.epsilon, dtype=np.float64), (n_members,))
+        if not all(is_positive(float(e)) for e in epsilons) or not 0 <= self.delta < 1:
+            raise SettingsError(
+                "The 'epsilon' of Average must be finite and > 0, one number or one per member, "
+                f"and 'delta' lie in [0, 1). Got {self.epsilon!r} and {self.delta!r} "
+                "instead. Nothing was combined."
+            )
+        return epsilons
+
     def weigh(self, members: Sequence[Member], public: Public | None) -> Array:
-        """Return the members' weights, which follow from public facts alone."""
+        """Return the members' weights."""
         if self.weights == "equal":
             return np.full(len(members), 1 / len(members))
         if any(member.size is None for member in members):
@@ -208,7 +220,10 @@ class Average(Aggregator):
 
 
 def precision_weights(members: Sequence[Member], curvature: float) -> Array:
-    """Return weights ∝ 1 / (noise variance + sampling variance), the second from the public size alone (E.2)."""
+    """Return weights ∝ 1 / (noise variance + sampling variance).
+
+    The sampling variance is that of a typical model with the member's public size.
+    """
     inverse = []
     for member in members:
         dimension = np.asarray(member.coef).shape[1]
@@ -218,8 +233,10 @@ def precision_weights(members: Sequence[Member], curvature: float) -> Array:
 
 
 def typical_curvature(members: Sequence[Member], public: Public) -> float:
-    """Return the mean of the smaller half of the public second moment's eigenvalues, times the loss' curvature.
+    """Return how much the loss typically bends along a flat direction of the public records.
 
+    That is the mean of the smaller half of their second moment's eigenvalues, times the largest
+    curvature of the logistic loss.
     The noise that survives averaging is the noise along flat directions, so those set the damping.
     """
     scale = members[0].to_user
@@ -242,62 +259,57 @@ def _settings(learner: Any) -> list[Any]:
     ]
 
 
+class _Move(NamedTuple):
+    """How far a member's minimum moves, and how far from it the computed one may be."""
+
+    reach: float  # by one unit's records
+    slack: float  # by stopping early
+    longest: float  # any minimum
+    n_outputs: int
+    dimension: int
+
+
+def _check_exact(members: Sequence[Member]) -> None:
+    """Refuse members that brought noise, or that differ in what their sensitivities rest on."""
+    # A void guarantee is infinite too, but such a member brought noise, and no minimum of its
+    # objective.
+    stated = [m.guarantee for m in members]
+    exact = all(g is not None and g.holds and math.isinf(g.epsilon) for g in stated)
+    learners = [m.learner for m in members if exact and hasattr(m.learner, "data_norm")]
+    facts = {(o.data_norm, o.fit_intercept, o.unit, o.neighbours) for o in learners}
+    alike = len(facts) == 1 and len({m.to_user for m in members}) == 1
+    if len(learners) < len(members) or not alike:
+        raise SettingsError(
+            "Noise at the aggregator is for exact members (epsilon=math.inf) of this package "
+            "with one data_norm, intercept setting, unit and neighbours. Nothing was "
+            "combined. Leave out Average's epsilon if members brought noise."
+        )
+
+
 class _Central:
-    """Noise once, at a trusted aggregator: enough for the site that needs most (algorithms.md, E.1)."""
+    """Noise once, at a trusted aggregator: enough for the site that needs most.
+
+    Proof: docs/guarantees/average.md.
+    """
 
     def __init__(self, average: Average, members: Sequence[Member], weights: Array) -> None:
-        epsilons = np.broadcast_to(np.asarray(average.epsilon, dtype=np.float64), (len(members),))
-        if (
-            not all(is_positive(float(epsilon)) for epsilon in epsilons)
-            or not 0 <= average.delta < 1
-        ):
-            raise SettingsError(
-                "The 'epsilon' of Average must be finite and > 0, one number or one per member, "
-                f"and 'delta' lie in [0, 1). Got {average.epsilon!r} and {average.delta!r} "
-                "instead. Nothing was combined."
-            )
-        # A void guarantee is infinite too, but such a member brought noise, and no minimum of its
-        # objective.
-        stated = [m.guarantee for m in members]
-        exact = all(g is not None and g.holds and math.isinf(g.epsilon) for g in stated)
-        learners = [m.learner for m in members if exact and hasattr(m.learner, "data_norm")]
-        facts = {(o.data_norm, o.fit_intercept, o.unit, o.neighbours) for o in learners}
-        if (
-            len(learners) < len(members)
-            or len(facts) != 1
-            or len({m.to_user for m in members}) != 1
-        ):
-            raise SettingsError(
-                "Noise at the aggregator is for exact members (epsilon=math.inf) of this package "
-                "with one data_norm, intercept setting, unit and neighbours. Nothing was "
-                "combined. Leave out Average's epsilon if members brought noise."
-            )
-        self.members = members
-        self.noise = average.noise
+        epsilons = average.member_epsilons(len(members))
+        _check_exact(members)
+        self.members, self.noise = members, average.noise
         self.outputs, self.features = np.asarray(members[0].coef).shape
-        self.intercept = bool(members[0].learner.fit_intercept)
-        plans, reach = [], []
-        known: dict[
-            Any, tuple[Any, float]
-        ] = {}  # thousands of sites may share their settings and size
-        for member, share in zip(members, weights, strict=True):
-            size = int(member.size or 1)
-            same = (type(member.learner), size, *_settings(member.learner))
-            if same not in known:
-                loss = member.learner.loss(self.outputs if self.outputs > 1 else 2)
-                task = LinearTask(
-                    None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size
-                )
-                known[same] = (
-                    plan_linear(member.learner, task),
-                    output_sensitivity(member.learner, task),
-                )
-            plans.append(known[same][0])
-            reach.append(share * known[same][1])
+        self.intercept = members[0].has_constant
+        moves = self._moves()
+        if len({move.n_outputs for move in moves}) > 1:
+            raise SettingsError(
+                "Noise at the aggregator is for members that all have one model per class, or all "
+                "one model for all classes. Nothing was combined. Train one kind of learner."
+            )
         # One-against-rest members move once per class; softmax members move in one class less.
-        self.joint = loss.n_outputs == self.outputs
-        self.reach = np.asarray(reach) * (1 if self.joint else math.sqrt(self.outputs))
-        self.dimension = task.dimension_of_noise * (1 if self.joint else self.outputs)
+        self.joint = moves[0].n_outputs == self.outputs
+        classes_moved = 1 if self.joint else self.outputs
+        reaches = [w * move.reach for w, move in zip(weights, moves, strict=True)]
+        self.reach = np.asarray(reaches) * math.sqrt(classes_moved)
+        self.dimension = moves[0].dimension * classes_moved
         who = {"unit": members[0].learner.unit, "neighbours": members[0].learner.neighbours}
         self.event = calibrate_shared(self.reach, epsilons, delta=average.delta, **who)
         released = self.outputs * (self.features + self.intercept)
@@ -305,14 +317,34 @@ class _Central:
         # rounding.
         sums = (len(members) + 8) * 2.0**-52
         distance = float(
-            sum(
-                w * (1.375 * p.tolerance / p.regularization + sums * p.longest)
-                for w, p in zip(weights, plans, strict=True)
-            )
+            sum(w * (m.slack + sums * m.longest) for w, m in zip(weights, moves, strict=True))
         )
-        distance *= 1 if self.joint else math.sqrt(self.outputs)
+        distance *= math.sqrt(classes_moved)
         distance += 2 * draw_error(released) * public_radius(self.event, self.dimension)
         self.closing = closing_event(released, distance, epsilon=float(epsilons.min()), **who)
+
+    def _moves(self) -> list[_Move]:
+        """Return how far each member's minimum moves, once for equal settings and sizes."""
+        known: dict[Any, _Move] = {}  # thousands of sites may share their settings and size
+        moves = []
+        for member in self.members:
+            size = int(member.size or 1)
+            same = (type(member.learner), size, *_settings(member.learner))
+            if same not in known:
+                loss = member.learner.loss(self.outputs if self.outputs > 1 else 2)
+                task = LinearTask(
+                    None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size
+                )
+                plan = plan_linear(member.learner, task)
+                known[same] = _Move(
+                    output_sensitivity(member.learner, task),
+                    1.375 * plan.tolerance / plan.regularization,
+                    plan.longest,
+                    loss.n_outputs,
+                    task.dimension_of_noise,
+                )
+            moves.append(known[same])
+        return moves
 
     @property
     def events(self) -> list[Event]:
@@ -336,7 +368,7 @@ class _Central:
         )
 
     def draw(self, coef: Array, intercept: Array, source: Source) -> dict[str, Array]:
-        """Add the noise in the coordinates of the unit ball, where sensitivities are, and go back."""
+        """Add the noise in coordinates of the unit ball, where sensitivities hold."""
         drawn = draw_vector(self.dimension, event=self.event, source=source)
         drawn = drawn.reshape(-1, self.features + self.intercept)
         if self.outputs > 1 and self.joint:

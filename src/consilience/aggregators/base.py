@@ -153,7 +153,7 @@ class Aggregator(ABC):
         return cls(**settings)
 
     def with_budget(self, epsilons: Sequence[float]) -> Self:
-        """Return a copy that spends the sites' epsilons, if it draws noise: the smallest of them."""
+        """Return a copy that spends the smallest of the sites' epsilons, if it draws noise."""
         made: Any = copy.copy(self)
         if self.draws_noise:
             made.epsilon = min(epsilons)

@@ -1,4 +1,4 @@
-"""SiteBoosting: add the members' scores up one small step at a time, and stop when held-out records say so."""
+"""SiteBoosting: add up the members' scores in small steps, as many as held-out records favour."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from consilience.aggregators.base import Aggregator, Description, Learner
-from consilience.aggregators.blend import Labelled, folds, read_labelled
+from consilience.aggregators.base import Description
+from consilience.aggregators.labelled import Labelled, UsesLabels, read_labelled
 from consilience.aggregators.members import LinearEnsemble
+from consilience.aggregators.mixture import folds
 from consilience.errors import SettingsError
 from consilience.learners.base import is_positive
 from consilience.learners.erm import Loss
@@ -22,8 +23,8 @@ from consilience.tables.public import Public
 Array = NDArray[Any]
 
 
-class SiteBoosting(Aggregator):
-    """Boost over the members: each round adds a little of the score that fits best what is still unexplained.
+class SiteBoosting(UsesLabels):
+    """Boost over the members: each round adds a little of the score that best fits the residuals.
 
     LogitBoost with componentwise linear base learners (Friedman, Hastie & Tibshirani 2000); for
     regressors L2Boost (Bühlmann & Yu 2003), with `huber` its robust form. Few rounds use few
@@ -47,7 +48,6 @@ class SiteBoosting(Aggregator):
     """
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"boosting": {}}
-    needs_public = needs_labels = combines_coefficients = True
 
     def __init__(
         self,
@@ -72,11 +72,6 @@ class SiteBoosting(Aggregator):
             "SiteBoosting",
             "Members are added one by one, each for what it corrects on the public records.",
         )
-
-    @classmethod
-    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
-        """Return the default settings."""
-        return [{}]
 
     def combine(
         self,
@@ -108,7 +103,7 @@ class SiteBoosting(Aggregator):
         return self._ensemble(task, steps)
 
     def _columns(self, task: Labelled) -> Array:
-        """Return the base learners' values (m, J): members' scores, then a constant and the records' features."""
+        """Return the base learners' values (m, J): scores, a constant, the records' features."""
         n_scores = len(task.members) * task.n_outputs
         columns = [task.margins().reshape(n_scores, -1).T]
         if task.with_intercept:
@@ -141,7 +136,7 @@ class _Boost:
     shrinkage: float
 
     def path(self, train: Array, test: Array, n_rounds: int) -> tuple[Array, Array]:
-        """Return the coefficients (1 or K, J) after `n_rounds`, and the summed loss on `test` after each."""
+        """Return coefficients (1 or K, J) after `n_rounds`, and the loss on `test` after each."""
         H, y, k = self.columns[train], self.y[train], self.loss.n_outputs
         T, y_test = self.columns[test], self.y[test]
         squares = np.square(H)
@@ -166,7 +161,10 @@ class _Boost:
         return steps, losses
 
     def _bend(self, z: Array, y: Array) -> Array:
-        """Return each record's curvature per output; a Huber loss, which has none where it is linear, the largest."""
+        """Return each record's curvature per output.
+
+        A Huber loss has none where it is linear; its largest is used everywhere.
+        """
         if self.loss.n_outputs > 1:
             return np.asarray(np.einsum("kkj->kj", self.loss.bend(z, y)))
         return np.atleast_2d(

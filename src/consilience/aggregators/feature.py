@@ -18,16 +18,10 @@ from scipy import linalg, sparse
 from sklearn.utils import check_random_state
 
 from consilience.aggregators.average import TRUSTED
-from consilience.aggregators.base import Aggregator, Description, Learner
-from consilience.aggregators.blend import (
-    Labelled,
-    Mixture,
-    Ridge,
-    is_logistic,
-    prior_shares,
-    read_labelled,
-)
+from consilience.aggregators.base import Description
+from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
+from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.ball import HALF, Ball, out_of_ball
 from consilience.learners.base import PrivateLearner, is_positive
@@ -88,7 +82,7 @@ class FeatureEnsemble(LinearEnsemble):
     aggregation_guarantee: Guarantee | None = None
 
 
-class FeatureMethod(Aggregator):
+class FeatureMethod(UsesLabels):
     """Learn on labelled aggregation records how to weigh the members' scores.
 
     Parameters
@@ -139,7 +133,6 @@ class FeatureMethod(Aggregator):
     """
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"feature": {}}
-    needs_public = needs_labels = combines_coefficients = True
 
     def __init__(
         self,
@@ -197,11 +190,6 @@ class FeatureMethod(Aggregator):
         )
 
     @classmethod
-    def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
-        """Return the default settings."""
-        return [{}]
-
-    @classmethod
     def planned(
         cls, learner: PrivateLearner[Any, Any], epsilons: Sequence[float], *, public: bool
     ) -> dict[str, Self]:
@@ -221,10 +209,6 @@ class FeatureMethod(Aggregator):
         found: tuple[Any, float] = joining.feature(self)
         return found
 
-    def weigh(self, members: Sequence[Member], public: Public | None) -> Array:
-        """Return the members' weights before any label is looked at."""
-        return prior_shares(members, public)
-
     def combine(
         self,
         members: Sequence[Any],
@@ -234,7 +218,7 @@ class FeatureMethod(Aggregator):
         dataset: str | None = None,
         key: str | None = None,
     ) -> FeatureEnsemble:
-        """Return the combination of linear `members` that fits the labelled aggregation records in `public`.
+        """Return the combination of linear `members` that best fits the labelled `public` records.
 
         With `epsilon` these records are treated as private, whatever they are passed in, and
         `dataset` is charged before noise is drawn.
@@ -435,7 +419,7 @@ class _Features:
 
     @classmethod
     def on_public(cls, task: Labelled, kept: Array, *, scaled: bool) -> _Features:
-        """Scale by the public records themselves: each feature to mean square 1, then all into the ball."""
+        """Scale by the public records: features to mean square 1, then all into the ball."""
         scores = task.margins()[kept].reshape(len(kept) * task.n_outputs, -1).T
         sizes = np.sqrt(np.mean(scores**2, axis=0)) if scaled else np.ones(scores.shape[1])
         sizes = np.where(sizes > 0, sizes, 1.0)
@@ -447,7 +431,7 @@ class _Features:
     def on_private(
         cls, task: Labelled, kept: Array, data_norm: float, *, scaled: bool
     ) -> _Features:
-        """Scale by released models and declared bounds alone: ‖M x‖ <= ‖M‖_op ‖x‖ (algorithms.md, E.5)."""
+        """Scale by released models and declared bounds alone: ‖M x‖ <= ‖M‖_op ‖x‖."""
         M = task.coef[kept].reshape(-1, task.coef.shape[2]) * data_norm
         X = clip_rows(task.X, data_norm) * (1 / data_norm)
         X = np.asarray(X.todense()) if sparse.issparse(X) else X
@@ -464,7 +448,7 @@ class _Features:
         return cls(X @ M.T / stretch, kept, lengths / half, stretch, task.n_outputs)
 
     def enter(self, mass: Array) -> Array:
-        """Return weights that give each output its members' shares of `mass`, in the coordinates of `records`."""
+        """Return weights of `records`' columns that give each output its shares of `mass`."""
         theta = np.zeros((self.outputs, len(self.kept), self.outputs))
         output = np.arange(self.outputs)
         kept = mass[self.kept]
@@ -493,7 +477,7 @@ class _Features:
 
 
 def select(task: Labelled, most: int) -> Array:
-    """Return the members, at most `most`, that orthogonal matching pursuit picks on public records (E.8).
+    """Return at most `most` members, picked by orthogonal matching pursuit on public records.
 
     Scores divided by their size on the public records are the members whitened by the public second
     moment. Each step takes the member whose scores explain most of what is left of the labels.
@@ -518,7 +502,7 @@ def select(task: Labelled, most: int) -> Array:
 
 
 def independent(task: Labelled, most: int) -> Array:
-    """Return `most` members chosen for precision and independence, by column-pivoted QR of released models alone."""
+    """Return `most` precise and independent members, by pivoted QR of the models alone."""
     rows = task.coef.reshape(len(task.members), -1)
     rows = (
         rows
@@ -532,7 +516,7 @@ def independent(task: Labelled, most: int) -> Array:
 
 @dataclass(frozen=True)
 class Choice:
-    """Members chosen one after the other by the exponential mechanism on private aggregation records (E.8)."""
+    """Members chosen one by one by the exponential mechanism on private aggregation records."""
 
     scores: Array  # (m, N, 1 or K): each member's, times its weight
     weights: Array  # (N,), by precision where it is known
@@ -543,7 +527,7 @@ class Choice:
 
     @classmethod
     def planned(cls, task: Labelled, method: FeatureMethod) -> Choice:
-        """Share the part of epsilon for choosing among the rounds; a count moves by one record, whichever it is."""
+        """Divide the budget for choosing among the rounds; one record moves a count by one."""
         n_chosen, regression = int(method.max_members or 0), task.classes is None
         reach = float(GRAIN if regression else 1)
         event = Selection(
@@ -572,7 +556,7 @@ class Choice:
         return [self.event] * self.n_chosen
 
     def counts(self, chosen: Sequence[int], candidates: Sequence[int]) -> Array:
-        """Return how many records the chosen members' average gets right together with each candidate; integers.
+        """Count the records that the chosen members get right together with each candidate.
 
         A record adds 0 or 1 to each, by itself; for regressors a part of `GRAIN` that falls with
         the error.
@@ -624,7 +608,7 @@ def _orthonormal(columns: Array) -> Array:
 
 @dataclass(frozen=True)
 class Branch(Member):
-    """An ensemble as a member of another aggregator: one node of a tree of aggregators (algorithms.md, E.7)."""
+    """An ensemble as a member of another aggregator: one node of a tree of aggregators."""
 
     scale_to_user: float = 1.0
     variance: float = 0.0
@@ -642,7 +626,7 @@ class Branch(Member):
 def branch(
     ensemble: LinearEnsemble, members: Sequence[Member], *, curvature: float = 0.02
 ) -> Branch:
-    """Return the `ensemble` of `members` (as `as_members` read them) as a member: sizes add, noise averages out.
+    """Return the `ensemble` of `members` as a member: sizes add up, noise averages out.
 
     Privacy
     -------
@@ -676,7 +660,7 @@ def branch(
 
 
 class TrustedAggregator:
-    """Output perturbation of the feature method over exact members: noise for sites and aggregation records (E.6).
+    """Output perturbation over exact members: noise that hides sites and aggregation records.
 
     All in the coordinates of the unit ball. Members are at most `longest` long, so x'' = M
     x/(√N·longest) is in the unit ball of R^N; ω minimises mean(ℓ(y ω·x'')) + Λ/2‖ω‖², and f =
@@ -802,7 +786,10 @@ class TrustedAggregator:
 
 
 def site_gain(strength: float) -> float:
-    """Return how far f moves at most, in units of √N·longest, when one member moves by 1 (feature.md, trusted)."""
+    """Return how far f moves at most, in units of √N·longest, if one member moves by 1.
+
+    Proof: docs/guarantees/feature.md.
+    """
     loss = Logistic()
     longest = min(math.sqrt(2 * loss.at_zero / strength), loss.lipschitz / strength)
     return longest + (loss.lipschitz + loss.curvature * longest) / strength

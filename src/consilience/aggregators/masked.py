@@ -78,12 +78,12 @@ class MaskedSum:
         self._received[site] = words.astype(np.uint64)
 
     def hide(self, numbers: ArrayLike) -> Words:
-        """Return the message to the hub, once: with the same masks, a second one would reveal what changed."""
+        """Return the message to the hub, once: a second one would reveal what changed."""
         if self._used or len(self._received) < self.site:
             raise SettingsError(
                 f"Site {self.site} cannot send its numbers: "
                 + ("its masks are used up" if self._used else "masks of other sites are missing")
-                + ". Nothing was sent. Masks serve once; begin a new sum with fresh ones at all sites."
+                + ". Nothing was sent. Start a new sum with fresh masks at all sites."
             )
         given = np.asarray(numbers, dtype=np.float64)
         whole = np.rint(given * self.grain)

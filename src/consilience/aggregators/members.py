@@ -31,7 +31,7 @@ DISJOINT = "no record, and no person where persons are the unit, is at two sites
 
 @dataclass(frozen=True)
 class Member:
-    """One site's fitted learner as the hub knows it: what it released and the public facts about how."""
+    """One site's fitted learner as the hub knows it: what it released, and public facts."""
 
     learner: Any
     classes: Array | None  # None for a regressor
@@ -48,8 +48,8 @@ class Member:
 
     @property
     def to_user(self) -> float:
-        """What a coordinate of the unit ball, where noise is drawn, is multiplied by to become one of `coef`."""
-        return scale_to_user(self.learner)
+        """The factor from the unit ball, in which noise is drawn, to coordinates of `coef`."""
+        return scale_to_user(self.learner) if hasattr(self.learner, "data_norm") else 1.0
 
     @property
     def has_constant(self) -> bool:
@@ -57,10 +57,11 @@ class Member:
         return bool(getattr(self.learner, "fit_intercept", False))
 
     def noise_variance(self, curvature: float = 0.0) -> float:
-        """Return the variance of the noise in each coordinate of the unit ball, known from the events.
+        """Return the variance that the events state for each coordinate of the unit ball.
 
         ``curvature`` is a public guess of the mean second derivative along a coordinate; it damps
-        noise that was drawn in the objective (algorithms.md, E.2). An exact model has variance 0.
+        noise that was drawn in the objective (docs/guarantees/average.md). An exact model has
+        variance 0.
         """
         assert self.coef is not None
         noises = [event for event in self.events if is_vector_noise(event)]
@@ -76,7 +77,7 @@ class Member:
 
 
 def as_members(fitted: Sequence[Any]) -> list[Member]:
-    """Read what is released off contributions or fitted learners; any scikit-learn estimator will do."""
+    """Return contributions, fitted learners or scikit-learn estimators as members."""
     if not fitted:
         raise SettingsError(
             "An aggregator needs at least one member. Got none. Nothing was combined."
@@ -109,23 +110,39 @@ def as_members(fitted: Sequence[Any]) -> list[Member]:
 
 
 def joint_guarantee(members: Sequence[Member]) -> Guarantee | None:
-    """Return what holds for a record of any site after combining by post-processing: its own site's guarantee.
+    """Return what holds for a record of any site if combining is post-processing.
 
-    The largest of them, under the stated assumption; None if a member of another library promises
-    nothing.
+    A record keeps its own site's guarantee, so this is the largest of them, under the stated
+    assumption. None if a member has no guarantee, as those of other libraries.
     """
     stated = [member.guarantee for member in members if member.guarantee is not None]
     return compose_disjoint(*stated, assumption=DISJOINT) if len(stated) == len(members) else None
 
 
+def common_classes(members: Sequence[Member], classes: Sequence[Any] | None) -> Array:
+    """Return the declared classes, or all that members know; refuse one that is not declared."""
+    lists = {id(member.classes): np.asarray(member.classes) for member in members}
+    every = (
+        np.unique(np.concatenate(list(lists.values()))) if classes is None else np.asarray(classes)
+    )
+    known = set(every.ravel().tolist())
+    if not all(known.issuperset(labels.tolist()) for labels in lists.values()):
+        raise SchemaMismatch(
+            "A member knows a class that is not declared. Nothing was combined. Declare it in "
+            "'classes', or leave out the member."
+        )
+    return every
+
+
 def aligned(
     members: Sequence[Member], classes: Sequence[Any] | None = None
 ) -> tuple[Array | None, Array, Array, Array]:
-    """Bring linear members to one list of classes: (classes, coef (N, K or 1, d), intercept (N, K or 1), known (N, K)).
+    """Bring linear members to one list of classes.
 
-    Two common classes keep one row; otherwise every member gets one row per class, a two-class
-    member's margin split evenly over its two. ``known`` tells which classes a member was trained to
-    tell apart; its rows of others are 0.
+    Returns the classes, coef (N, K or 1, d), intercept (N, K or 1) and known (N, K). Two common
+    classes keep one row; otherwise every member gets one row per class, a two-class member's margin
+    split evenly over its two. ``known`` marks the classes that a member was trained on; its rows of
+    other classes are 0.
     """
     if not all(member.is_linear for member in members):
         raise SettingsError(
@@ -155,18 +172,13 @@ def aligned(
             np.ones((len(members), 1), dtype=bool),
         )
     lists = [np.asarray(member.classes) for member in members]
-    every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
-    different = {id(one): one for one in lists}  # thousands of members may share one list
-    if not all(np.isin(one, every).all() for one in different.values()):
-        raise SchemaMismatch(
-            "A member knows a class that is not declared. Nothing was combined. Declare it in "
-            "'classes', or leave out the member."
-        )
+    every = common_classes(members, classes)
+    different = {id(labels): labels for labels in lists}  # thousands of members may share one list
     rows = 1 if len(every) <= 2 else len(every)
     coef = np.zeros((len(members), rows, np.asarray(members[0].coef).shape[1]))
     intercept = np.zeros((len(members), rows))
-    told_apart = {key: np.isin(every, one) for key, one in different.items()}
-    known = np.stack([told_apart[id(one)] for one in lists])
+    trained_on = {key: np.isin(every, labels) for key, labels in different.items()}
+    known = np.stack([trained_on[id(labels)] for labels in lists])
     for i, member in enumerate(members):
         W, b = np.asarray(member.coef), np.asarray(member.intercept)
         if rows == 1:
@@ -184,7 +196,7 @@ def aligned(
 
 @dataclass(frozen=True)
 class LinearEnsemble(Ensemble):
-    """A linear classifier or regressor made of members; predicts like a fitted scikit-learn estimator.
+    """A linear classifier or regressor made of members.
 
     ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
     their shares.

@@ -1,4 +1,4 @@
-"""PooledCounts: one forest that all sites fill together, each counting once over a structure that is public.
+"""PooledCounts: one forest with a public structure, whose leaves all sites fill together.
 
 A forest of its own spends a site's budget on finding splits that other sites find again. Here the
 structure comes from elsewhere: from public randomness, from public records, or from a forest that
@@ -126,9 +126,9 @@ class Structure:
 
 
 class PrivateLeafCounts(PrivateForestClassifier):
-    """Count a site's records in the leaves of a given structure under differential privacy: its part in `PooledCounts`.
+    """Count a site's records in the leaves of a given structure, under differential privacy.
 
-    It is a forest by itself, too.
+    This is a site's part in `PooledCounts`, and also a forest by itself.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ def _precision(forest: Any) -> float:
 
 
 def _with_structure(joint: Guarantee | None, forests: Sequence[Any]) -> Guarantee | None:
-    """Add what growing the structure cost, unless the forest it was grown in is a member and has it in its own."""
+    """Add what growing the structure cost, unless the forest it was grown in is a member itself."""
     grown = [one.structure.guarantee for one in forests if isinstance(one, PrivateLeafCounts)]
     costs = [guarantee for guarantee in grown if guarantee is not None]
     brought = any(one.splitter == "greedy" for one in forests)

@@ -41,7 +41,7 @@ def shorthands() -> dict[str, type[Aggregator]]:
 
 
 def from_shorthand(name: str) -> Aggregator:
-    """Return the aggregator of a command-line name; a class name with default settings works too."""
+    """Return the aggregator of a command-line name, or of a class name with default settings."""
     cls = shorthands().get(name) or AGGREGATORS.get(name)
     if cls is None:
         raise SettingsError(

@@ -1,9 +1,9 @@
-"""WeightedVote: classifiers of any kind vote, each with a weight that public or paid-for facts give it.
+"""WeightedVote: classifiers of any kind vote, with weights from public or paid-for facts.
 
-Seed 001 integrates the sites' forests so, by accuracy times exp(n/N). Accuracies of sites are
-nearly equal and exp(n/N) lies between 1 and e, so its weights are nearly equal too. The default
-weighs by what a member's quality does depend on: how many records it saw, and how much noise stood
-before them.
+Xiang et al. (2018) weigh the sites' forests by accuracy times exp(n/N). Accuracies of sites are
+nearly equal and exp(n/N) lies between 1 and e, so these weights are nearly equal too. The default
+weighs by what a member's quality does depend on: how many records it was trained on, and with how
+much noise.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ from consilience.aggregators.base import (
     TakeApart,
     Tensors,
 )
-from consilience.aggregators.members import LinearEnsemble, Member, as_members, joint_guarantee
-from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
+from consilience.aggregators.members import (
+    LinearEnsemble,
+    Member,
+    as_members,
+    common_classes,
+    joint_guarantee,
+)
+from consilience.errors import ContributionRejected, SettingsError
 from consilience.learners.base import is_positive
 from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Guarantee, Neighbours
@@ -63,7 +69,7 @@ class WeightedVote(Aggregator):
     weights
         ``"size-epsilon"``: number of units × min(epsilon, `epsilon_cap`). ``"size"``, ``"equal"``.
         ``"accuracy-size"``: accuracy × size; ``"accuracy"``: accuracy × exp(size / total size), as
-        in seed 001. An accuracy is measured on labelled public records, or brought by a
+        in Xiang et al. (2018). An accuracy is measured on labelled public records, or brought by a
         `ScoredMember`, never otherwise. Or numbers, one per member, that are public.
     voting
         ``"soft"`` adds up probabilities (the label, of a member that has none), ``"hard"`` labels.
@@ -146,7 +152,7 @@ class WeightedVote(Aggregator):
         dataset: str | None = None,
         key: str | None = None,
     ) -> VoteEnsemble:
-        """Return the ensemble of `members`; labelled `public` records measure accuracies, where those count."""
+        """Return the ensemble of `members`; labelled `public` records measure their accuracies."""
         found = as_members(members)
         classes = _declared(found, self.classes)
         shares = self._weights(found, public)
@@ -184,18 +190,11 @@ def _declared(members: Sequence[Member], classes: Sequence[Any] | None) -> Array
         raise SettingsError(
             "Voting needs classifiers, and a member is none. Nothing was combined. Use Average."
         )
-    lists = [np.asarray(member.classes) for member in members]
-    every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
-    if not set(every.tolist()).issuperset(label for one in lists for label in one.tolist()):
-        raise SchemaMismatch(
-            "A member knows a class that is not declared. Nothing was combined. Declare it in "
-            "'classes', or leave out the member."
-        )
-    return every
+    return common_classes(members, classes)
 
 
 def _voter(member: Member) -> Any:
-    """Return what predicts for a member: its learner, or the linear classifier that its coefficients are."""
+    """Return what predicts for a member: its learner, or one made of its coefficients."""
     if member.learner is not None:
         return member.learner
     assert member.coef is not None
@@ -216,7 +215,7 @@ def _sizes(members: Sequence[Member], weights: str) -> Array:
 
 
 def _epsilons(members: Sequence[Member]) -> Array:
-    """Return what each member's training drew, as an epsilon: also where a seed voided the guarantee."""
+    """Return the epsilon of each member's training, also if a seed voided its guarantee."""
     events = [m.training_events if isinstance(m, ScoredMember) else m.events for m in members]
     stated = [total(drawn) if drawn else None for drawn in events]
     mixed = len({guarantee.neighbours for guarantee in stated if guarantee is not None}) > 1
@@ -233,7 +232,7 @@ def _epsilons(members: Sequence[Member]) -> Array:
 
 
 def _accuracies(members: Sequence[Member], public: Public | None) -> Array:
-    """Return each member's accuracy, on public records or as it was brought, shrunk to their mean where noisy."""
+    """Return each member's accuracy on public records, or its own, shrunk to the mean if noisy."""
     if public is not None and public.y is not None and len(public.y) > 0:
         y = np.asarray(public.y)
         return np.array(
@@ -310,7 +309,7 @@ class VoteEnsemble(Ensemble):
         return cls(tuple(learners), classes, weights, facts["voting"], guarantee, ())
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the weighted mean of what members say; of classes that not all know, what each says fits together."""
+        """Return the weighted mean of the members' probabilities (`_settle` if classes differ)."""
         sets: dict[tuple[int, ...], Array] = {}
         for member, weight in zip(self.members, self.weights.tolist(), strict=True):
             places, said = self._said(member, X)
@@ -323,7 +322,7 @@ class VoteEnsemble(Ensemble):
             return out
         parts = [slice(begin, begin + _ROWS) for begin in range(0, max(n, 1), _ROWS)]
         return np.concatenate(
-            [_settled({s: p[rows] for s, p in sets.items()}, len(self.classes)) for rows in parts]
+            [_settle({s: p[rows] for s, p in sets.items()}, len(self.classes)) for rows in parts]
         )
 
     def predict(self, X: Any) -> Array:
@@ -331,7 +330,7 @@ class VoteEnsemble(Ensemble):
         return np.asarray(self.classes[self.predict_proba(X).argmax(axis=1)])
 
     def _said(self, member: Any, X: Any) -> tuple[tuple[int, ...], Array]:
-        """Return the places of the classes that a member knows, ascending, and its probabilities of them."""
+        """Return the positions of a member's classes, ascending, and its probabilities."""
         known = np.asarray(member.classes_).tolist()
         place = {label: k for k, label in enumerate(self.classes.tolist())}
         places = [place[label] for label in known]
@@ -349,7 +348,7 @@ class VoteEnsemble(Ensemble):
         return tuple(places[at] for at in order), said[:, order]
 
 
-def _settled(sets: dict[tuple[int, ...], Array], n_classes: int) -> Array:
+def _settle(sets: dict[tuple[int, ...], Array], n_classes: int) -> Array:
     """Return the probabilities that no member would move on.
 
     A member knows how likely its own classes are among themselves, and nothing about others. So it

@@ -35,7 +35,7 @@ class DistillationForecast:
 
     def expect(self) -> Outlook:
         """Return the law of the distilled model and a bound on its expected excess loss."""
-        self.way._check()
+        self.way.check_settings()
         facts, strength = self.joining.facts, self.way.regularization
         member, soft, scatter = self._votes()
         outlooks = [
@@ -91,7 +91,7 @@ class DistillationForecast:
         joining, facts, loss = self.joining, self.joining.facts, Logistic()
         asked = copy.copy(self.way)
         asked.regularization = ridge
-        plan = asked._plan(Rows(facts.rows, 2, joining.case.n_sites))
+        plan = asked.plan(Rows(facts.rows, 2, joining.case.n_sites))
         if inside := isinstance(plan, StatisticPlan):
             # Noise is drawn for the contrast of both classes, of which the second has 1/√2.
             variance = plan.variance / 2

@@ -224,7 +224,9 @@ def test_an_answer_of_another_shape_counts_as_undecided():
 
 
 class ByRank:
-    """A member that compares records with one another: it says yes to the larger half of whatever it is shown."""
+    """A member that compares records with one another: it says yes to the larger half of whatever
+    it is shown.
+    """
 
     classes_ = np.array([0, 1])
 
@@ -291,7 +293,7 @@ def test_the_intercept_and_the_norm_are_undone_in_the_released_coefficients():
 
 
 def largest_change(X, n_classes, n_members, neighbours):
-    """Try every pair of one member's votes on every record: the change of the whitened contrasts."""
+    """Try every pair of a member's votes on every record: the change of whitened contrasts."""
     settings_ = SoftLabelDistillation(epsilon=1.0, neighbours=neighbours, fit_intercept=False)
     plan = hiding.StatisticPlan(settings_, hiding.Rows(X, n_classes, n_members))
     patterns = np.array(list(itertools.product(range(n_classes), repeat=len(X))))
@@ -381,7 +383,9 @@ class TunesOnExactVotes(hiding.StatisticPlan):
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_the_chosen_strength_is_a_function_of_what_is_released(monkeypatch, labelled):
-    """Two worlds that release the same noisy statistic end with the same model, bit for bit; in a twin they do not."""
+    """Two worlds that release the same noisy statistic end with the same model, bit for bit; in a
+    twin they do not.
+    """
     X, y = made_up(n_records=80, n_classes=3)
     tallies = [tally_of((y + shift) % 3 * np.ones((4, 1), dtype=int), X, 3) for shift in (0, 1)]
     tallies = [
@@ -473,7 +477,9 @@ def test_released_statistics_carry_exactly_the_noise_that_is_charged(n_classes):
 
 
 def canary_guesses(epsilon, n_sites=128):
-    """Let every site be a canary that tosses a coin between two opposite votes; guess all coins from one release."""
+    """Let every site be a canary that tosses a coin between two opposite votes; guess all coins
+    from one release.
+    """
     patterns = hadamard(n_sites) > 0
     coins = np.array([b"consilience"[i % 11] * (i + 3) % 7 % 2 for i in range(n_sites)]).astype(
         bool
@@ -580,7 +586,9 @@ def test_a_member_that_becomes_undecided_moves_the_minimum_by_the_null_one_sensi
     strength=st.floats(1e-4, 10),
 )
 def test_the_papers_noise_is_never_less_than_the_proof_asks_for(**facts):
-    """For several classes a gradient is √2 long, in the paper 1: with few records its constant is below the proof's."""
+    """For several classes a gradient is √2 long, in the paper 1: with few records its constant is
+    below the proof's.
+    """
     strength, protect = facts.pop("strength"), facts.pop("protect")
     paper, tight = (
         output_event(
@@ -670,7 +678,8 @@ def test_noise_in_the_objective_pays_for_a_record_and_a_site_at_once(n_classes):
 
 
 def exact_loss(theta, first, second, ridge, scale):
-    """Return the exact privacy loss of the minimum `theta` (2 classes, 1 feature) between two problems (x, shares).
+    """Return the exact privacy loss of the minimum `theta` (2 classes, 1 feature) between two
+    problems (x, shares).
 
     Written from the definition: the noise that makes theta the minimum, its density, and the
     Jacobian.
@@ -702,7 +711,9 @@ def largest_loss(plan, n_members, halved=1.0):
 
 
 def softmax_loss(C, first, second, ridge, scale):
-    """Return the exact loss at contrasts C (K - 1, d) between two problems (X, shares), from the definition."""
+    """Return the exact loss at contrasts C (K - 1, d) between two problems (X, shares), from the
+    definition.
+    """
     logs = []
     for X, shares in (first, second):
         K, d = shares.shape[1], X.shape[1]

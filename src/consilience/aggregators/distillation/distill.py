@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 
 from consilience.aggregators.base import Description
-from consilience.aggregators.blend import is_logistic
 from consilience.aggregators.distillation.noise import (
     ObjectivePlan,
     OutputPlan,
@@ -26,6 +25,7 @@ from consilience.aggregators.distillation.site_level import (
     HidesSites,
 )
 from consilience.aggregators.distillation.tally import Tally
+from consilience.aggregators.labelled import is_logistic
 from consilience.errors import SettingsError
 from consilience.learners.ball import out_of_ball
 from consilience.learners.base import PrivateLearner, is_positive
@@ -67,8 +67,9 @@ class Distillation(HidesSites):
         found: tuple[Any, float] = joining.distilled(self)
         return found
 
-    def _check(self) -> None:
-        super()._check()
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work."""
+        super().check_settings()
         self._require("mechanism", self.mechanism in self.mechanisms, f"one of {self.mechanisms}")
         strength = self.regularization
         free = self.mechanism == "statistic" and not self.protect_public
@@ -89,7 +90,8 @@ class Distillation(HidesSites):
                 "anything else."
             )
 
-    def _plan(self, rows: Rows) -> Plan:
+    def plan(self, rows: Rows) -> Plan:
+        """Return what will be drawn for public records `rows`."""
         if self.mechanism == "output":
             return OutputPlan(self, rows)
         return ObjectivePlan(self, rows) if self.protect_public else StatisticPlan(self, rows)
@@ -109,9 +111,9 @@ class Distillation(HidesSites):
         records included. Labels of `public`, if there are any, serve ``regularization="auto"`` and
         nothing else. With a ledger, `dataset` is charged first.
         """
-        self._check()
+        self.check_settings()
         ballot = self._ballot(members, public)
-        plan = self._plan(self._rows(ballot))
+        plan = self.plan(self._rows(ballot))
         events = plan.events
         account = Account(ledger, dataset, key)
         state = self._run(lambda source: plan.draw(ballot.count(), source), events, account)
@@ -140,7 +142,9 @@ def _per_record(stated: Guarantee) -> Guarantee:
 
 
 class VoteDistillation(Distillation):
-    """Learn one linear model from the members' majority vote on public records (Hamm et al. 2016, algorithm 1).
+    """Learn one linear model from the members' majority vote on public records.
+
+    Algorithm 1 of Hamm, Cao & Belkin (2016).
 
     One vote can decide every label, so the noise does not shrink with the number of sites;
     `SoftLabelDistillation` is better in every respect but this one: without noise its labels are as
@@ -259,7 +263,8 @@ class SoftLabelDistillation(Distillation):
     >>> X = Noise(seed=0).open().uniform(6000).reshape(3000, 2) - 0.5
     >>> y = (X[:, 0] > X[:, 1]).astype(int)
     >>> sites = [DecisionTreeClassifier(max_depth=3).fit(X[i::200], y[i::200]) for i in range(200)]
-    >>> joined = SoftLabelDistillation(epsilon=1.0, regularization="auto", classes=[0, 1]).combine(sites, Public(X))
+    >>> distil = SoftLabelDistillation(epsilon=1.0, regularization="auto", classes=[0, 1])
+    >>> joined = distil.combine(sites, Public(X))
     >>> joined.guarantee
     Guarantee(epsilon=1, delta=0, per site, replace-one)
     """

@@ -1,4 +1,4 @@
-"""What distillation draws: noise that hides one site, calibrated from public facts before the votes are seen.
+"""What distillation draws: noise that hides one site, calibrated before the votes are seen.
 
 Each plan states its events first; `draw` then sees the counts. Proofs:
 docs/guarantees/distillation.md.
@@ -70,7 +70,7 @@ class Rows:
 
     @property
     def contrasts(self) -> Array:
-        """Orthonormal rows that span what can differ between classes: shares of votes sum to one."""
+        """Orthonormal rows that span what can differ between classes, as shares sum to one."""
         return np.asarray(helmert(self.n_classes))
 
     @cached_property
@@ -114,7 +114,7 @@ def _largest_mean(Y: Array) -> float:
 
 
 def shares_moved(n_classes: int, neighbours: str) -> float:
-    """Bound how far one member's shares of one record move: e_a to e_b, or e_a to the even split."""
+    """Bound how far a member's shares of a record move: e_a to e_b, or to the even split."""
     return math.sqrt(2) if neighbours == "replace-one" else math.sqrt(1 - 1 / n_classes)
 
 
@@ -126,7 +126,7 @@ def statistic(counts: Array, whole: int, Y: Array) -> Array:
 
 
 def _statistic_error(Y: Array, n_classes: int) -> float:
-    """Bound, by public facts, the rounding of the statistic and of its contrasts in the Frobenius norm."""
+    """Bound the rounding of the statistic and its contrasts (Frobenius norm) by public facts."""
     n = len(Y)
     size = math.sqrt(n_classes * float(np.einsum("ij,ij->", Y, Y)) / n)
     return (n + n_classes**2 + 32) * 2.0**-52 * size
@@ -135,7 +135,9 @@ def _statistic_error(Y: Array, n_classes: int) -> float:
 def minimum(
     rows: Rows, S: Array, ridge: float, tolerance: float, start: Array | None = None
 ) -> Array:
-    """Return the minimum of Σ lse(W x) - n<S, W> + (ridge/2)‖W‖², or for a vector S of its logistic form.
+    """Return the minimum of Σ lse(W x) - n<S, W> + (ridge/2)‖W‖².
+
+    For a vector S it is the minimum of the logistic form.
 
     The solver knows labels, so every record gets the first class, and the linear term takes it away
     again.
@@ -202,12 +204,12 @@ class Plan:
         return close_vector(vector, event=self.closing, source=source)
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
-        """Return what may leave: ``coef``, ``regularization`` and, where it is released, ``statistic``."""
+        """Return what is released: ``coef``, ``regularization`` and perhaps ``statistic``."""
         raise NotImplementedError  # pragma: no cover - every plan defines it
 
 
 class StatisticPlan(Plan):
-    """Noise on the one statistic through which votes enter the objective; the rest is post-processing."""
+    """Noise on the statistic through which votes enter the objective."""
 
     def __init__(self, settings: Any, rows: Rows) -> None:
         super().__init__(settings, rows)
@@ -221,7 +223,7 @@ class StatisticPlan(Plan):
 
     @property
     def variance(self) -> float:
-        """Variance of the noise in each contrast and whitened direction; known, since the event states it."""
+        """Variance of the noise in each contrast and whitened direction, as the event states it."""
         return noise_variance(self.noise, self.dimension)
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
@@ -237,7 +239,7 @@ class StatisticPlan(Plan):
         return {"statistic": S, **self._learn(S, noisy, tally.public.y, tally.classes)}
 
     def _learn(self, S: Array, noisy: Array, y: Any, classes: Array) -> dict[str, Array]:
-        """Solve, at the strength asked for or at the best of a grid: all of it computed from what is released."""
+        """Solve at the given strength or at the best of a grid, using only what is released."""
         target = S[1] if self.rows.logistic else S
         strengths = [self.settings.regularization]
         if strengths == ["auto"]:
@@ -252,7 +254,7 @@ class StatisticPlan(Plan):
         return chosen
 
     def _strength(self, noisy: Array) -> float:
-        """Return the λ with the least estimated loss without noise, from the noisy statistic and the noise's variance.
+        """Return the λ with the least estimated loss, given the noisy statistic and its variance.
 
         To second order around W = 0 the loss is that of a linear model: in whitened contrasts with
         curvature e/K along a direction of eigenvalue e, the minimum is W = √e·c/(e/K + λ), and
@@ -335,7 +337,10 @@ class OutputPlan(Plan):
         return float(min(gap / settings.regularization, 2 * self._longest(reach)))
 
     def _paper_sensitivity(self) -> float:
-        """Return the paper's, or the true one where that is larger: the paper's gradients are of length 1, not √2."""
+        """Return the paper's sensitivity, or the true one if that is larger.
+
+        The paper takes gradients to have length 1, where √2 is possible.
+        """
         n, m = len(self.rows.X), self.rows.n_members
         extended = (n + m - 1) / n if self.settings.protect_public else 1.0
         voters = 1 if self.settings.majority else m / extended
@@ -447,7 +452,7 @@ class ObjectivePlan(Plan):
 
     @property
     def events(self) -> list[Event]:
-        """The noise, paid twice where it is pure: for the record and for the votes on the others."""
+        """The noise; if pure, paid twice: for the record and for the votes on the others."""
         return [*super().events, *([] if self.shift is None else [self.shift])]
 
     def draw(self, tally: Tally, source: Source) -> dict[str, Array]:

@@ -1,8 +1,9 @@
-"""What aggregators share whose noise hides a whole site, at a hub that is trusted with exact members.
+"""Shared by all aggregators whose noise hides a whole site.
 
-Members may be classifiers of any kind: only what they say about public records is used. Counts are
-exact integers and every member keeps its own slot, so that one site moves its own votes and nothing
-else, rounding included. Proofs: docs/guarantees/distillation.md.
+The hub is trusted with the sites' exact models. Members may be classifiers of any kind: only what
+they say about public records is used. Counts are exact integers and every member keeps its own
+slot, so that one site moves its own votes and nothing else, rounding included. Proofs:
+docs/guarantees/distillation.md.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class HidesSites(Aggregator):
                 f"Got {getattr(self, name)!r} instead."
             )
 
-    def _check(self) -> None:
+    def check_settings(self) -> None:
         """Refuse settings that cannot work."""
         epsilon, delta = self.epsilon, self.delta
         infinite = isinstance(epsilon, float) and epsilon == math.inf

@@ -1,4 +1,4 @@
-"""Count what members say about public records: exactly, in blocks, whatever kind of classifier a member is.
+"""Count what members say about public records, exactly and in blocks, for any kind of classifier.
 
 Counts are integers and every member keeps its own slot, so that replacing one member changes its
 own votes and nothing else, rounding included. Distillation's sensitivities rest on that.
@@ -17,28 +17,24 @@ from scipy import special
 from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier, SGDClassifier
 from sklearn.svm import LinearSVC
 
-from consilience.aggregators.members import LinearEnsemble, Member, as_members
+from consilience.aggregators.members import (
+    LinearEnsemble,
+    Member,
+    as_members,
+    common_classes,
+)
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
+from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Guarantee
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
 
-GRAIN = (
-    1 << 20
-)  # to which a member's probabilities are rounded: counts stay integers, whose sums are exact
-# Learners whose predict is the sign, or the first maximum, of X @ coef_.T + intercept_.
-_LINEAR = (
-    LogisticRegression,
-    LinearSVC,
-    RidgeClassifier,
-    SGDClassifier,
-    Perceptron,
-    PrivateLogisticRegression,
-    PrivateLinearSVC,
-    LinearEnsemble,
-)
+# Probabilities are rounded to multiples of 1/GRAIN: counts stay integers, whose sums are exact.
+GRAIN = 1 << 20
+# Classifiers of scikit-learn whose predict is the sign, or the first maximum, of
+# X @ coef_.T + intercept_. Our own linear learners say so themselves.
+_LINEAR = (LogisticRegression, LinearSVC, RidgeClassifier, SGDClassifier, Perceptron)
 _ENTRIES = 1 << 19  # scores held at a time: they fit a processor's cache
 _SLOTS = 512  # members at a time
 _ROWS = 1 << 14  # records at a time for a member of another kind
@@ -46,7 +42,7 @@ _ROWS = 1 << 14  # records at a time for a member of another kind
 
 @dataclass(frozen=True)
 class Tally:
-    """What all members together say about each public record: exact integers, and no member's own votes.
+    """What all members together say about each public record, as exact integers.
 
     Every row of ``counts`` (record, class) sums to ``n_members * unit``.
 
@@ -90,7 +86,7 @@ def count_votes(
     classes: Sequence[Any] | None = None,
     soft: str = "votes",
 ) -> Tally:
-    """Count what `members` say about the records of `public`, in blocks that never hold all votes at once.
+    """Count what `members` say about the `public` records, in blocks that never hold all votes.
 
     ``soft="probabilities"`` adds up class probabilities instead; a member that has none votes. A
     member that answers with something else than a declared class, or with numbers that are no
@@ -137,18 +133,11 @@ def voters(
         raise SettingsError(
             "Distillation needs classifiers, and a member is none. Nothing was combined."
         )
-    lists = [np.asarray(member.classes) for member in found]
-    every = np.unique(np.concatenate(lists)) if classes is None else np.asarray(classes)
+    every = common_classes(found, classes)
     if every.ndim != 1 or len(np.unique(every)) < max(2, len(every)):
         raise SettingsError(
             "Distillation needs at least two different classes. Nothing was combined. Declare "
             "them in 'classes'."
-        )
-    known = set(every.tolist())
-    if not all(known.issuperset(one.tolist()) for one in lists):
-        raise SchemaMismatch(
-            "A member knows a class that is not declared. Nothing was combined. Declare it in "
-            "'classes', or leave out the member."
         )
     return found, every, classes is not None
 
@@ -158,14 +147,13 @@ def _parts(n: int, step: int) -> Iterator[slice]:
 
 
 def _is_fast(member: Member, grain: int) -> bool:
-    """Tell whether scores are coefficients times features; for probabilities, whether their softmax is the answer."""
-    if not member.is_linear:
-        return False
-    if member.learner is None:
-        return True
-    return isinstance(
-        member.learner, _LINEAR if grain == 1 else (PrivateLogisticRegression, LinearEnsemble)
-    )
+    """Tell whether a member's answer follows from coefficients times features."""
+    learner = member.learner
+    if not member.is_linear or learner is None:
+        return member.is_linear
+    if grain > 1:  # probabilities: only where they are the softmax of the scores
+        return isinstance(learner, PrivateLogisticRegression | LinearEnsemble)
+    return getattr(learner, "is_linear", False) or isinstance(learner, (*_LINEAR, LinearEnsemble))
 
 
 def _places(member: Member, every: Array) -> list[int]:
@@ -176,9 +164,9 @@ def _places(member: Member, every: Array) -> list[int]:
 def _stacked(
     slots: Sequence[Member], fast: Array, every: Array, n_features: int
 ) -> tuple[Array, Array]:
-    """Return coefficients (slot, K or 1, d) and intercepts; classes that a member does not know score minus infinity.
+    """Return coefficients (slot, K or 1, d) and intercepts.
 
-    Slots of other members stay zero.
+    Classes that a member does not know score minus infinity. Slots of other members stay zero.
     """
     W, b = (
         np.zeros((len(slots), len(every), n_features)),
@@ -238,7 +226,7 @@ def _linear_votes(
 
 
 def _votes(member: Member, X: Any, every: Array, unit: int, grain: int) -> NDArray[np.int64]:
-    """Return the counts (record, class) of one member of any kind; an answer of another shape is none."""
+    """Return the counts (record, class) of one member; another shape is no answer."""
     said = np.zeros((X.shape[0], len(every)))
     if grain > 1 and hasattr(member.learner, "predict_proba"):
         places = _places(member, every)
@@ -256,7 +244,10 @@ def _votes(member: Member, X: Any, every: Array, unit: int, grain: int) -> NDArr
 
 
 def _shares(said: Array, unit: int) -> NDArray[np.int64]:
-    """Round rows of probabilities to integers that sum to `unit`, whatever was said: the sensitivity rests on it."""
+    """Round rows of probabilities to integers that sum to `unit`.
+
+    The sensitivity rests on that sum, so it holds for any answer.
+    """
     p = np.where(np.isfinite(said) & (said > 0), np.minimum(said, 1e300), 0.0)
     whole = p.sum(axis=-1, keepdims=True)
     p = np.where(whole > 0, p / np.where(whole > 0, whole, 1.0), 1 / said.shape[-1])
