@@ -212,7 +212,7 @@ class _HeldOut:
         return len(labels) - wrong, wrong
 
 
-def _relation(learner: Any, neighbours: str | None) -> Neighbours:
+def _relation(learner: object, neighbours: str | None) -> Neighbours:
     asked = getattr(learner, "neighbours", None) if neighbours is None else neighbours
     if asked not in ("replace-one", "add-remove"):
         raise SettingsError(

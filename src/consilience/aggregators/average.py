@@ -250,7 +250,7 @@ def typical_curvature(members: Sequence[Member], public: Public) -> float:
     return float(0.25 * values[: max(1, len(values) // 2)].mean())
 
 
-def _settings(learner: Any) -> list[Any]:
+def _settings(learner: object) -> list[Any]:
     """Return what a linear learner was asked for, as far as noise and ridge may depend on it."""
     return [
         value

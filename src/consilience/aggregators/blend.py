@@ -56,7 +56,7 @@ class PublicBlend(UsesLabels):
         *,
         classes: Sequence[Any] | None = None,
         huber: float | None = None,
-        random_state: Any = 0,
+        random_state: int | None = 0,
     ) -> None:
         self.classes = classes
         self.huber = huber

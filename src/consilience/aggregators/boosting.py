@@ -57,7 +57,7 @@ class SiteBoosting(UsesLabels):
         coordinates: bool = False,
         classes: Sequence[Any] | None = None,
         huber: float | None = None,
-        random_state: Any = 0,
+        random_state: int | None = 0,
     ) -> None:
         self.n_rounds = n_rounds
         self.shrinkage = shrinkage

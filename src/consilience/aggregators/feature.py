@@ -150,7 +150,7 @@ class FeatureMethod(UsesLabels):
         label_bound: float = 1.0,
         classes: Sequence[Any] | None = None,
         huber: float | None = None,
-        random_state: Any = 0,
+        random_state: int | None = 0,
         noise: Noise | None = None,
     ) -> None:
         self.regularization = regularization
@@ -356,7 +356,7 @@ class FeatureMethod(UsesLabels):
                     f"The {name!r} parameter of FeatureMethod must be {must}. Got {got!r} instead."
                 )
 
-        def whole(value: Any) -> bool:
+        def whole(value: object) -> bool:
             return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
         automatic = isinstance(self.regularization, str) and self.regularization == "auto"

@@ -143,7 +143,7 @@ class Ridge:
         )
 
 
-def folds(y: Array, random_state: Any) -> list[Array]:
+def folds(y: Array, random_state: int | None) -> list[Array]:
     """Return the held-out rows of stratified cross-validation; few records are divided often."""
     generator, n_folds = check_random_state(random_state), min(N_FOLDS, len(y))
     tests = []
@@ -242,7 +242,7 @@ class Mixture:
         ridge: Ridge,
         centre: Array,
         candidates: Sequence[tuple[bool, float]],
-        random_state: Any,
+        random_state: int | None,
         *,
         prior: Array | None = None,
         known: Known | None = None,

@@ -252,7 +252,7 @@ class PooledCounts(Aggregator):
     ) -> PooledForest:
         """Return the forest of all `members`' counts; `public` records are not used."""
         found = as_members(members)
-        forests = [_counted(member.learner) for member in found]
+        forests = [_check_counts(member.learner) for member in found]
         first = forests[0]
         for other in forests[1:]:
             _check_same(first, other)
@@ -283,7 +283,7 @@ class PooledCounts(Aggregator):
         )
 
 
-def _counted(learner: Any) -> Any:
+def _check_counts(learner: object) -> PrivateForestClassifier:
     if not (isinstance(learner, PrivateForestClassifier) and hasattr(learner, "counts_")):
         raise SettingsError(
             f"A {type(learner).__name__} was given as a member, but it has no leaf counts. "
@@ -293,7 +293,7 @@ def _counted(learner: Any) -> Any:
     return learner
 
 
-def _check_same(first: Any, other: Any) -> None:
+def _check_same(first: PrivateForestClassifier, other: PrivateForestClassifier) -> None:
     one, two = first.shape_, other.shape_
     checks = {
         "bins": first.bins_ == other.bins_,
@@ -310,7 +310,7 @@ def _check_same(first: Any, other: Any) -> None:
         )
 
 
-def _precision(forest: Any) -> float:
+def _precision(forest: PrivateForestClassifier) -> float:
     """Return how much a site's counts should weigh.
 
     With weights a the variance of a leaf's share is ∝ Σ a²(n·p(1-p) + v) / (Σ a·n)², n the site's
@@ -321,7 +321,9 @@ def _precision(forest: Any) -> float:
     return n * CHANCE / (n * CHANCE + float(forest.leaf_variance_))
 
 
-def _with_structure(joint: Guarantee | None, forests: Sequence[Any]) -> Guarantee | None:
+def _with_structure(
+    joint: Guarantee | None, forests: Sequence[PrivateForestClassifier]
+) -> Guarantee | None:
     """Add what growing the structure cost, unless the forest it was grown in is a member itself."""
     grown = [one.structure.guarantee for one in forests if isinstance(one, PrivateLeafCounts)]
     costs = [guarantee for guarantee in grown if guarantee is not None]

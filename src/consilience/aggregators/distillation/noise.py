@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import helmert
 
 from consilience.aggregators.distillation.tally import Tally
@@ -39,6 +39,10 @@ from consilience.privacy.vector_noise import (
     public_radius,
     vector_event,
 )
+
+if TYPE_CHECKING:
+    from consilience.aggregators.distillation.distill import Distillation
+    from consilience.aggregators.distillation.site_level import HidesSites
 
 Array = NDArray[Any]
 
@@ -160,7 +164,7 @@ def loose_tolerance(rows: Rows, target: Array, strength: float) -> float:
     """Return a tolerance for post-processing, which owes nobody an exact minimum."""
     n, d = rows.X.shape
     linear_norm = n * (float(np.linalg.norm(target)) + 1)
-    facts: Any = {
+    facts = {
         "n_records": n,
         "n_features": d,
         "regularization": strength * n,
@@ -172,8 +176,9 @@ def loose_tolerance(rows: Rows, target: Array, strength: float) -> float:
 class Plan:
     """What will be drawn, decided from public facts; `draw` then sees the counts."""
 
-    def __init__(self, settings: Any, rows: Rows) -> None:
-        self.settings, self.rows = settings, rows
+    def __init__(self, settings: HidesSites, rows: Rows) -> None:
+        self.rows = rows
+        self.epsilon, self.delta = settings.epsilon, settings.delta
         self.noise: VectorNoise | None = None
         self.closing: Closing | None = None
         self.private = math.isfinite(settings.epsilon)
@@ -189,11 +194,11 @@ class Plan:
 
     def _calibrate(self, sensitivity: float) -> None:
         self.noise = calibrate_vector(
-            sensitivity, epsilon=self.settings.epsilon, delta=self.settings.delta, **self.who
+            sensitivity, epsilon=self.epsilon, delta=self.delta, **self.who
         )
 
     def _close(self, dimension: int, distance: float) -> None:
-        self.closing = closing_event(dimension, distance, epsilon=self.settings.epsilon, **self.who)
+        self.closing = closing_event(dimension, distance, epsilon=self.epsilon, **self.who)
 
     def _drawn(self, dimension: int, source: Source) -> Array:
         if self.noise is None:
@@ -211,8 +216,9 @@ class Plan:
 class StatisticPlan(Plan):
     """Noise on the statistic through which votes enter the objective."""
 
-    def __init__(self, settings: Any, rows: Rows) -> None:
+    def __init__(self, settings: Distillation, rows: Rows) -> None:
         super().__init__(settings, rows)
+        self.settings = settings
         self.whitened, self.roots, self.vectors, largest_mean = rows.whitened
         self.dimension = len(rows.contrasts) * len(self.roots)
         if self.private:
@@ -238,11 +244,15 @@ class StatisticPlan(Plan):
         )
         return {"statistic": S, **self._learn(S, noisy, tally.public.y, tally.classes)}
 
-    def _learn(self, S: Array, noisy: Array, y: Any, classes: Array) -> dict[str, Array]:
+    def _learn(
+        self, S: Array, noisy: Array, y: ArrayLike | None, classes: Array
+    ) -> dict[str, Array]:
         """Solve at the given strength or at the best of a grid, using only what is released."""
         target = S[1] if self.rows.logistic else S
-        strengths = [self.settings.regularization]
-        if strengths == ["auto"]:
+        asked = self.settings.regularization
+        if asked != "auto":
+            strengths = [float(asked)]
+        else:
             strengths = [self._strength(noisy)] if y is None else list(STRENGTHS)
         best, coef, chosen = math.inf, None, {}
         for strength in strengths:
@@ -272,7 +282,7 @@ class StatisticPlan(Plan):
         return float(STRENGTHS[int(np.argmin(losses))])
 
 
-def _error(z: Array, y: Any, classes: Array) -> float:
+def _error(z: Array, y: ArrayLike, classes: Array) -> float:
     said = (z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)
     return float(np.mean(classes[said] != np.asarray(y)))
 
@@ -280,10 +290,11 @@ def _error(z: Array, y: Any, classes: Array) -> float:
 class OutputPlan(Plan):
     """Noise on the minimum of the distilled loss (Hamm et al. 2016, algorithms 1 and 2)."""
 
-    def __init__(self, settings: Any, rows: Rows) -> None:
+    def __init__(self, settings: Distillation, rows: Rows) -> None:
         super().__init__(settings, rows)
+        self.settings = settings
         n, d = rows.X.shape
-        self.ridge = settings.regularization * n
+        self.ridge = float(settings.regularization) * n
         self.paper = settings.calibration == "hamm2016"
         self.classes_drawn = 1 if rows.logistic else rows.n_classes - (not self.paper)
         rounding = gradient_error(
@@ -334,7 +345,7 @@ class OutputPlan(Plan):
         else:
             reach = min(1.0, rows.largest_mean)
             gap = moved * reach
-        return float(min(gap / settings.regularization, 2 * self._longest(reach)))
+        return float(min(gap / float(settings.regularization), 2 * self._longest(reach)))
 
     def _paper_sensitivity(self) -> float:
         """Return the paper's sensitivity, or the true one if that is larger.
@@ -396,14 +407,15 @@ class ObjectivePlan(Plan):
     states both for Gaussian noise.
     """
 
-    def __init__(self, settings: Any, rows: Rows) -> None:
+    def __init__(self, settings: Distillation, rows: Rows) -> None:
         super().__init__(settings, rows)
+        self.settings = settings
         n, d = rows.X.shape
         K = rows.n_classes
         self.loss = Softmax(K)
         self.shift: Event | None = None
         # Two classes as a softmax of two: W = (-w/2, w/2) has half the square of w.
-        self.ridge = settings.regularization * n * (2 if rows.logistic else 1)
+        self.ridge = float(settings.regularization) * n * (2 if rows.logistic else 1)
         radius = 0.0
         if self.private:
             epsilon = main_share(settings.epsilon)
