@@ -1,4 +1,7 @@
-"""The papers' experiments in miniature, on made-up data; and that verdicts are computed, and can fail."""
+"""The papers' experiments in miniature, on made-up data.
+
+Verdicts are computed, and can fail.
+"""
 
 import json
 import os
@@ -179,8 +182,13 @@ def test_panels_that_ask_for_the_same_share_their_points(tmp_path):
 
 
 def test_all_code_that_a_simulation_runs_through_makes_an_older_point_stale(tmp_path):
-    """Else a changed number would pass for a current one. What only runs, stores or shows cells need not be there."""
+    """Otherwise an outdated number would pass for a current one.
+
+    What only runs, stores or shows cells need not be part of the digest.
+    """
     files, here = set(), Path(cs.__file__).parent
+    for name in cs.__all__:
+        getattr(cs, name)  # load all modules first: that runs their code, but computes no number
     sys.setprofile(
         lambda frame, event, _: files.add(frame.f_code.co_filename) if event == "call" else None
     )

@@ -54,7 +54,8 @@ if __name__ == "__main__":
     rng = np.random.default_rng(0)
     X = rng.uniform(-0.5, 0.5, (300, 3))
     y = (X[:, 0] > 0).astype(int)
-    how = {name: settings[name] for name in ("backend", "checkpoint", "n_jobs") if settings.get(name)}
+    names = ("backend", "checkpoint", "n_jobs")
+    how = {name: settings[name] for name in names if settings.get(name)}
     learner = PrivateLogisticRegression(epsilon=1.0)
     how["prepare"] = OnArrival() if settings.get("arriving") else prepare
     report = simulate(learner, Average(), X, y, sites=3, public=30, repeats=5, seed=1, **how)
@@ -83,7 +84,10 @@ class Driver:
         return json.loads(out.splitlines()[-1])
 
     def n_run(self):
-        """How many divisions were prepared since the last call: the first to begin with, one for each other cell."""
+        """Return how many divisions were prepared since the last call.
+
+        The first one is prepared before anything runs, and then one for each other cell.
+        """
         log = self.folder / "log"
         found = len(log.read_text())
         log.unlink()

@@ -27,6 +27,7 @@ from consilience.evaluation.measures import (
     main_metric,
     measures,
 )
+from consilience.learners.base import PrivateLearner
 from consilience.learners.tuning import choose_on_public
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
@@ -58,6 +59,7 @@ PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
 MOST_COMPARED = 200  # members; with more, other aggregators are not tried
 COMPARING_SECONDS = 10.0
 
+Learner = PrivateLearner[Any, Any]
 QualityRow = dict[str, Any]  # method, kind, n_records, level, and measures by name
 
 
@@ -88,14 +90,14 @@ class Agreement(Protocol):
     def draws_noise(self) -> bool:
         """Whether combining draws noise."""
 
-    def build(self, epsilon: float) -> Any:
+    def build(self, epsilon: float) -> Learner:
         """Return the learner of a site."""
 
     def build_aggregator(self) -> Aggregator:
         """Return the aggregator."""
 
 
-def public_only(learner: Any, public: Public) -> Any:
+def public_only(learner: Learner, public: Public) -> Learner:
     """Train on the public records alone: what anybody can do without joining.
 
     The regularisation is the one that cross-validation on the public records prefers, so that
@@ -113,7 +115,8 @@ def public_only(learner: Any, public: Public) -> Any:
         learner.set_params(
             **choose_on_public(learner, grid, public.X, y, n_records=size, cv=folds, repeats=1)
         )
-    return learner.fit(public.X, y)
+    learner.fit(public.X, y)
+    return learner
 
 
 def assess(
@@ -221,7 +224,7 @@ def _public_model(study: Agreement, public: Public | None) -> Predictor | None:
     return model
 
 
-def _build_others(schema: Schema, member: Any, public: Public | None) -> dict[str, Aggregator]:
+def _build_others(schema: Schema, member: Learner, public: Public | None) -> dict[str, Aggregator]:
     """Return the aggregators that the study could have named instead, by title."""
     learner, labelled = type(member), public is not None and public.y is not None
     made = [
@@ -239,7 +242,10 @@ def _build_others(schema: Schema, member: Any, public: Public | None) -> dict[st
 
 
 def _measure_others(
-    others: Mapping[str, Aggregator], members: Sequence[Any], public: Public | None, table: _Table
+    others: Mapping[str, Aggregator],
+    members: Sequence[Learner],
+    public: Public | None,
+    table: _Table,
 ) -> list[QualityRow]:
     rows, until = [], time.monotonic() + COMPARING_SECONDS
     for title, aggregator in others.items():

@@ -102,7 +102,7 @@ def main_metric(found: Mapping[str, Any]) -> str:
 
 def evaluate(
     model: Predictor,
-    X: Any,
+    X: object,
     y: ArrayLike,
     *,
     task: str | None = None,
@@ -156,16 +156,12 @@ def evaluate(
         counts, sums = _reliability(answers.chances.max(axis=1), answers.wrong, bins)
         gap = _calibration_gap(counts, sums)
         found["calibration"] = bootstrap.interval(counts, gap, level, pivotal=True)
-        reliability = tuple(
-            Bin(int(n), float(s / n), intervals.proportion(int(right), int(n), level))
-            for n, s, right in zip(counts.sum(axis=1), sums.sum(axis=1), counts[:, 1], strict=True)
-            if n
-        )
+        reliability = _list_bins(counts, sums, level)
     return Evaluation(found, len(answers.wrong), level, reliability, answers.wrong)
 
 
 def measures(
-    model: Predictor, X: Any, y: ArrayLike, *, task: str | None = None
+    model: Predictor, X: object, y: ArrayLike, *, task: str | None = None
 ) -> dict[str, float]:
     """Return the values of `evaluate` without intervals and calibration, for many models."""
     answers = _read_answers(model, X, y, task)
@@ -241,7 +237,7 @@ class _Classified:
 
 
 def _read_answers(
-    model: Predictor, X: Any, y: ArrayLike, task: str | None
+    model: Predictor, X: object, y: ArrayLike, task: str | None
 ) -> _Classified | tuple[Array, Array]:
     """Return what a classifier answered, or a regressor's (labels, predictions)."""
     labels, predicted, given_chances, given_scores = np.asarray(y), *_ask(model, X)
@@ -257,7 +253,7 @@ def _read_answers(
     for seen in (labels, predicted):
         every = every if np.isin(seen, every).all() else np.union1d(every, seen)
 
-    def columns(given: Any) -> Array | None:
+    def columns(given: ArrayLike) -> Array | None:
         values = np.asarray(given, dtype=np.float64)
         if values.ndim == 1:  # the margin of the second of two classes
             return values if len(every) == 2 and len(known) == 2 else None
@@ -275,13 +271,13 @@ def _read_answers(
     return _Classified(codes, answered, scores, chances, len(every))
 
 
-def _ask(model: Any, X: Any) -> tuple[Array, Any, Any]:
+def _ask(model: Predictor, X: object) -> tuple[Array, ArrayLike | None, ArrayLike | None]:
     """Return predictions, probabilities and scores, the latter two None where there are none.
 
     A linear model of this project computes its scores once and derives the rest from them.
     """
     if hasattr(model, "_answers"):
-        scores = model.decision_function(X)
+        scores = model.decision_function(X)  # type: ignore[attr-defined]
         return (*model._answers(scores), scores)
     methods = (getattr(model, name, None) for name in ("predict_proba", "decision_function"))
     chances, scores = (None if method is None else method(X) for method in methods)
@@ -328,6 +324,15 @@ def _reliability(confidence: Array, wrong: Array, bins: int) -> tuple[Array, Arr
     cell = 2 * np.minimum((confidence * bins).astype(int), bins - 1) + ~wrong
     counts = np.bincount(cell, minlength=2 * bins)
     return counts.reshape(bins, 2), np.bincount(cell, confidence, 2 * bins).reshape(bins, 2)
+
+
+def _list_bins(counts: Array, sums: Array, level: float) -> tuple[Bin, ...]:
+    """Return the bins that hold records."""
+    return tuple(
+        Bin(int(n), float(s / n), intervals.proportion(int(right), int(n), level))
+        for n, s, right in zip(counts.sum(axis=1), sums.sum(axis=1), counts[:, 1], strict=True)
+        if n
+    )
 
 
 def _calibration_gap(counts: Array, sums: Array) -> Callable[[Array], Array]:

@@ -32,7 +32,7 @@ from consilience.evaluation.baselines import (
 from consilience.evaluation.measures import Predictor, main_metric, measures
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise
-from consilience.simulation.setup import Setup
+from consilience.simulation.setup import Learner, Setup
 from consilience.simulation.together import fit_together, measure_together
 
 Array = NDArray[Any]
@@ -113,7 +113,7 @@ class Cell:
         found: Found = {}
         stated: dict[str, Guarantee] = {}
         alone: list[Metrics] = []
-        members: Sequence[Any] = ()
+        members: Sequence[Learner] = ()
         if wanted & {LOCAL, BEST} or not self.ways.all_need_exact_members:
             members = self._fit_members(epsilons, [(*cell, *drawn, site) for site in self.held])
         if wanted & {LOCAL, BEST}:
@@ -144,7 +144,9 @@ class Cell:
 
     # ---------------------------------------------------------------------------- training
 
-    def _fit_members(self, epsilons: list[float], names: list[tuple[Any, ...]]) -> Sequence[Any]:
+    def _fit_members(
+        self, epsilons: list[float], names: list[tuple[Any, ...]]
+    ) -> Sequence[Learner]:
         """Return the sites' models at one level, the noise of each by its name."""
         if np.isinf(epsilons).all():
             exact, self.seconds[LOCAL] = self.exact, self.seconds[OWN]
@@ -156,7 +158,7 @@ class Cell:
             ]
 
     @cached_property
-    def exact(self) -> Sequence[Any]:
+    def exact(self) -> Sequence[Learner]:
         """The sites' exact models, trained once for all levels and draws."""
         made = self.setup.make(self.name, math.inf, who=())
         with self._timed(OWN, len(self.held)):
@@ -169,14 +171,15 @@ class Cell:
             ]
 
     def _fit(
-        self, epsilon: float, rows: Array, noise: Noise | None, who: Any, size: int | None = None
-    ) -> Any:
+        self, epsilon: float, rows: Array, noise: Noise | None, who: object, size: int | None = None
+    ) -> Learner:
         made = self.setup.make(self.name, epsilon, noise, size=size, who=(self.repeat, who))
         persons = self.records.persons
         whose = {} if persons is None else {"persons": persons[rows]}
-        return made.fit(self.cut.X[rows], self.records.y[rows], **whose)
+        made.fit(self.cut.X[rows], self.records.y[rows], **whose)
+        return made
 
-    def _fit_pool(self, epsilon: float, noise: Noise | None) -> Any:
+    def _fit_pool(self, epsilon: float, noise: Noise | None) -> Learner:
         # The public guess is of one site's size, and grows with the number of sites.
         guess = getattr(self.ways.learners[self.name], "public_size", None)
         return self._fit(epsilon, self.everyone, noise, "pool", guess and guess * len(self.held))
@@ -223,7 +226,7 @@ class Cell:
                 found[metric] = float(np.mean([found[main] < other[main] for other in others]))
         return found
 
-    def _measure_each(self, models: Sequence[Any]) -> list[Metrics]:
+    def _measure_each(self, models: Sequence[Learner]) -> list[Metrics]:
         if len(models) > SITES_LISTED and models[0].can_train_together():
             return measure_together(models, self.cut.X_test, self.cut.y_test, self.n_threads)
         return [self._measure(model) for model in models]
@@ -238,7 +241,7 @@ class Cell:
         self.seconds[method] = (time.perf_counter() - begun) / n_models
 
 
-def _mean_bytes(members: Sequence[Any]) -> float:
+def _mean_bytes(members: Sequence[Learner]) -> float:
     """Return the size of the arrays that a site hands over, on average."""
     sizes = [sum(part.nbytes for part in member.released_state().values()) for member in members]
     return float(np.mean(sizes)) if sizes else 0.0

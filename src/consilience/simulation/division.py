@@ -7,13 +7,13 @@ person's records go to the same part and the same site.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 from sklearn.base import clone
 from sklearn.utils.validation import check_X_y
@@ -22,10 +22,11 @@ from consilience.errors import SettingsError
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.simulation.checks import is_whole, require
 from consilience.tables.groups import split_sites
-from consilience.tables.public import Public
+from consilience.tables.public import Features, Public
 
 Array = NDArray[Any]
 Test = float | tuple[Any, Any]
+Transform = Callable[[Features], Features]
 
 TEST_SHARE = 0.3
 
@@ -56,7 +57,7 @@ class Division:
         consecutive ones).
     """
 
-    sites: Any = 10
+    sites: int | Collection[Any] = 10
     sizes: Sequence[int] | None = None
     site_column: str | None = None
     public: Public | int | None = None
@@ -69,12 +70,14 @@ class Division:
 class Records:
     """The encoded table: features, labels, and whose each record is, as a number from 0."""
 
-    X: Any
+    X: Features
     y: Array
     persons: Array | None = None
 
     @classmethod
-    def check(cls, X: Any, y: Any, *, numeric: bool, persons: Any = None) -> Records:
+    def check(
+        cls, X: object, y: object, *, numeric: bool, persons: ArrayLike | None = None
+    ) -> Records:
         """Check features and labels; `numeric` labels are those of regressors."""
         codes = None if persons is None else np.unique(persons, return_inverse=True)[1]
         return cls(*_check_table(X, y, numeric=numeric), codes)
@@ -97,10 +100,10 @@ class Preparation:
     how: Any  # a transformer, or a function of records that returns a function of features
     learned_on: str = "public"
 
-    def learn(self, seen: Any, seed: int) -> Callable[[Any], Any]:
+    def learn(self, seen: Features, seed: int) -> Transform:
         """Return what `how` makes of the records it may see: a function of features."""
         if not hasattr(self.how, "transform"):
-            learned: Callable[[Any], Any] = self.how(seen)
+            learned: Transform = self.how(seen)
             return learned
         made = clone(self.how)
         loose = [
@@ -108,9 +111,7 @@ class Preparation:
             for name, value in made.get_params().items()
             if name.endswith("random_state") and value is None
         ]
-        transform: Callable[[Any], Any] = (
-            made.set_params(**dict.fromkeys(loose, seed)).fit(seen).transform
-        )
+        transform: Transform = made.set_params(**dict.fromkeys(loose, seed)).fit(seen).transform
         return transform
 
 
@@ -118,11 +119,11 @@ class Preparation:
 class Cut:
     """One division, prepared: what is tested on, what is public, the rows of `X` at each site."""
 
-    X_test: Any
+    X_test: Features
     y_test: Array
     public: Public | None
     sites: tuple[Array, ...]
-    X: Any = field(repr=False)
+    X: Features = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ class Divider:
         """How many sites there are."""
         if self.ids is not None:
             return int(self.ids.max() + 1)
-        return int(self.division.sites) if self.division.sizes is None else len(self.division.sizes)
+        sites, sizes = self.division.sites, self.division.sizes
+        return len(sizes) if sizes is not None else int(cast(int, sites))
 
     @property
     def resampled(self) -> bool:
@@ -262,13 +264,13 @@ class Divider:
         return np.split(rest, np.cumsum(sizes))[:-1]
 
 
-def derive_seed(seed: int, *names: Any) -> int:
+def derive_seed(seed: int, *names: object) -> int:
     """Return a 256-bit seed of its own for each tuple of names, the same in every process."""
     return int.from_bytes(hashlib.sha256(repr((seed, *names)).encode()).digest(), "little")
 
 
-def _check_table(X: Any, y: Any, *, numeric: bool) -> tuple[Any, Array]:
-    checked: tuple[Any, Array] = check_X_y(
+def _check_table(X: object, y: object, *, numeric: bool) -> tuple[Features, Array]:
+    checked: tuple[Features, Array] = check_X_y(
         X, y, accept_sparse="csr", dtype=np.float64, y_numeric=numeric
     )
     return checked
@@ -293,7 +295,7 @@ def _check_sites(records: Records, division: Division) -> Array | None:
         "left out if sites are given by id",
     )
     ids = np.empty(len(records.y), np.intp)
-    for site, rows in enumerate(split_sites(len(ids), sites, persons=persons)):
+    for site, rows in enumerate(split_sites(len(ids), cast(ArrayLike, sites), persons=persons)):
         ids[rows] = site
     return ids if persons is None else ids[np.unique(persons, return_index=True)[1]]
 

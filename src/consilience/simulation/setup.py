@@ -132,7 +132,7 @@ class Setup:
             for level, epsilon in levels.items()
         }
 
-    def noise(self, *names: Any) -> Noise | None:
+    def noise(self, *names: object) -> Noise | None:
         """Return the noise of one draw: seeded by its names if the report is to repeat."""
         return None if self.seed is None else Noise(seed=derive_seed(self.seed, *names))
 
@@ -143,15 +143,15 @@ class Setup:
         noise: Noise | None = None,
         *,
         size: int | None = None,
-        who: tuple[Any, ...],
-    ) -> Any:
+        who: tuple[object, ...],
+    ) -> Learner:
         """Return an untrained learner that knows the public facts.
 
         `size` is the public guess of its number of records. Public randomness, such as which
         features a tree may split, is another for each model of a repeat (`who`); an exact forest
         draws too, which tree a record is for.
         """
-        made = clone(self.ways.learners[name])
+        made: Learner = clone(self.ways.learners[name])
         known = made.get_params(deep=False)
         noise = noise if math.isfinite(epsilon) else self.noise(name, *who, "exact")
         facts: dict[str, Any] = {"epsilon": epsilon, "noise": noise}
@@ -161,10 +161,11 @@ class Setup:
             facts["public_size"] = size
         if known.get("random_state", 0) is None:
             facts["random_state"] = derive_seed(self.divider.split_seed, name, *who) % 2**32
-        return made.set_params(**facts)
+        made.set_params(**facts)
+        return made
 
     def aggregator(
-        self, name: str, epsilons: Sequence[float], cell: tuple[Any, ...], draw: Sequence[str]
+        self, name: str, epsilons: Sequence[float], cell: tuple[object, ...], draw: Sequence[str]
     ) -> Aggregator:
         """Return an aggregator with what the level promises and randomness of its own.
 
@@ -213,7 +214,7 @@ _LEARNER = (
 )
 
 
-def check_learners(given: Any, *, persons: bool = False) -> dict[str, Learner]:
+def check_learners(given: object, *, persons: bool = False) -> dict[str, Learner]:
     """Return the learners by name, all classifiers or all regressors."""
     learners = _name_all("learner", given)
     require("learner", given, len(learners) > 0, "at least one")
@@ -227,7 +228,7 @@ def check_learners(given: Any, *, persons: bool = False) -> dict[str, Learner]:
     return learners
 
 
-def check_aggregators(given: Any, baselines: Collection[str] | None) -> dict[str, Aggregator]:
+def check_aggregators(given: object, baselines: Collection[str] | None) -> dict[str, Aggregator]:
     """Return the aggregators by name; none at all only if baselines are asked for."""
     aggregators = _name_all("aggregator", given)
     must = "at least one, unless baselines are asked for"
@@ -284,7 +285,7 @@ def _hides_sites(aggregator: Aggregator) -> bool:
     return aggregator.draws_noise and aggregator.hidden_unit is Unit.SITE
 
 
-def _name_all(what: str, given: Any) -> dict[str, Any]:
+def _name_all(what: str, given: object) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return {str(name): one for name, one in given.items()}
     listed = list(given) if isinstance(given, list | tuple) else [given]

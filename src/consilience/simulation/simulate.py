@@ -110,7 +110,7 @@ class Settings(TypedDict, total=False):
     sizes: Sequence[int] | None
     label_skew: float | None
     feature_skew: float | None
-    prepare: Any
+    prepare: object
     prepare_on: str
     draws: int
     baselines: Collection[str] | None
@@ -130,18 +130,18 @@ class StudySettings(TypedDict, total=False):
 
 @overload
 def simulate(
-    study: Study | str | Path, table: Any, /, **settings: Unpack[StudySettings]
+    study: Study | str | Path, table: object, /, **settings: Unpack[StudySettings]
 ) -> Report: ...
 
 
 @overload
 def simulate(
-    learner: Any, aggregator: Any, X: Any, y: Any, **settings: Unpack[Settings]
+    learner: object, aggregator: object, X: object, y: object, **settings: Unpack[Settings]
 ) -> Report: ...
 
 
 def simulate(
-    learner: Any, aggregator: Any, X: Any = None, y: Any = None, **settings: Any
+    learner: object, aggregator: object, X: object = None, y: object = None, **settings: Any
 ) -> Report:
     """Simulate sites that train privately and join, beside what they could do instead.
 
@@ -233,7 +233,9 @@ def _run(setup: Setup, runs: Runs) -> Report:
 DataclassT = TypeVar("DataclassT", Division, Runs)
 
 
-def _set_up(learner: Any, aggregator: Any, X: Any, y: Any, **settings: Any) -> tuple[Setup, Runs]:
+def _set_up(
+    learner: object, aggregator: object, X: Any, y: object, **settings: Any
+) -> tuple[Setup, Runs]:
     """Check the arguments of the short form."""
     if isinstance(name := settings.get("sites"), str):
         fits = name in getattr(X, "columns", ())
@@ -285,7 +287,7 @@ def _take(cls: type[DataclassT], settings: dict[str, Any]) -> DataclassT:
     return cls(**{name: settings.pop(name) for name in names})
 
 
-def _check_preparation(how: Any, learned_on: str) -> Preparation | None:
+def _check_preparation(how: object, learned_on: str) -> Preparation | None:
     fits = how is None or callable(how) or (hasattr(how, "fit") and hasattr(how, "transform"))
     require("prepare", how, fits, "a transformer, or a function that returns a function")
     fits = learned_on in ("public", "train")
@@ -298,7 +300,7 @@ def _check_preparation(how: Any, learned_on: str) -> Preparation | None:
 
 def _set_up_study(
     study: Study | str | Path,
-    table: Any,
+    table: object,
     *,
     division: Division | None = None,
     runs: Runs | None = None,

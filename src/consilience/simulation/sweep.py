@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import joblib
 from threadpoolctl import threadpool_limits
@@ -27,18 +27,21 @@ from consilience.errors import SettingsError
 from consilience.files.durable import write_durably
 from consilience.progress import Progress, showing
 
+CellT = TypeVar("CellT", bound=Hashable)
+CellT_contra = TypeVar("CellT_contra", bound=Hashable, contravariant=True)
+
 BACKENDS = ("loky", "threading", "ray", "dask")
 RETRIES = 3  # of cells whose worker was lost; more would only fill the memory again
 _INSTALL = {"ray": ("ray",), "dask": ("dask", "distributed")}
 
 
-class Task(Protocol):
+class Task(Protocol[CellT_contra]):
     """What is run: one plain, JSON-like answer for each cell."""
 
-    def run(self, cell: Any, n_threads: int) -> Any:
+    def run(self, cell: CellT_contra, n_threads: int) -> Any:
         """Return the answer of one cell, using no more than `n_threads` threads."""
 
-    def key(self, cell: Any) -> str:
+    def key(self, cell: CellT_contra) -> str:
         """Return a digest of everything that determines the answer of one cell."""
 
 
@@ -59,7 +62,7 @@ class Store:
             return None
         return json.loads(body) if head == _digest(body) else None
 
-    def write(self, key: str, answer: Any) -> None:
+    def write(self, key: str, answer: object) -> None:
         """Store an answer: its content is on the disk before its name exists."""
         self.folder.mkdir(parents=True, exist_ok=True)
         body = json.dumps(answer)
@@ -74,14 +77,14 @@ def _digest(text: str) -> str:
 
 
 def sweep(
-    task: Task,
-    cells: Sequence[Hashable],
+    task: Task[CellT],
+    cells: Sequence[CellT],
     *,
     n_jobs: int | None = None,
     backend: str | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
-) -> dict[Any, Any]:
+) -> dict[CellT, Any]:
     """Return the answer of every cell; it does not depend on the backend or on the order.
 
     `backend` None leaves the choice to ``joblib.parallel_config``; one by name uses all cores
@@ -90,7 +93,7 @@ def sweep(
     the same folder.
     """
     n_jobs = -1 if n_jobs is None and backend is not None else n_jobs
-    answers: dict[Any, Any] = {}
+    answers: dict[CellT, Any] = {}
     if store is not None:
         stored = ((cell, store.read(task.key(cell))) for cell in cells)
         answers = {cell: answer for cell, answer in stored if answer is not None}
@@ -111,7 +114,7 @@ def sweep(
     return answers
 
 
-def _run(task: Task, cell: Any, n_threads: int, store: Store | None) -> tuple[Any, Any]:
+def _run(task: Task[CellT], cell: CellT, n_threads: int, store: Store | None) -> tuple[CellT, Any]:
     """Run one cell and store its answer in the worker, even if nobody waits for it any more."""
     if not hasattr(task, "run"):  # Ray's reference to it
         task = import_module("ray").get(task)
@@ -123,8 +126,12 @@ def _run(task: Task, cell: Any, n_threads: int, store: Store | None) -> tuple[An
 
 
 def _run_all(
-    task: Task, cells: Sequence[Any], n_jobs: int | None, backend: str | None, store: Store | None
-) -> Iterator[tuple[Any, Any]]:
+    task: Task[CellT],
+    cells: Sequence[CellT],
+    n_jobs: int | None,
+    backend: str | None,
+    store: Store | None,
+) -> Iterator[tuple[CellT, Any]]:
     with _engine(backend, n_jobs, task) as shared:
         n_side_by_side = min(joblib.effective_n_jobs(n_jobs), len(cells))
         n_threads = max(1, joblib.cpu_count() // n_side_by_side)
@@ -137,7 +144,7 @@ def _run_all(
 
 
 @contextmanager
-def _engine(backend: str | None, n_jobs: int | None, task: Task) -> Iterator[Any]:
+def _engine(backend: str | None, n_jobs: int | None, task: Task[CellT]) -> Iterator[Any]:
     """Set joblib's backend, starting it if need be; yield the task as its workers take it."""
     if backend is None:
         yield task

@@ -21,18 +21,24 @@ from sklearn.base import clone
 
 from consilience.evaluation.measures import f1_scores
 from consilience.learners.ball import into_ball, out_of_ball
+from consilience.learners.base import PrivateLearner
+from consilience.learners.erm import Loss
 from consilience.learners.inputs import label_codes
 from consilience.learners.perturbation import LinearTask, plan_linear
+from consilience.tables.public import Features
 
 Array = NDArray[Any]
+Learner = PrivateLearner[Any, Any]
+# Measures the models with these coefficients and intercepts.
+Measuring = Callable[[Array, Array], list[dict[str, float]]]
 
 _SITES = 512  # measured side by side
 _ENTRIES = 1 << 21  # scores held at a time by a thread: 16 MB
 
 
 def fit_together(
-    learner: Any, X: Any, y: Array, sites: Sequence[Array], n_threads: int | None = None
-) -> list[Any]:
+    learner: Learner, X: Features, y: Array, sites: Sequence[Array], n_threads: int | None = None
+) -> list[Learner]:
     """Return one fitted copy of an exact linear learner for each site.
 
     `sites` lists the rows of each site's records. Every site must have records, and classes must be
@@ -85,11 +91,11 @@ def fit_together(
 
 @dataclass(frozen=True)
 class _Problem:
-    loss: Any
+    loss: Loss
     labels: Array
 
 
-def _problems(learner: Any, labels: Array) -> Iterator[_Problem]:
+def _problems(learner: Learner, labels: Array) -> Iterator[_Problem]:
     """Yield what a learner solves at a site: one problem, or one per class against the rest."""
     if learner.predicts_number:
         yield _Problem(learner.loss(1), np.clip(labels / learner.label_bound, -1.0, 1.0))
@@ -107,7 +113,7 @@ def _problems(learner: Any, labels: Array) -> Iterator[_Problem]:
 
 
 def measure_together(
-    learners: Sequence[Any], X: Any, y: Array, n_threads: int | None = None
+    learners: Sequence[Learner], X: Features, y: Array, n_threads: int | None = None
 ) -> list[dict[str, float]]:
     """Return what can be counted of many linear learners: error and F1, or all of regressors.
 
@@ -124,7 +130,7 @@ def measure_together(
         return [metrics for block in measured for metrics in block]
 
 
-def _scores(X: Any, coef: Array, intercept: Array) -> Iterator[tuple[slice, Array]]:
+def _scores(X: Features, coef: Array, intercept: Array) -> Iterator[tuple[slice, Array]]:
     """Yield the scores (row, site, output) of a block of rows at a time."""
     W, b = coef.reshape(-1, coef.shape[2]).T, intercept.ravel()
     step = max(1, _ENTRIES // len(b))
@@ -133,7 +139,7 @@ def _scores(X: Any, coef: Array, intercept: Array) -> Iterator[tuple[slice, Arra
         yield rows, np.asarray(X[rows] @ W + b).reshape(-1, *intercept.shape)
 
 
-def _counts(X: Any, y: Array, classes: Array) -> Callable[[Array, Array], list[dict[str, float]]]:
+def _counts(X: Features, y: Array, classes: Array) -> Measuring:
     every = np.unique(np.concatenate([classes, y]))
     truth = np.zeros((len(y), len(every)))
     truth[np.arange(len(y)), np.searchsorted(every, y)] = 1.0
@@ -167,7 +173,7 @@ def _score_confusion(confusion: Array) -> list[dict[str, float]]:
     ]
 
 
-def _squares(X: Any, y: Array) -> Callable[[Array, Array], list[dict[str, float]]]:
+def _squares(X: Features, y: Array) -> Measuring:
     spread = float(np.square(y - y.mean()).mean())
 
     def measure(coef: Array, intercept: Array) -> list[dict[str, float]]:
@@ -187,7 +193,7 @@ def _squares(X: Any, y: Array) -> Callable[[Array, Array], list[dict[str, float]
     return measure
 
 
-def _distinct(X: Any, truth: Array) -> tuple[Any, Array]:
+def _distinct(X: Features, truth: Array) -> tuple[Features, Array]:
     """Return each distinct row once, with its number of records by class.
 
     Encoded tables have many equal rows.

@@ -1,9 +1,23 @@
 """Public records: what aggregators and baselines may read."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from consilience.errors import SchemaMismatch
+
+
+class Features(Protocol):
+    """An encoded table: what NumPy arrays and SciPy's sparse ones have in common."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of records and of features."""
+
+    def __getitem__(self, rows: Any, /) -> Any:
+        """Return some of the rows."""
+
+    def __matmul__(self, other: Any, /) -> Any:
+        """Return the product with a matrix or vector."""
 
 
 @dataclass(frozen=True, eq=False)
