@@ -28,7 +28,7 @@ from consilience.aggregators.distillation.site_level import (
     HidesSites,
 )
 from consilience.aggregators.distillation.tally import Question, Tally, voters
-from consilience.aggregators.members import aligned
+from consilience.aggregators.members import align_members
 from consilience.learners.base import is_positive
 from consilience.learners.linear import out_of_ball
 from consilience.privacy.accounting import DiscreteGaussian
@@ -105,7 +105,7 @@ class ClippedAverage(HidesSites):
         self.check_settings()
         self._require("clip_norm", is_positive(self.clip_norm), "a finite number > 0")
         found, classes, declared = voters(members, self.classes)
-        _, coef, intercept, _ = aligned(found, classes.tolist())
+        _, coef, intercept, _ = align_members(found, classes.tolist())
         with np.errstate(over="ignore", invalid="ignore"):
             vectors = np.concatenate([coef * self.data_norm, intercept[:, :, None]], axis=2)
             if len(classes) > 2:

@@ -266,3 +266,16 @@ def test_a_release_beyond_the_hubs_budget_is_refused(tmp_path):
         Average("equal", epsilon=0.4).combine(
             sites([200], [math.inf]), ledger=ledger, dataset="study"
         )
+
+
+def test_noise_at_the_aggregator_refuses_members_that_move_in_different_ways():
+    """With three classes softmax members move once, one-against-rest members once per class."""
+    source = Noise(seed=1).open()
+    X, y = source.uniform(240).reshape(80, 3) - 0.5, np.arange(80) % 3
+    members = [
+        kind(epsilon=math.inf, classes=[0, 1, 2]).fit(X, y)
+        for kind in (PrivateLogisticRegression, PrivateLinearSVC)
+    ]
+    for mixed in (members, members[::-1]):
+        with pytest.raises(SettingsError, match="one kind of learner"):
+            Average("equal", epsilon=1.0).combine(mixed)

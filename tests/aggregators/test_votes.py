@@ -12,9 +12,9 @@ from consilience.aggregators.accuracy import (
     HELD_OUT,
     PrivateAccuracy,
     ScoredMember,
+    add_accuracy,
     hold_out,
     private_accuracy,
-    scored,
 )
 from consilience.aggregators.members import DISJOINT, Member, as_members
 from consilience.aggregators.votes import WEIGHTS, WeightedVote
@@ -123,11 +123,13 @@ def brought(correct, n, epsilon=1.0):
 def test_a_private_accuracy_counts_as_much_as_its_noise_allows():
     """Far above its error it counts as it is; far below, as the mean of all."""
     members = [forest(100, s, neighbours="replace-one") for s in range(2)]
-    known = [scored(m, brought(c, 10**6)) for m, c in zip(members, (800_000, 400_000), strict=True)]
+    known = [
+        add_accuracy(m, brought(c, 10**6)) for m, c in zip(members, (800_000, 400_000), strict=True)
+    ]
     np.testing.assert_allclose(
         WeightedVote("accuracy-size").combine(known).weights, [2 / 3, 1 / 3], rtol=1e-3
     )
-    vague = [scored(m, brought(c, 10, 1e-3)) for m, c in zip(members, (10, 0), strict=True)]
+    vague = [add_accuracy(m, brought(c, 10, 1e-3)) for m, c in zip(members, (10, 0), strict=True)]
     np.testing.assert_allclose(
         WeightedVote("accuracy-size").combine(vague).weights, [0.5, 0.5], atol=1e-3
     )
@@ -135,7 +137,7 @@ def test_a_private_accuracy_counts_as_much_as_its_noise_allows():
 
 @pytest.mark.parametrize("public", [None, Public(table(9, 0)[0])])
 def test_accuracy_that_nobody_paid_for_is_refused(public):
-    members = [scored(forest(100, 0), brought(70, 100)), forest(100, 1)]
+    members = [add_accuracy(forest(100, 0), brought(70, 100)), forest(100, 1)]
     with pytest.raises(SettingsError, match="brings none"):
         WeightedVote("accuracy").combine(members, public)
 
@@ -164,7 +166,7 @@ def test_numbers_that_are_no_weights_are_refused(weights):
 
 
 def test_members_that_all_fail_have_equal_weights():
-    members = [scored(forest(100, s), brought(0, 10**9)) for s in range(2)]
+    members = [add_accuracy(forest(100, s), brought(0, 10**9)) for s in range(2)]
     np.testing.assert_allclose(WeightedVote("accuracy").combine(members).weights, [0.5, 0.5])
 
 
@@ -320,7 +322,7 @@ def test_a_record_keeps_the_guarantee_of_its_own_site():
 
 def test_a_brought_accuracy_is_part_of_the_guarantee():
     member, found = forest(100, 0, 0.5, neighbours="replace-one"), brought(70, 100, 0.2)
-    summed, largest = scored(member, found), scored(member, found, held_out=True)
+    summed, largest = add_accuracy(member, found), add_accuracy(member, found, held_out=True)
     assert summed.guarantee.epsilon == pytest.approx(0.7)
     assert largest.guarantee.epsilon == pytest.approx(0.5)
     assert HELD_OUT in largest.guarantee.assumptions
@@ -362,7 +364,7 @@ def looks_beyond_releases(aggregator):
     for s, learner in enumerate(second):
         learner.seen = table(61, 70 + s)
     for members in (first, second):
-        found = [scored(m, brought(40 + i, 60)) for i, m in enumerate(members)]
+        found = [add_accuracy(m, brought(40 + i, 60)) for i, m in enumerate(members)]
         ensemble = aggregator.combine(found)
         worlds.append(np.append(ensemble.weights, ensemble.predict_proba(test)))
     return not np.array_equal(*worlds)
@@ -548,7 +550,7 @@ def test_a_private_accuracy_is_charged_first_and_drawn_once(tmp_path):
     assert ledger.balance("ward").left.epsilon == pytest.approx(0.2)
     with pytest.raises(BudgetExceeded):
         private_accuracy(learner, X, y, epsilon=0.3, **charged)
-    assert isinstance(scored(learner, first), ScoredMember)
+    assert isinstance(add_accuracy(learner, first), ScoredMember)
 
 
 def test_a_private_accuracy_is_near_the_exact_one():
@@ -591,7 +593,7 @@ def test_a_learner_of_another_library_needs_a_relation():
         private_accuracy(other, X, y, epsilon=1.0)
     found = private_accuracy(other, X, y, epsilon=1.0, neighbours="replace-one")
     assert found.total == 50
-    assert scored(other, found).guarantee is None
+    assert add_accuracy(other, found).guarantee is None
 
 
 # ----------------------------------------------------------------------------------------- hold out

@@ -16,7 +16,12 @@ from sklearn.utils.validation import check_is_fitted
 
 import consilience as cs
 from consilience.aggregators.base import Aggregator, Description
-from consilience.aggregators.members import LinearEnsemble, aligned, as_members, joint_guarantee
+from consilience.aggregators.members import (
+    LinearEnsemble,
+    align_members,
+    as_members,
+    joint_guarantee,
+)
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.aggregators.registry import register as register_aggregator
 from consilience.cli.app import main
@@ -58,7 +63,7 @@ class ToyMedian(Aggregator):
 
     def combine(self, members, public=None, *, ledger=None, dataset=None, key=None):
         found = as_members(members)
-        classes, coef, intercept, _ = aligned(found, self.classes)
+        classes, coef, intercept, _ = align_members(found, self.classes)
         own = tuple(member.guarantee for member in found)
         return LinearEnsemble(
             classes,

@@ -234,7 +234,7 @@ class ScoredMember(Member):
         return self.events[: len(self.events) - len(self.accuracy.events)]
 
 
-def scored(member: Any, accuracy: PrivateAccuracy, *, held_out: bool = False) -> ScoredMember:
+def add_accuracy(member: Any, accuracy: PrivateAccuracy, *, held_out: bool = False) -> ScoredMember:
     """Join a fitted learner and its accuracy into one member.
 
     ``held_out=True`` states, as an assumption of the guarantee, that no unit was in training and in

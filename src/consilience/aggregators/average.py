@@ -15,7 +15,7 @@ from consilience.aggregators.members import (
     DISJOINT,
     LinearEnsemble,
     Member,
-    aligned,
+    align_members,
     as_members,
     joint_guarantee,
 )
@@ -165,7 +165,7 @@ class Average(Aggregator):
     ) -> LinearEnsemble:
         """Return the weighted average of linear `members`; `public` records improve the weights."""
         found = as_members(members)
-        classes, coef, intercept, known = aligned(found, self.classes)
+        classes, coef, intercept, known = align_members(found, self.classes)
         shares = self.weigh(found, public)
         # A class is averaged over the members that know it; one that nobody knows keeps a score of
         # 0.

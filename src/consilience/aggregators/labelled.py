@@ -15,7 +15,7 @@ from consilience.aggregators.base import Aggregator, Learner
 from consilience.aggregators.members import (
     LinearEnsemble,
     Member,
-    aligned,
+    align_members,
     as_members,
     joint_guarantee,
 )
@@ -111,7 +111,7 @@ def read_labelled(
         raise SettingsError(
             f"The 'huber' parameter of {name} must be None or a number > 0. Got {huber!r} instead."
         )
-    classes, coef, intercept, known = aligned(found, aggregator.classes)
+    classes, coef, intercept, known = align_members(found, aggregator.classes)
     X, labels = _checked(public, name, coef.shape[2])
     shares = prior_shares(found, Public(X) if weigh_by_public else None)
     mass = shares[:, None] * (known if coef.shape[1] > 1 else known.any(axis=1, keepdims=True))

@@ -134,7 +134,7 @@ def common_classes(members: Sequence[Member], classes: Sequence[Any] | None) -> 
     return every
 
 
-def aligned(
+def align_members(
     members: Sequence[Member], classes: Sequence[Any] | None = None
 ) -> tuple[Array | None, Array, Array, Array]:
     """Bring linear members to one list of classes.

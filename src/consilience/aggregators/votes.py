@@ -243,7 +243,7 @@ def _accuracies(members: Sequence[Member], public: Public | None) -> Array:
         raise SettingsError(
             "Weights by accuracy need labelled public records, or members that bring a private "
             "accuracy, and a member brings none. Nothing was combined. Pass public=Public(X, y), "
-            "or let each site use private_accuracy and scored; an exact accuracy on a site's "
+            "or let each site use private_accuracy and add_accuracy; an exact accuracy on a site's "
             "records would not be private."
         )
     values, variance = np.array([[one.value, one.variance] for one in brought]).T
