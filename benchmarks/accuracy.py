@@ -7,7 +7,7 @@ the guarantee: the models fitted here are measurements, not something to publish
     python benchmarks/accuracy.py            20 runs of every problem, 100 of the small ones python
     benchmarks/accuracy.py --quick    a few runs of the small problems, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which
+Data: the folder CONSILIENCE_DATA. diffprivlib runs in .venv-diffprivlib, which
 is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
 """
 
@@ -847,7 +847,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of accuracy.md and the plots")
     options = parser.parse_args()
     console = Console(stderr=True)
-    data = Path(os.environ.get("CONSILIENCE_DATA") or ROOT.parent / "shared" / "data")
+    data = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
     if not data.is_dir():
         console.print(
             "accuracy.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured."

@@ -1,6 +1,6 @@
 """Ten sites and every way to combine them: error against epsilon and public records; and ten sites of unequal size.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/aggregation.py [--quick] [--rows FOLDER]
+    CONSILIENCE_DATA=FOLDER python benchmarks/aggregation.py [--quick] [--rows FOLDER]
 
 Everything is `consilience.simulate`: methods see the same splits and the same local models, so
 differences are paired. Writes benchmarks/aggregation.md and two plots. `--rows` keeps the
@@ -34,9 +34,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
-DATA = Path(os.environ.get("CONSILIENCE_DATA") or HERE.parents[1] / "shared" / "data")
+DATA = Path(os.environ.get("CONSILIENCE_DATA", HERE / "data"))
 EPSILONS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 1.0, 2.0)
 N_SITES = 10
+SCALE = 1  # sizes are divided by it: more than 1 only to try the script
 CLOSE = 0.003  # how near PublicBlend must come to the best
 LEARNER = "PrivateLogisticRegression"
 BLEND, UNCHOSEN = "PublicBlend", "unchosen"
@@ -87,8 +88,15 @@ class Problem:
     thinned: int = 1  # the table of unequal sites takes every so-manieth record
 
     @property
+    def n_records(self):
+        """How many records a site has."""
+        return self.size // SCALE
+
+    @property
     def public(self):
-        return (50, 200, self.size)
+        return tuple(
+            min(n // SCALE + 15 * (SCALE > 1), self.n_records) for n in (50, 200, self.size)
+        )
 
     def learner(self):
         return cs.PrivateLogisticRegression(
@@ -149,10 +157,10 @@ def grid(problem, X, y, folder, repeats, epsilons):
             X=X,
             y=y,
             sites=N_SITES,
-            sizes=[problem.size] * N_SITES,
+            sizes=[problem.n_records] * N_SITES,
             public=public,
             # 70 to 30 as in the papers, to the record that makes eleven parts equal
-            test=(len(y) - (N_SITES + 1) * problem.size) / len(y),
+            test=(len(y) - (N_SITES + 1) * problem.n_records) / len(y),
             repeats=repeats or own,
             epsilon=list(epsilons),
         )
@@ -186,7 +194,7 @@ class Cell:
 
 
 def grid_tables(problem, reports, levels):
-    lines = [f"## {problem.title}: ten sites of {problem.size:,} records", ""]
+    lines = [f"## {problem.title}: ten sites of {problem.n_records:,} records", ""]
     cells = []
     for public, report in reports.items():
         n = len(errors(report, levels[0], BLEND))

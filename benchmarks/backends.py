@@ -1,6 +1,6 @@
 """The KDD sweep of the distillation experiment on loky, Ray and Dask: the same tables, also when a worker is killed.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/backends.py
+    CONSILIENCE_DATA=FOLDER python benchmarks/backends.py
 
 Runs figure 3 of Hamm et al. 2016 (KDD Cup 1999, 5,000, 10,000 and 20,000 parties, five levels of
 epsilon) as `experiments` does, with one seed and two workers, each backend in a process of its own
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -186,7 +187,9 @@ def report(options, lines, worst):
     command = f"python benchmarks/backends.py --repeats {options.repeats}{' --miniature' * options.miniature}"
     what = "MADE-UP records" if options.miniature else "KDD Cup 1999"
     engines = ", ".join(
-        f"{name} {version(name)}" for name in ("joblib", "ray", "dask", "distributed")
+        f"{name} {version(name)}"
+        for name in ("joblib", "ray", "dask", "distributed")
+        if find_spec(name) is not None
     )
     return f"""# A sweep on three backends
 

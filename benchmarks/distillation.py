@@ -1,6 +1,6 @@
 """Site-level distillation on the data of Hamm et al. 2016: accuracy against epsilon, and the epsilon that 95 % costs.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/distillation.py [--quick]
+    CONSILIENCE_DATA=FOLDER python benchmarks/distillation.py [--quick]
 
 Writes benchmarks/distillation.md and .png. Local models are trained once per split; noise is drawn
 anew for every run, seeded, so that the table repeats. Nothing is tuned on test data except in
@@ -38,9 +38,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from experiments.comparators import PATE, ClippedAverage  # noqa: E402
 
-DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
 STRENGTH = 1e-4  # the paper's λ, for local and distilled models alike
 DELTA = 1e-5
+RUNS = (20, 2)  # runs, and splits
+QUERIES = (30, 100, 300, 1000)  # of PATE
+SIZES = {"HAR": 1_000, "KDD": (5_000, 20_000)}  # sites
 SHOWN = (100.0, 10.0, 1.0, 0.1, 0.01)
 TITLES = {
     "vote": "majority vote (paper)",
@@ -65,12 +68,14 @@ def har(seed, even_axes):
     facts = ("subject", "activity", "activity_name", "split", "recording", "window", "jerk_exact")
     X, y = table.drop(columns=list(facts)).to_numpy(float), table.activity.to_numpy() - 1
     order = np.random.default_rng(seed).permutation(np.flatnonzero(table.split == "train"))
-    public, private, test = order[:1000], order[1000:7000], np.flatnonzero(table.split == "test")
+    n_public = min(1000, len(order) // 3)
+    private = order[n_public : n_public + 6 * SIZES["HAR"]]
+    public, test = order[:n_public], np.flatnonzero(table.split == "test")
     X = X - X[public].mean(axis=0)
     X = X @ np.linalg.svd(X[public], full_matrices=False)[2][:50].T
     if even_axes:
         X = X / X[public].std(axis=0)
-    return into_ball(X, public), y, public, private, test, 1000, 6
+    return into_ball(X, public), y, public, private, test, SIZES["HAR"], 6
 
 
 _KDD = []
@@ -95,7 +100,8 @@ def kdd(seed, n_sites):
         )
     X, y, split = _KDD
     order = np.random.default_rng(seed).permutation(np.flatnonzero(split == "train_10pct"))
-    public, private = order[:43_000], order[43_000 : 43_000 + 22 * n_sites]
+    n_public = min(43_000, len(order) // 3)
+    public, private = order[:n_public], order[n_public : n_public + 22 * n_sites]
     X = X / np.maximum(X[public].max(axis=0), 1e-9)
     return (
         into_ball(X, public),
@@ -192,7 +198,7 @@ class Task:
                     )
                     for s in seeds
                 ]
-                for q in (30, 100, 300, 1000)
+                for q in QUERIES
                 for r in (1e-3, 1e-2)
             )
         settings = {
@@ -414,14 +420,16 @@ def main():
     if not (DATA / "har.parquet").exists() or not (DATA / "kdd99.parquet").exists():
         print(f"Data not found in {DATA}: set CONSILIENCE_DATA. Nothing was measured.")
         return
-    n_runs, splits = (4, 1) if arguments.quick else (20, 2)
+    n_runs, splits = (4, 1) if arguments.quick else RUNS
     methods = list(TITLES)
     wanted = {
         "HAR, 1,000 sites, 50 axes": lambda: [Task(*har(s, False)) for s in range(splits)],
         "HAR, axes scaled to equal spread": lambda: [Task(*har(s, True)) for s in range(splits)],
-        "KDD-99, 5,000 sites": lambda: [Task(*kdd(s, 5_000)) for s in range(splits)],
-        "KDD-99, 20,000 sites": lambda: [Task(*kdd(s, 20_000)) for s in range(splits)],
     }
+    for n_sites in SIZES["KDD"]:
+        wanted[f"KDD-99, {n_sites:,} sites"] = lambda n=n_sites: [
+            Task(*kdd(s, n)) for s in range(splits)
+        ]
     parts, drawn = [], []
     with threadpool_limits(1):
         for name, build in wanted.items():

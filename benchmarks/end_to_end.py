@@ -1,6 +1,6 @@
 """KDD 99 from the table to the score: 20,000 sites train, vote on auxiliary records, and are distilled into one model.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/end_to_end.py
+    CONSILIENCE_DATA=FOLDER python benchmarks/end_to_end.py
 
 Prints seconds and memory of every stage and writes them to benchmarks/end_to_end.md. The goal is 60
 s and 6 GiB on two cores. One process; its peak memory is what the operating system says.

@@ -1,6 +1,6 @@
 """Fit times of the certified solver beside scikit-learn's, one BLAS thread, on the same arrays in the same run.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/fit_time.py
+    CONSILIENCE_DATA=FOLDER python benchmarks/fit_time.py
 
 Prints a Markdown table and writes it to benchmarks/fit_time.md. Runs of both are interleaved and
 the median is taken, so that a busy machine slows both alike. Ours stops at a mean gradient of 1e-9,
@@ -26,8 +26,10 @@ from threadpoolctl import threadpool_limits
 from consilience.learners.erm import HuberHinge, Logistic, Softmax, certified_gradient, solve
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
 STRENGTHS = [1e-2, 1e-3, 1e-4]
+SIZES = (8_678, 346_598)  # records of MNIST 3/7 and of Covertype 1/2
+REPEATS = (25, 5)
 HEADER = (
     "| data | loss | n | d | Λ | ‖b‖ | ours, s | peer | peer, s | ratio | ours, mean gradient "
     "| peer, mean gradient | extra memory / data |\n|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|"
@@ -51,14 +53,14 @@ def mnist():
 
 def threes_and_sevens(pixels, digit):
     chosen = np.random.default_rng(0).permutation(np.flatnonzero((digit == 3) | (digit == 7)))[
-        :8_678
+        : SIZES[0]
     ]
     return into_unit_ball(principal(pixels[chosen], 50)), np.where(digit[chosen] == 3, 1.0, -1.0)
 
 
 def covertype():
     table = pd.read_parquet(DATA / "covertype.parquet").query("Cover_Type <= 2")
-    table = table.sample(346_598, random_state=0)
+    table = table.sample(SIZES[1], random_state=0)
     X = table.drop(columns="Cover_Type").to_numpy(float)
     low, high = X.min(axis=0), X.max(axis=0)
     return into_unit_ball((X - low) / np.maximum(high - low, 1)), np.where(
@@ -115,8 +117,8 @@ def row(name, X, y, loss, strength, noise, repeats):
 def rows():
     pixels, digit = mnist()
     binary = [
-        ("MNIST 3/7", *threes_and_sevens(pixels, digit), 25),
-        ("Covertype 1/2", *covertype(), 5),
+        ("MNIST 3/7", *threes_and_sevens(pixels, digit), REPEATS[0]),
+        ("Covertype 1/2", *covertype(), REPEATS[1]),
     ]
     for name, X, y, repeats in binary:
         for loss, noise in [
@@ -129,7 +131,7 @@ def rows():
                 yield row(name, X, y, loss, strength, noise, repeats)
     X = into_unit_ball(principal(pixels, 50))
     for strength in STRENGTHS:
-        yield row("MNIST", X, digit, Softmax(10), strength, 0, 5)
+        yield row("MNIST", X, digit, Softmax(10), strength, 0, REPEATS[1])
 
 
 def main():

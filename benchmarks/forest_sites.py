@@ -8,7 +8,7 @@ something to publish.
     python benchmarks/forest_sites.py            10 seeds
     python benchmarks/forest_sites.py --quick    2 seeds, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA, or ../shared/data.
+Data: the folder CONSILIENCE_DATA.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from forests import (
     DELTA,
     HEIGHTS,
     HERE,
+    N_TRAIN,
     Problem,
     auc_of,
     credit,
@@ -53,10 +54,11 @@ from forests import (
 
 Array = np.ndarray
 N_PUBLIC = 500  # labelled public records, taken from the test records
-UNEVEN = {
+UNEVEN = {  # of 24,000 records
     5: (160, 1_000, 3_300, 8_540, 11_000),
     10: (160, 220, 300, 450, 700, 1_100, 1_800, 3_000, 5_270, 11_000),
 }
+UNEVEN = {n: tuple(size * N_TRAIN // 24_000 for size in sizes) for n, sizes in UNEVEN.items()}
 # Budgets of the groups of Xiang et al. (2018) (its code divides them by 100 trees), here by 50 so that they span
 # 0.02 to 2.
 GROUPS = (
@@ -94,7 +96,7 @@ class Setting:
 def _settings() -> list[Setting]:
     found = []
     for n_sites, sizes in UNEVEN.items():
-        equal = (24_000 // n_sites,) * n_sites
+        equal = (N_TRAIN // n_sites,) * n_sites
         found += [
             Setting(f"{n_sites} equal, all ε = {e:g}", equal, (e,) * n_sites)
             for e in (0.1, 0.5, 2.0)
@@ -305,15 +307,17 @@ def measure_figures(problem: Problem, runs: int, console: Console) -> tuple[Poin
         for kind in FITS:
             for epsilon in (0.5, 2.0):
                 for height in HEIGHTS:
-                    setting = Setting("", (4_800,) * 5, (epsilon,) * 5)
+                    setting = Setting("", (N_TRAIN // 5,) * 5, (epsilon,) * 5)
                     heights[kind, epsilon, height].append(
                         joined(split, kind, setting, max_depth=height)
                     )
             for number, group in enumerate(GROUPS):
-                setting = Setting("", (4_800,) * 5, tuple(one / GROUP_SCALE for one in group))
+                setting = Setting(
+                    "", (N_TRAIN // 5,) * 5, tuple(one / GROUP_SCALE for one in group)
+                )
                 groups[kind, number].append(joined(split, kind, setting))
             for number in PARTIES:
-                setting = Setting("", (24_000 // number,) * number, (0.5,) * number)
+                setting = Setting("", (N_TRAIN // number,) * number, (0.5,) * number)
                 parties[kind, number].append(joined(split, kind, setting))
         console.print(f"figures: run {run + 1} of {runs}")
     return heights, groups, parties
@@ -327,7 +331,7 @@ def measure_bytes(problem: Problem) -> list[str]:
     """Return a table's rows: what a site sends and receives, as safetensors files."""
     lines, split = [], Split(problem, 0)
     for n_sites in UNEVEN:
-        setting = Setting("", (24_000 // n_sites,) * n_sites, (0.5,) * n_sites)
+        setting = Setting("", (N_TRAIN // n_sites,) * n_sites, (0.5,) * n_sites)
         sites = split.sites(setting.sizes)
         for kind, (fit, delta) in FITS.items():
             members = [fit(split, rows, 0.5, delta) for rows in sites]
@@ -526,7 +530,7 @@ def figure_tables(heights: Points, groups: Points, parties: Points) -> list[str]
             cells += [cell(parties[kind, number]), f"{1e3 * spent:.0f}"]
         combine = np.median([point[4] for kind in FITS for point in parties[kind, number]])
         lines.append(
-            f"| {number} | {24_000 // number:,} | {' | '.join(cells)} | {1e3 * combine:.1f} |"
+            f"| {number} | {N_TRAIN // number:,} | {' | '.join(cells)} | {1e3 * combine:.1f} |"
         )
     return lines
 

@@ -7,7 +7,7 @@ little.
     python benchmarks/forest_speed.py            9 repeats, up to 5 million records python
     benchmarks/forest_speed.py --quick    3 repeats, up to 300,000 records, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which
+Data: the folder CONSILIENCE_DATA. diffprivlib runs in .venv-diffprivlib, which
 is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
 """
 
@@ -54,6 +54,7 @@ N_TREES = 10
 DEPTHS = (5, 8, 10)
 EPSILONS = (0.5, 2.0)  # timed at the first
 TARGET = 0.5
+TIMES = 3  # that a size below a million is fitted
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 2_000_000, 5_000_000)
 ROWS, PREDICT_DEPTH, PREDICT_TARGET = 1_000_000, 10, 2.0
 PURE, ZCDP, PLAIN, PEER = "pure", "zCDP", "scikit-learn", "diffprivlib"
@@ -274,7 +275,7 @@ def measure_sizes(sizes: tuple[int, ...], console: Console) -> dict[str, list[di
                         command, env={**os.environ, **one_thread}, check=True, stdout=-1
                     ).stdout
                 )
-                for _ in range(3 if n < 1e6 else 1)
+                for _ in range(TIMES if n < 1e6 else 1)
             ]
             best = sorted(times, key=lambda one: one["processor"])[len(times) // 2]
             found[name].append(best)

@@ -7,7 +7,7 @@ voids the guarantee: the models fitted here are measurements, not something to p
     python benchmarks/forests.py            10 seeds
     python benchmarks/forests.py --quick    2 seeds, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA, or ../shared/data. diffprivlib runs in .venv-diffprivlib, which
+Data: the folder CONSILIENCE_DATA. diffprivlib runs in .venv-diffprivlib, which
 is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
 """
 
@@ -57,6 +57,7 @@ HERE = Path(__file__).resolve().parent
 EPSILONS = (0.1, 0.5, 2.0)
 DELTA = 1e-5
 HEIGHTS = (3, 4, 5, 6, 7)
+N_TRAIN = 24_000  # credit-card records that are trained on
 TIMED = 3  # runs whose fits are timed, too
 COLORS = (
     "#0072B2",
@@ -124,7 +125,7 @@ def credit(folder: Path) -> Problem:
 
     def split(seed: int) -> tuple[Array, Array]:
         order = np.random.default_rng(seed).permutation(len(X))
-        return order[:24_000], order[24_000:]
+        return order[:N_TRAIN], order[N_TRAIN:]
 
     return Problem(
         "Credit-card default",
@@ -132,7 +133,7 @@ def credit(folder: Path) -> Problem:
         encoded.y,
         bins,
         encoded.X,
-        24_000,
+        N_TRAIN,
         split,
         "23 attributes; NT dollars cut at 0, 1 and the 1-2-5 series, age every five years, "
         "months of delay at each of -1 … 4 and 6, education and marriage as categories. Logistic "
@@ -194,7 +195,7 @@ def adult(folder: Path) -> Problem:
 
 
 def data_folder() -> Path | None:
-    folder = Path(os.environ.get("CONSILIENCE_DATA") or HERE.parent.parent / "shared" / "data")
+    folder = Path(os.environ.get("CONSILIENCE_DATA", HERE / "data"))
     return folder if folder.is_dir() else None
 
 

@@ -1,6 +1,6 @@
 """What combining costs as sites become many: seconds and memory of every aggregator against the number of members.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/many_members.py [--most 10000]
+    CONSILIENCE_DATA=FOLDER python benchmarks/many_members.py [--most 10000]
 
 Writes benchmarks/many_members.md and .png. One thread, so that processor time is what one core
 needs. Members are 500 private models of KDD 99 sites, repeated with small differences up to the

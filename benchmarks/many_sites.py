@@ -1,6 +1,6 @@
 """Thousands of small local models trained together, beside a loop over scikit-learn's fastest solver.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/many_sites.py
+    CONSILIENCE_DATA=FOLDER python benchmarks/many_sites.py
 
 Prints Markdown tables and writes them to benchmarks/many_sites.md. scikit-learn is timed on a
 sample of sites that have two classes or more (it refuses the others) and extrapolated to all; runs
@@ -30,8 +30,9 @@ from consilience.learners.batch import solve_many
 from consilience.learners.erm import HuberHinge, Logistic, Softmax, gradient_error, solve
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
 STRENGTH = 1e-4
+SITES = (20_000, 1_000)  # of KDD 99 and of HAR
 SAMPLE = 100  # sites on which peers are timed and answers compared
 REPEATS = 7
 ENOUGH = 1e-6  # how close a peer's coefficients must come to count
@@ -120,7 +121,7 @@ def har(n_sites, size):
     X = X.drop(
         columns=[name for name in X.columns if name.startswith("tGravityAcc-arCoeff")]
     ).to_numpy(np.float64)
-    X -= X.mean(axis=0)
+    X = X - X.mean(axis=0)
     X = into_unit_ball(X @ np.linalg.eigh(X.T @ X)[1][:, :-51:-1])
     chosen = np.random.default_rng(0).permutation(len(X))[: n_sites * size]
     return np.ascontiguousarray(X[chosen]), table.activity.to_numpy()[chosen].astype(np.int64) - 1
@@ -202,7 +203,7 @@ def measure(name, X, y, loss, n_sites, size):
     found = ours(1)
     rows = [slice(size * site, size * (site + 1)) for site in range(n_sites)]
     # The oracle: the solver that takes one site at a time, which also knows sites of one class.
-    step = n_sites // (3 * SAMPLE)
+    step = max(1, n_sites // (3 * SAMPLE))
     exact = {
         j: solve(X[rows[j]], y[rows[j]], loss, regularization=lam, tolerance=tolerance)
         for j in range(0, n_sites, step)
@@ -267,11 +268,11 @@ def main():
     (cold, cold_cpu), (cached, _) = first_calls()
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
-    X, y = kdd(20_000, 22)
+    X, y = kdd(SITES[0], 22)
     with threadpool_limits(1):
-        logistic, peers = measure("KDD 99", X, y, Logistic(), 20_000, 22)
-        hinge, _ = measure("KDD 99", X, y, HuberHinge(), 20_000, 22)
-        softmax, _ = measure("HAR", *har(1_000, 6), Softmax(6), 1_000, 6)
+        logistic, peers = measure("KDD 99", X, y, Logistic(), SITES[0], 22)
+        hinge, _ = measure("KDD 99", X, y, HuberHinge(), SITES[0], 22)
+        softmax, _ = measure("HAR", *har(SITES[1], 6), Softmax(6), SITES[1], 6)
     load = max(load, os.getloadavg()[0])
     text = f"""# Many small sites at once
 

@@ -1,6 +1,6 @@
 """What `plan` predicts of every aggregator, beside what `simulate` finds, on made-up records and on MNIST 3 against 7.
 
-    CONSILIENCE_DATA=../shared/data python benchmarks/planning.py [--quick]
+    CONSILIENCE_DATA=FOLDER python benchmarks/planning.py [--quick]
 
 Writes benchmarks/planning.md and .png. One quantity is varied at a time: sites N, epsilon, public
 records m0, and for distillation the number of small sites M. Losses are nats beyond the best linear
@@ -12,6 +12,7 @@ import argparse
 import math
 import os
 import platform
+import tempfile
 import time
 from pathlib import Path
 
@@ -37,13 +38,14 @@ from consilience.privacy.mechanisms import clip_rows
 from consilience.simulation.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
 LEARNER, ALONE, PUBLIC = "PrivateLogisticRegression", "one site alone", "public records alone"
 JOINED = {
     "average": Average("equal"),
     "feature method": FeatureMethod(),
     "public blend": PublicBlend(),
 }
+REPEATS = (12, 4)  # of a whole and of a quick run
 SIMULATED = {ALONE: "local-mean", PUBLIC: "public-only"}
 COLOURS = {
     ALONE: "#999999",
@@ -337,12 +339,12 @@ def main():
         "--quick", action="store_true", help="few repeats and cells, nothing is written"
     )
     quick = parser.parse_args().quick
-    repeats, started = 4 if quick else 12, time.perf_counter()
+    repeats, started = REPEATS[quick], time.perf_counter()
     with threadpool_limits(1):
         results = {task.title: list(run(task, repeats)) for task in tasks(quick)}
     text = page(results, repeats, time.perf_counter() - started)
     if quick:
-        chart(results, "/tmp/planning.png")
+        chart(results, Path(tempfile.mkdtemp(prefix="planning-")) / "planning.png")
         print(text)
         return
     chart(results, ROOT / "benchmarks" / "planning.png")

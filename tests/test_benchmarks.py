@@ -1,0 +1,46 @@
+"""Every benchmark script still runs: in miniature, on made-up tables, in a process of its own."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+NEEDS_OTHERS = {  # of a process or an environment that the tests of adapters/ start
+    "flower_relay": "it needs Flower's environment; tests/adapters/test_flower.py runs its scenarios",
+    "peer_diffprivlib": "a peer's process, started by accuracy.py in the peer's environment",
+    "peer_forest": "a peer's process, started by forests.py in the peer's environment",
+}
+
+
+def small():
+    spec = importlib.util.spec_from_file_location("miniature", FOLDER / "miniature.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.SMALL
+
+
+def test_every_script_has_its_miniature():
+    scripts = {path.stem for path in FOLDER.glob("*.py")} - {"miniature"}
+    assert scripts == set(small()) | set(NEEDS_OTHERS)
+
+
+@pytest.mark.parametrize("name", sorted(small()))
+def test_a_script_runs_in_miniature(name, tmp_path):
+    environment = {**os.environ, "MPLBACKEND": "Agg"}
+    if name in ("backends",):
+        pytest.importorskip("distributed")
+    done = subprocess.run(
+        [sys.executable, FOLDER / "miniature.py", name, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = done.stdout + "".join(path.read_text() for path in tmp_path.rglob("*.md"))
+    assert "|---" in shown  # a table was made
