@@ -56,6 +56,32 @@ name = "{aggregator}"
 """
 
 
+PUBLIC_PART = f'[public]\nfile = "public.csv"\nsha256 = "{"a" * 64}"\n'
+TRUSTED = 'hub = "trusted"'
+# Studies that version 0.1 accepted and later ones refuse, with what they say; hubs and sites may
+# still have them.
+ACCEPTED_ONCE = {
+    "noise on an untrusted hub": (study_text(more="epsilon = 1.0"), "needs hub"),
+    "infinite epsilon": (study_text(more="epsilon = inf", privacy=TRUSTED), "draws no noise"),
+    "infinite epsilon of labels": (
+        study_text(aggregator="SoftLabelDistillation", more="epsilon = inf", privacy=TRUSTED)
+        + PUBLIC_PART,
+        "draws no noise",
+    ),
+    "votes on numbers": (
+        study_text("PrivateRidge", "WeightedVote").replace("classes = [0, 1]", "label_bound = 3.0"),
+        "combines classifiers",
+    ),
+    "distilled numbers": (
+        study_text(
+            "PrivateRidge", "VoteDistillation", more="epsilon = 1.0", privacy=TRUSTED
+        ).replace("classes = [0, 1]", "label_bound = 3.0")
+        + PUBLIC_PART,
+        "combines classifiers",
+    ),
+}
+
+
 def study(*args, **settings):
     return Study.from_text(study_text(*args, **settings))
 

@@ -11,6 +11,8 @@ from consilience.hub.api.app import create_app
 from consilience.hub.auth import new_token
 from consilience.protocol import HEADER, digest, sign_request
 from consilience.site.site import Site
+from consilience.study.study import Study
+from studies import ACCEPTED_ONCE
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version-0.1"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
@@ -75,3 +77,30 @@ def test_a_site_of_then_contributes_again_and_the_hub_combines_old_with_new(clie
         page = client.get(f"/studies/{study}/releases/2", headers=client.headers)
         assert page.status_code == 200
     assert hub.verify()[0] > n_entries
+
+
+def test_studies_that_are_refused_today_are_still_listed_and_shown(tools, tmp_path):
+    with tools.Client(create_app(tools.quick(tmp_path / "hub"))) as client:
+        store = client.app.state.hub.store
+        texts = {
+            f"old-{i}": text.replace("heart-risk", f"old-{i}")
+            for i, (text, _) in enumerate(ACCEPTED_ONCE.values())
+        }
+        for name, text in texts.items():
+            store.add_study(name, Study.from_text(text, stored=True).digest, text, "anna")
+    # A hub that starts with them in its database.
+    with tools.Client(create_app(tools.quick(tmp_path / "hub"))) as client:
+        hub, world = client.app.state.hub, tools.World(client, tmp_path)
+        token, _ = new_token(hub.store, "ann", hours=1, kind="test")
+        cookie = {"cookie": f"consilience={token}"}
+        page = client.get("/studies", headers=cookie)
+        assert page.status_code == 200
+        for name, text in texts.items():
+            assert f"/studies/{name}" in page.text
+            for path in ("", "/text", "/sites"):
+                assert client.get(f"/studies/{name}{path}", headers=cookie).status_code == 200
+            listed = client.get(f"/api/studies/{name}", headers=world.coordinator)
+            assert listed.status_code == 200, listed.text
+            assert hub.agreed(name).digest == Study.from_text(text, stored=True).digest
+            answer = client.post("/api/studies", content=text, headers=world.coordinator)
+            assert tools.code(answer) == "study-invalid"

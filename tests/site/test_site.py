@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import pytest
@@ -9,8 +10,9 @@ from consilience.files.sealed import SigningKey
 from consilience.hub.hub import Hub, Settings
 from consilience.site.site import Site
 from consilience.study.collect import Publication
+from consilience.study.study import Study
 from forks import HubProcess
-from studies import study, study_text, table
+from studies import ACCEPTED_ONCE, study, study_text, table
 
 
 @pytest.fixture
@@ -266,3 +268,18 @@ def test_a_rotation_that_stopped_after_the_hub_took_the_key_is_completed(tmp_pat
         server.kill()
         server.end()
         hub.close()
+
+
+@pytest.mark.parametrize(("text", "problem"), ACCEPTED_ONCE.values(), ids=list(ACCEPTED_ONCE))
+def test_a_study_that_is_refused_today_is_shown_but_not_trained(text, problem, shared, tmp_path):
+    with pytest.raises(SettingsError, match=problem):
+        Study.from_text(text)
+    site = site_in(tmp_path / "north", shared)
+    old, file = Study.from_text(text, stored=True), tmp_path / "north/studies/heart-risk/study.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "study": old.to_dict()}))
+    assert site.studies == ["heart-risk"]
+    assert site.study("heart-risk").digest == old.digest
+    assert site.status("heart-risk")["contributions"] == 0
+    with pytest.raises(SettingsError, match=problem):
+        site.train("heart-risk", table(500), epsilon=1.0)
+    assert site.ledger.balance("ward").left.epsilon == 3.0

@@ -150,7 +150,7 @@ class Hub:
                 row = self.store.study(name)
                 if row is None:
                     raise Refusal("not-found", "There is no such study.")
-                self._studies[name] = Study.from_text(row["text"])
+                self._studies[name] = Study.from_text(row["text"], stored=True)
             return self._studies[name]
 
     def public_file(self, study: str, name: str) -> PublicFile:

@@ -110,7 +110,7 @@ class SiteFolder:
 
     def study(self, name: str) -> Study:
         """Return a study that the site has joined."""
-        return Study.from_dict(self._joined(name).study)
+        return Study.from_dict(self._joined(name).study, stored=True)
 
     def public(self, name: str) -> Public | None:
         """Return the study's public records, if it has any."""

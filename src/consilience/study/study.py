@@ -79,6 +79,9 @@ class Study:
         learners, and the aggregator adds the noise.
     public, test
         Files of public records, for aggregators that need them and for measuring releases.
+    stored
+        A hub or site has kept this study since some version accepted it. It can be read and shown
+        even if this version would refuse it; problems are reported on training and combining.
     """
 
     name: str
@@ -95,11 +98,20 @@ class Study:
     hub: str = "untrusted"
     public: PublicFile | None = None
     test: PublicFile | None = None
+    stored: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        problems = find_problems(self)
-        if problems:
-            raise StudyRefused(problems)
+        if not self.stored:
+            self.require_valid()
+
+    def require_valid(self) -> None:
+        """Refuse a study that has problems, with all of them."""
+        if self._problems:
+            raise StudyRefused(self._problems)
+
+    @cached_property
+    def _problems(self) -> list[str]:
+        return find_problems(self)
 
     # ------------------------------------------------------------------ reading and writing
 
@@ -120,22 +132,22 @@ class Study:
         return cls.load(files[0])
 
     @classmethod
-    def from_text(cls, text: str) -> Self:
+    def from_text(cls, text: str, *, stored: bool = False) -> Self:
         """Read a study from TOML; an unknown setting is an error, never ignored."""
         arguments, problems = toml.parse(text)
         if problems:
             raise StudyRefused(problems)
-        return cls(**arguments)
+        return cls(**arguments, stored=stored)
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+    def from_dict(cls, facts: Mapping[str, Any], *, stored: bool = False) -> Self:
         """Read what `to_dict` wrote."""
         arguments, problems = toml.to_arguments(facts)
         if problems:
             raise SettingsError(
                 f"These are not the facts of a study: {'; '.join(problems)}. Nothing was read."
             )
-        return cls(**arguments)
+        return cls(**arguments, stored=stored)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain values, in the layout of the file."""
@@ -236,7 +248,8 @@ class Study:
         )
 
     def check_epsilon(self, epsilon: float) -> None:
-        """Refuse an epsilon that the study does not let sites choose."""
+        """Refuse to train a study with problems, or with an epsilon that it does not allow."""
+        self.require_valid()
         low, high = self.epsilon_range
         if not self.trusted and not low <= epsilon <= high:
             raise SettingsError(
@@ -246,6 +259,7 @@ class Study:
 
     def accept(self, contribution: Contribution) -> Contribution:
         """Return a contribution that fits the study, or say why it does not fit."""
+        self.require_valid()
         return check_contribution(self, contribution)
 
     def combine(

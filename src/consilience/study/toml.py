@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.files.contribution import to_plain
+from consilience.files.contribution import from_plain, to_plain
 from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
@@ -66,6 +66,14 @@ def to_facts(study: Study) -> Facts:
 
 def _plain(settings: Mapping[str, Any]) -> Facts:
     return {name: to_plain(value) for name, value in settings.items()}
+
+
+def _from_plain(settings: Facts) -> Facts:
+    """Undo `_plain`, which writes infinity as text; tables are left to the class to refuse."""
+    return {
+        name: value if isinstance(value, Mapping) else from_plain(value)
+        for name, value in settings.items()
+    }
 
 
 def quote(value: object) -> str:
@@ -128,9 +136,9 @@ def to_arguments(facts: Mapping[str, Any]) -> tuple[Facts, list[str]]:
         "purpose": parts["study"].get("purpose", ""),
         "schema": schema,
         "learner": parts["learner"].pop("name"),
-        "learner_settings": parts["learner"],
+        "learner_settings": _from_plain(parts["learner"]),
         "aggregator": parts["aggregator"].pop("name"),
-        "aggregator_settings": parts["aggregator"],
+        "aggregator_settings": _from_plain(parts["aggregator"]),
         "neighbours": privacy.get("neighbours", "replace-one"),
         "epsilon_range": (privacy["epsilon_min"], privacy["epsilon_max"]),
         "delta": privacy.get("delta", 0.0),
