@@ -191,7 +191,8 @@ class Hub:
             raise Refusal("malformed", "An invitation can be valid for at most 366 days.")
         code = secrets.token_hex(24)  # without hyphens, because it is used on command lines
         expires = now(seconds=days * 86400)
-        self.store.invite(study, hashed(code), expires, actor, site=site, fetch_only=fetch_only)
+        facts = {"site": site, "fetch_only": fetch_only, "expires": expires}
+        self.store.invite(study, hashed(code), actor, **facts)
         return code, expires
 
     def revoke(self, study: str, site: str, actor: str, *, withdraw: bool = False) -> Row:
@@ -199,7 +200,7 @@ class Hub:
         self.study(study)
         if not SITE_NAME.fullmatch(site):
             raise Refusal("not-found", "There is no such site in this study.")
-        row = self.store.revoke(study, site, actor, withdraw=withdraw)
+        row = self.store.revoke(study, site, actor, withdraw)
         self.changed.set()
         return row
 
@@ -238,7 +239,7 @@ class Hub:
         """Enrol a site; its request was signed with `key`, so it holds that key."""
         if not SITE_NAME.fullmatch(site):
             raise Refusal("malformed", _SITE_NAME_RULE)
-        return self.store.enrol(hashed(code), site, key, nonce, fetch_only=fetch_only)
+        return self.store.enrol(hashed(code), site, key, nonce, fetch_only)
 
     def rotate(self, study: str, key: str, new: str, proof: str, nonce: str) -> Row:
         """Replace a site's key; `proof` is the new key's signature over old and new."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from consilience.files.sealed import canonical
-from consilience.hub.store.database import Database, Row, fetch_rows, get_setting, now
+from consilience.hub.store.database import Database, Row, get_setting, now
 from consilience.hub.store.tables import audit
 
 GENESIS = "0" * 64
@@ -105,7 +105,6 @@ class AuditLog(Database):
 
     def audit(self, *, after: int = 0, limit: int = 100) -> list[Row]:
         """Return entries of the audit log, oldest first."""
-        query = sa.select(audit).where(audit.c.number > after).limit(limit)
-        with self.reading() as db:
-            rows = fetch_rows(db, query.order_by(audit.c.number))
+        query = sa.select(audit).where(audit.c.number > after).order_by(audit.c.number)
+        rows = self.fetch_all(query.limit(limit))
         return [{**row, "facts": json.loads(row["facts"])} for row in rows]

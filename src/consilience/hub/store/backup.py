@@ -63,7 +63,7 @@ def void_old_rights(store: Store, datasets: Sequence[str], actor: str) -> None:
     These are invitations, sessions, and noise until someone allows a budget again.
     """
 
-    def work(db: sa.Connection) -> None:
+    def void(db: sa.Connection) -> None:
         db.execute(sessions.delete())
         db.execute(claims.delete())
         unused = invitations.update().where(invitations.c.used.is_(None))
@@ -72,4 +72,4 @@ def void_old_rights(store: Store, datasets: Sequence[str], actor: str) -> None:
             set_setting(db, restored_setting(dataset), now())
         append_entry(db, actor, "restored from a backup", None)
 
-    store.write(work)
+    store.write(void)

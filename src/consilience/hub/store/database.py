@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,6 +26,8 @@ from consilience.hub.store.tables import MIGRATIONS, nonces, settings, versions
 from consilience.protocol import CLOCK_SECONDS
 
 T = TypeVar("T")
+P = ParamSpec("P")
+DatabaseT = TypeVar("DatabaseT", bound="Database")
 Row = dict[str, Any]
 Work = Callable[[sa.Connection], Any]
 Waiting = tuple[Work, Future[Any]]
@@ -60,6 +63,11 @@ def fetch_rows(db: sa.Connection, query: sa.Executable, **values: object) -> lis
     return [dict(row) for row in db.execute(query, values).mappings()]
 
 
+def fetch_row(db: sa.Connection, query: sa.Executable, **values: object) -> Row | None:
+    """Return the first row of a query, if there is one."""
+    return next(iter(fetch_rows(db, query, **values)), None)
+
+
 def get_setting(db: sa.Connection, name: str) -> str | None:
     """Return a fact about the whole hub; None if it was never set."""
     return db.execute(_SETTING, {"of_name": name}).scalar()
@@ -69,6 +77,21 @@ def set_setting(db: sa.Connection, name: str, value: str) -> None:
     """Set a fact about the whole hub."""
     if not db.execute(_SET, {"of_name": name, "to": value}).rowcount:
         db.execute(settings.insert().values(name=name, value=value))
+
+
+def writing(
+    method: Callable[Concatenate[DatabaseT, sa.Connection, P], T],
+) -> Callable[Concatenate[DatabaseT, P], T]:
+    """Run a method in a write transaction, whose connection is its first argument.
+
+    See `Database.write`: the method may run twice, so it must only read and change the database.
+    """
+
+    @wraps(method)
+    def run(self: DatabaseT, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.write(lambda db: method(self, db, *args, **kwargs))
+
+    return run
 
 
 class Database:
@@ -99,51 +122,39 @@ class Database:
     def _open(self) -> tuple[sa.Engine, sa.Engine]:
         """Return the engines for reading and for writing."""
         if not self.is_sqlite:
-            engine = sa.create_engine(
-                self.url,
-                pool_pre_ping=True,
-                pool_size=8,
-                max_overflow=40,
-                isolation_level="READ COMMITTED",
-            )
+            checked = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
+            engine = sa.create_engine(self.url, pool_size=8, max_overflow=40, **checked)
             return engine, engine
         Path(self.url.database or "").parent.mkdir(parents=True, exist_ok=True)
-        engines = []
-        for begin in ("BEGIN", "BEGIN IMMEDIATE"):
-            arguments = {"timeout": 60.0, "check_same_thread": False}
-            engine = sa.create_engine(
-                self.url, pool_size=8, max_overflow=40, connect_args=arguments
-            )
-            sa.event.listen(engine, "connect", _prepare_sqlite)
-            sa.event.listen(engine, "begin", _begin_with(begin))
-            engines.append(engine)
-        return engines[0], engines[1]
+        return self._open_sqlite("BEGIN"), self._open_sqlite("BEGIN IMMEDIATE")
 
-    def migrate(self) -> None:
+    def _open_sqlite(self, begin: str) -> sa.Engine:
+        arguments = {"timeout": 60.0, "check_same_thread": False}
+        engine = sa.create_engine(self.url, pool_size=8, max_overflow=40, connect_args=arguments)
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", lambda db: db.exec_driver_sql(begin))
+        return engine
+
+    @writing
+    def migrate(self, db: sa.Connection) -> None:
         """Create the tables, or bring those of an older version up to date."""
-
-        def work(db: sa.Connection) -> None:
-            versions.create(db, checkfirst=True)
-            at = db.execute(sa.select(sa.func.max(versions.c.version))).scalar() or 0
-            if at > len(MIGRATIONS):
-                raise SettingsError(
-                    f"The hub's database has version {at}, and this program knows versions up to "
-                    f"{len(MIGRATIONS)}. Nothing was changed. Use the program that wrote it, or a "
-                    "newer one."
-                )
-            for number, migrate in enumerate(MIGRATIONS[at:], start=at + 1):
-                migrate(db)
-                db.execute(versions.insert().values(version=number, applied=now()))
-
-        self.write(work)
+        versions.create(db, checkfirst=True)
+        at = db.execute(sa.select(sa.func.max(versions.c.version))).scalar() or 0
+        if at > len(MIGRATIONS):
+            raise SettingsError(
+                f"The hub's database has version {at}, and this program knows versions up to "
+                f"{len(MIGRATIONS)}. Nothing was changed. Use the program that wrote it, or a "
+                "newer one."
+            )
+        for number, migrate in enumerate(MIGRATIONS[at:], start=at + 1):
+            migrate(db)
+            db.execute(versions.insert().values(version=number, applied=now()))
 
     # --------------------------------------------------------------------------- reading, writing
 
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
+    def reading(self) -> AbstractContextManager[sa.Connection]:
         """Open a connection for reading."""
-        with self._engines[0].connect() as db:
-            yield db
+        return self._engines[0].connect()
 
     def snapshot(self) -> AbstractContextManager[sa.Connection]:
         """Open a connection whose statements all see the same state of the database."""
@@ -212,7 +223,8 @@ class Database:
 
     def fetch_one(self, query: sa.Executable) -> Row | None:
         """Return the first row of a query, if there is one."""
-        return next(iter(self.fetch_all(query)), None)
+        with self.reading() as db:
+            return fetch_row(db, query)
 
     # ------------------------------------------------------------------- facts that workers share
 
@@ -225,16 +237,13 @@ class Database:
         """Store a fact about the whole hub."""
         self.write(lambda db: set_setting(db, name, value))
 
-    def agree(self, name: str, value: str) -> str:
+    @writing
+    def agree(self, db: sa.Connection, name: str, value: str) -> str:
         """Return what the first worker stored under this name: `value` if this is the first."""
-
-        def work(db: sa.Connection) -> str:
-            known = get_setting(db, name)
-            if known is None:
-                set_setting(db, name, value)
-            return known or value
-
-        return self.remembered(name) or self.write(work)
+        known = get_setting(db, name)
+        if known is None:
+            set_setting(db, name, value)
+        return known or value
 
 
 def _do(db: sa.Connection, work: Work) -> Outcome:
@@ -260,10 +269,3 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.isolation_level = None  # the driver must not begin transactions by itself
     for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {setting}")
-
-
-def _begin_with(statement: str) -> Callable[[sa.Connection], None]:
-    def begin(db: sa.Connection) -> None:
-        db.exec_driver_sql(statement)
-
-    return begin

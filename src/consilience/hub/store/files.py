@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 from consilience.errors import SettingsError
 from consilience.files.durable import move_durably, sync
 from consilience.protocol import DIGEST
+from consilience.study.records import file_digest
 
 ADDRESS = re.compile(
     r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9._/-]*[A-Za-z0-9._-]))?/?"
@@ -108,9 +108,8 @@ class Bucket(Files):
         part = self.new()
         try:
             self._client.download_file(self.name, self.prefix + sha256, str(part))
-            with part.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
-                    part.replace(place)
+            if file_digest(part) == sha256:
+                part.replace(place)
         except self._client.exceptions.ClientError as problem:
             if problem.response["Error"]["Code"] not in ("404", "NoSuchKey"):
                 raise

@@ -8,17 +8,10 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
-from consilience.hub.store.contributions import parse_guarantee
-from consilience.hub.store.database import Database, Row, fetch_rows, now
+from consilience.hub.store.contributions import fetch_guarantees, parse_guarantee
+from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
 from consilience.hub.store.studies import get_study
-from consilience.hub.store.tables import (
-    claims,
-    contributions,
-    members,
-    releases,
-    settings,
-    studies,
-)
+from consilience.hub.store.tables import claims, contributions, members, releases, settings, studies
 from consilience.protocol import Refusal
 
 
@@ -34,96 +27,80 @@ class Releases(Database):
         """Return the studies whose members changed since they were last combined."""
         return self.fetch_all(sa.select(studies).where(studies.c.changes > studies.c.combined))
 
-    def claim(self, study: str, worker: str, seconds: float) -> tuple[Row, list[Row]] | None:
+    @writing
+    def claim(
+        self, db: sa.Connection, study: str, worker: str, seconds: float
+    ) -> tuple[Row, list[Row]] | None:
         """Return the study's row and all its contributions if `worker` may combine it now.
 
         Other workers get None until the claim ends, or expires because its worker died.
         """
+        row = get_study(db, study)
+        held = fetch_row(db, sa.select(claims).where(claims.c.study == study))
+        if held is not None and held["until"] > now():
+            return None
+        db.execute(claims.delete().where(claims.c.study == study))
+        until = now(seconds=seconds)
+        db.execute(claims.insert().values(study=study, worker=worker, until=until))
+        query = sa.select(contributions).where(contributions.c.study == study)
+        return row, fetch_guarantees(db, query.order_by(contributions.c.site))
 
-        def work(db: sa.Connection) -> tuple[Row, list[Row]] | None:
-            row = get_study(db, study)
-            held = fetch_rows(db, sa.select(claims).where(claims.c.study == study))
-            if held and held[0]["until"] > now():
-                return None
-            db.execute(claims.delete().where(claims.c.study == study))
-            until = now(seconds=seconds)
-            db.execute(claims.insert().values(study=study, worker=worker, until=until))
-            query = sa.select(contributions).where(contributions.c.study == study)
-            rows = fetch_rows(db, query.order_by(contributions.c.site))
-            return row, list(map(parse_guarantee, rows))
-
-        return self.write(work)
-
-    def renew(self, study: str, worker: str, seconds: float) -> None:
+    @writing
+    def renew(self, db: sa.Connection, study: str, worker: str, seconds: float) -> None:
         """Extend a claim while the work goes on."""
+        held = claims.update().where(claims.c.study == study, claims.c.worker == worker)
+        db.execute(held.values(until=now(seconds=seconds)))
 
-        def work(db: sa.Connection) -> None:
-            held = claims.update().where(claims.c.study == study, claims.c.worker == worker)
-            db.execute(held.values(until=now(seconds=seconds)))
-
-        self.write(work)
-
-    def publish(self, row: Row, digests: Sequence[str], worker: str) -> Row:
+    @writing
+    def publish(self, db: sa.Connection, row: Row, digests: Sequence[str], worker: str) -> Row:
         """Add a release whose file is durable, and end the claim under which it was made."""
         study = row["study"]
+        _end_claim(db, study, worker)
+        # If a member was withdrawn in the meantime, the release is withdrawn from the start.
+        query = sa.select(contributions.c.state).where(contributions.c.digest.in_(digests))
+        is_gone = any(member["state"] == "withdrawn" for member in fetch_rows(db, query))
+        current = releases.update().where(releases.c.study == study, releases.c.state == "current")
+        db.execute(current.values(state="superseded"))
+        full = {**row, "state": "withdrawn" if is_gone else "current", "created": now()}
+        stored = {**full, "guarantee": json.dumps(row["guarantee"])}
+        db.execute(releases.insert().values(stored))
+        rows = [{"release": row["digest"], "contribution": digest} for digest in digests]
+        db.execute(members.insert(), rows)
+        combined = studies.update().where(studies.c.name == study)
+        db.execute(combined.values(combined=row["change"], problem=None))
+        facts = {"digest": row["digest"], "sequence": row["sequence"]}
+        append_entry(db, "hub", "release published", study, **facts)
+        return full
 
-        def work(db: sa.Connection) -> Row:
-            _check_claim(db, study, worker)
-            # If a member was withdrawn in the meantime, the release is withdrawn from the start.
-            query = sa.select(contributions.c.state).where(contributions.c.digest.in_(digests))
-            is_gone = any(member["state"] == "withdrawn" for member in fetch_rows(db, query))
-            current = releases.update().where(
-                releases.c.study == study, releases.c.state == "current"
-            )
-            db.execute(current.values(state="superseded"))
-            full = {**row, "state": "withdrawn" if is_gone else "current", "created": now()}
-            stored = {**full, "guarantee": json.dumps(row["guarantee"])}
-            db.execute(releases.insert().values(stored))
-            rows = [{"release": row["digest"], "contribution": digest} for digest in digests]
-            db.execute(members.insert(), rows)
-            combined = studies.update().where(studies.c.name == study)
-            db.execute(combined.values(combined=row["change"], problem=None))
-            db.execute(claims.delete().where(claims.c.study == study))
-            facts = {"digest": row["digest"], "sequence": row["sequence"]}
-            append_entry(db, "hub", "release published", study, **facts)
-            return full
-
-        return self.write(work)
-
-    def give_up(self, study: str, change: int, worker: str, problem: str | None) -> None:
+    @writing
+    def give_up(
+        self, db: sa.Connection, study: str, change: int, worker: str, problem: str | None
+    ) -> None:
         """End a claim without a release.
 
         Either too few sites have contributed, or there is a `problem` that only another change can
         solve.
         """
-
-        def work(db: sa.Connection) -> None:
-            _check_claim(db, study, worker)
-            combined = studies.update().where(studies.c.name == study, studies.c.combined <= change)
-            db.execute(combined.values(combined=change, problem=problem))
-            db.execute(claims.delete().where(claims.c.study == study))
-            if problem is not None:
-                append_entry(db, "hub", "combining failed", study, problem=problem)
-
-        self.write(work)
+        _end_claim(db, study, worker)
+        combined = studies.update().where(studies.c.name == study, studies.c.combined <= change)
+        db.execute(combined.values(combined=change, problem=problem))
+        if problem is not None:
+            append_entry(db, "hub", "combining failed", study, problem=problem)
 
     def unclaim(self, study: str, worker: str) -> None:
         """End a claim and leave the work to the next worker."""
         held = claims.delete().where(claims.c.study == study, claims.c.worker == worker)
         self.write(lambda db: db.execute(held))
 
-    def next_release(self, study: str) -> int:
-        """Return the number that the study's next release gets."""
-        newest = sa.func.coalesce(sa.func.max(releases.c.sequence), 0)
-        with self.reading() as db:
-            query = sa.select(newest).where(releases.c.study == study)
-            return int(db.execute(query).scalar_one()) + 1
-
     def releases(self, study: str) -> list[Row]:
         """Return a study's releases, newest first."""
         query = sa.select(releases).where(releases.c.study == study)
-        rows = self.fetch_all(query.order_by(releases.c.sequence.desc()))
-        return list(map(parse_guarantee, rows))
+        with self.reading() as db:
+            return fetch_guarantees(db, query.order_by(releases.c.sequence.desc()))
+
+    def next_release(self, study: str) -> int:
+        """Return the number that the study's next release gets."""
+        return max((row["sequence"] for row in self.releases(study)), default=0) + 1
 
     def release(
         self, study: str, sequence: int | None = None, *, request: str | None = None
@@ -149,7 +126,7 @@ class Releases(Database):
         self.write(lambda db: db.execute(kept))
 
 
-def _check_claim(db: sa.Connection, study: str, worker: str) -> None:
-    held = sa.select(claims).where(claims.c.study == study, claims.c.worker == worker)
-    if not fetch_rows(db, held):
+def _end_claim(db: sa.Connection, study: str, worker: str) -> None:
+    held = claims.delete().where(claims.c.study == study, claims.c.worker == worker)
+    if not db.execute(held).rowcount:
         raise Refusal("unavailable", "Another worker has taken over this study.")

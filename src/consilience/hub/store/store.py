@@ -17,7 +17,7 @@ from consilience.errors import SettingsError
 from consilience.hub.store.audit import AuditLog, Chain, append_entry
 from consilience.hub.store.contributions import Contributions
 from consilience.hub.store.coordinators import Coordinators
-from consilience.hub.store.database import set_setting
+from consilience.hub.store.database import set_setting, writing
 from consilience.hub.store.files import Bucket, Files
 from consilience.hub.store.releases import Releases
 from consilience.hub.store.sites import Sites
@@ -31,6 +31,7 @@ from consilience.hub.store.tables import (
     sites,
     studies,
 )
+from consilience.study.records import file_digest
 
 _BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of"))
 
@@ -64,17 +65,13 @@ class Store(AuditLog, Coordinators, Studies, Sites, Contributions, Releases):
 
     def _named_digests(self) -> set[str]:
         """Return the digests that some row names."""
-        with self.reading() as db:
-            return {
-                row[0]
-                for table in (files, contributions, releases)
-                for row in db.execute(sa.select(table.c.sha256))
-            }
+        tables = (files, contributions, releases)
+        named = sa.union(*(sa.select(table.c.sha256) for table in tables))
+        return {row["sha256"] for row in self.fetch_all(named)}
 
     def filed_digests(self) -> set[str]:
         """Return the digests of what is kept in files, not in the database."""
-        with self.reading() as db:
-            in_database = {row[0] for row in db.execute(sa.select(bodies.c.sha256))}
+        in_database = {row["sha256"] for row in self.fetch_all(sa.select(bodies.c.sha256))}
         return self._named_digests() - in_database
 
     def verify(self) -> tuple[int, str]:
@@ -91,9 +88,7 @@ class Store(AuditLog, Coordinators, Studies, Sites, Contributions, Releases):
                 "Nothing was repaired. Compare the database with a backup."
             )
         for sha256 in sorted(self._named_digests()):
-            content = self.content(sha256)
-            is_there = isinstance(content, bytes) or content.exists()
-            if not is_there or _content_digest(content) != sha256:
+            if _content_digest(self.content(sha256)) != sha256:
                 raise SettingsError(
                     f"The hub's file {sha256[:16]}… is missing or damaged. Nothing was repaired. "
                     "Restore it from a backup, or ask its site to submit it again."
@@ -102,15 +97,15 @@ class Store(AuditLog, Coordinators, Studies, Sites, Contributions, Releases):
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return the number of rows of each table, by state where it has one."""
-        counts: dict[tuple[str, str], int] = {}
         states = (studies.c.status, sites.c.status, contributions.c.state, releases.c.state)
         with self.reading() as db:
-            for state in states:
-                for value, n in db.execute(sa.select(state, sa.func.count()).group_by(state)):
-                    counts[state.table.name, str(value)] = int(n)
-            newest = sa.func.coalesce(sa.func.max(audit.c.number), 0)
-            counts["audit", ""] = int(db.execute(sa.select(newest)).scalar_one())
-        return counts
+            newest = db.execute(sa.select(sa.func.max(audit.c.number))).scalar()
+            counts = {
+                (state.table.name, str(value)): int(n)
+                for state in states
+                for value, n in db.execute(sa.select(state, sa.func.count()).group_by(state))
+            }
+        return {**counts, ("audit", ""): newest or 0}
 
     def use_bucket(self, address: str, actor: str) -> int:
         """Copy all files to a bucket, and use it from the next start on; return how many."""
@@ -120,17 +115,16 @@ class Store(AuditLog, Coordinators, Studies, Sites, Contributions, Releases):
             arrived = bucket.new()
             self.files.copy(sha256, arrived)
             bucket.keep(arrived, sha256)
-
-        def work(db: sa.Connection) -> None:
-            set_setting(db, "bucket", address)
-            append_entry(db, actor, "files moved to a bucket", None, bucket=address)
-
-        self.write(work)
+        self._name_bucket(address, actor)
         return len(digests)
 
+    @writing
+    def _name_bucket(self, db: sa.Connection, address: str, actor: str) -> None:
+        set_setting(db, "bucket", address)
+        append_entry(db, actor, "files moved to a bucket", None, bucket=address)
 
-def _content_digest(content: Path | bytes) -> str:
+
+def _content_digest(content: Path | bytes) -> str | None:
     if isinstance(content, bytes):
         return hashlib.sha256(content).hexdigest()
-    with content.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_digest(content) if content.exists() else None

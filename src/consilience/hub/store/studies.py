@@ -5,17 +5,17 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
-from consilience.hub.store.database import Database, Row, fetch_rows, now
+from consilience.hub.store.database import Database, Row, fetch_row, now, writing
 from consilience.hub.store.tables import files, studies
 from consilience.protocol import Refusal
 
 
 def get_study(db: sa.Connection, name: str) -> Row:
     """Return a study's row, or refuse."""
-    rows = fetch_rows(db, sa.select(studies).where(studies.c.name == name))
-    if not rows:
+    row = fetch_row(db, sa.select(studies).where(studies.c.name == name))
+    if row is None:
         raise Refusal("not-found", "There is no such study.")
-    return rows[0]
+    return row
 
 
 def get_open_study(db: sa.Connection, name: str) -> Row:
@@ -29,36 +29,22 @@ def get_open_study(db: sa.Connection, name: str) -> Row:
 class Studies(Database):
     """Studies and the public files that they name."""
 
-    def add_study(self, name: str, digest: str, text: str, actor: str) -> Row:
+    @writing
+    def add_study(self, db: sa.Connection, name: str, digest: str, text: str, actor: str) -> Row:
         """Add a study; adding it again changes nothing, another study of that name is refused."""
-
-        def work(db: sa.Connection) -> Row:
-            same = (studies.c.name == name) | (studies.c.digest == digest)
-            known = fetch_rows(db, sa.select(studies).where(same))
-            if known and known[0]["digest"] == digest:
-                return known[0]
-            if known:
-                raise Refusal(
-                    "name-taken",
-                    f"There is already another study named {name!r}; nothing was changed.",
-                )
-            row: Row = {
-                "name": name,
-                "digest": digest,
-                "text": text,
-                "status": "open",
-                "created": now(),
-                "created_by": actor,
-                "changes": 0,
-                "combined": 0,
-                "changed": None,
-                "problem": None,
-            }
-            db.execute(studies.insert().values(row))
-            append_entry(db, actor, "study created", name, digest=digest)
-            return row
-
-        return self.write(work)
+        same = (studies.c.name == name) | (studies.c.digest == digest)
+        known = fetch_row(db, sa.select(studies).where(same))
+        if known is not None:
+            if known["digest"] == digest:
+                return known
+            raise Refusal(
+                "name-taken", f"There is already another study named {name!r}; nothing was changed."
+            )
+        row = {"name": name, "digest": digest, "text": text, "created_by": actor}
+        new = {"status": "open", "created": now(), "changes": 0, "combined": 0}
+        db.execute(studies.insert().values(**row, **new))
+        append_entry(db, actor, "study created", name, digest=digest)
+        return get_study(db, name)
 
     def studies(self) -> list[Row]:
         """Return all studies, oldest first."""
@@ -68,30 +54,26 @@ class Studies(Database):
         """Return one study's row."""
         return self.fetch_one(sa.select(studies).where(studies.c.name == name))
 
-    def close_study(self, name: str, actor: str) -> Row:
+    @writing
+    def close_study(self, db: sa.Connection, name: str, actor: str) -> Row:
         """Accept nothing more for a study; its releases stay."""
+        row = get_study(db, name)
+        if row["status"] == "open":
+            db.execute(studies.update().where(studies.c.name == name).values(status="closed"))
+            append_entry(db, actor, "study closed", name)
+        return {**row, "status": "closed"}
 
-        def work(db: sa.Connection) -> Row:
-            row = get_study(db, name)
-            if row["status"] == "open":
-                db.execute(studies.update().where(studies.c.name == name).values(status="closed"))
-                append_entry(db, actor, "study closed", name)
-            return {**row, "status": "closed"}
-
-        return self.write(work)
-
-    def add_file(self, sha256: str, size: int, study: str, file: str, actor: str) -> None:
+    @writing
+    def add_file(
+        self, db: sa.Connection, sha256: str, size: int, study: str, file: str, actor: str
+    ) -> None:
         """Add the row of a public file that is already stored."""
-
-        def work(db: sa.Connection) -> None:
-            if not fetch_rows(db, sa.select(files).where(files.c.sha256 == sha256)):
-                db.execute(files.insert().values(sha256=sha256, size=size, received=now()))
-                append_entry(db, actor, "public file received", study, file=file, sha256=sha256)
-            # A study that could not be combined may have waited for this file.
-            waiting = studies.update().where(studies.c.problem.is_not(None))
-            db.execute(waiting.values(changes=studies.c.changes + 1, changed=now(), problem=None))
-
-        self.write(work)
+        if fetch_row(db, sa.select(files).where(files.c.sha256 == sha256)) is None:
+            db.execute(files.insert().values(sha256=sha256, size=size, received=now()))
+            append_entry(db, actor, "public file received", study, file=file, sha256=sha256)
+        # A study that could not be combined may have waited for this file.
+        waiting = studies.update().where(studies.c.problem.is_not(None))
+        db.execute(waiting.values(changes=studies.c.changes + 1, changed=now(), problem=None))
 
     def file(self, sha256: str) -> Row | None:
         """Return the row of a public file, if the hub has it."""
