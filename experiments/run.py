@@ -336,7 +336,7 @@ def _finish(name: str, panel: str, key: str, settings: Settings, whole: int) -> 
     facts = {
         **used(),
         "code": code_digest(),
-        "functions": _written(point.arguments.get("prepare")),
+        "functions": _written(point.arguments.get("prepare"), *_comparators(point.arguments)),
         "sizes": sorted(set(report.settings["sizes"])),
         "sites": report.settings["sites"],
         "public": report.settings["public"],
@@ -419,8 +419,16 @@ def _written(*functions: Any) -> list[tuple[str, str]]:
     return [
         (f"{one.__module__}:{one.__qualname__}", _text(one))
         for one in functions
-        if inspect.isfunction(one)
+        if inspect.isfunction(one) or inspect.isclass(one)
     ]
+
+
+def _comparators(arguments: Mapping[str, Any]) -> list[type]:
+    """Return the kinds of aggregators that are defined in experiments/ and not in the library."""
+    given = arguments["aggregator"]
+    listed = given.values() if isinstance(given, Mapping) else np.atleast_1d(given).tolist()
+    kinds = {type(one) for one in listed if type(one).__module__.startswith(f"{__package__}.")}
+    return sorted(kinds, key=lambda kind: kind.__qualname__)
 
 
 def _now(name: str) -> str | None:
@@ -433,6 +441,10 @@ def _now(name: str) -> str | None:
 
 def _text(function: Any) -> str:
     """Return a digest of the text of a function and of the functions and plain values of experiments/ that it uses."""
+    if inspect.isclass(function):  # a comparator: the whole module that defines it
+        return _digest(
+            statements_of(inspect.getsource(importlib.import_module(function.__module__)))
+        )
     found: dict[str, Any] = {}
     functions = [function]
     for one in functions:  # which grows by those that are called

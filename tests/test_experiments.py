@@ -624,6 +624,20 @@ def test_another_edition_of_a_data_set_is_noticed(tmp_path, monkeypatch):
             datasets.load(name)
 
 
+def test_a_changed_comparator_makes_an_older_point_stale(tmp_path):
+    chosen = select(["hamm2016/levels-har"])
+    run(chosen, miniature(tmp_path))
+    paper, _, panel = chosen[0]
+    facts = stored(paper, panel, miniature(tmp_path)).facts
+    kinds = {name for name, _ in facts["functions"] if name.startswith("experiments.comparators:")}
+    assert kinds
+    path = tmp_path / paper.name / f"{panel.id}.parquet"
+    table = pq.read_table(path)
+    facts["functions"] = [[n, "0" * 64 if n in kinds else d] for n, d in facts["functions"]]
+    pq.write_table(table.replace_schema_metadata({"facts": json.dumps(facts)}), path)
+    assert stored(paper, panel, miniature(tmp_path)).facts["stale"]
+
+
 # ------------------------------------------------------------------ states of the code that are equal
 
 
@@ -637,7 +651,10 @@ def test_equal_states_of_the_code_are_found_recorded_and_carried_over(tmp_path, 
     path = before / "xie2016" / "3a.parquet"
     table = pq.read_table(path)
     facts = json.loads(table.schema.metadata[b"facts"])
-    facts |= {"code": ["0" * 64], "functions": [[name, "1" * 64] for name, _ in facts["functions"]]}
+    facts |= {
+        "code": ["0" * 64],
+        "functions": [[name, f"{i:064}"] for i, (name, _) in enumerate(facts["functions"], 1)],
+    }
     pq.write_table(table.replace_schema_metadata({"facts": json.dumps(facts)}), path)
     paper, _, panel = chosen[0]
     assert stored(paper, panel, miniature(before)).facts["stale"]
