@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from consilience.aggregators.members import Member, as_members
+from consilience.aggregators.members import Classifier, Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import is_positive
 from consilience.learners.tuning import count_errors
@@ -25,6 +25,7 @@ from consilience.privacy.mechanisms import Noise, Source, laplace_counts
 from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
 from consilience.privacy.vector_noise import noise_variance
 from consilience.tables.groups import cap_records
+from consilience.tables.public import Features
 
 Array = NDArray[Any]
 
@@ -115,7 +116,7 @@ class Counting(TypedDict, total=False):
 
 
 def private_accuracy(
-    learner: Any, X: Any, y: ArrayLike, *, epsilon: float, **settings: Unpack[Counting]
+    learner: Classifier, X: Any, y: ArrayLike, *, epsilon: float, **settings: Unpack[Counting]
 ) -> PrivateAccuracy:
     """Count how many of these records `learner` predicts right, and release the count with noise.
 
@@ -175,7 +176,7 @@ def private_accuracy(
 class _HeldOut:
     """The records to count on, `cap` of each person's where there are persons."""
 
-    rows: Any
+    rows: Features
     labels: Array
     persons: ArrayLike | None
     cap: int
@@ -200,7 +201,7 @@ class _HeldOut:
             )
         return cls(rows, labels, persons, cap)
 
-    def count(self, learner: Any, source: Source) -> tuple[int, int]:
+    def count(self, learner: Classifier, source: Source) -> tuple[int, int]:
         """Return the numbers of right and wrong predictions."""
         kept = (
             slice(None)
@@ -234,7 +235,9 @@ class ScoredMember(Member):
         return self.events[: len(self.events) - len(self.accuracy.events)]
 
 
-def add_accuracy(member: Any, accuracy: PrivateAccuracy, *, held_out: bool = False) -> ScoredMember:
+def add_accuracy(
+    member: object, accuracy: PrivateAccuracy, *, held_out: bool = False
+) -> ScoredMember:
     """Join a fitted learner and its accuracy into one member.
 
     ``held_out=True`` states, as an assumption of the guarantee, that no unit was in training and in

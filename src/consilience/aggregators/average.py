@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
-from consilience.aggregators.base import Aggregator, Description, Learner
+from consilience.aggregators.base import Aggregator, Description, Joining, Learner, Outlook
 from consilience.aggregators.members import (
     DISJOINT,
     LinearEnsemble,
@@ -146,11 +146,10 @@ class Average(Aggregator):
         """Tell that any average can be predicted."""
         return True
 
-    def expected(self, joining: Any) -> tuple[Any, float] | None:
+    def expected(self, joining: Joining) -> Outlook:
         """Return the law of the weighted mean of the sites' models."""
         if self.epsilon is not None:
-            found: tuple[Any, float] = joining.at_trusted_hub(self)
-            return found
+            return joining.at_trusted_hub(self)
         shares = joining.shares(self)
         return joining.average(shares), joining.average_bound(shares)
 

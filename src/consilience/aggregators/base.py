@@ -12,27 +12,33 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
-from consilience.tables.public import Public
+from consilience.tables.public import Features, Public
 from consilience.tables.schema import Schema
 
 if TYPE_CHECKING:
+    from consilience.aggregators.average import Average
+    from consilience.aggregators.blend import PublicBlend
+    from consilience.aggregators.distillation.distill import Distillation
     from consilience.aggregators.distillation.tally import Question
+    from consilience.aggregators.feature import FeatureMethod
 
 Array = NDArray[Any]
+Table = ArrayLike | Features  # records, dense or sparse
 Learner = type[PrivateLearner[Any, Any]]
 Facts = dict[str, Any]
 Tensors = dict[str, Array]
 # How a fitted learner becomes plain facts and tensors, and how it is rebuilt from them.
 TakeApart = Callable[[Any], tuple[Facts, Tensors]]
+Outlook = tuple[Any, float]  # the law of a combined model, and a bound on its loss
 Rebuild = Callable[[Mapping[str, Any], Mapping[str, Array]], Any]
 
 
@@ -58,7 +64,7 @@ class Ensemble(ABC):
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...]
 
-    def __init_subclass__(cls, **more: Any) -> None:
+    def __init_subclass__(cls, **more: object) -> None:
         super().__init_subclass__(**more)
         if "kind" in vars(cls):
             ENSEMBLES[cls.kind] = cls
@@ -69,7 +75,7 @@ class Ensemble(ABC):
         return np.asarray(self.classes)
 
     @abstractmethod
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: Table) -> Array:
         """Return each row's class, or number."""
 
     @abstractmethod
@@ -97,6 +103,34 @@ class Ensemble(ABC):
 
 
 ENSEMBLES: dict[str, type[Ensemble]] = {}
+
+
+class Joining(Protocol):
+    """What aggregators ask of a plan, which predicts what they make of the sites' models.
+
+    A law is planning's own: aggregators only pass it on.
+    """
+
+    def shares(self, way: Average | PublicBlend | FeatureMethod) -> Array:
+        """Return the weight of one site of each kind."""
+
+    def average(self, shares: Array) -> Any:
+        """Return the law of the weighted mean of the sites' models."""
+
+    def average_bound(self, shares: Array) -> float:
+        """Return a bound on the loss of that mean."""
+
+    def at_trusted_hub(self, way: Average) -> Outlook:
+        """Return law and bound of the mean of exact models, with noise added once."""
+
+    def blend(self, shares: Array) -> Outlook:
+        """Return law and bound of the best ridge around the scaled mean."""
+
+    def feature(self, way: FeatureMethod) -> Outlook:
+        """Return law and bound of weights learned on the public records."""
+
+    def distilled(self, way: Distillation) -> Outlook:
+        """Return law and bound of a model learned from the members' votes."""
 
 
 class Aggregator(ABC):
@@ -154,22 +188,25 @@ class Aggregator(ABC):
 
     def with_budget(self, epsilons: Sequence[float]) -> Self:
         """Return a copy that spends the smallest of the sites' epsilons, if it draws noise."""
-        made: Any = copy.copy(self)
-        if self.draws_noise:
-            made.epsilon = min(epsilons)
-        return made  # type: ignore[no-any-return]
+        return self._with(epsilon=min(epsilons)) if self.draws_noise else self._with()
 
     def with_noise(self, noise: Noise | None, random_state: int) -> Self:
         """Return a copy that draws this noise, and public randomness where none was set.
 
         None leaves the noise as it is.
         """
-        made: Any = copy.copy(self)
-        if noise is not None and hasattr(made, "noise"):
-            made.noise = noise
-        if getattr(made, "random_state", 0) is None:
-            made.random_state = random_state
-        return made  # type: ignore[no-any-return]
+        changes: dict[str, object] = {}
+        if noise is not None and hasattr(self, "noise"):
+            changes["noise"] = noise
+        if getattr(self, "random_state", 0) is None:
+            changes["random_state"] = random_state
+        return self._with(**changes)
+
+    def _with(self, **changes: object) -> Self:
+        """Return a copy with these settings changed."""
+        made = copy.copy(self)
+        vars(made).update(changes)
+        return made
 
     # ------------------------------------------------------------------ how others show it
 
@@ -202,10 +239,10 @@ class Aggregator(ABC):
         """Tell whether `expected` knows what this aggregator makes of such learners."""
         return False
 
-    def expected(self, joining: Any) -> tuple[Any, float] | None:
+    def expected(self, joining: Joining) -> Outlook | None:
         """Return the law of the combined model and a bound on its loss; None if unpredictable.
 
-        `joining` is planning's `Joining`, whose methods do the computing.
+        `joining` does the computing.
         """
         return None
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from consilience.aggregators.base import Description
+from consilience.aggregators.base import Description, Joining, Outlook
 from consilience.aggregators.labelled import UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import LinearEnsemble
 from consilience.aggregators.mixture import Ball, Known, Mixture, Ridge
@@ -81,10 +81,9 @@ class PublicBlend(UsesLabels):
         """Tell whether there are public records and the loss is logistic."""
         return public and is_logistic(learner)
 
-    def expected(self, joining: Any) -> tuple[Any, float] | None:
+    def expected(self, joining: Joining) -> Outlook:
         """Return the law of the best ridge around the scaled average."""
-        found: tuple[Any, float] = joining.blend(joining.shares(self))
-        return found
+        return joining.blend(joining.shares(self))
 
     def combine(
         self,

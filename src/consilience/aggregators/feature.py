@@ -18,7 +18,7 @@ from scipy import linalg, sparse
 from sklearn.utils import check_random_state
 
 from consilience.aggregators.average import TRUSTED
-from consilience.aggregators.base import Description
+from consilience.aggregators.base import Description, Joining, Outlook
 from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
 from consilience.aggregators.mixture import Mixture, Ridge
@@ -204,10 +204,9 @@ class FeatureMethod(UsesLabels):
         own_noise = self.epsilon is None or self.mechanism != "output"
         return public and is_logistic(learner) and self.max_members is None and own_noise
 
-    def expected(self, joining: Any) -> tuple[Any, float] | None:
+    def expected(self, joining: Joining) -> Outlook:
         """Return the law of weights learned on the public records."""
-        found: tuple[Any, float] = joining.feature(self)
-        return found
+        return joining.feature(self)
 
     def combine(
         self,

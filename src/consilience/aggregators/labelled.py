@@ -38,7 +38,7 @@ class Labelled:
     intercept: Array  # (N, 1 or K)
     shares: Array  # (N,), by precision where it is known
     mass: Array  # (N, 1 or K): the shares among those members that know the class
-    X: Any
+    X: Any  # dense or sparse rows
     labels: Array  # as they were given
     y: Array  # signs, codes, or labels divided by label_scale
     loss: Loss

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_array
 
-from consilience.aggregators.base import Ensemble, Facts, Rebuild, TakeApart, Tensors
+from consilience.aggregators.base import Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.ball import scale_to_user
 from consilience.learners.linear import best_class, class_chances
@@ -27,6 +27,17 @@ from consilience.privacy.vector_noise import is_vector_noise, minimum_variance
 Array = NDArray[Any]
 
 DISJOINT = "no record, and no person where persons are the unit, is at two sites"
+
+
+class Classifier(Protocol):
+    """A fitted classifier of any library."""
+
+    @property
+    def classes_(self) -> Array:
+        """The labels that it knows."""
+
+    def predict(self, X: Table, /) -> Array:
+        """Return each row's label."""
 
 
 @dataclass(frozen=True)
@@ -237,18 +248,18 @@ class LinearEnsemble(Ensemble):
             raise ContributionRejected("tensors")
         return cls(classes, coef, intercept, weights, guarantee, ())
 
-    def decision_function(self, X: Any) -> Array:
+    def decision_function(self, X: Table) -> Array:
         """Return the margin of the second class, one score per class, or the predicted number."""
-        X = check_array(X, accept_sparse="csr", dtype=np.float64)
-        if X.shape[1] != self.coef.shape[1]:
+        rows = check_array(X, accept_sparse="csr", dtype=np.float64)
+        if rows.shape[1] != self.coef.shape[1]:
             raise SchemaMismatch(
                 f"The ensemble was made for {self.coef.shape[1]} features and was given "
-                f"{X.shape[1]}. Nothing was predicted. Encode the table with the study's schema."
+                f"{rows.shape[1]}. Nothing was predicted. Encode the table with the study's schema."
             )
-        scores = np.asarray(X @ self.coef.T + self.intercept)
+        scores = np.asarray(rows @ self.coef.T + self.intercept)
         return scores.ravel() if scores.shape[1] == 1 else scores
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: Table) -> Array:
         """Return each row's class, or number."""
         scores = self.decision_function(X)
         return scores if self.classes is None else best_class(self.classes, scores)
@@ -259,7 +270,7 @@ class LinearEnsemble(Ensemble):
             return scores, None
         return best_class(self.classes, scores), class_chances(self.classes, scores)
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: Table) -> Array:
         """Return class probabilities: the logistic or softmax function of the scores."""
         if self.classes is None:
             raise SettingsError("A regressor has no class probabilities. Use predict.")

@@ -85,7 +85,7 @@ class Ball:
 class Ridge:
     """Σ loss + (t·m/2)‖θ - centre‖² over records Z of norm <= 1, as `erm.solve` takes it."""
 
-    Z: Any
+    Z: Any  # dense or sparse rows
     y: Array
     loss: Loss
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
@@ -25,6 +25,7 @@ from consilience.aggregators.base import (
     Facts,
     Learner,
     Rebuild,
+    Table,
     TakeApart,
     Tensors,
 )
@@ -392,12 +393,12 @@ class PooledForest(Ensemble):
         labels = np.asarray(classes)
         return cls(shape, bins, labels, no_counts, math.nan, values, weights, guarantee, ())
 
-    def predict_proba(self, X: ArrayLike) -> Array:
+    def predict_proba(self, X: Table) -> Array:
         """Return each class' probability."""
-        finite: Any = True if self.bins.missing == "error" else "allow-nan"
+        finite = True if self.bins.missing == "error" else "allow-nan"
         codes = self.bins.codes(check_array(X, dtype=np.float64, ensure_all_finite=finite))
         return self.shape.add_up(codes, self.values, np.zeros((len(codes), len(self.classes))))
 
-    def predict(self, X: ArrayLike) -> Array:
+    def predict(self, X: Table) -> Array:
         """Return the most probable class for each row."""
         return np.asarray(self.classes[self.predict_proba(X).argmax(axis=1)])

@@ -25,10 +25,12 @@ from consilience.aggregators.base import (
     Facts,
     Learner,
     Rebuild,
+    Table,
     TakeApart,
     Tensors,
 )
 from consilience.aggregators.members import (
+    Classifier,
     LinearEnsemble,
     Member,
     as_members,
@@ -308,7 +310,7 @@ class VoteEnsemble(Ensemble):
             raise ContributionRejected("features")
         return cls(tuple(learners), classes, weights, facts["voting"], guarantee, ())
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: Table) -> Array:
         """Return the weighted mean of the members' probabilities (`_settle` if classes differ)."""
         sets: dict[tuple[int, ...], Array] = {}
         for member, weight in zip(self.members, self.weights.tolist(), strict=True):
@@ -325,11 +327,11 @@ class VoteEnsemble(Ensemble):
             [_settle({s: p[rows] for s, p in sets.items()}, len(self.classes)) for rows in parts]
         )
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: Table) -> Array:
         """Return the most probable class for each row."""
         return np.asarray(self.classes[self.predict_proba(X).argmax(axis=1)])
 
-    def _said(self, member: Any, X: Any) -> tuple[tuple[int, ...], Array]:
+    def _said(self, member: Classifier, X: Table) -> tuple[tuple[int, ...], Array]:
         """Return the positions of a member's classes, ascending, and its probabilities."""
         known = np.asarray(member.classes_).tolist()
         place = {label: k for k, label in enumerate(self.classes.tolist())}

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from consilience.aggregators.base import Description
+from consilience.aggregators.base import Description, Joining, Outlook
 from consilience.aggregators.distillation.noise import (
     ObjectivePlan,
     OutputPlan,
@@ -62,10 +62,9 @@ class Distillation(HidesSites):
         """Tell whether the loss is logistic and the public records need not be hidden."""
         return public and is_logistic(learner) and not self.protect_public
 
-    def expected(self, joining: Any) -> tuple[Any, float] | None:
+    def expected(self, joining: Joining) -> Outlook:
         """Return the law of a model learned from the members' votes."""
-        found: tuple[Any, float] = joining.distilled(self)
-        return found
+        return joining.distilled(self)
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work."""

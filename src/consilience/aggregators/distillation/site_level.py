@@ -19,7 +19,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_array
 
 from consilience.aggregators.average import TRUSTED
-from consilience.aggregators.base import Aggregator, Learner
+from consilience.aggregators.base import Aggregator, Learner, Table
 from consilience.aggregators.distillation.noise import Rows
 from consilience.aggregators.distillation.tally import Question, Tally, count_votes, voters
 from consilience.aggregators.members import DISJOINT, LinearEnsemble
@@ -156,9 +156,9 @@ class HidesSites(Aggregator):
             ballot.known[key] = Rows(X, len(ballot.classes), len(ballot.own))
         return cast(Rows, ballot.known[key])
 
-    def _in_ball(self, X: Any) -> Array:
+    def _in_ball(self, table: Table) -> Array:
         """Return public records as dense rows of length <= 1, with a constant if one is learned."""
-        X = check_array(X, accept_sparse="csr", dtype=np.float64)
+        X = check_array(table, accept_sparse="csr", dtype=np.float64)
         return np.ascontiguousarray(into_ball(X.toarray() if sparse.issparse(X) else X, self))
 
     def _run(

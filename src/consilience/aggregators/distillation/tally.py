@@ -26,7 +26,7 @@ from consilience.aggregators.members import (
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Guarantee
-from consilience.tables.public import Public
+from consilience.tables.public import Features, Public
 
 Array = NDArray[Any]
 
@@ -200,7 +200,7 @@ def _stacked(
 
 
 def _linear_votes(
-    X: Any, W: Array, b: Array, fast: Array, unit: int, n_classes: int
+    X: Features, W: Array, b: Array, fast: Array, unit: int, n_classes: int
 ) -> NDArray[np.int64]:
     """Return the counts (record, class) of the fast slots; `unit` is 0 for votes."""
     with np.errstate(invalid="ignore", over="ignore"):
@@ -225,7 +225,7 @@ def _linear_votes(
     )
 
 
-def _votes(member: Member, X: Any, every: Array, unit: int, grain: int) -> NDArray[np.int64]:
+def _votes(member: Member, X: Features, every: Array, unit: int, grain: int) -> NDArray[np.int64]:
     """Return the counts (record, class) of one member; another shape is no answer."""
     said = np.zeros((X.shape[0], len(every)))
     if grain > 1 and hasattr(member.learner, "predict_proba"):
