@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from consilience.aggregators.base import Array
 from consilience.aggregators.members import Classifier, Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import is_positive
@@ -26,8 +27,6 @@ from consilience.privacy.spending import Account, Receipt, run_charged, state_gu
 from consilience.privacy.vector_noise import noise_variance
 from consilience.tables.groups import cap_records
 from consilience.tables.public import Features
-
-Array = NDArray[Any]
 
 HELD_OUT = (
     "the records that accuracy was counted on were kept from training by slot, whatever they hold"

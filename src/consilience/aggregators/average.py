@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import helmert
 
-from consilience.aggregators.base import Aggregator, Description, Joining, Learner, Outlook
+from consilience.aggregators.base import (
+    Aggregator,
+    Array,
+    Charge,
+    Description,
+    Joining,
+    Learner,
+    Outlook,
+)
 from consilience.aggregators.members import (
     DISJOINT,
     LinearEnsemble,
@@ -25,7 +33,6 @@ from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_linear
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, draw_error
 from consilience.privacy.spending import Account, run_charged, state_guarantee
 from consilience.privacy.vector_noise import (
@@ -37,8 +44,6 @@ from consilience.privacy.vector_noise import (
     with_sensitivity,
 )
 from consilience.tables.public import Public
-
-Array = NDArray[Any]
 
 TRUSTED = "the aggregator is trusted: it sees the sites' exact models"
 
@@ -52,6 +57,7 @@ WEIGHING = {
 }
 
 
+@dataclass(eq=False)
 class Average(Aggregator):
     """Average members' coefficients.
 
@@ -85,32 +91,16 @@ class Average(Aggregator):
     }
     combines_coefficients = True
 
-    def __init__(
-        self,
-        weights: str = "precision",
-        *,
-        epsilon: float | Sequence[float] | None = None,
-        delta: float = 0.0,
-        classes: Sequence[Any] | None = None,
-        curvature: float = 0.02,
-        noise: Noise | None = None,
-    ) -> None:
-        if weights not in ("precision", "size", "equal"):
-            raise SettingsError(
-                "The 'weights' parameter of Average must be 'precision', 'size' or 'equal'. Got "
-                f"{weights!r} instead."
-            )
-        self.weights = weights
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.curvature = curvature
-        self.noise = noise
+    weights: str = "precision"
+    _: KW_ONLY
+    epsilon: float | Sequence[float] | None = None
+    delta: float = 0.0
+    classes: Sequence[Any] | None = None
+    curvature: float = 0.02
+    noise: Noise | None = None
 
-    @property
-    def needs_exact_members(self) -> bool:
-        """Whether the noise is added here: then the sites' own models must have none."""
-        return self.draws_noise
+    def __post_init__(self) -> None:
+        self._require("weights", self.weights in WEIGHING, "'precision', 'size' or 'equal'")
 
     def with_budget(self, epsilons: Sequence[float]) -> Self:
         """Return a copy with each site's epsilon, if it draws noise; exact if one is infinite."""
@@ -154,13 +144,7 @@ class Average(Aggregator):
         return joining.average(shares), joining.average_bound(shares)
 
     def combine(
-        self,
-        members: Sequence[Any],
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> LinearEnsemble:
         """Return the weighted average of linear `members`; `public` records improve the weights."""
         found = as_members(members)
@@ -185,7 +169,7 @@ class Average(Aggregator):
             lambda source: plan.draw(mean, offset, source),
             plan.events,
             noise=plan.noise,
-            account=Account(ledger, dataset, key),
+            account=Account(**charge),
             purpose=type(self).__name__,
         )
         whole, each = plan.guarantees()

@@ -12,11 +12,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from consilience.errors import SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Ledger
@@ -105,6 +106,14 @@ class Ensemble(ABC):
 ENSEMBLES: dict[str, type[Ensemble]] = {}
 
 
+class Charge(TypedDict, total=False):
+    """Where the noise that combining draws is charged."""
+
+    ledger: Ledger | None
+    dataset: str | None
+    key: str | None
+
+
 class Joining(Protocol):
     """What aggregators ask of a plan, which predicts what they make of the sites' models.
 
@@ -146,6 +155,9 @@ class Aggregator(ABC):
     needs_labels: ClassVar[bool] = False
     combines_coefficients: ClassVar[bool] = False  # so members must be linear
     asks_votes: ClassVar[bool] = False  # `combine` also takes the `Tally` that `question` counts
+    weighing: ClassVar[str] = "The aggregator decides how members count."
+    # What its own noise hides; None is the members' own unit, a record or a person.
+    hidden_unit: ClassVar[Unit | None] = None
 
     # ------------------------------------------------------------------ what it needs and hides
 
@@ -158,12 +170,7 @@ class Aggregator(ABC):
     @property
     def needs_exact_members(self) -> bool:
         """Whether it adds the noise itself and must be trusted with the sites' exact models."""
-        return False
-
-    @property
-    def hidden_unit(self) -> Unit | None:
-        """What its own noise hides; None is the members' own unit, a record or a person."""
-        return None
+        return self.draws_noise
 
     @property
     def hidden_neighbours(self) -> Neighbours | None:
@@ -202,6 +209,14 @@ class Aggregator(ABC):
             changes["random_state"] = random_state
         return self._with(**changes)
 
+    def _require(self, name: str, fits: bool, must: str) -> None:
+        """Refuse a setting that does not fit."""
+        if not fits:
+            raise SettingsError(
+                f"The {name!r} parameter of {type(self).__name__} must be {must}. "
+                f"Got {getattr(self, name)!r} instead."
+            )
+
     def _with(self, **changes: object) -> Self:
         """Return a copy with these settings changed."""
         made = copy.copy(self)
@@ -212,7 +227,7 @@ class Aggregator(ABC):
 
     def describe(self) -> Description:
         """Return its title and how it weighs members, in words."""
-        return Description(type(self).__name__, "The aggregator decides how members count.")
+        return Description(type(self).__name__, self.weighing)
 
     @classmethod
     def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
@@ -254,13 +269,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def combine(
-        self,
-        members: Sequence[Any],
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> Ensemble:
         """Return the ensemble of `members`: contributions, fitted learners or `Member` values.
 

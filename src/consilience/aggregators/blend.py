@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 
-from consilience.aggregators.base import Description, Joining, Outlook
+from consilience.aggregators.base import Charge, Joining, Outlook
 from consilience.aggregators.labelled import UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import LinearEnsemble
 from consilience.aggregators.mixture import Ball, Known, Mixture, Ridge
 from consilience.learners.base import PrivateLearner
-from consilience.privacy.ledger import Ledger
 from consilience.tables.public import Public
 
 EXPECTED_WITHIN = 0.5  # powers of ten: a Cauchy density, so that records can always overrule it
 FEW_RECORDS = 5000  # beyond, a coarser grid: the likelihood is sharp and the solver's time counts
 
 
+@dataclass(eq=False)
 class PublicBlend(UsesLabels):
     """Blend labelled public records with the members' average: the default if there are any.
 
@@ -51,24 +52,10 @@ class PublicBlend(UsesLabels):
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"blend": {}}
 
-    def __init__(
-        self,
-        *,
-        classes: Sequence[Any] | None = None,
-        huber: float | None = None,
-        random_state: int | None = 0,
-    ) -> None:
-        self.classes = classes
-        self.huber = huber
-        self.random_state = random_state
-
-    def describe(self) -> Description:
-        """Return its title and what the weights mean."""
-        return Description(
-            "PublicBlend",
-            "Members are averaged by their precision; the public records then decide how far the "
-            "average is followed.",
-        )
+    weighing = (
+        "Members are averaged by their precision; the public records then decide how far the "
+        "average is followed."
+    )
 
     @classmethod
     def planned(
@@ -86,13 +73,7 @@ class PublicBlend(UsesLabels):
         return joining.blend(joining.shares(self))
 
     def combine(
-        self,
-        members: Sequence[Any],
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> LinearEnsemble:
         """Return the blend of linear `members` and labelled `public` records."""
         task = read_labelled(self, members, public)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
-from consilience.aggregators.base import Description
+from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.labelled import Labelled, UsesLabels, read_labelled
 from consilience.aggregators.members import LinearEnsemble
 from consilience.aggregators.mixture import folds
 from consilience.errors import SettingsError
 from consilience.learners.base import is_positive
 from consilience.learners.erm import Loss
-from consilience.privacy.ledger import Ledger
 from consilience.tables.public import Public
 
-Array = NDArray[Any]
 
-
+@dataclass(eq=False)
 class SiteBoosting(UsesLabels):
     """Boost over the members: each round adds a little of the score that best fits the residuals.
 
@@ -49,38 +46,15 @@ class SiteBoosting(UsesLabels):
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"boosting": {}}
 
-    def __init__(
-        self,
-        n_rounds: int = 200,
-        *,
-        shrinkage: float = 0.1,
-        coordinates: bool = False,
-        classes: Sequence[Any] | None = None,
-        huber: float | None = None,
-        random_state: int | None = 0,
-    ) -> None:
-        self.n_rounds = n_rounds
-        self.shrinkage = shrinkage
-        self.coordinates = coordinates
-        self.classes = classes
-        self.huber = huber
-        self.random_state = random_state
+    weighing = "Members are added one by one, each for what it corrects on the public records."
 
-    def describe(self) -> Description:
-        """Return its title and what the weights mean."""
-        return Description(
-            "SiteBoosting",
-            "Members are added one by one, each for what it corrects on the public records.",
-        )
+    n_rounds: int = 200
+    _: KW_ONLY
+    shrinkage: float = 0.1
+    coordinates: bool = False
 
     def combine(
-        self,
-        members: Sequence[Any],
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> LinearEnsemble:
         """Return the boosted combination of linear `members` on labelled `public` records."""
         whole = isinstance(self.n_rounds, int | np.integer) and not isinstance(self.n_rounds, bool)

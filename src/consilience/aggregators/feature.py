@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg, sparse
 from sklearn.utils import check_random_state
 
 from consilience.aggregators.average import TRUSTED
-from consilience.aggregators.base import Description, Joining, Outlook
+from consilience.aggregators.base import Array, Charge, Joining, Outlook
 from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
 from consilience.aggregators.mixture import Mixture, Ridge
@@ -35,7 +34,6 @@ from consilience.learners.perturbation import (
 )
 from consilience.privacy.accounting import Event, Selection
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import (
     Noise,
     Source,
@@ -53,8 +51,6 @@ from consilience.privacy.vector_noise import (
     with_sensitivity,
 )
 from consilience.tables.public import Public
-
-Array = NDArray[Any]
 
 STRENGTHS = (math.inf, *10.0 ** np.arange(2.0, -4.1, -0.5))
 PRIVATE_REGULARIZATION = 1e-2  # nothing about private aggregation records may choose it
@@ -82,6 +78,7 @@ class FeatureEnsemble(LinearEnsemble):
     aggregation_guarantee: Guarantee | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class FeatureMethod(UsesLabels):
     """Learn on labelled aggregation records how to weigh the members' scores.
 
@@ -134,40 +131,23 @@ class FeatureMethod(UsesLabels):
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"feature": {}}
 
-    def __init__(
-        self,
-        *,
-        regularization: float | str = "auto",
-        toward: str = "precision",
-        scaling: str = "public",
-        epsilon: float | None = None,
-        delta: float = 0.0,
-        mechanism: str = "objective",
-        max_members: int | None = None,
-        selection_share: float = 0.25,
-        n_bags: int = 0,
-        data_norm: float = 1.0,
-        label_bound: float = 1.0,
-        classes: Sequence[Any] | None = None,
-        huber: float | None = None,
-        random_state: int | None = 0,
-        noise: Noise | None = None,
-    ) -> None:
-        self.regularization = regularization
-        self.toward = toward
-        self.scaling = scaling
-        self.epsilon = epsilon
-        self.delta = delta
-        self.mechanism = mechanism
-        self.max_members = max_members
-        self.selection_share = selection_share
-        self.n_bags = n_bags
-        self.data_norm = data_norm
-        self.label_bound = label_bound
-        self.classes = classes
-        self.huber = huber
-        self.random_state = random_state
-        self.noise = noise
+    weighing = (
+        "Weights are learned on the public records: a member gets what its predictions add to the "
+        "others', which can be nothing, or less than nothing."
+    )
+
+    regularization: float | str = "auto"
+    toward: str = "precision"
+    scaling: str = "public"
+    epsilon: float | None = None
+    delta: float = 0.0
+    mechanism: str = "objective"
+    max_members: int | None = None
+    selection_share: float = 0.25
+    n_bags: int = 0
+    data_norm: float = 1.0
+    label_bound: float = 1.0
+    noise: Noise | None = None
 
     @property
     def needs_exact_members(self) -> bool:
@@ -180,14 +160,6 @@ class FeatureMethod(UsesLabels):
         if self.draws_noise and math.isinf(min(epsilons)):
             made.epsilon, made.delta = None, 0.0
         return made
-
-    def describe(self) -> Description:
-        """Return its title and what the weights mean."""
-        return Description(
-            "FeatureMethod",
-            "Weights are learned on the public records: a member gets what its predictions add to "
-            "the others', which can be nothing, or less than nothing.",
-        )
 
     @classmethod
     def planned(
@@ -209,13 +181,7 @@ class FeatureMethod(UsesLabels):
         return joining.feature(self)
 
     def combine(
-        self,
-        members: Sequence[Any],
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> FeatureEnsemble:
         """Return the combination of linear `members` that best fits the labelled `public` records.
 
@@ -235,7 +201,7 @@ class FeatureMethod(UsesLabels):
             g is not None and g.holds and math.isinf(g.epsilon)
             for g in (m.guarantee for m in task.members)
         ]
-        account = Account(ledger, dataset, key)
+        account = Account(**charge)
         if self.mechanism == "output":
             return self._at_trusted_aggregator(task, all(exact), account)
         if any(exact):
@@ -348,62 +314,35 @@ class FeatureMethod(UsesLabels):
         )
 
     def _check_settings(self) -> None:
-        def need(name: str, fits: bool, must: str) -> None:
-            if not fits:
-                got = getattr(self, name)
-                raise SettingsError(
-                    f"The {name!r} parameter of FeatureMethod must be {must}. Got {got!r} instead."
-                )
-
         def whole(value: object) -> bool:
             return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
+        need, most, share, delta = self._require, self.max_members, self.selection_share, self.delta
         automatic = isinstance(self.regularization, str) and self.regularization == "auto"
-        need(
-            "regularization",
-            automatic or is_positive(self.regularization),
-            "'auto' or a number > 0",
-        )
+        fits = automatic or is_positive(self.regularization)
+        need("regularization", fits, "'auto' or a number > 0")
         need("toward", self.toward in ("precision", "zero"), "'precision' or 'zero'")
         need("scaling", self.scaling in ("public", "none"), "'public' or 'none'")
         need("mechanism", self.mechanism in ("objective", "output"), "'objective' or 'output'")
-        need(
-            "max_members",
-            self.max_members is None or (whole(self.max_members) and self.max_members >= 1),
-            "None or an integer >= 1",
-        )
-        share = self.selection_share
-        need(
-            "selection_share",
-            isinstance(share, int | float) and 0 <= share < 1,
-            "a number in [0, 1)",
-        )
+        fits = most is None or (whole(most) and most >= 1)
+        need("max_members", fits, "None or an integer >= 1")
+        fits = isinstance(share, int | float) and 0 <= share < 1
+        need("selection_share", fits, "a number in [0, 1)")
         need("n_bags", whole(self.n_bags) and self.n_bags >= 0, "an integer >= 0")
         need("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
         need("data_norm", is_positive(self.data_norm), "a number > 0")
         need("label_bound", is_positive(self.label_bound), "a number > 0")
         if self.epsilon is None:
-            need(
-                "delta", self.delta == 0, "0 where the aggregation records are public (no epsilon)"
-            )
+            must = "0 where the aggregation records are public (no epsilon)"
+            need("delta", delta == 0, must)
             return
         need("epsilon", is_positive(self.epsilon), "None or a finite number > 0")
-        need(
-            "delta",
-            isinstance(self.delta, int | float) and 0 <= self.delta < 1,
-            "a number in [0, 1)",
-        )
-        need(
-            "n_bags",
-            self.n_bags == 0,
-            "0 with epsilon: every bag would be one more use of the private records",
-        )
-        all_of_them = self.max_members is None or self.mechanism == "objective"
-        need(
-            "max_members",
-            all_of_them,
-            "None with mechanism='output', whose noise is for all members",
-        )
+        need("delta", isinstance(delta, int | float) and 0 <= delta < 1, "a number in [0, 1)")
+        must = "0 with epsilon: every bag would be one more use of the private records"
+        need("n_bags", self.n_bags == 0, must)
+        fits = most is None or self.mechanism == "objective"
+        must = "None with mechanism='output', whose noise is for all members"
+        need("max_members", fits, must)
 
 
 @dataclass(frozen=True)

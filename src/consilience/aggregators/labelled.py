@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.utils.validation import check_array
 
 from consilience.aggregators.average import precision_weights, typical_curvature
-from consilience.aggregators.base import Aggregator, Learner
+from consilience.aggregators.base import Aggregator, Array, Learner
 from consilience.aggregators.members import (
     LinearEnsemble,
     Member,
@@ -24,8 +23,6 @@ from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.erm import Huber, Logistic, Loss, Softmax, Squared
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.tables.public import Public
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -75,12 +72,15 @@ class Labelled:
         )
 
 
+@dataclass(eq=False, kw_only=True)
 class UsesLabels(Aggregator):
     """An aggregator of linear members that fits to labelled records."""
 
     needs_public = needs_labels = combines_coefficients = True
-    classes: Sequence[Any] | None
-    huber: float | None
+
+    classes: Sequence[Any] | None = None
+    huber: float | None = None
+    random_state: int | None = 0
 
     @classmethod
     def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:
@@ -107,10 +107,7 @@ def read_labelled(
             "Public(X, y), or use Average, which needs no records."
         )
     huber = aggregator.huber
-    if huber is not None and not is_positive(huber):
-        raise SettingsError(
-            f"The 'huber' parameter of {name} must be None or a number > 0. Got {huber!r} instead."
-        )
+    aggregator._require("huber", huber is None or is_positive(huber), "None or a number > 0")
     classes, coef, intercept, known = align_members(found, aggregator.classes)
     X, labels = _checked(public, name, coef.shape[2])
     shares = prior_shares(found, Public(X) if weigh_by_public else None)

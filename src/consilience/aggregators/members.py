@@ -13,18 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.utils.validation import check_array
 
-from consilience.aggregators.base import Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
+from consilience.aggregators.base import Array, Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.ball import scale_to_user
 from consilience.learners.linear import best_class, class_chances
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, compose_disjoint
 from consilience.privacy.vector_noise import is_vector_noise, minimum_variance
-
-Array = NDArray[Any]
 
 DISJOINT = "no record, and no person where persons are the unit, is at two sites"
 

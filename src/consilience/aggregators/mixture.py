@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, sparse
 from sklearn.utils import check_random_state
 
+from consilience.aggregators.base import Array
 from consilience.aggregators.labelled import Labelled
 from consilience.aggregators.members import Member
 from consilience.learners.ball import HALF
 from consilience.learners.erm import Loss, gradient_error, solve
-
-Array = NDArray[Any]
 
 SOLVED_TO = 1e-7  # relative gradient; public records need an answer, not a certificate
 N_FOLDS = 5

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from consilience.aggregators.base import (
     Aggregator,
+    Array,
+    Charge,
     Description,
     Ensemble,
     Facts,
@@ -48,11 +49,8 @@ from consilience.learners.trees.forest import (
     stack_trees,
 )
 from consilience.privacy.guarantee import Guarantee, compose
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.public import Public
-
-Array = NDArray[Any]
 
 # how a class' share of a leaf varies from record to record, p(1-p); for the sites' weights
 CHANCE = 0.15
@@ -194,6 +192,7 @@ class PrivateLeafCounts(PrivateForestClassifier):
         self.leaf_variance_ = plan.leaf_variance
 
 
+@dataclass(eq=False)
 class PooledCounts(Aggregator):
     """Add up what sites counted in the leaves of one structure.
 
@@ -216,14 +215,12 @@ class PooledCounts(Aggregator):
     docs/guarantees/integration.md.
     """
 
-    def __init__(self, weights: str = "precision", *, prune: bool = False) -> None:
-        if weights not in ("precision", "equal"):
-            raise SettingsError(
-                "The 'weights' parameter of PooledCounts must be 'precision' or 'equal'. Got "
-                f"{weights!r} instead."
-            )
-        self.weights = weights
-        self.prune = prune
+    weights: str = "precision"
+    _: KW_ONLY
+    prune: bool = False
+
+    def __post_init__(self) -> None:
+        self._require("weights", self.weights in ("precision", "equal"), "'precision' or 'equal'")
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why the sites' forests would not have the same trees, or None."""
@@ -243,13 +240,7 @@ class PooledCounts(Aggregator):
         )
 
     def combine(
-        self,
-        members: Sequence[Any],
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> PooledForest:
         """Return the forest of all `members`' counts; `public` records are not used."""
         found = as_members(members)

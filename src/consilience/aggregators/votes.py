@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from consilience.aggregators.accuracy import ScoredMember
 from consilience.aggregators.average import WEIGHING
 from consilience.aggregators.base import (
     Aggregator,
+    Array,
+    Charge,
     Description,
     Ensemble,
     Facts,
@@ -41,10 +42,7 @@ from consilience.errors import ContributionRejected, SettingsError
 from consilience.learners.base import is_positive
 from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Guarantee, Neighbours
-from consilience.privacy.ledger import Ledger
 from consilience.tables.public import Public
-
-Array = NDArray[Any]
 
 WEIGHTS = {  # how members count, in words
     "size-epsilon": "A member counts for more the more records it was trained on and the larger "
@@ -63,6 +61,7 @@ _ROWS = 1 << 14  # records at a time where class sets differ
 _SQUARINGS = 40  # after 2^40 steps a chain of classes has settled
 
 
+@dataclass(eq=False)
 class WeightedVote(Aggregator):
     """Let members vote.
 
@@ -96,33 +95,19 @@ class WeightedVote(Aggregator):
         "vote-equal": {"weights": "equal"},
     }
 
-    def __init__(
-        self,
-        weights: str | Sequence[float] = "size-epsilon",
-        *,
-        voting: str = "soft",
-        classes: Sequence[Any] | None = None,
-        epsilon_cap: float = EPSILON_CAP,
-    ) -> None:
-        if isinstance(weights, str) and weights not in WEIGHTS:
-            raise SettingsError(
-                f"The 'weights' parameter of WeightedVote must be one of {', '.join(WEIGHTS)}, or "
-                f"a number for each member. Got {weights!r} instead."
-            )
-        if voting not in ("soft", "hard"):
-            raise SettingsError(
-                f"The 'voting' parameter of WeightedVote must be 'soft' or 'hard'. Got {voting!r} "
-                "instead."
-            )
-        if not (epsilon_cap == math.inf or is_positive(epsilon_cap)):
-            raise SettingsError(
-                "The 'epsilon_cap' parameter of WeightedVote must be a number > 0. Got "
-                f"{epsilon_cap!r} instead."
-            )
-        self.weights = weights
-        self.voting = voting
-        self.classes = classes
-        self.epsilon_cap = epsilon_cap
+    weights: str | Sequence[float] = "size-epsilon"
+    _: KW_ONLY
+    voting: str = "soft"
+    classes: Sequence[Any] | None = None
+    epsilon_cap: float = EPSILON_CAP
+
+    def __post_init__(self) -> None:
+        must = f"one of {', '.join(WEIGHTS)}, or a number for each member"
+        fits = not isinstance(self.weights, str) or self.weights in WEIGHTS
+        self._require("weights", fits, must)
+        self._require("voting", self.voting in ("soft", "hard"), "'soft' or 'hard'")
+        fits = self.epsilon_cap == math.inf or is_positive(self.epsilon_cap)
+        self._require("epsilon_cap", fits, "a number > 0")
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why such learners cannot vote, or None."""
@@ -146,13 +131,7 @@ class WeightedVote(Aggregator):
         return [{"weights": weights} for weights in ("equal", "size-epsilon")]
 
     def combine(
-        self,
-        members: Sequence[Any],
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> VoteEnsemble:
         """Return the ensemble of `members`; labelled `public` records measure their accuracies."""
         found = as_members(members)

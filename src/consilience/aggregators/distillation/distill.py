@@ -6,12 +6,12 @@ What the noise hides is a whole site (``unit="site"``). Proofs: docs/guarantees/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 
-from consilience.aggregators.base import Description, Joining, Outlook
+from consilience.aggregators.base import Charge, Description, Joining, Outlook
 from consilience.aggregators.distillation.noise import (
     ObjectivePlan,
     OutputPlan,
@@ -30,7 +30,6 @@ from consilience.errors import SettingsError
 from consilience.learners.ball import out_of_ball
 from consilience.learners.base import PrivateLearner, is_positive
 from consilience.privacy.guarantee import Guarantee, Unit
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
 from consilience.privacy.spending import Account
 from consilience.tables.public import Public
@@ -38,16 +37,24 @@ from consilience.tables.public import Public
 ROW_BY_ROW = "members label each record by itself, whatever the others are"
 
 
+@dataclass(eq=False, kw_only=True)
 class Distillation(HidesSites):
     """What the two distillations share."""
 
     needs_public = asks_votes = True
+    majority: ClassVar[bool]
+    mechanisms: ClassVar[tuple[str, ...]]
+
+    epsilon: float
+    delta: float = 0.0
+    regularization: float | str = 1e-4
     mechanism: str
-    regularization: float | str
-    protect_public: bool
-    calibration: str
-    majority: bool
-    mechanisms: tuple[str, ...]
+    protect_public: bool = False
+    data_norm: float = 1.0
+    fit_intercept: bool = True
+    classes: Sequence[Any] | None = None
+    calibration: str = "tight"
+    noise: Noise | None = None
 
     def describe(self) -> Description:
         """Return its title and what the weights mean."""
@@ -96,13 +103,7 @@ class Distillation(HidesSites):
         return ObjectivePlan(self, rows) if self.protect_public else StatisticPlan(self, rows)
 
     def combine(
-        self,
-        members: Sequence[Any] | Tally,
-        public: Public | None = None,
-        *,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
+        self, members: Sequence[Any] | Tally, public: Public | None = None, **charge: Unpack[Charge]
     ) -> DistilledEnsemble:
         """Return one linear model that agrees with `members` on the `public` records.
 
@@ -114,7 +115,7 @@ class Distillation(HidesSites):
         ballot = self._ballot(members, public)
         plan = self.plan(self._rows(ballot))
         events = plan.events
-        account = Account(ledger, dataset, key)
+        account = Account(**charge)
         state = self._run(lambda source: plan.draw(ballot.count(), source), events, account)
         rests_on = ROW_BY_ROW if self.protect_public else OPEN_RECORDS
         stated = self._guarantee(events, ballot.declared, rests_on)
@@ -140,6 +141,7 @@ def _per_record(stated: Guarantee) -> Guarantee:
     return replace(stated, unit=Unit.RECORD)
 
 
+@dataclass(eq=False, kw_only=True)
 class VoteDistillation(Distillation):
     """Learn one linear model from the members' majority vote on public records.
 
@@ -178,6 +180,7 @@ class VoteDistillation(Distillation):
     mechanisms = ("output",)
     soft = "votes"
     neighbours = "replace-one"
+    mechanism: str = "output"
 
     @classmethod
     def planned(
@@ -188,32 +191,8 @@ class VoteDistillation(Distillation):
             return {}
         return {"vote, 2016 noise": cls(epsilon=min(epsilons), calibration="hamm2016")}
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float = 0.0,
-        regularization: float = 1e-4,
-        mechanism: str = "output",
-        protect_public: bool = False,
-        data_norm: float = 1.0,
-        fit_intercept: bool = True,
-        classes: Sequence[Any] | None = None,
-        calibration: str = "tight",
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.regularization = regularization
-        self.mechanism = mechanism
-        self.protect_public = protect_public
-        self.data_norm = data_norm
-        self.fit_intercept = fit_intercept
-        self.classes = classes
-        self.calibration = calibration
-        self.noise = noise
 
-
+@dataclass(eq=False, kw_only=True)
 class SoftLabelDistillation(Distillation):
     """Learn one linear model from how members' votes on public records divide, hiding any one site.
 
@@ -270,6 +249,9 @@ class SoftLabelDistillation(Distillation):
 
     majority = False
     mechanisms = ("statistic", "output")
+    mechanism: str = "statistic"
+    neighbours: str = "replace-one"
+    soft: str = "votes"
 
     @classmethod
     def planned(
@@ -282,32 +264,3 @@ class SoftLabelDistillation(Distillation):
         paper = cls(epsilon=epsilon, mechanism="output", calibration="hamm2016")
         ours = cls(epsilon=epsilon, delta=learner.delta, regularization="auto")
         return {"soft labels, 2016 noise": paper, "soft labels, statistic": ours}
-
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float = 0.0,
-        regularization: float | str = 1e-4,
-        mechanism: str = "statistic",
-        protect_public: bool = False,
-        neighbours: str = "replace-one",
-        soft: str = "votes",
-        data_norm: float = 1.0,
-        fit_intercept: bool = True,
-        classes: Sequence[Any] | None = None,
-        calibration: str = "tight",
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.regularization = regularization
-        self.mechanism = mechanism
-        self.protect_public = protect_public
-        self.neighbours = neighbours
-        self.soft = soft
-        self.data_norm = data_norm
-        self.fit_intercept = fit_intercept
-        self.classes = classes
-        self.calibration = calibration
-        self.noise = noise

@@ -12,9 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import helmert
 
+from consilience.aggregators.base import Array
 from consilience.aggregators.distillation.tally import Tally
 from consilience.errors import SettingsError
 from consilience.learners.erm import Logistic, Loss, Softmax, gradient_error, solve
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from consilience.aggregators.distillation.distill import Distillation
     from consilience.aggregators.distillation.site_level import HidesSites
 
-Array = NDArray[Any]
 
 STRENGTHS = tuple(
     10.0 ** (-half / 2) for half in range(13)

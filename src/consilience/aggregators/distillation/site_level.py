@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.validation import check_array
 
 from consilience.aggregators.average import TRUSTED
-from consilience.aggregators.base import Aggregator, Learner, Table
+from consilience.aggregators.base import Aggregator, Array, Learner, Table
 from consilience.aggregators.distillation.noise import Rows
 from consilience.aggregators.distillation.tally import Question, Tally, count_votes, voters
 from consilience.aggregators.members import DISJOINT, LinearEnsemble
@@ -31,8 +30,6 @@ from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.privacy.spending import Account, run_charged, state_guarantee
 from consilience.tables.public import Public
-
-Array = NDArray[Any]
 
 OPEN_RECORDS = "the records that members labelled are public"
 READ_CLASSES = "the set of labels is public: it was read from the members"
@@ -77,16 +74,7 @@ class HidesSites(Aggregator):
     classes: Sequence[Any] | None
     noise: Noise | None
     soft: str = "votes"
-
-    @property
-    def needs_exact_members(self) -> bool:
-        """Whether the noise is added here: then the sites' own models must have none."""
-        return self.draws_noise
-
-    @property
-    def hidden_unit(self) -> Unit | None:
-        """A whole site."""
-        return Unit.SITE
+    hidden_unit = Unit.SITE
 
     @property
     def hidden_neighbours(self) -> Neighbours | None:
@@ -106,13 +94,6 @@ class HidesSites(Aggregator):
     def _ask_about(self, n_records: int) -> Question:
         classes = None if self.classes is None else tuple(self.classes)
         return Question(self.soft, classes, n_records)
-
-    def _require(self, name: str, fits: bool, must: str) -> None:
-        if not fits:
-            raise SettingsError(
-                f"The {name!r} parameter of {type(self).__name__} must be {must}. "
-                f"Got {getattr(self, name)!r} instead."
-            )
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work."""

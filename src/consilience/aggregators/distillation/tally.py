@@ -17,6 +17,7 @@ from scipy import special
 from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier, SGDClassifier
 from sklearn.svm import LinearSVC
 
+from consilience.aggregators.base import Array
 from consilience.aggregators.members import (
     LinearEnsemble,
     Member,
@@ -27,8 +28,6 @@ from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Guarantee
 from consilience.tables.public import Features, Public
-
-Array = NDArray[Any]
 
 # Probabilities are rounded to multiples of 1/GRAIN: counts stay integers, whose sums are exact.
 GRAIN = 1 << 20
