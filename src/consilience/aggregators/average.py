@@ -25,11 +25,15 @@ from consilience.aggregators.members import (
     Member,
     align_members,
     as_members,
+    class_shares,
+    dense,
     joint_guarantee,
+    public_sizes,
 )
 from consilience.errors import SettingsError
 from consilience.learners.ball import HALF, label_bound
 from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.erm import Loss
 from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_linear
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
@@ -150,10 +154,7 @@ class Average(Aggregator):
         found = as_members(members)
         classes, coef, intercept, known = align_members(found, self.classes)
         shares = self.weigh(found, public)
-        # A class is averaged over the members that know it; one that nobody knows keeps a score of
-        # 0.
-        mass = shares[:, None] * (known if coef.shape[1] > 1 else known.any(axis=1, keepdims=True))
-        mass = mass / np.where(mass.sum(axis=0) > 0, mass.sum(axis=0), 1.0)
+        mass = class_shares(shares, known, coef.shape[1])
         mean = np.einsum("nk,nkd->kd", mass, coef)
         offset = np.einsum("nk,nk->k", mass, intercept)
         own = tuple(member.guarantee for member in found)
@@ -190,12 +191,7 @@ class Average(Aggregator):
         """Return the members' weights."""
         if self.weights == "equal":
             return np.full(len(members), 1 / len(members))
-        if any(member.size is None for member in members):
-            raise SettingsError(
-                f"Weights by {self.weights} need every member's public size, and one has none. "
-                "Nothing was combined. Use weights='equal', or members trained by this package."
-            )
-        sizes = np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
+        sizes = public_sizes(members, self.weights, "or")
         if self.weights == "size":
             return np.asarray(sizes / sizes.sum())
         curvature = self.curvature if public is None else typical_curvature(members, public)
@@ -223,12 +219,7 @@ def typical_curvature(members: Sequence[Member], public: Public) -> float:
     The noise that survives averaging is the noise along flat directions, so those set the damping.
     """
     scale = members[0].to_user
-    X = (
-        np.asarray(
-            public.X.todense() if hasattr(public.X, "todense") else public.X, dtype=np.float64
-        )
-        * scale
-    )
+    X = np.asarray(dense(public.X), dtype=np.float64) * scale
     values = np.linalg.eigvalsh(X.T @ X / max(len(X), 1))
     return float(0.25 * values[: max(1, len(values) // 2)].mean())
 
@@ -252,21 +243,16 @@ class _Move(NamedTuple):
     dimension: int
 
 
-def _check_exact(members: Sequence[Member]) -> None:
-    """Refuse members that brought noise, or that differ in what their sensitivities rest on."""
-    # A void guarantee is infinite too, but such a member brought noise, and no minimum of its
-    # objective.
-    stated = [m.guarantee for m in members]
-    exact = all(g is not None and g.holds and math.isinf(g.epsilon) for g in stated)
-    learners = [m.learner for m in members if exact and hasattr(m.learner, "data_norm")]
+def common_settings(members: Sequence[Member]) -> tuple[float, bool, str, str] | None:
+    """Return data_norm, fit_intercept, unit and neighbours; None if not all have the same ones."""
+    learners = [m.learner for m in members if hasattr(m.learner, "data_norm")]
     facts = {(o.data_norm, o.fit_intercept, o.unit, o.neighbours) for o in learners}
-    alike = len(facts) == 1 and len({m.to_user for m in members}) == 1
-    if len(learners) < len(members) or not alike:
-        raise SettingsError(
-            "Noise at the aggregator is for exact members (epsilon=math.inf) of this package "
-            "with one data_norm, intercept setting, unit and neighbours. Nothing was "
-            "combined. Leave out Average's epsilon if members brought noise."
-        )
+    return facts.pop() if len(facts) == 1 and len(learners) == len(members) else None
+
+
+def empty_task(loss: Loss, dimension: int, n_records: int) -> LinearTask:
+    """Return the task of training on so many records, without any records in it."""
+    return LinearTask(None, None, np.zeros(0), None, loss, dimension, n_records, n_records)
 
 
 class _Central:
@@ -277,7 +263,13 @@ class _Central:
 
     def __init__(self, average: Average, members: Sequence[Member], weights: Array) -> None:
         epsilons = average.member_epsilons(len(members))
-        _check_exact(members)
+        alike = common_settings(members) is not None and len({m.to_user for m in members}) == 1
+        if not (alike and all(m.is_exact for m in members)):
+            raise SettingsError(
+                "Noise at the aggregator is for exact members (epsilon=math.inf) of this package "
+                "with one data_norm, intercept setting, unit and neighbours. Nothing was "
+                "combined. Leave out Average's epsilon if members brought noise."
+            )
         self.members, self.noise = members, average.noise
         self.outputs, self.features = np.asarray(members[0].coef).shape
         self.intercept = members[0].has_constant
@@ -315,9 +307,7 @@ class _Central:
             same = (type(member.learner), size, *_settings(member.learner))
             if same not in known:
                 loss = member.learner.loss(self.outputs if self.outputs > 1 else 2)
-                task = LinearTask(
-                    None, None, np.zeros(0), None, loss, self.features + self.intercept, size, size
-                )
+                task = empty_task(loss, self.features + self.intercept, size)
                 plan = plan_linear(member.learner, task)
                 known[same] = _Move(
                     output_sensitivity(member.learner, task),

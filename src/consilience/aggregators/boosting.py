@@ -7,11 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from scipy import sparse
 
 from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.labelled import Labelled, UsesLabels, read_labelled
-from consilience.aggregators.members import LinearEnsemble
+from consilience.aggregators.members import LinearEnsemble, dense
 from consilience.aggregators.mixture import folds
 from consilience.errors import SettingsError
 from consilience.learners.base import is_positive
@@ -83,7 +82,7 @@ class SiteBoosting(UsesLabels):
         if task.with_intercept:
             columns.append(np.ones((len(task.y), 1)))
         if self.coordinates:
-            columns.append(np.asarray(task.X.todense()) if sparse.issparse(task.X) else task.X)
+            columns.append(dense(task.X))
         return np.hstack(columns)
 
     def _ensemble(self, task: Labelled, steps: Array) -> LinearEnsemble:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
-from scipy import linalg, sparse
+from scipy import linalg
 from sklearn.utils import check_random_state
 
-from consilience.aggregators.average import TRUSTED
+from consilience.aggregators.average import TRUSTED, common_settings, empty_task
 from consilience.aggregators.base import Array, Charge, Joining, Outlook
 from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, read_labelled
-from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member
+from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member, dense
 from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.ball import HALF, Ball, out_of_ball
@@ -28,7 +28,6 @@ from consilience.learners.erm import Logistic, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.perturbation import (
     TOLERANCE,
-    LinearTask,
     output_sensitivity,
     plan_linear,
 )
@@ -197,10 +196,7 @@ class FeatureMethod(UsesLabels):
                 else select(task, self.max_members)
             )
             return self._on_public(task, kept)
-        exact = [
-            g is not None and g.holds and math.isinf(g.epsilon)
-            for g in (m.guarantee for m in task.members)
-        ]
+        exact = [member.is_exact for member in task.members]
         account = Account(**charge)
         if self.mechanism == "output":
             return self._at_trusted_aggregator(task, all(exact), account)
@@ -254,9 +250,7 @@ class FeatureMethod(UsesLabels):
         chosen = [] if choice is None else choice.events
         learner = self._learner(task, epsilon - math.fsum(event.epsilon for event in chosen))
         n, dimension = len(task.y), len(kept) * task.n_outputs
-        one = LinearTask(
-            None, None, np.zeros(0), None, learner.loss(max(2, task.n_outputs)), dimension, n, n
-        )
+        one = empty_task(learner.loss(max(2, task.n_outputs)), dimension, n)
         training = tuple(plan_linear(learner, one).events)
         events = [*chosen, *training]
 
@@ -345,6 +339,12 @@ class FeatureMethod(UsesLabels):
         need("max_members", fits, must)
 
 
+def _rows_in_ball(X: Any, norm: float, with_constant: bool) -> Array:
+    """Return (x / norm, 1) / √2 or x / norm, dense, of records that are cut to `norm`."""
+    rows = dense(clip_rows(X, norm) * (1 / norm))
+    return np.hstack([rows, np.ones((len(rows), 1))]) * HALF if with_constant else rows
+
+
 @dataclass(frozen=True)
 class _Features:
     """The kept members' scores as records of norm <= 1, and the way back to coefficients."""
@@ -371,13 +371,9 @@ class _Features:
     ) -> _Features:
         """Scale by released models and declared bounds alone: ‖M x‖ <= ‖M‖_op ‖x‖."""
         M = task.coef[kept].reshape(-1, task.coef.shape[2]) * data_norm
-        X = clip_rows(task.X, data_norm) * (1 / data_norm)
-        X = np.asarray(X.todense()) if sparse.issparse(X) else X
-        if (
-            task.with_intercept
-        ):  # (x / norm, 1) / √2 is in the unit ball; M holds what it is multiplied by
+        X = _rows_in_ball(task.X, data_norm, task.with_intercept)
+        if task.with_intercept:  # M holds what the rows' constant is multiplied by
             M = np.hstack([M, task.intercept[kept].reshape(-1, 1)])
-            X = np.hstack([X, np.ones((len(X), 1))]) * HALF
         lengths = np.linalg.norm(M, axis=1) if scaled else np.ones(len(M))
         lengths = np.where(lengths > 0, lengths, 1.0)
         M = M / lengths[:, None]
@@ -475,8 +471,7 @@ class Choice:
             scale=2 * reach * n_chosen / (method.selection_share * float(method.epsilon or 0.0)),
             monotone="no",
         )
-        X = clip_rows(task.X, method.data_norm)
-        X = np.asarray(X.todense()) if sparse.issparse(X) else X
+        X = dense(clip_rows(task.X, method.data_norm))
         shape = (len(X), len(task.members), task.n_outputs)
         scores = (X @ task.coef.reshape(-1, X.shape[1]).T).reshape(shape) + task.intercept
         scores *= task.shares[:, None]
@@ -607,21 +602,9 @@ class TrustedAggregator:
 
     def __init__(self, method: FeatureMethod, task: Labelled, exact: bool) -> None:
         learners = [member.learner for member in task.members]
-        exact = exact and all(
-            hasattr(learner, "data_norm") for learner in learners
-        )  # a branch has no settings
-        settings = (
-            {(m.learner.data_norm, m.learner.fit_intercept) for m in task.members}
-            if exact
-            else set()
-        )
-        norms = {(learner.unit, learner.neighbours) for learner in learners} if exact else set()
-        if (
-            len(settings) != 1
-            or norms != {("record", "replace-one")}
-            or task.classes is None
-            or task.n_outputs > 1
-        ):
+        shared = common_settings(task.members) if exact else None
+        two_classes = task.classes is not None and task.n_outputs == 1
+        if shared is None or shared[2:] != ("record", "replace-one") or not two_classes:
             raise SettingsError(
                 "mechanism='output' is for exact two-class members (epsilon=math.inf) of this "
                 "package with one data_norm and intercept setting, unit='record' and "
@@ -629,7 +612,7 @@ class TrustedAggregator:
                 "FeatureMethod's mechanism if members brought noise."
             )
         self.task, self.epsilon, self.noise = task, float(method.epsilon or 0.0), method.noise
-        self.data_norm, self.with_constant = settings.pop()
+        self.data_norm, self.with_constant = shared[:2]
         self.strength = (
             PRIVATE_REGULARIZATION
             if method.regularization == "auto"
@@ -640,7 +623,7 @@ class TrustedAggregator:
         reaches, slack, lengths = [], [], []
         for member in task.members:
             loss, size = member.learner.loss(2), int(member.size or 1)
-            one = LinearTask(None, None, np.zeros(0), None, loss, features, size, size)
+            one = empty_task(loss, features, size)
             plan = plan_linear(member.learner, one)
             reaches.append(output_sensitivity(member.learner, one))
             slack.append(1.25 * plan.tolerance / plan.regularization)
@@ -680,10 +663,7 @@ class TrustedAggregator:
 
     def records_in_ball(self) -> Array:
         """Return the aggregation records clipped, scaled and with the constant, of norm <= 1."""
-        X = clip_rows(self.task.X, self.data_norm) * (1 / self.data_norm)
-        X = np.asarray(X.todense()) if sparse.issparse(X) else X
-        if self.with_constant:
-            X = np.hstack([X, np.ones((len(X), 1))]) * HALF
+        X = _rows_in_ball(self.task.X, self.data_norm, self.with_constant)
         return np.asarray(clip_rows(X, 1.0))
 
     def exact(self) -> tuple[Array, Array]:

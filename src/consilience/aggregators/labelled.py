@@ -16,6 +16,7 @@ from consilience.aggregators.members import (
     Member,
     align_members,
     as_members,
+    class_shares,
     joint_guarantee,
 )
 from consilience.errors import SchemaMismatch, SettingsError
@@ -111,8 +112,7 @@ def read_labelled(
     classes, coef, intercept, known = align_members(found, aggregator.classes)
     X, labels = _checked(public, name, coef.shape[2])
     shares = prior_shares(found, Public(X) if weigh_by_public else None)
-    mass = shares[:, None] * (known if coef.shape[1] > 1 else known.any(axis=1, keepdims=True))
-    mass = mass / np.where(mass.sum(axis=0) > 0, mass.sum(axis=0), 1.0)
+    mass = class_shares(shares, known, coef.shape[1])
     y, loss, scale = _encoded(labels, classes, huber, name)
     return Labelled(found, classes, coef, intercept, shares, mass, X, labels, y, loss, scale)
 
@@ -161,15 +161,9 @@ def _encoded(
         )
     order = np.argsort(classes, kind="stable")
     codes = order[np.searchsorted(classes, labels, sorter=order)]
-    return (
-        (np.where(codes == 1, 1.0, -1.0), Logistic(), 1.0)
-        if len(classes) <= 2
-        else (
-            codes,
-            Softmax(len(classes)),
-            1.0,
-        )
-    )
+    if len(classes) <= 2:
+        return np.where(codes == 1, 1.0, -1.0), Logistic(), 1.0
+    return codes, Softmax(len(classes)), 1.0
 
 
 def prior_shares(members: Sequence[Member], public: Public | None) -> Array:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils.validation import check_array
 
 from consilience.aggregators.base import Array, Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
@@ -64,6 +65,33 @@ class Member:
         """Whether the noise was drawn for a constant too."""
         return bool(getattr(self.learner, "fit_intercept", False))
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is stated to have no noise; a void guarantee says that it brought some."""
+        return (
+            self.guarantee is not None
+            and self.guarantee.holds
+            and math.isinf(self.guarantee.epsilon)
+        )
+
+    def places(self, every: Array) -> list[int]:
+        """Return where its classes are in the list of all."""
+        position = {label: k for k, label in enumerate(every.tolist())}
+        return [position[label] for label in np.asarray(self.classes).tolist()]
+
+    def class_rows(self) -> tuple[Array, Array]:
+        """Return coefficients and intercepts with one row for each of its classes.
+
+        The margin of two classes is split evenly over them; the score of a single class is 0.
+        """
+        W, b = np.asarray(self.coef), np.asarray(self.intercept)
+        n_classes = len(np.asarray(self.classes))
+        if n_classes == 1:
+            return np.zeros((1, W.shape[1])), np.zeros(1)
+        if n_classes == 2:
+            return np.vstack([-W, W]) / 2, np.concatenate([-b, b]) / 2
+        return W, b
+
     def noise_variance(self, curvature: float = 0.0) -> float:
         """Return the variance that the events state for each coordinate of the unit ball.
 
@@ -82,6 +110,11 @@ class Member:
             for event in noises
         ]
         return math.fsum(variances) / max(1, len(variances))
+
+
+def dense(X: Any) -> Array:
+    """Return rows as an array, if they are sparse."""
+    return np.asarray(X.todense()) if sparse.issparse(X) else X
 
 
 def as_members(fitted: Sequence[Any]) -> list[Member]:
@@ -157,49 +190,51 @@ def align_members(
             "This aggregator combines coefficients, and a member has none. Nothing was combined. "
             "Use voting or distillation for members that are not linear."
         )
-    if (
-        len(
-            {
-                (member.classes is None, member.coef.shape[1])
-                for member in members
-                if member.coef is not None
-            }
-        )
-        > 1
-    ):
+    if len({(m.classes is None, np.asarray(m.coef).shape[1]) for m in members}) > 1:
         raise SchemaMismatch(
             "The members differ in their number of features, or regressors are mixed with "
             "classifiers. Nothing was combined. Train all of them on one schema."
         )
     if members[0].classes is None:
         coef = np.stack([np.asarray(m.coef) for m in members])
-        return (
-            None,
-            coef,
-            np.stack([np.asarray(m.intercept) for m in members]),
-            np.ones((len(members), 1), dtype=bool),
-        )
-    lists = [np.asarray(member.classes) for member in members]
+        intercept = np.stack([np.asarray(m.intercept) for m in members])
+        return None, coef, intercept, np.ones((len(members), 1), dtype=bool)
     every = common_classes(members, classes)
-    different = {id(labels): labels for labels in lists}  # thousands of members may share one list
+    # Thousands of members may share one list of classes.
+    different = {id(member.classes): np.asarray(member.classes) for member in members}
+    trained_on = {key: np.isin(every, labels) for key, labels in different.items()}
+    known = np.stack([trained_on[id(member.classes)] for member in members])
     rows = 1 if len(every) <= 2 else len(every)
     coef = np.zeros((len(members), rows, np.asarray(members[0].coef).shape[1]))
     intercept = np.zeros((len(members), rows))
-    trained_on = {key: np.isin(every, labels) for key, labels in different.items()}
-    known = np.stack([trained_on[id(labels)] for labels in lists])
     for i, member in enumerate(members):
-        W, b = np.asarray(member.coef), np.asarray(member.intercept)
-        if rows == 1:
-            sign = 1.0 if np.array_equal(lists[i], every) else -1.0
-            coef[i], intercept[i] = (sign * W, sign * b) if len(lists[i]) == 2 else (0.0, 0.0)
-            continue
-        position = {label: k for k, label in enumerate(every.tolist())}
-        places = [position[label] for label in lists[i].tolist()]
-        if len(places) == 2:
-            W, b = np.vstack([-W, W]) / 2, np.concatenate([-b, b]) / 2
-        if len(places) > 1:
-            coef[i, places], intercept[i, places] = W, b
+        labels = different[id(member.classes)]
+        if rows > 1:
+            places = member.places(every)
+            coef[i, places], intercept[i, places] = member.class_rows()
+        elif len(labels) == 2:
+            sign = 1.0 if np.array_equal(labels, every) else -1.0
+            coef[i], intercept[i] = (
+                sign * np.asarray(member.coef),
+                sign * np.asarray(member.intercept),
+            )
     return every, coef, intercept, known
+
+
+def public_sizes(members: Sequence[Member], weights: str, advice: str) -> Array:
+    """Return the members' public sizes, at least 1; refuse weights by them if one has none."""
+    if any(member.size is None for member in members):
+        raise SettingsError(
+            f"Weights by {weights} need every member's public size, and one has none. Nothing was "
+            f"combined. Use weights='equal', {advice} members trained by this package."
+        )
+    return np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
+
+
+def class_shares(shares: Array, known: Array, n_outputs: int) -> Array:
+    """Divide each output's weight among the members that know its class; 0 if none does."""
+    mass = shares[:, None] * (known if n_outputs > 1 else known.any(axis=1, keepdims=True))
+    return np.asarray(mass / np.where(mass.sum(axis=0) > 0, mass.sum(axis=0), 1.0))
 
 
 @dataclass(frozen=True)

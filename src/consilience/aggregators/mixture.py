@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 
 from consilience.aggregators.base import Array
 from consilience.aggregators.labelled import Labelled
-from consilience.aggregators.members import Member
+from consilience.aggregators.members import Member, dense
 from consilience.learners.ball import HALF
 from consilience.learners.erm import Loss, gradient_error, solve
 
@@ -173,12 +173,9 @@ class Known:
         if any(member.size is None for member in task.members):
             return None
         moment = plain.Z.T @ plain.Z / len(plain.y)
-        values, turned = np.linalg.eigh(
-            np.asarray(moment.todense() if sparse.issparse(moment) else moment)
-        )
-        values = np.maximum(
-            values, 1e-3 * values.mean()
-        )  # a direction that no public record has is not known flat
+        values, turned = np.linalg.eigh(np.asarray(dense(moment)))
+        # A direction that no public record has is not known to be flat.
+        values = np.maximum(values, 1e-3 * values.mean())
         variance = np.zeros(len(values))
         for member, share in zip(task.members, task.shares, strict=True):
             scale = ball.scale_of(member)

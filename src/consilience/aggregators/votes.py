@@ -37,6 +37,7 @@ from consilience.aggregators.members import (
     as_members,
     common_classes,
     joint_guarantee,
+    public_sizes,
 )
 from consilience.errors import ContributionRejected, SettingsError
 from consilience.learners.base import is_positive
@@ -154,7 +155,7 @@ class WeightedVote(Aggregator):
             return np.asarray(raw / raw.sum())
         raw = np.ones(len(members))
         if self.weights != "equal":
-            raw = _sizes(members, self.weights)
+            raw = public_sizes(members, self.weights, "declare a number for each member, or use")
         if self.weights == "accuracy":
             raw = np.exp(raw / raw.sum())
         if self.weights == "size-epsilon":
@@ -183,16 +184,6 @@ def _voter(member: Member) -> Any:
     return LinearEnsemble(
         member.classes, member.coef, member.intercept, np.ones(1), member.guarantee, ()
     )
-
-
-def _sizes(members: Sequence[Member], weights: str) -> Array:
-    if any(member.size is None for member in members):
-        raise SettingsError(
-            f"Weights by {weights} need every member's public size, and one has none. Nothing was "
-            "combined. Use weights='equal', declare a number for each member, or use members "
-            "trained by this package."
-        )
-    return np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
 
 
 def _epsilons(members: Sequence[Member]) -> Array:

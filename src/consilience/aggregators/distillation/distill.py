@@ -29,7 +29,7 @@ from consilience.aggregators.labelled import is_logistic
 from consilience.errors import SettingsError
 from consilience.learners.ball import out_of_ball
 from consilience.learners.base import PrivateLearner, is_positive
-from consilience.privacy.guarantee import Guarantee, Unit
+from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise
 from consilience.privacy.spending import Account
 from consilience.tables.public import Public
@@ -119,7 +119,8 @@ class Distillation(HidesSites):
         state = self._run(lambda source: plan.draw(ballot.count(), source), events, account)
         rests_on = ROW_BY_ROW if self.protect_public else OPEN_RECORDS
         stated = self._guarantee(events, ballot.declared, rests_on)
-        hidden = _per_record(stated) if self.protect_public else None
+        # What holds for a site and a record at once holds for one public record.
+        hidden = replace(stated, unit=Unit.RECORD) if self.protect_public else None
         coef, intercept = out_of_ball(state["coef"], self)
         n = len(ballot.own)
         return DistilledEnsemble(
@@ -134,11 +135,6 @@ class Distillation(HidesSites):
             hidden,
             state.get("statistic"),
         )
-
-
-def _per_record(stated: Guarantee) -> Guarantee:
-    """Restate what holds for a site and a record at once as what holds for one public record."""
-    return replace(stated, unit=Unit.RECORD)
 
 
 @dataclass(eq=False, kw_only=True)

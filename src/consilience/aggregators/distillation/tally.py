@@ -155,11 +155,6 @@ def _is_fast(member: Member, grain: int) -> bool:
     return getattr(learner, "is_linear", False) or isinstance(learner, (*_LINEAR, LinearEnsemble))
 
 
-def _places(member: Member, every: Array) -> list[int]:
-    position = {label: k for k, label in enumerate(every.tolist())}
-    return [position[label] for label in np.asarray(member.classes).tolist()]
-
-
 def _stacked(
     slots: Sequence[Member], fast: Array, every: Array, n_features: int
 ) -> tuple[Array, Array]:
@@ -174,24 +169,14 @@ def _stacked(
     b[~fast] = 0.0
     for slot in np.flatnonzero(fast).tolist():
         member = slots[slot]
-        coef, intercept, places = (
-            np.asarray(member.coef),
-            np.asarray(member.intercept),
-            _places(member, every),
-        )
+        coef, intercept = member.class_rows()
         if coef.shape[1] != n_features:
             raise SchemaMismatch(
                 f"The public records have {n_features} features, and a member was trained on "
                 f"{coef.shape[1]}. Nothing was combined. Encode all tables with the study's "
                 "schema."
             )
-        if len(places) == 1:
-            coef, intercept = np.zeros((1, n_features)), np.zeros(1)
-        elif len(coef) == 1:
-            coef, intercept = (
-                np.vstack([-coef, coef]) / 2,
-                np.concatenate([-intercept, intercept]) / 2,
-            )
+        places = member.places(every)
         W[slot, places], b[slot, places] = coef, intercept
     if len(every) > 2:
         return W, b
@@ -228,7 +213,7 @@ def _votes(member: Member, X: Features, every: Array, unit: int, grain: int) -> 
     """Return the counts (record, class) of one member; another shape is no answer."""
     said = np.zeros((X.shape[0], len(every)))
     if grain > 1 and hasattr(member.learner, "predict_proba"):
-        places = _places(member, every)
+        places = member.places(every)
         answer = np.asarray(member.learner.predict_proba(X))
         if answer.shape == (len(said), len(places)):
             said[:, places] = answer
