@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from consilience.aggregators.base import Array
+from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.members import Classifier, Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import is_positive
 from consilience.learners.tuning import count_errors
 from consilience.privacy.accounting import Event, Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, compose_disjoint
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source, laplace_counts
 from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
 from consilience.privacy.vector_noise import noise_variance
@@ -102,15 +101,12 @@ def hold_out(
     return np.asarray(kept[slots], dtype=np.bool_)
 
 
-class Counting(TypedDict, total=False):
+class Counting(Charge, total=False):
     """How `private_accuracy` counts, and where it is charged."""
 
     neighbours: str | None
     persons: ArrayLike | None
     records_per_person: int | None
-    ledger: Ledger | None
-    dataset: str | None
-    key: str | None
     noise: Noise | None
 
 

@@ -260,7 +260,6 @@ class PooledCounts(Aggregator):
         variance = math.fsum(
             s**2 * forest.leaf_variance_ for s, forest in zip(scales.tolist(), forests, strict=True)
         )
-        own = tuple(member.guarantee for member in found)
         return PooledForest(
             shape=first.shape_,
             bins=first.bins_,
@@ -271,7 +270,7 @@ class PooledCounts(Aggregator):
             / len(first.counts_),
             weights=scales / scales.sum(),
             guarantee=_with_structure(joint_guarantee(found), forests),
-            guarantees=own,
+            guarantees=tuple(member.guarantee for member in found),
         )
 
 

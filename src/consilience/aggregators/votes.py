@@ -179,11 +179,8 @@ def _voter(member: Member) -> Any:
     """Return what predicts for a member: its learner, or one made of its coefficients."""
     if member.learner is not None:
         return member.learner
-    assert member.coef is not None
-    assert member.intercept is not None
-    return LinearEnsemble(
-        member.classes, member.coef, member.intercept, np.ones(1), member.guarantee, ()
-    )
+    coef, intercept = np.asarray(member.coef), np.asarray(member.intercept)
+    return LinearEnsemble(member.classes, coef, intercept, np.ones(1), member.guarantee, ())
 
 
 def _epsilons(members: Sequence[Member]) -> Array:

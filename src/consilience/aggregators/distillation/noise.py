@@ -46,12 +46,9 @@ if TYPE_CHECKING:
     from consilience.aggregators.distillation.site_level import HidesSites
 
 
-STRENGTHS = tuple(
-    10.0 ** (-half / 2) for half in range(13)
-)  # regularization="auto": from 1 down to 1e-6
-LEAST_EIGENVALUE = (
-    1e-9  # of the public second moment, relative to the largest: flatter directions say nothing
-)
+STRENGTHS = tuple(10.0 ** (-half / 2) for half in range(13))  # "auto": from 1 down to 1e-6
+# Of the public second moment, relative to the largest: flatter directions say nothing.
+LEAST_EIGENVALUE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -129,6 +126,11 @@ def statistic(counts: Array, whole: int, Y: Array) -> Array:
     return np.asarray(centred.T @ Y / (float(whole) * n))
 
 
+def linear_term(rows: Rows, counts: Array, whole: int) -> Array:
+    """Return (1/n) Σ share xᵀ as (K, d): where votes enter the objective."""
+    return np.asarray(statistic(counts, whole, rows.X) + rows.X.mean(axis=0) / rows.n_classes)
+
+
 def _statistic_error(Y: Array, n_classes: int) -> float:
     """Bound the rounding of the statistic and its contrasts (Frobenius norm) by public facts."""
     n = len(Y)
@@ -164,13 +166,14 @@ def loose_tolerance(rows: Rows, target: Array, strength: float) -> float:
     """Return a tolerance for post-processing, which owes nobody an exact minimum."""
     n, d = rows.X.shape
     linear_norm = n * (float(np.linalg.norm(target)) + 1)
-    facts = {
-        "n_records": n,
-        "n_features": d,
-        "regularization": strength * n,
-        "linear_norm": linear_norm,
-    }
-    return float(max(1e-7 * n, 8 * gradient_error(rows.loss, **facts)))
+    rounding = gradient_error(
+        rows.loss,
+        n_records=n,
+        n_features=d,
+        regularization=strength * n,
+        linear_norm=linear_norm,
+    )
+    return float(max(1e-7 * n, 8 * rounding))
 
 
 class Plan:
@@ -191,6 +194,22 @@ class Plan:
     def events(self) -> list[Event]:
         """What is to be charged before anything is drawn."""
         return [event for event in (self.noise, self.closing) if event is not None]
+
+    def _set_tolerance(self, loss: Loss, ridge: float, *, linear_norm: float) -> float:
+        """Set the solver's tolerance well above the rounding of a gradient, and return that."""
+        n, d = self.rows.X.shape
+        rounding: float = gradient_error(
+            loss,
+            n_records=n,
+            n_features=d,
+            regularization=ridge,
+            linear_norm=linear_norm,
+            tolerance=TOLERANCE * ridge,
+        )
+        # The statistic's rounding holds for any records, as ‖x‖ <= 1.
+        rounding += n * _statistic_error(np.ones((n, 1)), self.rows.n_classes)
+        self.tolerance = max(TOLERANCE * ridge, 8 * rounding)
+        return rounding
 
     def _calibrate(self, sensitivity: float) -> None:
         self.noise = calibrate_vector(
@@ -297,18 +316,7 @@ class OutputPlan(Plan):
         self.ridge = float(settings.regularization) * n
         self.paper = settings.calibration == "hamm2016"
         self.classes_drawn = 1 if rows.logistic else rows.n_classes - (not self.paper)
-        rounding = gradient_error(
-            rows.loss,
-            n_records=n,
-            n_features=d,
-            regularization=self.ridge,
-            linear_norm=2.0 * n,
-            tolerance=TOLERANCE * self.ridge,
-        )
-        rounding += n * _statistic_error(
-            np.ones((n, 1)), rows.n_classes
-        )  # whatever the records: ‖x‖ <= 1
-        self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
+        rounding = self._set_tolerance(rows.loss, self.ridge, linear_norm=2.0 * n)
         if self.private:
             self._calibrate(self._paper_sensitivity() if self.paper else self._sensitivity())
             distance = (self.tolerance + rounding) / self.ridge
@@ -394,7 +402,7 @@ class OutputPlan(Plan):
             whole = rows.n_classes
             counts = np.zeros_like(counts)
             counts[np.arange(len(code)), code] = whole
-        S = statistic(counts, whole, rows.X) + rows.X.mean(axis=0) / rows.n_classes
+        S = linear_term(rows, counts, whole)
         return minimum(rows, S[1] if rows.logistic else S, self.ridge, self.tolerance)
 
 
@@ -409,7 +417,6 @@ class ObjectivePlan(Plan):
 
     def __init__(self, settings: Distillation, rows: Rows) -> None:
         super().__init__(settings, rows)
-        self.settings = settings
         n, d = rows.X.shape
         K = rows.n_classes
         self.loss = Softmax(K)
@@ -427,13 +434,11 @@ class ObjectivePlan(Plan):
                 "loss": "softmax",
                 "n_classes": K,
                 "curvature": self.loss.curvature,
-            }
-            facts |= {
                 "lipschitz": self.loss.lipschitz,
                 "strong_convexity": self.ridge,
                 "records_per_unit": 1,
+                **self.who,
             }
-            facts |= self.who
             if settings.delta > 0:
                 facts |= {"sensitivity": moved, "at_delta": settings.delta}
                 self.noise = calibrate_event(
@@ -445,16 +450,7 @@ class ObjectivePlan(Plan):
                 self.noise = ObjectiveL2Laplace(scale=scale, **facts)
                 self.shift = vector_event(moved, scale, delta=0.0, **self.who)
             radius = public_radius(self.noise, (K - 1) * d)
-        rounding = gradient_error(
-            self.loss,
-            n_records=n,
-            n_features=d,
-            regularization=self.ridge,
-            linear_norm=2.0 * n + radius,
-            tolerance=TOLERANCE * self.ridge,
-        )
-        rounding += n * _statistic_error(np.ones((n, 1)), K)
-        self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
+        rounding = self._set_tolerance(self.loss, self.ridge, linear_norm=2.0 * n + radius)
         if self.private:
             # An eighth more for storing the minimum in doubles, as in learners/perturbation.py.
             distance = (
@@ -471,10 +467,7 @@ class ObjectivePlan(Plan):
         """Return the minimum of the noisy objective."""
         rows = self.rows
         n, d = rows.X.shape
-        S = (
-            statistic(tally.counts, tally.n_members * tally.unit, rows.X)
-            + rows.X.mean(axis=0) / rows.n_classes
-        )
+        S = linear_term(rows, tally.counts, tally.n_members * tally.unit)
         drawn = rows.contrasts.T @ self._drawn((rows.n_classes - 1) * d, source).reshape(-1, d)
         W = self._closed(minimum(rows, S - drawn / n, self.ridge, self.tolerance), source)
         strength = self.ridge / n / (2 if rows.logistic else 1)
