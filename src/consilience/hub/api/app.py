@@ -16,10 +16,14 @@ from starlette.requests import ClientDisconnect
 
 from consilience.files.sealed import software
 from consilience.hub.api.metrics import Gate, Metrics
-from consilience.hub.api.pages import add_pages
+from consilience.hub.api.requests import Body, hub_of
 from consilience.hub.api.routes import ROUTES
+from consilience.hub.api.uploads import receive_file, upload_slot
 from consilience.hub.combining import Combiner
-from consilience.hub.dashboard.answers import answer_refusal
+from consilience.hub.dashboard.answers import Page, answer_page, answer_refusal
+from consilience.hub.dashboard.files import read_beginning, take_file
+from consilience.hub.dashboard.pages import PAGES
+from consilience.hub.dashboard.visits import Visit
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.rates import Buckets
 from consilience.hub.store.audit import Chain
@@ -82,29 +86,51 @@ def create_app(settings: Settings) -> FastAPI:
         app.add_exception_handler(kind, handler)
     for route in ROUTES:
         route.add_to(app)
-    add_pages(app)
+    _add_pages(app)
     app.add_middleware(Gate, metrics=state.metrics, buckets=Buckets(settings.by_address))
     return app
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Add the dashboard to the hub."""
+    for page in PAGES:
+        app.add_api_route(
+            page.path, _endpoint(page), methods=page.methods.split(), include_in_schema=False
+        )
+    upload = "/studies/{study}/files/{file}"
+    app.add_api_route(upload, _upload_file, methods=["POST"], include_in_schema=False)
+
+
+def _endpoint(page: Page) -> Callable[..., Response]:
+    def answer(request: Request, body: Body) -> Response:
+        return answer_page(page, request, body)
+
+    return answer
+
+
+async def _upload_file(request: Request) -> Response:
+    """Stream a form with a file to disk, then let its page take it."""
+    most = hub_of(request).settings.most_public_bytes
+    async with upload_slot(request) as arrived:
+        await receive_file(request, arrived, most)
+        beginning = await run_in_threadpool(read_beginning, arrived)
+
+        def take(visit: Visit) -> Response:
+            return take_file(visit, arrived)
+
+        page = Page("POST", request.url.path, "coordinator", take)
+        return await run_in_threadpool(answer_page, page, request, beginning)
 
 
 # --------------------------------------------------------------------- what goes wrong on the way
 
 
 def _refuse(request: Request, problem: Exception) -> Response:
+    """Answer a refusal, or an address or method that does not exist."""
+    if isinstance(problem, HTTPException):
+        problem = Refusal(*_NO_ROUTE.get(problem.status_code, _UNREADABLE))
     assert isinstance(problem, Refusal)
     return answer_refusal(request, problem, as_visitor=True)
-
-
-def _no_route(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException)
-    code = {404: "not-found", 405: "wrong-method", 413: "too-large"}.get(
-        problem.status_code, "malformed"
-    )
-    messages = {
-        "not-found": "There is nothing at this address.",
-        "wrong-method": "This address does not take this method.",
-    }
-    return _refuse(request, Refusal(code, messages.get(code, "The request cannot be read.")))
 
 
 def _malformed(request: Request, _: Exception) -> Response:
@@ -122,9 +148,15 @@ def _failed(request: Request, _: Exception) -> Response:
     return answer_refusal(request, Refusal("unavailable", message))
 
 
+_UNREADABLE = ("malformed", "The request cannot be read.")
+_NO_ROUTE = {
+    404: ("not-found", "There is nothing at this address."),
+    405: ("wrong-method", "This address does not take this method."),
+    413: ("too-large", "The request cannot be read."),
+}
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
     Refusal: _refuse,
-    HTTPException: _no_route,
+    HTTPException: _refuse,
     RequestValidationError: _malformed,
     ClientDisconnect: _malformed,
     OperationalError: _no_database,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
@@ -68,15 +67,6 @@ def parse_body(model: type[ModelT], body: bytes) -> ModelT:
         raise Refusal("malformed", f"The body must be a JSON object with: {names}.") from None
 
 
-@dataclass(frozen=True)
-class Caller:
-    """Who asks: a coordinator, or a site with its row and the signature of its request."""
-
-    actor: str
-    site: Row | None = None
-    signed: Signed | None = None
-
-
 def hub_of(request: Request) -> Hub:
     """Return the hub that a request was sent to."""
     hub: Hub = request.app.state.hub
@@ -131,26 +121,23 @@ Body = Annotated[bytes, Depends(read_body)]
 Coordinator = Annotated[str, Depends(coordinator)]
 
 
-def site_changing(request: Request, study: str, body: Body) -> Caller:
-    """Return the site that signed a request whose own transaction spends the nonce."""
+def site_changing(request: Request, study: str, body: Body) -> tuple[Signed, Row]:
+    """Return the signature and the site of a request whose own transaction spends the nonce."""
     signed = _limited_signature(request)
     signed.check_body(digest(body))
-    site = hub_of(request).store.signer(_safe_name(study), signed.key)
-    return Caller(f"site:{site['name']}", site, signed)
+    return signed, hub_of(request).store.signer(_safe_name(study), signed.key)
 
 
-def anyone(request: Request, study: str, body: Body) -> Caller:
-    """Return a coordinator, or the site that signed a request to read."""
-    hub = hub_of(request)
+def anyone(request: Request, study: str, body: Body) -> Row | None:
+    """Return the site that signed a request to read; None if a coordinator sent it."""
     if "authorization" in request.headers:
-        actor = coordinator(request)
-        hub.study(study)
-        return Caller(actor)
-    caller = site_changing(request, study, body)
-    assert caller.signed is not None
-    hub.store.spend_nonce(caller.signed.key, caller.signed.nonce)
-    return caller
+        coordinator(request)
+        hub_of(request).study(study)
+        return None
+    signed, site = site_changing(request, study, body)
+    hub_of(request).store.spend_nonce(signed.key, signed.nonce)
+    return site
 
 
-SiteChanging = Annotated[Caller, Depends(site_changing)]
-Anyone = Annotated[Caller, Depends(anyone)]
+SiteChanging = Annotated[tuple[Signed, Row], Depends(site_changing)]
+Anyone = Annotated[Row | None, Depends(anyone)]

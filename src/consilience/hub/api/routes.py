@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -53,10 +53,6 @@ def _show(kind: str, row: Row) -> Row:
     return {name: row[name] for name in SHOWN[kind]}
 
 
-def _show_all(kind: str, rows: Sequence[Row]) -> list[Row]:
-    return [_show(kind, row) for row in rows]
-
-
 # ------------------------------------------------------------------------------------ open to all
 
 
@@ -76,8 +72,12 @@ def metrics(request: Request) -> Response:
 def about(request: Request) -> Row:
     """Return the hub's public key, its version, its time and its limits."""
     hub = hub_of(request)
-    facts = {"version": software(), "key": hub.key.public, "time": time.time()}
-    return facts | {"most_bytes": hub.settings.most_bytes}
+    return {
+        "version": software(),
+        "key": hub.key.public,
+        "time": time.time(),
+        "most_bytes": hub.settings.most_bytes,
+    }
 
 
 # ------------------------------------------------------------------------------- for coordinators
@@ -111,7 +111,7 @@ def add_study(request: Request, body: Body, actor: Coordinator) -> Response:
 
 def list_studies(request: Request, _: Coordinator) -> Row:
     """List all studies."""
-    return {"studies": _show_all("study", hub_of(request).store.studies())}
+    return {"studies": [_show("study", row) for row in hub_of(request).store.studies()]}
 
 
 async def put_file(request: Request, study: str, file: str) -> Row:
@@ -145,7 +145,7 @@ def list_sites(request: Request, study: str, _: Coordinator) -> Row:
     """List a study's sites."""
     hub = hub_of(request)
     hub.study(study)
-    return {"sites": _show_all("site", hub.store.sites(study))}
+    return {"sites": [_show("site", row) for row in hub.store.sites(study)]}
 
 
 def revoke_key(
@@ -201,13 +201,12 @@ def enrol(request: Request, body: Body) -> Response:
 def rotate_key(request: Request, body: Body) -> Row:
     """Replace the site's key in a study: signed by the old key, with a proof by the new one."""
     asked = parse_body(Rotation, body)
-    signed = site_changing(request, asked.study, body).signed
-    assert signed is not None
+    signed, _ = site_changing(request, asked.study, body)
     row = hub_of(request).rotate(asked.study, signed.key, asked.new_key, asked.proof, signed.nonce)
     return _show("site", row)
 
 
-def read_study(request: Request, study: str, caller: Anyone) -> Row:
+def read_study(request: Request, study: str, site: Anyone) -> Row:
     """Return the study's file, and which of its public files the hub has."""
     hub = hub_of(request)
     row, agreed = hub.study(study)
@@ -218,12 +217,12 @@ def read_study(request: Request, study: str, caller: Anyone) -> Row:
     ]
     facts = {name: row[name] for name in ("name", "digest", "status", "text")}
     facts |= {"study": agreed.to_dict(), "files": files, "hub_key": hub.key.public}
-    if caller.site is not None:
-        return {**facts, "site": _show("site", caller.site)}
+    if site is not None:
+        return {**facts, "site": _show("site", site)}
     return {**facts, "problem": row["problem"], "created": row["created"]}
 
 
-def read_public_file(request: Request, study: str, file: str, caller: Anyone) -> Response:
+def read_public_file(request: Request, study: str, file: str, _: Anyone) -> Response:
     """Return a file of public records."""
     hub = hub_of(request)
     named = hub.public_file(study, file)
@@ -258,33 +257,33 @@ def _accept(
     return hub_of(request).take(study, site, before, content, sha256, signed.nonce)
 
 
-def list_contributions(request: Request, study: str, caller: Anyone) -> Row:
+def list_contributions(request: Request, study: str, site: Anyone) -> Row:
     """List the site's own contributions; a coordinator sees everyone's facts, but no files."""
-    own = None if caller.site is None else caller.site["name"]
+    own = None if site is None else site["name"]
     rows = hub_of(request).store.contributions(study, site=own)
-    return {"contributions": _show_all("contribution", rows)}
+    return {"contributions": [_show("contribution", row) for row in rows]}
 
 
-def withdraw(request: Request, study: str, caller: SiteChanging) -> Row:
+def withdraw(request: Request, study: str, sender: SiteChanging) -> Row:
     """Withdraw the site's contribution: no later release contains it."""
-    assert caller.signed is not None
-    row = hub_of(request).withdraw(study, caller.signed.key, caller.signed.nonce)
-    return _show("contribution", row)
+    signed, _ = sender
+    return _show("contribution", hub_of(request).withdraw(study, signed.key, signed.nonce))
 
 
-def list_releases(request: Request, study: str, caller: Anyone) -> Row:
+def list_releases(request: Request, study: str, _: Anyone) -> Row:
     """List the study's releases, newest first."""
-    return {"releases": _show_all("release", hub_of(request).store.releases(study))}
+    rows = hub_of(request).store.releases(study)
+    return {"releases": [_show("release", row) for row in rows]}
 
 
-def read_release(request: Request, study: str, sequence: str, caller: Anyone) -> Response:
+def read_release(request: Request, study: str, sequence: str, _: Anyone) -> Response:
     """Return a release by its number (the file itself)."""
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 16):
         raise Refusal("not-found", "A release is named by its number.")
     return _send_release(request, study, int(sequence))
 
 
-def read_newest_release(request: Request, study: str, caller: Anyone) -> Response:
+def read_newest_release(request: Request, study: str, _: Anyone) -> Response:
     """Return the newest release (the file itself)."""
     return _send_release(request, study, None)
 
@@ -295,11 +294,11 @@ def _send_release(request: Request, study: str, sequence: int | None) -> Respons
     return FileResponse(path, media_type=FILE, headers=facts)
 
 
-def open_dashboard(request: Request, study: str, caller: Anyone) -> Response:
+def open_dashboard(request: Request, study: str, site: Anyone) -> Response:
     """Make a one-time link that opens the dashboard for the site that signs this request."""
-    if caller.site is None:
+    if site is None:
         raise Refusal("not-allowed", "Links are for sites; coordinators log in.")
-    token, until = new_link(hub_of(request), study, caller.site)
+    token, until = new_link(hub_of(request), study, site)
     return JSONResponse({"path": f"/visits/{token}", "expires": until}, 201)
 
 

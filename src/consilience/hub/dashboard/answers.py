@@ -12,10 +12,9 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from consilience.hub.dashboard.forms import read_form
 from consilience.hub.dashboard.texts import FIXES, HEADINGS
 from consilience.hub.dashboard.visitors import is_own_form, visitor_of
-from consilience.hub.dashboard.visits import Visit
+from consilience.hub.dashboard.visits import Visit, read_form
 from consilience.protocol import ERRORS, Refusal
 
 _MACHINES = ("/api/", "/healthz", "/metrics", "/docs", "/openapi.json")

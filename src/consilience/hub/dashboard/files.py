@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+import re
 from pathlib import Path
 
 from fastapi import Response
 from fastapi.responses import FileResponse
 
-from consilience.hub.dashboard.forms import file_within
 from consilience.hub.dashboard.visits import HEADERS, Visit
 from consilience.hub.hub import Hub
 from consilience.hub.store import Row
 from consilience.protocol import Refusal
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
+
+_START = 2048  # bytes; they contain a form's token and the name of its file
 
 
 def list_files(hub: Hub, study: Study) -> list[Row]:
@@ -52,7 +54,7 @@ def take_file(visit: Visit, arrived: Path) -> Response:
     """Take a public file from the form that `arrived` on disk, if it is the one the study names."""
     row, _ = visit.study()
     named = visit.hub.public_file(row["name"], visit["file"])
-    begin, end = file_within(arrived, visit.request.headers.get("content-type", ""))
+    begin, end = _file_within(arrived, visit.request.headers.get("content-type", ""))
     inside, digest = visit.hub.store.files.new(), hashlib.sha256()
     try:
         with arrived.open("rb") as source, inside.open("wb") as target:
@@ -67,3 +69,24 @@ def take_file(visit: Visit, arrived: Path) -> Response:
     finally:
         inside.unlink(missing_ok=True)
     return visit.redirect(f"/studies/{row['name']}?done=uploaded#files")
+
+
+def read_beginning(arrived: Path) -> bytes:
+    """Return the beginning of a form: its token comes before its file."""
+    with arrived.open("rb") as file:
+        return file.read(_START)
+
+
+def _file_within(arrived: Path, kind: str) -> tuple[int, int]:
+    """Return where the last part of a form begins and ends."""
+    boundary = re.search(r'boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?', kind)
+    mark = b"--" + boundary.group(1).encode() if boundary else b""
+    with arrived.open("rb") as file:
+        start, size = file.read(_START), arrived.stat().st_size
+        file.seek(max(0, size - 100))
+        rest = file.read()
+    head = start.find(b'name="file"')
+    begin, end = start.find(b"\r\n\r\n", head) + 4, rest.rfind(b"\r\n" + mark + b"--")
+    if not mark or head < 0 or begin < 4 or end < 0:
+        raise Refusal("malformed", "The form contains no file.")
+    return begin, size - len(rest) + end

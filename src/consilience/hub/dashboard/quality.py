@@ -1,17 +1,22 @@
-"""How good a release is: what was measured on the study's public test records."""
+"""How good a release is on the study's public test records, and what each site counts for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from consilience.evaluation.baselines import compare_rows
 from consilience.evaluation.compare import Gap, Joining
+from consilience.files.release import Release
 from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.charts import Interval
+from consilience.hub.dashboard.queries import Paged
 from consilience.hub.store import Row
+from consilience.privacy.guarantee import Guarantee
 
 NOT_COMPARED = (
     "This release was not compared with its baselines record by record, so there is no verdict on "
@@ -89,3 +94,26 @@ def _compare(title: str, gap: Gap, percent: bool) -> str:
         f"{_WORDS[gap.verdict]} {title}: {own} against {other}. Compared record by record, "
         f"the release lowers the {what} by {low} to {high}."
     )
+
+
+@dataclass(frozen=True)
+class Weights(Paged):
+    """A page of a release's sources, and what all weights add up to."""
+
+    whole: float = 1.0
+
+
+def list_weights(release: Release, page: int, size: int) -> Weights:
+    """Return a page of a release's sources, largest weight first."""
+    rows = sorted(release.sealed.facts["sources"], key=lambda row: -abs(row["weight"]))
+    largest = max((abs(row["weight"]) for row in rows), default=1.0) or 1.0
+    page = min(max(1, page), max(1, -(-len(rows) // size)))
+    shown = [
+        {
+            **row,
+            "bar": charts.draw_bar(abs(row["weight"]) / largest, negative=row["weight"] < 0),
+            "promised": Guarantee.from_dict(dict(row["guarantee"])),
+        }
+        for row in rows[(page - 1) * size : page * size]
+    ]
+    return Weights(shown, page, size, len(rows), math.fsum(row["weight"] for row in rows))

@@ -16,9 +16,8 @@ from consilience.files.sealed import SealedFile
 from consilience.hub.dashboard import queries
 from consilience.hub.dashboard.answers import fix_for
 from consilience.hub.dashboard.files import list_files
-from consilience.hub.dashboard.quality import show_quality
+from consilience.hub.dashboard.quality import list_weights, show_quality
 from consilience.hub.dashboard.visits import HEADERS, Visit, download
-from consilience.hub.dashboard.weights import list_weights
 from consilience.hub.store import Row
 from consilience.privacy.guarantee import Budget, Neighbours, Unit
 from consilience.protocol import Refusal

@@ -1,4 +1,4 @@
-"""Pages about studies: the list, adding one, showing one, closing it."""
+"""Pages about studies (the list, adding one, showing one, closing it), and the audit log."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from consilience.hub.dashboard.sites import add_totals, list_spending
 from consilience.hub.dashboard.texts import list_tasks
 from consilience.hub.dashboard.visits import Visit, download
 from consilience.hub.store import now
+from consilience.hub.store.audit import MOST_WALKED, Chain
 from consilience.protocol import ERRORS, Refusal
 from consilience.study.pages import of_study as pages_of_study
 from consilience.study.study import check
@@ -116,3 +117,16 @@ def close_study(visit: Visit) -> Response:
     row, _ = visit.study()
     visit.hub.close_study(row["name"], visit.someone.actor)
     return visit.redirect(f"/studies/{row['name']}?done=closed")
+
+
+def show_audit(visit: Visit) -> Response:
+    """Show the audit log, newest first, and whether its chain is whole."""
+    asked = visit.request.query_params
+    only = visit.hub.study(asked["study"])[0]["name"] if asked.get("study") else None
+    chain: Chain = visit.request.app.state.chain
+    if asked.get("verify") == "again":
+        chain.forget()
+        return visit.redirect("/audit" + (f"?study={only}" if only else ""))
+    listed = queries.audit_pages(visit.hub.store, visit.number(), MANY, study=only)
+    verdict = chain.verify(visit.hub.store, most=MOST_WALKED)
+    return visit.page("audit.html", entries=listed, verdict=verdict, only=only)

@@ -6,9 +6,12 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import HTTP
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
@@ -106,3 +109,27 @@ def download(content: bytes, kind: str, name: str) -> Response:
     """Return text as a file to be saved."""
     named = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
     return Response(content, headers={**HEADERS, **named}, media_type=f"{kind}; charset=utf-8")
+
+
+def read_form(request: Request, content: bytes) -> dict[str, str]:
+    """Return the fields of a form; a file becomes its text."""
+    kind = request.headers.get("content-type", "")
+    if kind.startswith("multipart/form-data"):
+        try:
+            head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1")
+            parts = BytesParser(policy=HTTP).parsebytes(head + content).iter_parts()
+            return {
+                str(part.get_param("name", "", "content-disposition")): _text(part)
+                for part in parts
+            }
+        except (ValueError, TypeError, AttributeError, KeyError, IndexError):
+            raise Refusal("malformed", "The form cannot be read.") from None
+    try:
+        return dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=50))
+    except ValueError:
+        raise Refusal("malformed", "The form cannot be read.") from None
+
+
+def _text(part: Message) -> str:
+    content = part.get_payload(decode=True)
+    return content.decode(errors="replace") if isinstance(content, bytes) else ""
