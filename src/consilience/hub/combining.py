@@ -129,8 +129,7 @@ class Combiner:
         row, contributions = claimed
         with self._renewing(name, worker):
             current = store.release(name)
-            is_up_to_date = current is not None and current["change"] == row["changes"]
-            if current is not None and is_up_to_date and not study.draws_noise:
+            if current and current["change"] == row["changes"] and not study.draws_noise:
                 store.unclaim(name, worker)
                 return current
             accepted = [one for one in contributions if one["state"] == "accepted"]

@@ -18,14 +18,7 @@ from consilience.hub.store import Row, Store, hashed, now
 from consilience.hub.store.contributions import find_same
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
-from consilience.protocol import (
-    DIGEST,
-    SIGNATURE,
-    SITE_NAME,
-    STUDY_NAME,
-    Refusal,
-    rotation_message,
-)
+from consilience.protocol import DIGEST, SIGNATURE, SITE_NAME, STUDY_NAME, Refusal, rotation_message
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
@@ -215,14 +208,8 @@ class Hub:
         with self.charging() as ledger:
             balance = ledger.allow(row["digest"], budget)
         self.store.let_draw(row["digest"])
-        self.store.log(
-            actor,
-            "budget set",
-            study,
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            unit=str(budget.unit),
-        )
+        facts = {"epsilon": budget.epsilon, "delta": budget.delta, "unit": str(budget.unit)}
+        self.store.log(actor, "budget set", study, **facts)
         return balance
 
     def balance(self, study: str) -> Balance | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,28 +26,32 @@ class Metrics:
 
     def text(self, counts: Mapping[tuple[str, str], int], combining: Sequence[float]) -> str:
         """Return everything in the format that Prometheus reads."""
-        return "\n".join(self._lines(counts, combining)) + "\n"
-
-    def _lines(
-        self, counts: Mapping[tuple[str, str], int], combining: Sequence[float]
-    ) -> Iterator[str]:
-        yield "# TYPE consilience_requests_total counter"
-        for (method, route, status), n in sorted(self.requests.items()):
-            labels = f'method="{method}",route="{route}",status="{status}"'
-            yield f"consilience_requests_total{{{labels}}} {n}"
-        yield "# TYPE consilience_request_seconds_total counter"
-        for (method, route), seconds in sorted(self.seconds.items()):
-            labels = f'method="{method}",route="{route}"'
-            yield f"consilience_request_seconds_total{{{labels}}} {seconds:.6f}"
-        yield "# TYPE consilience_received_bytes_total counter"
-        yield f"consilience_received_bytes_total {self.received}"
-        yield "# TYPE consilience_combined_total counter"
-        yield f"consilience_combined_total {len(combining)}"
-        yield "# TYPE consilience_combining_seconds_total counter"
-        yield f"consilience_combining_seconds_total {sum(combining):.6f}"
-        yield "# TYPE consilience_rows gauge"
-        for (table, state), n in sorted(counts.items()):
-            yield f'consilience_rows{{table="{table}",state="{state}"}} {n}'
+        requests = {
+            f'{{method="{method}",route="{route}",status="{status}"}}': str(n)
+            for (method, route, status), n in sorted(self.requests.items())
+        }
+        seconds = {
+            f'{{method="{method}",route="{route}"}}': f"{spent:.6f}"
+            for (method, route), spent in sorted(self.seconds.items())
+        }
+        rows = {
+            f'{{table="{table}",state="{state}"}}': str(n)
+            for (table, state), n in sorted(counts.items())
+        }
+        measured = {
+            "requests_total counter": requests,
+            "request_seconds_total counter": seconds,
+            "received_bytes_total counter": {"": str(self.received)},
+            "combined_total counter": {"": str(len(combining))},
+            "combining_seconds_total counter": {"": f"{sum(combining):.6f}"},
+            "rows gauge": rows,
+        }
+        lines = []
+        for name, values in measured.items():
+            lines.append(f"# TYPE consilience_{name}\n")
+            at = name.split()[0]
+            lines += [f"consilience_{at}{labels} {n}\n" for labels, n in values.items()]
+        return "".join(lines)
 
 
 class Gate:

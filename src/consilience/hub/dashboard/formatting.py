@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,11 +37,10 @@ def _promise(value: Guarantee | Mapping[str, Any] | None) -> str:
     """Return a guarantee in one short line."""
     if value is None:
         return "—"
-    found = value if isinstance(value, Guarantee) else Guarantee.from_dict(dict(value))
-    if math.isinf(found.epsilon):
+    stated = value if isinstance(value, Guarantee) else Guarantee.from_dict(dict(value))
+    if math.isinf(stated.epsilon):
         return "none against the hub"
-    delta = f", δ = {found.delta:.3g}" if found.delta else ""
-    return f"ε = {found.epsilon:.4g}{delta}"
+    return f"ε = {stated.epsilon:.4g}" + (f", δ = {stated.delta:.3g}" if stated.delta else "")
 
 
 def _weight(value: float) -> str:
@@ -57,16 +57,12 @@ def _bytes(size: int) -> str:
 
 
 def _measured(value: Mapping[str, float] | None, percent: bool) -> str:
-    if value is None:
-        return "—"
-    return charts.show_number(value["value"], percent)
+    return "—" if value is None else charts.show_number(value["value"], percent)
 
 
 def _between(value: Mapping[str, float] | None, percent: bool) -> str:
-    if value is None:
-        return "—"
-    low, high = (charts.show_number(value[end], percent) for end in ("low", "high"))
-    return f"{low} to {high}"
+    ends = () if value is None else (value["low"], value["high"])
+    return " to ".join(charts.show_number(end, percent) for end in ends) or "—"
 
 
 def _fact(value: object) -> str:
@@ -75,10 +71,6 @@ def _fact(value: object) -> str:
     if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:.*", text):
         return f"{text[:10]} {text[11:16]} UTC"
     return f"{text[:16]}…" if len(text) > 40 and " " not in text else text
-
-
-def _segment(text: str) -> str:
-    return quote(text, safe="")
 
 
 TEMPLATES = Environment(
@@ -96,7 +88,7 @@ TEMPLATES.filters |= {
     "weight": _weight,
     "measured": _measured,
     "between": _between,
-    "segment": _segment,
+    "segment": partial(quote, safe=""),
     "fact": _fact,
 }
 TEMPLATES.globals |= {"bar": charts.draw_bar, "KINDS": KINDS, "isinf": math.isinf}

@@ -7,16 +7,17 @@ The cost of a page does not grow with the number of rows. Statements that change
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from consilience.hub.store import Row, Store, now
 from consilience.hub.store.audit import entry_hash
-from consilience.hub.store.contributions import parse_guarantee
-from consilience.hub.store.database import fetch_rows
+from consilience.hub.store.contributions import fetch_guarantees, parse_guarantee
+from consilience.hub.store.database import fetch_row, fetch_rows
 from consilience.hub.store.tables import (
     audit,
     contributions,
@@ -73,72 +74,49 @@ def study_pages(store: Store, page: int, size: int) -> Paged:
     with store.reading() as db:
         listed = _get_page(db, query, page, size)
         names = [row["name"] for row in listed.rows]
-        enrolled = _count_by_study(db, sites, sites.c.status == "enrolled", names)
-        accepted = _count_by_study(db, contributions, contributions.c.state == "accepted", names)
-        current = sa.select(releases).where(
-            releases.c.study.in_(names), releases.c.state == "current"
+        enrolled, accepted = (
+            _count_by(db, state.table.c.study, state.table.c.study.in_(names), state == value)
+            for state, value in (
+                (sites.c.status, "enrolled"),
+                (contributions.c.state, "accepted"),
+            )
         )
-        newest = {row["study"]: row for row in fetch_rows(db, current)}
+        current = releases.c.study.in_(names), releases.c.state == "current"
+        newest = {row["study"]: row for row in fetch_rows(db, sa.select(releases).where(*current))}
     for row in listed.rows:
         name = row["name"]
-        row |= {
-            "n_sites": enrolled.get(name, 0),
-            "n_accepted": accepted.get(name, 0),
-            "release": newest.get(name),
-        }
+        row |= {"n_sites": enrolled[name], "n_accepted": accepted[name]}
+        row["release"] = newest.get(name)
     return listed
 
 
-def _count_by_study(
-    db: sa.Connection, table: sa.Table, condition: sa.ColumnElement[bool], names: Sequence[str]
-) -> dict[str, int]:
-    query = (
-        sa.select(table.c.study, sa.func.count())
-        .where(table.c.study.in_(names), condition)
-        .group_by(table.c.study)
-    )
-    return {str(study): int(n) for study, n in db.execute(query)}
-
-
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """How many sites and contributions a study has, by state, and how many open invitations."""
 
-    sites: dict[str, int]
-    contributions: dict[str, int]
+    sites: Counter[str]
+    contributions: Counter[str]
     invitations: int
-
-    @property
-    def enrolled(self) -> int:
-        """Sites whose key is valid."""
-        return self.sites.get("enrolled", 0)
-
-    @property
-    def accepted(self) -> int:
-        """Contributions that the next release uses."""
-        return self.contributions.get("accepted", 0)
 
 
 def numbers(store: Store, study: str) -> Numbers:
     """Count what a study has."""
     unused = sa.select(invitations.c.hash).where(
-        invitations.c.study == study,
-        invitations.c.used.is_(None),
-        invitations.c.expires > now(),
+        invitations.c.study == study, invitations.c.used.is_(None), invitations.c.expires > now()
     )
     with store.reading() as db:
         return Numbers(
-            _count_by_state(db, sites, sites.c.status, study),
-            _count_by_state(db, contributions, contributions.c.state, study),
+            _count_by(db, sites.c.status, sites.c.study == study),
+            _count_by(db, contributions.c.state, contributions.c.study == study),
             _count(db, unused),
         )
 
 
-def _count_by_state(
-    db: sa.Connection, table: sa.Table, state: sa.Column[str], study: str
-) -> dict[str, int]:
-    query = sa.select(state, sa.func.count()).where(table.c.study == study).group_by(state)
-    return {str(value): int(n) for value, n in db.execute(query)}
+def _count_by(
+    db: sa.Connection, column: sa.Column[str], *conditions: sa.ColumnElement[bool]
+) -> Counter[str]:
+    """Count rows by the value of a column."""
+    query = sa.select(column, sa.func.count()).where(*conditions).group_by(column)
+    return Counter({str(value): int(n) for value, n in db.execute(query)})
 
 
 def site_pages(store: Store, study: str, page: int, size: int, *, like: str = "") -> Paged:
@@ -157,26 +135,19 @@ def site_pages(store: Store, study: str, page: int, size: int, *, like: str = ""
 def site(store: Store, study: str, name: str) -> Row | None:
     """Return a site with all its contributions, newest first."""
     with store.reading() as db:
-        rows = fetch_rows(db, sa.select(sites).where(sites.c.study == study, sites.c.name == name))
-        if not rows:
-            return None
-        return {**rows[0], "contributions": _contributions_of(db, study, [name])}
+        row = fetch_row(db, sa.select(sites).where(sites.c.study == study, sites.c.name == name))
+        return row and {**row, "contributions": _contributions_of(db, study, [name])}
 
 
 def _contributions_of(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
-    query = sa.select(contributions).where(
-        contributions.c.study == study, contributions.c.site.in_(names)
-    )
-    return list(
-        map(parse_guarantee, fetch_rows(db, query.order_by(contributions.c.sequence.desc())))
-    )
+    of_sites = contributions.c.study == study, contributions.c.site.in_(names)
+    query = sa.select(contributions).where(*of_sites)
+    return fetch_guarantees(db, query.order_by(contributions.c.sequence.desc()))
 
 
 def contribution(store: Store, study: str, digest: str) -> Row | None:
     """Return a contribution, and the releases that contain it."""
-    query = sa.select(contributions).where(
-        contributions.c.study == study, contributions.c.digest == digest
-    )
+    same = contributions.c.study == study, contributions.c.digest == digest
     containing = (
         sa.select(releases.c.sequence, releases.c.state)
         .join(members, members.c.release == releases.c.digest)
@@ -185,18 +156,15 @@ def contribution(store: Store, study: str, digest: str) -> Row | None:
         .limit(20)
     )
     with store.reading() as db:
-        rows = fetch_rows(db, query)
-        if not rows:
-            return None
-        return {**parse_guarantee(rows[0]), "releases": fetch_rows(db, containing)}
+        row = fetch_row(db, sa.select(contributions).where(*same))
+        return row and {**parse_guarantee(row), "releases": fetch_rows(db, containing)}
 
 
 def timeline(store: Store, study: str) -> list[tuple[str, str]]:
     """Return when each contribution was received, and its state."""
     columns = contributions.c.received, contributions.c.state
     query = sa.select(*columns).where(contributions.c.study == study).order_by(columns[0])
-    with store.reading() as db:
-        return [(str(received), str(state)) for received, state in db.execute(query)]
+    return [(row["received"], row["state"]) for row in store.fetch_all(query)]
 
 
 def release_pages(store: Store, study: str, page: int, size: int) -> Paged:

@@ -57,7 +57,7 @@ def list_tasks(
     row: Row, study: Study, numbers: Numbers, current: Row | None, files: Sequence[Row]
 ) -> list[Task]:
     """Return what has to happen before a study's next release."""
-    at = f"/studies/{row['name']}"
+    at, n_accepted = f"/studies/{row['name']}", numbers.contributions["accepted"]
     tasks = []
     if row["problem"]:
         text = f"{row['problem']} The hub tries again after the next change."
@@ -76,9 +76,9 @@ def list_tasks(
         if numbers.invitations:
             text += f" Open invitations: {numbers.invitations}."
         tasks.append(Task("No site has joined yet", text, f"{at}/invite", "Invite a site"))
-    elif numbers.accepted < study.min_sites:
+    elif n_accepted < study.min_sites:
         text = (
-            f"{numbers.accepted} of {numbers.enrolled} enrolled sites have contributed, and a "
+            f"{n_accepted} of {numbers.sites['enrolled']} enrolled sites have contributed, and a "
             f"release needs {study.min_sites}. Sites train and submit on their own; you do not "
             "have to start anything here."
         )
