@@ -1,4 +1,4 @@
-"""A hub on SQLite and on a real PostgreSQL, sites that train for it, and requests as a site signs them."""
+"""A hub on SQLite and on PostgreSQL, sites that train for it, and their signed requests."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/post
 BACKENDS = ("sqlite", "postgresql")
 
 
-# ------------------------------------------------------------------------------------------------------- PostgreSQL
+# --------------------------------------------------------------------------------------- PostgreSQL
 
 
 def _programs() -> Path | None:
@@ -146,7 +146,7 @@ def url(request: pytest.FixtureRequest) -> str | None:
     return None if request.param == "sqlite" else request.getfixturevalue("postgres").database()
 
 
-# ------------------------------------------------------------------------------------------------- studies and sites
+# -------------------------------------------------------------------------------- studies and sites
 
 
 def table(n: int, seed: int) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Ward:
 
 
 class Client:
-    """Requests straight into the app, in a thread with a loop; what the app does at start and stop is done."""
+    """Send requests straight into the app, in a thread with a loop, from start-up to shut-down."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

@@ -475,7 +475,7 @@ def test_an_address_beyond_its_rate_is_told_so_in_the_words_it_reads(
 
 
 def test_every_route_refuses_in_one_shape(world: Any, tools: Any) -> None:
-    """Walk the route table with no credentials, with wrong ones and with junk; every refusal has the same shape."""
+    """Try every route without credentials, with wrong ones and with junk: errors look the same."""
     world.add_study()
     ward = world.ward("north")
     seen = set()

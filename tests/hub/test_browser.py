@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: by keyboard, without scripts, on a phone, in both colour schemes."""
+"""The dashboard in Chromium: by keyboard, without scripts, on a phone, in both colour schemes."""
 
 import contextlib
 import os
@@ -22,22 +22,27 @@ PASSWORD = "correct horse battery"
 # text needs less.
 CONTRAST = """
 () => {
-  const parse = c => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
-  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const parse = c => { const m = c.match(/[\\d.]+/g).map(Number);
+    return m.length < 4 ? [...m, 1] : m; };
+  const linear = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = c => { const [r, g, b] = c.map(linear);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+  const behind = e => { for (; e; e = e.parentElement) {
+    const c = parse(getComputedStyle(e).backgroundColor);
     if (c[3] === 1) return c; } return [255, 255, 255, 1]; };
   const found = [];
   for (const e of document.querySelectorAll('body *')) {
     const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
     const box = e.getBoundingClientRect();
-    if (!own || box.width < 2 || box.height < 2 || e.closest('.unseen, .skip, title, desc')) continue;
+    if (!own || box.width < 2 || box.height < 2) continue;
+    if (e.closest('.unseen, .skip, title, desc')) continue;
     const s = getComputedStyle(e);
     const ink = parse(e instanceof SVGElement ? s.fill : s.color);
     const [a, b] = [light(ink.slice(0, 3)), light(behind(e).slice(0, 3))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const size = parseFloat(s.fontSize), large = size >= 24 || (size >= 18.66 && s.fontWeight >= 700);
-    if (ratio < (large ? 3 : 4.5)) found.push([e.tagName, e.textContent.trim().slice(0, 40), ratio.toFixed(2)]);
+    const size = parseFloat(s.fontSize), text = e.textContent.trim().slice(0, 40);
+    const large = size >= 24 || (size >= 18.66 && s.fontWeight >= 700);
+    if (ratio < (large ? 3 : 4.5)) found.push([e.tagName, text, ratio.toFixed(2)]);
   }
   return found;
 }
@@ -126,7 +131,7 @@ def focused(page: Any) -> str:
 
 
 def tab_to(page: Any, text: str) -> None:
-    """Press Tab until the element with this text, or this id, has the focus, and check that one can see it."""
+    """Press Tab until the element with this text or id has the focus, and check that it shows."""
     for _ in range(60):
         page.keyboard.press("Tab")
         if focused(page) == text:
@@ -155,7 +160,7 @@ def seeded(live: Any, tools: Any) -> list[Any]:
     return wards
 
 
-# --------------------------------------------------------------------------------------------------------- by keyboard
+# -------------------------------------------------------------------------------------- by keyboard
 
 
 def test_a_coordinator_needs_only_the_keyboard(chromium: Any, live: Any, tools: Any) -> None:
@@ -236,7 +241,7 @@ def test_a_site_opens_its_view_without_scripts_and_sees_only_its_own(
         assert "already used" in page.locator("main").inner_text()
 
 
-# --------------------------------------------------------------------------------------------- phones, colours, charts
+# -------------------------------------------------------------------------- phones, colours, charts
 
 
 def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(

@@ -1,4 +1,4 @@
-"""Combining: once for every change, by whichever worker; noise only when asked for, charged first."""
+"""Combining: once for every change, by any worker; noise only on request, charged first."""
 
 import threading
 import time
@@ -55,7 +55,7 @@ def test_a_site_is_promised_what_all_it_ever_submitted_adds_up_to(world: Any) ->
 
 
 def test_several_workers_combine_every_change_once(world: Any, url: str | None, tools: Any) -> None:
-    """Four workers on one database, sites submitting all the while: no change is combined twice, none is missed."""
+    """Four workers share a database while sites submit: every change is combined exactly once."""
     study = world.add_study()
     wards = world.fill(study, 2)
     hubs = [Hub(tools.quick(world.folder / "hub", url, lease_seconds=2.0)) for _ in range(4)]

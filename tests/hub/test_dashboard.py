@@ -1,4 +1,4 @@
-"""The dashboard without a browser: every address, who may see what, what forms need, and what hostile input does."""
+"""The dashboard without a browser: addresses, who may see what, forms, hostile input."""
 
 import contextlib
 import re
@@ -104,7 +104,7 @@ def filled(world: Any, tools: Any, n_sites: int = 3, **more: Any) -> list[Any]:
     return wards
 
 
-# ------------------------------------------------------------------------------------------------- coming and going
+# --------------------------------------------------------------------------------- coming and going
 
 
 def test_nobody_is_sent_to_log_in_and_then_to_where_they_wanted(hub: Any) -> None:
@@ -169,7 +169,7 @@ def test_logging_out_ends_the_session_at_the_hub(hub: Any, ann: Browser) -> None
     Browser(hub).open_as(ward)  # another view is another's
 
 
-# --------------------------------------------------------------------------------------------------------- every page
+# --------------------------------------------------------------------------------------- every page
 
 
 def addresses(world: Any) -> dict[str, str]:
@@ -248,7 +248,8 @@ def test_downloads_say_what_they_are(hub: Any, tools: Any, ann: Browser) -> None
 
 NOWHERE = [
     "/nowhere", "/studies/none", "/studies/%00", "/studies/%2e%2e", "/studies/demo/sites/none",
-    "/studies/demo/sites/%ff", "/studies/demo/sites/" + "x" * 3000, "/studies/demo/contributions/none",
+    "/studies/demo/sites/%ff", "/studies/demo/sites/" + "x" * 3000,
+    "/studies/demo/contributions/none",
     "/studies/demo/releases/99", "/studies/demo/releases/-1", "/studies/demo/releases/١",
     "/studies/demo/files/none", "/visits/none", "/visits/a.b",
     "/visits/" + "e30." + "A" * 86, "/audit?study=none", "/static/none",
@@ -279,7 +280,7 @@ def test_any_number_of_a_page_is_answered(hub: Any, tools: Any, ann: Browser) ->
         assert ann.get(f"/studies/demo?releases={page}").status_code == 200
 
 
-# ---------------------------------------------------------------------------------------------------- who may see what
+# --------------------------------------------------------------------------------- who may see what
 
 
 def test_pages_of_coordinators_are_closed_to_sites_and_to_nobody(hub: Any, tools: Any) -> None:
@@ -383,7 +384,7 @@ def test_a_link_is_good_for_five_minutes_and_cannot_be_forged(hub: Any, monkeypa
     assert site.get(path).status_code == 401
 
 
-# -------------------------------------------------------------------------------------------------------------- forms
+# -------------------------------------------------------------------------------------------- forms
 
 
 def test_a_form_needs_the_token_of_the_page_it_came_from(
@@ -415,11 +416,15 @@ def test_a_form_needs_the_token_of_the_page_it_came_from(
 
 
 MALFORMED = [
-    ("application/x-www-form-urlencoded", b"\xff\xfe=1"), ("application/x-www-form-urlencoded", b"&" * 2000),
+    ("application/x-www-form-urlencoded", b"\xff\xfe=1"),
+    ("application/x-www-form-urlencoded", b"&" * 2000),
     ("multipart/form-data", b"x"), ("multipart/form-data; boundary=", b"--\r\n"),
-    ("multipart/form-data; boundary=a", b"--a\r\nContent-Type: message/rfc822\r\n\r\n--a\r\n\r\n--a--"),
-    ("multipart/form-data; boundary=a", b'--a\r\nContent-Disposition: form-data; name="token"\r\n\r\n\xff\r\n--a'),
-    ("text/plain", b"token=1"), ("application/json", b"{}"), ("multipart/form-data; boundary=\xe9", b"--"),
+    ("multipart/form-data; boundary=a",
+     b"--a\r\nContent-Type: message/rfc822\r\n\r\n--a\r\n\r\n--a--"),
+    ("multipart/form-data; boundary=a",
+     b'--a\r\nContent-Disposition: form-data; name="token"\r\n\r\n\xff\r\n--a'),
+    ("text/plain", b"token=1"), ("application/json", b"{}"),
+    ("multipart/form-data; boundary=\xe9", b"--"),
 ]  # fmt: skip
 
 
@@ -468,7 +473,8 @@ def test_a_study_is_added_by_text_or_file_and_every_problem_is_shown(
 
 
 NO_STUDIES = [
-    "", "   ", "x", "[study]\nname = 5", "[study]\nname = [1]", "study = 1", "[schema]\ncolumns = 5",
+    "", "   ", "x", "[study]\nname = 5", "[study]\nname = [1]", "study = 1",
+    "[schema]\ncolumns = 5",
     b"\xff\xfe[study]", "a = " + "[" * 5000,
     "[study]\nname = 'ab'\n[privacy]\nepsilon_min = 'x'\nepsilon_max = []\n[learner]\nname = {}",
 ]  # fmt: skip
@@ -539,7 +545,7 @@ def test_a_public_file_is_uploaded_if_it_is_the_named_one(
     assert not list(hub.hub.store.files.incoming.iterdir())
 
 
-# -------------------------------------------------------------------------------------------------- what pages say
+# ----------------------------------------------------------------------------------- what pages say
 
 
 def test_empty_states_say_what_to_do_next(hub: Any, ann: Browser) -> None:
@@ -696,7 +702,7 @@ def test_a_shortened_log_is_noticed_and_a_long_one_takes_several_looks(sqlite_wo
     assert chain.verify(store).broken is not None
 
 
-# ----------------------------------------------------------------------------------------------------- many, and charts
+# --------------------------------------------------------------------------------- many, and charts
 
 
 def test_a_thousand_sites_are_paged_and_quick(hub: Any, tools: Any, ann: Browser) -> None:

@@ -1,7 +1,8 @@
-"""Hostile input: mutated files and requests. The hub refuses with a code, stores nothing and answers no 5xx.
+"""Hostile input: the hub refuses mutated files and requests with a code, and never answers 5xx.
 
-The mutations know the formats: most files here carry a right signature over wrong contents, for a
-signature check refuses all others at once. Every example follows from its number.
+It stores nothing of them. The mutations know the formats: most files here carry a right signature
+over wrong contents, because the signature check refuses all others at once. Each example follows
+from its number.
 """
 
 import copy
@@ -46,7 +47,7 @@ MOST_GROWTH = 128 << 20  # bytes of resident memory over all examples
 lenient = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-# ------------------------------------------------------------------------------------------------------ making files
+# ------------------------------------------------------------------------------------- making files
 
 
 class Forge:
@@ -123,9 +124,10 @@ NUMBERS = (
 )
 ODD_NUMBERS = ("NaN", "-Infinity", "1e400", "1" * 5000, "01", "1.", "0x1")
 TEXTS = (
-    "", " ", "inf", "-inf", "nan", "NaN", "null", "[]", "{}", "north ", "nоrth", "no\u0301rth", "\u202enorth",
-    "no\u200brth", "\ud800", "\0", "a" * 5000, "../../etc/passwd", "<script>alert(1)</script>", "' OR 1=1 --",
-    "%s%n", "record", "person", "add-remove", "PrivateRidge", "PrivateForestClassifier", "Laplace",
+    "", " ", "inf", "-inf", "nan", "NaN", "null", "[]", "{}", "north ", "nоrth", "no\u0301rth",
+    "\u202enorth", "no\u200brth", "\ud800", "\0", "a" * 5000, "../../etc/passwd",
+    "<script>alert(1)</script>", "' OR 1=1 --", "%s%n", "record", "person",
+    "add-remove", "PrivateRidge", "PrivateForestClassifier", "Laplace",
     '[{"name": "Laplace"}]', "1e999", "é", "\uffff",
 )  # fmt: skip
 
@@ -244,12 +246,20 @@ def _lie_in_text(rng: random.Random, forge: Forge) -> None:
     ways: tuple[Callable[[dict[str, Any]], str], ...] = (
         lambda facts: json.dumps(facts, sort_keys=True, ensure_ascii=False),
         lambda facts: json.dumps(facts, separators=(",", ":"), ensure_ascii=False),
-        lambda facts: json.dumps({**facts, "site": "nör\ud800th"}, sort_keys=True, separators=(",", ":")),
+        lambda facts: json.dumps(
+            {**facts, "site": "nör\ud800th"}, sort_keys=True, separators=(",", ":")
+        ),
         lambda facts: _dumped(facts) + rng.choice((" ", "\n", "\0", "}", "{}", "\ufeff")),
         lambda facts: rng.choice((" ", "\ufeff", "\t")) + _dumped(facts),
         lambda facts: _dumped(facts)[:-1] + ',"site":"south"}',
         lambda facts: '{"aa":' + rng.choice(ODD_NUMBERS) + "," + _dumped(facts)[1:],
-        lambda facts: '{"aa":' + "[" * (n := rng.choice((20, 1000, 50_000))) + "]" * n + "," + _dumped(facts)[1:],
+        lambda facts: (
+            '{"aa":'
+            + "[" * (n := rng.choice((20, 1000, 50_000)))
+            + "]" * n
+            + ","
+            + _dumped(facts)[1:]
+        ),
         lambda facts: _dumped(facts).replace(":1", ":1.0", 1),
         lambda facts: _dumped(facts)[: rng.randrange(len(_dumped(facts)))],
         lambda facts: _dumped(list(facts.items())),
@@ -405,11 +415,11 @@ def _forged(
         return _edited(rng, sealed.to_bytes(), other)
 
 
-# ---------------------------------------------------------------------------------------------------------- the target
+# --------------------------------------------------------------------------------------- the target
 
 
 class Target:
-    """One hub with studies of three kinds, an enrolled site that lies, and an honest one beside it."""
+    """One hub with studies of three kinds, an enrolled site that lies, and an honest one."""
 
     def __init__(self, world: Any, tools: Any) -> None:
         self.world, self.code, self.tools = world, tools.code, tools
@@ -461,7 +471,7 @@ class Target:
         return found
 
     def submit(self, number: int) -> None:
-        """Send one forged contribution: refused with the right code, or as good as the honest one."""
+        """Send one forged contribution: refused with its code, or as good as an honest one."""
         rng = random.Random(number)
         which = rng.choice((0, 0, 1, 1, 2))
         honest, study = self.honest[which], self.studies[which]
@@ -481,7 +491,7 @@ class Target:
         self.answers[found] += 1
 
     def read(self, number: int, path: Path) -> None:
-        """Read one forged release, as a site would: refused, or whole enough to predict and to be shown."""
+        """Read one forged release as a site would: refused, or complete enough to predict."""
         rng = random.Random(number)
         which = rng.randrange(2)
         sealed = self.release[which].sealed
@@ -644,8 +654,9 @@ def _body(rng: random.Random, target: Target, path: str) -> bytes:
     if path.endswith("/studies") and rng.random() < 0.7:
         return _study(rng, rng.choice(target.texts)).encode(errors="ignore")
     honest = {
-        "invitation": "x" * 32, "site": "north", "fetch_only": False, "name": "bob", "password": "x", "days": 1.0,
-        "study": "demo", "new_key": "0" * 64, "proof": "0" * 128, "key": "one",
+        "invitation": "x" * 32, "site": "north", "fetch_only": False, "name": "bob",
+        "password": "x", "days": 1.0, "study": "demo", "new_key": "0" * 64, "proof": "0" * 128,
+        "key": "one",
     }  # fmt: skip
     names = {
         "/api/enrolments": ("invitation", "site", "fetch_only"),
@@ -720,7 +731,7 @@ def _resident() -> int:
 
 
 def _attack(target: Target, folder: Path, n: int, first: int = 0) -> dict[str, Any]:
-    """Make `n` attempts: half contributions, a fifth releases, the rest requests. Return what they came to."""
+    """Make `n` attempts: half contributions, a fifth releases, else requests. Return counts."""
     began, failures = 0, []
     for number in range(first, first + n):
         if number - first == n // 10:  # by then everything has been loaded that ever will be
@@ -828,7 +839,7 @@ def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def test_no_request_that_the_description_allows_ends_in_a_5xx(tmp_path: Path, tools: Any) -> None:
-    """Requests made from the OpenAPI description, and from its negation, with and without a token."""
+    """Send requests made from the OpenAPI description and its negation, with and without token."""
     import schemathesis
     from schemathesis.config import SchemathesisConfig
 

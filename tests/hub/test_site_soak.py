@@ -1,4 +1,4 @@
-"""A site that is killed at random moments and runs its last command again, against a hub that is killed as well."""
+"""A site that is killed at random and repeats its last command, while the hub is killed too."""
 
 import json
 import os
@@ -81,7 +81,7 @@ class Ward:
         return wasted
 
     def spend_the_rest(self) -> None:
-        """Let the owner allow a little more than is spent: one training fits, the next is refused."""
+        """Allow a little more than was spent: one training run fits, and the next is refused."""
         site = Site(self.folder)
         limit = site.ledger.balance("ward").spent.epsilon + 1.5
         site.ledger.allow("ward", Budget(epsilon=limit))
@@ -100,7 +100,7 @@ def _survive(
     n_submissions: int,
     database: Any = None,
 ) -> dict[str, Any]:
-    """Kill sites, and less often the hub and its database, at random; then compare all that everyone holds."""
+    """Kill sites, and less often the hub and its database; then compare what everyone has."""
     hub = Hub(tools.quick(folder / "hub", url))
     hub.add_study(tools.study_text(min_sites=2), "operator")
     codes = [hub.invite("demo", "operator")[0] for _ in range(N_SITES)]

@@ -1,4 +1,4 @@
-"""What the hub remembers: rows and files that survive a kill, one audit chain, copies that can be trusted."""
+"""What the hub stores: rows and files that survive a kill, one audit chain, reliable copies."""
 
 import hashlib
 import json
@@ -288,7 +288,7 @@ def test_the_operators_commands_work_beside_a_running_hub(
         commands.serve(tools.quick(folder, url), commands.Address("0.0.0.0"))
 
 
-# ------------------------------------------------------------------------------------------------------------- kill -9
+# ------------------------------------------------------------------------------------------ kill -9
 
 
 def _survive(
@@ -300,7 +300,7 @@ def _survive(
     n_submissions: int,
     database: Any = None,
 ) -> None:
-    """Submit while the hub (and the database) is killed at random; compare what was answered with what is kept."""
+    """Submit while the hub and the database are killed; compare the answers with what was kept."""
     text, wards = (
         tools.study_text(min_sites=2),
         [tools.Ward(f"ward {i}", folder, seed=i) for i in range(5)],
@@ -414,7 +414,7 @@ def test_200_kills_of_hub_and_database_during_50_submissions(
 
 
 def test_a_hub_over_https_is_a_hub(tmp_path: Path, tools: Any) -> None:
-    """Serve with a certificate of our own making, and read its key over a connection that checks it."""
+    """Serve with a certificate made here, and read the key over a connection that checks it."""
     pytest.importorskip("cryptography")
     from datetime import UTC, datetime, timedelta
     from ipaddress import ip_address

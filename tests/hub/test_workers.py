@@ -1,4 +1,4 @@
-"""Hubs that are more than one process: workers that share a database, files in a bucket, backups between databases."""
+"""Hubs with several processes: workers on one database, files in a bucket, backups."""
 
 import shutil
 import threading
@@ -52,14 +52,14 @@ def bucket(monkeypatch: Any) -> Iterator[Any]:
 
 
 def second_folder(world: Any) -> Path:
-    """Return the folder of a worker on another machine: it was given the hub's key, and nothing else."""
+    """Return the folder of a worker on another machine, which was given only the hub's key."""
     folder = world.folder / "elsewhere"
     folder.mkdir()
     shutil.copy(world.folder / "hub" / "hub.key", folder)
     return folder
 
 
-# ------------------------------------------------------------------------------------------------------------- backups
+# ------------------------------------------------------------------------------------------ backups
 
 
 @pytest.mark.parametrize("there", [None, "postgresql"])
@@ -84,7 +84,7 @@ def test_a_backup_of_any_database_is_restored_on_any_other(
             commands.restore(world.folder / "copy", world.folder / "third", url=other)
 
 
-# ----------------------------------------------------------------------------------------------- what workers agree on
+# ---------------------------------------------------------------------------- what workers agree on
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str, to
         commands.aggregate(world.folder / "hub", "demo", request="three", url=url)
 
 
-# -------------------------------------------------------------------------------------------------------------- bucket
+# ------------------------------------------------------------------------------------------- bucket
 
 IN_FILES = pytest.param(
     {"small_bytes": -1}, id="in files"
@@ -235,11 +235,11 @@ def test_a_backup_of_a_hub_with_a_bucket_is_whole_by_itself(
     hub.close()
 
 
-# ------------------------------------------------------------------------------------------------ two workers, one dies
+# ---------------------------------------------------------------------------- two workers, one dies
 
 
 def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> None:
-    """Submit from many sites at once through two workers, of which one is killed; every change is combined once."""
+    """Submit through two workers, one of which is killed: every change is combined once."""
     study = world.add_study()
     wards = [world.ward(f"site {i}") for i in range(n_sites)]
     keys, trained = {ward.name: ward.key for ward in wards}, wards[0].train(study).sealed
