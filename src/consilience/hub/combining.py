@@ -134,12 +134,9 @@ class Combiner:
                 return current
             accepted = [one for one in contributions if one["state"] == "accepted"]
             try:
-                if len(accepted) < study.min_sites:
-                    raise Refusal(
-                        "too-few-sites",
-                        f"{len(accepted)} sites have contributed, and a release needs "
-                        f"{study.min_sites}.",
-                    )
+                if (n := len(accepted)) < study.min_sites:
+                    message = f"{n} sites have contributed, and a release needs {study.min_sites}."
+                    raise Refusal("too-few-sites", message)
                 release = self._release(study, accepted, contributions, request)
             except (Refusal, ConsilienceError) as problem:
                 refusal = _as_refusal(problem)

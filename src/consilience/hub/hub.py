@@ -138,13 +138,10 @@ class Hub:
         known = self._studies.get(name)
         if known is not None:
             return known
-        with self._lock:
-            if name not in self._studies:
-                row = self.store.study(name)
-                if row is None:
-                    raise Refusal("not-found", "There is no such study.")
-                self._studies[name] = Study.from_text(row["text"], stored=True)
-            return self._studies[name]
+        row = self.store.study(name)
+        if row is None:
+            raise Refusal("not-found", "There is no such study.")
+        return self._studies.setdefault(name, Study.from_text(row["text"], stored=True))
 
     def public_file(self, study: str, name: str) -> PublicFile:
         """Return the public file that a study names, by name or digest, or refuse."""
@@ -246,7 +243,7 @@ class Hub:
         nonce: str,
     ) -> tuple[Row, bool]:
         """Check and keep an enrolled site's contribution; return its row and whether it is new."""
-        agreed, content = self.agreed(study), arrived if isinstance(arrived, bytes) else None
+        agreed = self.agreed(study)
         size = len(arrived) if isinstance(arrived, bytes) else arrived.stat().st_size
         try:
             file = SealedFile(arrived, KIND, most_bytes=self.settings.most_bytes)
@@ -267,6 +264,7 @@ class Hub:
             "guarantee": json.dumps(contribution.guarantee.as_dict()),
         }
         # A contribution that would be refused, or that is there already, leaves no file behind.
+        content = arrived if isinstance(arrived, bytes) else None
         if find_same(row, site, before) is None and not isinstance(arrived, bytes):
             self.store.files.keep(arrived, sha256)
         answer = self.store.submit(row, site["key"], nonce, content)

@@ -87,15 +87,10 @@ def signature_of(request: Request) -> Signed:
     return read_request(request.headers.get(HEADER), request.method, target)
 
 
-def _limited_signature(request: Request) -> Signed:
-    signed = signature_of(request)
-    request.app.state.by_key.take(signed.key)
-    return signed
-
-
 def sender_of(request: Request, study: str) -> Sender:
     """Return who signed a contribution, the site, and what the site submitted before."""
-    signed = _limited_signature(request)
+    signed = signature_of(request)
+    request.app.state.by_key.take(signed.key)
     return signed, *hub_of(request).store.sender(_safe_name(study), signed.key)
 
 
@@ -123,7 +118,8 @@ Coordinator = Annotated[str, Depends(coordinator)]
 
 def site_changing(request: Request, study: str, body: Body) -> tuple[Signed, Row]:
     """Return the signature and the site of a request whose own transaction spends the nonce."""
-    signed = _limited_signature(request)
+    signed = signature_of(request)
+    request.app.state.by_key.take(signed.key)
     signed.check_body(digest(body))
     return signed, hub_of(request).store.signer(_safe_name(study), signed.key)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -36,9 +37,9 @@ def answer_page(page: Page, request: Request, body: bytes) -> Response:
     """Show a page, or an error in its place."""
     visit = Visit(request, request.app.state.hub, None)
     try:
-        visit = Visit(request, visit.hub, visitor_of(visit.hub, request.cookies))
+        visit = replace(visit, visitor=visitor_of(visit.hub, request.cookies))
         if request.method == "POST":
-            visit = Visit(request, visit.hub, visit.visitor, read_form(request, body))
+            visit = replace(visit, form=read_form(request, body))
             _check_form(visit)
         if page.who != "anyone" and visit.visitor is None:
             return _log_in_first(visit)

@@ -126,7 +126,7 @@ def site_pages(store: Store, study: str, page: int, size: int, *, like: str = ""
         query = query.where(sa.func.lower(sites.c.name).contains(like.lower(), autoescape=True))
     with store.reading() as db:
         listed = _get_page(db, query, page, size)
-        own = _contributions_of(db, study, [row["name"] for row in listed.rows])
+        own = contributions_of(db, study, [row["name"] for row in listed.rows])
     for row in listed.rows:
         row["contributions"] = [one for one in own if one["site"] == row["name"]]
     return listed
@@ -136,10 +136,11 @@ def site(store: Store, study: str, name: str) -> Row | None:
     """Return a site with all its contributions, newest first."""
     with store.reading() as db:
         row = fetch_row(db, sa.select(sites).where(sites.c.study == study, sites.c.name == name))
-        return row and {**row, "contributions": _contributions_of(db, study, [name])}
+        return row and {**row, "contributions": contributions_of(db, study, [name])}
 
 
-def _contributions_of(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
+def contributions_of(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
+    """Return all contributions of some of a study's sites, newest first."""
     of_sites = contributions.c.study == study, contributions.c.site.in_(names)
     query = sa.select(contributions).where(*of_sites)
     return fetch_guarantees(db, query.order_by(contributions.c.sequence.desc()))

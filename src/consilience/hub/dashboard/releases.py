@@ -36,7 +36,7 @@ def show_release(visit: Visit) -> Response:
 def download_release_certificate(visit: Visit) -> Response:
     """Return a release's certificate as a file."""
     row, _, release = _get_release(visit)
-    if release["state"] == "withdrawn" and not visit.someone.is_coordinator:
+    if _is_hidden(visit, release):
         message = "A member of this release was withdrawn, and so was the release."
         raise Refusal("no-release", message)
     words = certificate.of_release(_read(str(visit.hub.store.files.path(release["sha256"]))))
@@ -71,6 +71,10 @@ def _get_release(visit: Visit) -> tuple[Row, Study, Row]:
     return row, study, release
 
 
+def _is_hidden(visit: Visit, release: Row) -> bool:
+    return release["state"] == "withdrawn" and not visit.someone.is_coordinator
+
+
 @lru_cache(maxsize=32)
 def _read(path: str) -> Release:
     """Return a release of this hub without its tensors.
@@ -84,8 +88,7 @@ def release_facts(
     visit: Visit, study: Study, release: Row | None, *, page: int, size: int
 ) -> dict[str, object]:
     """Return what templates show of a release; a site does not see one that was withdrawn."""
-    is_coordinator = visit.someone.is_coordinator
-    if release is None or (release["state"] == "withdrawn" and not is_coordinator):
+    if release is None or _is_hidden(visit, release):
         return {"quality": None, "weights": None, "words_of_release": None, "weighing": None}
     read = _read(str(visit.hub.store.files.path(release["sha256"])))
     words = certificate.of_release(read)
@@ -101,7 +104,7 @@ def release_facts(
 # ----------------------------------------------------------------- releases that draw noise
 
 
-def show_aggregate(visit: Visit) -> Response:
+def show_aggregate(visit: Visit, status: int = 200, problem: str | None = None) -> Response:
     """Say what a release would cost, and ask whether to make it."""
     row, study = visit.study()
     if not study.draws_noise:
@@ -109,41 +112,6 @@ def show_aggregate(visit: Visit) -> Response:
             "not-allowed",
             "The hub makes this study's releases by itself, at no cost, after every change.",
         )
-    return _aggregate_page(visit, row, study)
-
-
-def aggregate(visit: Visit) -> Response:
-    """Make a release that draws noise; sending the same form twice makes one release."""
-    row, study = visit.study()
-    key = visit.form.get("key", "")
-    if not study.draws_noise or not re.fullmatch("[0-9a-f]{16}", key):
-        raise Refusal("malformed", "A part of the form is missing.")
-    try:
-        made = visit.request.app.state.combiner.command(row["name"], key, visit.someone.actor)
-    except Refusal as refusal:
-        problem = f"{refusal.message} {fix_for(refusal)}"
-        return _aggregate_page(visit, row, study, refusal.status, problem)
-    return visit.redirect(f"/studies/{row['name']}/releases/{made['sequence']}?done=released")
-
-
-def set_budget(visit: Visit) -> Response:
-    """Set what the hub may spend on a study in total."""
-    row, study = visit.study()
-    try:
-        epsilon, delta = (float(visit.form.get(name) or "0") for name in ("epsilon", "delta"))
-        unit, neighbours = hidden_unit(study)
-        budget = Budget(epsilon=epsilon, delta=delta, unit=unit, neighbours=neighbours)
-        visit.hub.allow(row["name"], budget, visit.someone.actor)
-    except ConsilienceError as problem:
-        return _aggregate_page(visit, row, study, 400, str(problem))
-    except ValueError:
-        return _aggregate_page(visit, row, study, 400, "Epsilon and delta must be numbers.")
-    return visit.redirect(f"/studies/{row['name']}/aggregate?done=allowed")
-
-
-def _aggregate_page(
-    visit: Visit, row: Row, study: Study, status: int = 200, problem: str | None = None
-) -> Response:
     unit, neighbours = hidden_unit(study)
     return visit.page(
         "aggregate.html",
@@ -161,6 +129,34 @@ def _aggregate_page(
         neighbours=neighbours,
         problem=problem,
     )
+
+
+def aggregate(visit: Visit) -> Response:
+    """Make a release that draws noise; sending the same form twice makes one release."""
+    row, study = visit.study()
+    key = visit.form.get("key", "")
+    if not study.draws_noise or not re.fullmatch("[0-9a-f]{16}", key):
+        raise Refusal("malformed", "A part of the form is missing.")
+    try:
+        made = visit.request.app.state.combiner.command(row["name"], key, visit.someone.actor)
+    except Refusal as refusal:
+        return show_aggregate(visit, refusal.status, f"{refusal.message} {fix_for(refusal)}")
+    return visit.redirect(f"/studies/{row['name']}/releases/{made['sequence']}?done=released")
+
+
+def set_budget(visit: Visit) -> Response:
+    """Set what the hub may spend on a study in total."""
+    row, study = visit.study()
+    try:
+        epsilon, delta = (float(visit.form.get(name) or "0") for name in ("epsilon", "delta"))
+        unit, neighbours = hidden_unit(study)
+        budget = Budget(epsilon=epsilon, delta=delta, unit=unit, neighbours=neighbours)
+        visit.hub.allow(row["name"], budget, visit.someone.actor)
+    except ConsilienceError as problem:
+        return show_aggregate(visit, 400, str(problem))
+    except ValueError:
+        return show_aggregate(visit, 400, "Epsilon and delta must be numbers.")
+    return visit.redirect(f"/studies/{row['name']}/aggregate?done=allowed")
 
 
 def hidden_unit(study: Study) -> tuple[Unit, Neighbours]:

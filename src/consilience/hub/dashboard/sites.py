@@ -26,40 +26,36 @@ MOST_CHECKED = 8 << 20  # bytes of a contribution that are read again for its ce
 # -------------------------------------------------------------------------------------- inviting
 
 
-def show_invite(visit: Visit) -> Response:
+def show_invite(visit: Visit, problem: str | None = None, status: int = 200) -> Response:
     """Ask whom to invite, and list the invitations so far."""
     row, _ = visit.study()
-    return _invite_page(visit, row, None)
-
-
-def invite(visit: Visit) -> Response:
-    """Make an invitation and show its code, once."""
-    row, _ = visit.study()
-    site, fetch_only = visit.form.get("site", "").strip() or None, visit.form.get("fetch_only")
-    try:
-        days = float(visit.form.get("days", "7"))
-    except ValueError:
-        days = math.nan
-    try:
-        code, expires = visit.hub.invite(
-            row["name"], visit.someone.actor, site=site, fetch_only=fetch_only == "yes", days=days
-        )
-    except Refusal as refusal:
-        if refusal.code != "malformed":
-            raise
-        return _invite_page(visit, row, refusal.message, 400)
-    facts = {"row": row, "code": code, "expires": expires, "site": site}
-    address = str(visit.request.base_url).rstrip("/")
-    return visit.page("invited.html", **facts, address=address, fetch_only=fetch_only == "yes")
-
-
-def _invite_page(visit: Visit, row: Row, problem: str | None, status: int = 200) -> Response:
     if row["status"] != "open":
         raise Refusal("study-closed", f"The study {row['name']!r} is closed.")
     listed = visit.hub.store.invitations(row["name"])[:MANY]
     asked = visit.form or visit.request.query_params
     facts = {"row": row, "problem": problem, "invitations": listed, "now": now(), "asked": asked}
     return visit.page("invite.html", status, **facts)
+
+
+def invite(visit: Visit) -> Response:
+    """Make an invitation and show its code, once."""
+    row, _ = visit.study()
+    site = visit.form.get("site", "").strip() or None
+    fetch_only = visit.form.get("fetch_only") == "yes"
+    try:
+        days = float(visit.form.get("days", "7"))
+    except ValueError:
+        days = math.nan
+    try:
+        code, expires = visit.hub.invite(
+            row["name"], visit.someone.actor, site=site, fetch_only=fetch_only, days=days
+        )
+    except Refusal as refusal:
+        if refusal.code != "malformed":
+            raise
+        return show_invite(visit, refusal.message, 400)
+    facts = {"row": row, "code": code, "expires": expires, "site": site, "fetch_only": fetch_only}
+    return visit.page("invited.html", **facts, address=str(visit.request.base_url).rstrip("/"))
 
 
 # ----------------------------------------------------------------------------------------- sites
@@ -76,8 +72,8 @@ def show_sites(visit: Visit) -> Response:
 def show_site(visit: Visit) -> Response:
     """Show one site of a study."""
     row, study, site = _get_site(visit)
-    spent = list_spending(site["contributions"])
-    return visit.page("site.html", row=row, study=study, site=site, spent=spent)
+    facts = {"site": site, "spent": list_spending(site["contributions"])}
+    return visit.page("site.html", row=row, study=study, **facts)
 
 
 def show_revoke(visit: Visit) -> Response:
@@ -145,9 +141,8 @@ def download_contribution_certificate(visit: Visit) -> Response:
 def _get_contribution(visit: Visit) -> tuple[Row, Study, Row, certificate.Page]:
     row, study = visit.study()
     digest, who = visit["digest"], visit.someone
-    own = None
-    if DIGEST.fullmatch(digest):
-        own = queries.contribution(visit.hub.store, row["name"], digest)
+    is_digest = DIGEST.fullmatch(digest)
+    own = queries.contribution(visit.hub.store, row["name"], digest) if is_digest else None
     if own is None or not (who.is_coordinator or who.name == own["site"]):
         raise Refusal("not-found", "There is no such contribution in this study.")
     content = visit.hub.store.content(own["sha256"])

@@ -37,8 +37,8 @@ def show_new_study(visit: Visit) -> Response:
 
 def add_study(visit: Visit) -> Response:
     """Add a study file, or show all its problems."""
-    text = (visit.form.get("file", "").strip() and visit.form["file"]) or visit.form.get("text", "")
-    text = text.replace("\r\n", "\n")
+    uploaded, pasted = visit.form.get("file", ""), visit.form.get("text", "")
+    text = (uploaded if uploaded.strip() else pasted).replace("\r\n", "\n")
     problems = _find_problems(text)
     if not problems:
         try:
@@ -83,10 +83,9 @@ def show_study(visit: Visit) -> Response:
         **release_facts(visit, study, current, page=1, size=FEW),
     }
     if who.site is not None:
-        own = queries.site(store, name, who.name)
-        assert own is not None
-        spent = list_spending(own["contributions"])
-        return visit.page("own.html", **facts, site=own, spent=spent)
+        with store.reading() as db:
+            spent = list_spending(queries.contributions_of(db, name, [who.name]))
+        return visit.page("own.html", **facts, site=who.site, spent=spent)
     numbers, received = queries.numbers(store, name), queries.timeline(store, name)
     chart = charts.draw_timeline(
         received, since=row["created"], until=now(), title="Contributions over time"

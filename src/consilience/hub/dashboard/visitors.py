@@ -74,10 +74,8 @@ def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
 def new_link(hub: Hub, study: str, site: Row) -> tuple[str, str]:
     """Return the last part of a one-time link for an enrolled site, and when it expires."""
     until = time.time() + LINK_SECONDS
-    facts = {"study": study, "key": site["key"], "until": until, "nonce": secrets.token_hex(16)}
-    return _sign_facts(hub, "link", facts), datetime.fromtimestamp(until, UTC).isoformat(
-        timespec="seconds"
-    )
+    expires = datetime.fromtimestamp(until, UTC).isoformat(timespec="seconds")
+    return _sign_facts(hub, "link", study, site["key"], until), expires
 
 
 def read_link(hub: Hub, token: str) -> dict[str, Any]:
@@ -102,8 +100,8 @@ def use_link(hub: Hub, token: str) -> tuple[str, dict[str, Any]]:
             "not-authenticated", "The link was already used; each link works once."
         ) from None
     hub.store.log(f"site:{site['name']}", "dashboard opened", facts["study"])
-    view = {"study": facts["study"], "key": facts["key"], "until": time.time() + VIEW_SECONDS}
-    return _sign_facts(hub, "view", {**view, "nonce": secrets.token_hex(16)}), facts
+    until = time.time() + VIEW_SECONDS
+    return _sign_facts(hub, "view", facts["study"], facts["key"], until), facts
 
 
 def end_view(hub: Hub, visitor: Visitor) -> None:
@@ -125,7 +123,8 @@ def is_own_form(secret: str | None, token: str) -> bool:
     )
 
 
-def _sign_facts(hub: Hub, kind: str, facts: Mapping[str, object]) -> str:
+def _sign_facts(hub: Hub, kind: str, study: str, key: str, until: float) -> str:
+    facts = {"study": study, "key": key, "until": until, "nonce": secrets.token_hex(16)}
     text = canonical(facts)
     signature = hub.key.sign(message_of(kind, text))
     return f"{_encode(text.encode())}.{_encode(signature)}"
