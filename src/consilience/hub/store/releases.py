@@ -100,7 +100,9 @@ class Releases(Database):
 
     def next_release(self, study: str) -> int:
         """Return the number that the study's next release gets."""
-        return max((row["sequence"] for row in self.releases(study)), default=0) + 1
+        newest = sa.select(sa.func.max(releases.c.sequence)).where(releases.c.study == study)
+        with self.reading() as db:
+            return int(db.execute(newest).scalar() or 0) + 1
 
     def release(
         self, study: str, sequence: int | None = None, *, request: str | None = None
