@@ -31,7 +31,7 @@ setup: .venv/.ready
 ## flower  create .venv-flower: Flower pins other versions of some packages, so its processes have an environment of their own
 flower: .venv-flower/.ready
 
-## demo    ten sites learn one classifier together; a table and a plot beside the honest baselines
+## demo    six sites learn one classifier together; a table and a plot beside the honest baselines
 demo: setup
 	@$(BIN)/consilience demo
 

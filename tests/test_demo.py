@@ -98,10 +98,9 @@ def test_the_hub_of_the_demo_opens_again_and_sites_go_on_with_it(outcome):
     place = folder / "sites" / "riverside"
     with module._running_hub(folder / "hub") as address:
         assert module._answers(address)
-        site = Site(place)
-        site._write_facts(
-            module.STUDY, {**site._facts(module.STUDY), "hub": address}
-        )  # it has another port now
+        site, kept = Site(place), place / "studies" / module.STUDY / "study.json"
+        # The hub has another port now.
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "hub": address}))
         with urllib.request.urlopen(site.open_view(module.STUDY)) as page:
             assert page.status == 200
         assert site.submit(module.STUDY)["state"] == "accepted"  # again: changes nothing

@@ -23,12 +23,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -279,22 +279,18 @@ def _answers(address: str) -> bool:
         return False
 
 
-def contribute(folder: Path, hospital: Hospital, address: str, invitation: str) -> Spending:
+def contribute(folder: Path, hospital: Hospital, address: str, invitation: str) -> None:
     """Do what a site does, in its own process: create a key and a ledger, join, train, submit."""
+    place = _place(folder, hospital)
     if invitation:
         budget = Budget(epsilon=2 * hospital.epsilon)
-        site = Site.init(
-            _place(folder, hospital), name=hospital.name, dataset=DATASET, budget=budget
-        )
-        site.join(address, invitation)
-    else:
-        site = Site(_place(folder, hospital))
+        Site.init(place, name=hospital.name, dataset=DATASET, budget=budget)
+        Site(place).join(address, invitation)
+    site = Site(place)
     # A real site passes approve=..., which shows the page about this training and asks.
     site.train(STUDY, folder / f"{hospital.slug}.csv", epsilon=hospital.epsilon)
     site.submit(STUDY)
     site.ledger.verify()
-    balance = site.ledger.balance(DATASET)
-    return Spending(float(balance.spent.epsilon or 0.0), float(balance.left.epsilon or 0.0))
 
 
 def fetch(folder: Path, n_sites: int, epsilon: float) -> Path:
@@ -314,13 +310,6 @@ def fetch(folder: Path, n_sites: int, epsilon: float) -> Path:
 
 def _place(folder: Path, hospital: Hospital) -> Path:
     return folder / "sites" / hospital.slug
-
-
-class Spending(NamedTuple):
-    """Epsilon that a site's ledger has charged, and what is left."""
-
-    spent: float
-    left: float
 
 
 @dataclass(frozen=True)
@@ -433,20 +422,17 @@ def demo(
     password = secrets.token_urlsafe(9)
     invitations = _prepare_hub(folder / "hub", study_path, password)
     done()
-    outcome = _collaborate(folder, invitations, done)
+    n_early, release_path = _collaborate(folder, invitations, done)
     # The site checks the signature against the hub's key, which it learned when it joined.
     release = Site(_place(folder, HOSPITALS[0])).release(STUDY)
     (folder / "certificate.html").write_text(of_release(release).as_html(), encoding="utf-8")
     methods, alone, joining = _compare(Study.load(study_path), tables, release, folder)
     report = DemoReport(
         methods,
-        tuple(
-            _describe_site(hospital, outcome.spending[hospital.name], release, alone[hospital.name])
-            for hospital in HOSPITALS
-        ),
-        _verdict(methods, joining, outcome.n_early),
+        tuple(_describe_site(one, folder, release, alone[one.name]) for one in HOSPITALS),
+        _verdict(methods, joining, n_early),
         tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
-        str(outcome.release),
+        str(release_path),
         f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with "
         f"password {password})",
         time.perf_counter() - started,
@@ -480,29 +466,25 @@ def _prepare_hub(folder: Path, study_path: Path, password: str) -> dict[str, str
     return {hospital.name: invite(folder, STUDY, site=hospital.name)[0] for hospital in HOSPITALS}
 
 
-class Outcome(NamedTuple):
-    """What the collaboration led to."""
+def _collaborate(
+    folder: Path, invitations: Mapping[str, str], done: Callable[[], None]
+) -> tuple[int, Path]:
+    """Let five sites contribute, then the late one while another trains again.
 
-    spending: dict[str, Spending]
-    n_early: int  # sites in the first release
-    release: Path
-
-
-def _collaborate(folder: Path, invitations: Mapping[str, str], done: Callable[[], None]) -> Outcome:
-    """Let five sites contribute, then the late one while another trains again."""
-    spending: dict[str, Spending] = {}
+    Returns the number of sites in the first release, and the file of the last one.
+    """
     # Each site has a process of its own, two at a time. They are spawned, so that no process starts
     # with a copy of another's memory.
     pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1)
     with _running_hub(folder / "hub") as address, pool:
 
         def contribute_all(invited: Mapping[str, str]) -> None:
-            running: dict[str, Future[Spending]] = {
-                name: pool.submit(contribute, folder, BY_NAME[name], address, invitation)
+            running = [
+                pool.submit(contribute, folder, BY_NAME[name], address, invitation)
                 for name, invitation in invited.items()
-            }
-            for name, future in running.items():
-                spending[name] = future.result()
+            ]
+            for future in running:
+                future.result()
                 done()
 
         first = {name: code for name, code in invitations.items() if name != LATE.name}
@@ -514,7 +496,7 @@ def _collaborate(folder: Path, invitations: Mapping[str, str], done: Callable[[]
         contribute_all({AGAIN.name: "", LATE.name: invitations[LATE.name]})
         release = pool.submit(fetch, folder, len(HOSPITALS), 2 * AGAIN.epsilon).result()
         done()
-    return Outcome(spending, len(early.sources), release)
+    return len(early.sources), release
 
 
 def _compare(
@@ -571,23 +553,19 @@ def _compare(
     return methods, alone, Joining(gaps)
 
 
-def _describe_site(
-    hospital: Hospital, spending: Spending, release: Release, error: float
-) -> SiteState:
-    row = next(row for row in release.sealed.facts["sources"] if row["site"] == hospital.name)
-    promised = next(
-        source.guarantee.epsilon for source in release.sources if source.site == hospital.name
-    )
+def _describe_site(hospital: Hospital, folder: Path, release: Release, error: float) -> SiteState:
+    balance = Site(_place(folder, hospital)).ledger.balance(DATASET)
+    at = [source.site for source in release.sources].index(hospital.name)
     notes = {LATE.name: "joined late", AGAIN.name: "trained twice, so it spent twice"}
     return SiteState(
         hospital.name,
         hospital.n_records,
         hospital.epsilon,
-        spending.spent,
-        spending.left,
+        float(balance.spent.epsilon or 0.0),
+        float(balance.left.epsilon or 0.0),
         error,
-        float(row["weight"]),
-        promised,
+        float(release.sealed.facts["sources"][at]["weight"]),
+        release.sources[at].guarantee.epsilon,
         notes.get(hospital.name, ""),
     )
 

@@ -102,6 +102,20 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     )
 
 
+def test_the_page_for_approval_is_standard_output_unless_json_is(run, tables, capsys):
+    run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--name", "heart")
+    (tables / "shared").mkdir()
+    (tables / "study.toml").rename(tables / "shared" / "study.toml")
+    run("site", "init", "--name", "north", "--dataset", "ward", "--epsilon", 3)
+    run("site", "join", "shared")
+    for json_option, page_on, empty in (([], "out", "err"), (["--json"], "err", "out")):
+        with pytest.raises(SystemExit):
+            main(["site", "train", "heart", "ward0.csv", "--epsilon", "1", *json_option])
+        printed = capsys.readouterr()
+        assert "What will leave this site" in getattr(printed, page_on)
+        assert "What will leave this site" not in getattr(printed, empty)
+
+
 def test_a_study_can_name_its_learner_in_short(run, tables):
     run("study", "new", "ward0.csv", "--label", "ill", *DECLARED, "--learner", "svm")
     assert 'name = "PrivateLinearSVC"' in (tables / "study.toml").read_text()

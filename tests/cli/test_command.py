@@ -1,5 +1,5 @@
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
@@ -12,7 +12,7 @@ from consilience.cli.command import Answer, Commands
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     sides: Annotated[int, Option(help="How many sides.")]
-    colour: Annotated[list[str], Option(help="A colour.")] = field(default_factory=lambda: ["red"])
+    colour: Annotated[list[str] | None, Option(help="A colour.")] = None
 
 
 @pytest.fixture

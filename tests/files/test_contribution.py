@@ -208,6 +208,21 @@ def test_trees_that_would_lead_compiled_code_astray_are_refused(name, tensor, bo
         )
 
 
+@pytest.mark.parametrize("learner", [LEARNERS[5], LEARNERS[7]], ids=["forest", "adaboost"])
+def test_trees_without_any_number_are_refused(learner, books, tmp_path):
+    model, _ = fitted(learner, books)
+    none, counts = np.empty((3, 0), np.int64), np.empty((3, 0, 2), np.int64)
+    facts, _ = take_apart(model)
+    facts |= {"study": STUDY, "site": "north", "receipt": None, "software": "0", "created": "now"}
+    tensors = {"feature": none, "last": none, "counts": counts}
+    file = tmp_path / "file"
+    Sealed.seal("contribution", {**facts, "sequence": 1}, tensors, KEY).save(file)
+    with pytest.raises(ContributionRejected, match="refused"):
+        Contribution.load(file)
+    with pytest.raises(ContributionRejected, match="refused"):
+        Contribution.inspect(SealedFile(file, "contribution"))
+
+
 def test_a_file_of_another_key_is_told_apart(books):
     model, _ = fitted(LEARNERS[0], books)
     with pytest.raises(ContributionRejected, match="another key"):

@@ -17,12 +17,8 @@ import typer
 from typer import Option
 
 from consilience import __version__
-from consilience.cli import contribution, hub, ledger, release, site, study
-from consilience.cli.audit import audit
+from consilience.cli import files, hub, ledger, prepare, site, study
 from consilience.cli.command import Commands, UsageError, ask_for_command
-from consilience.cli.demo import demo
-from consilience.cli.plan import plan
-from consilience.cli.simulate import simulate
 from consilience.errors import ConsilienceError
 
 app = Commands("Learn one good classifier together without sharing records.")
@@ -39,14 +35,18 @@ def _root(
     ask_for_command(context)
 
 
-app.add("demo", "demo --folder demo-report")(demo)
-app.add("plan", "plan study.toml --records 789 --sites 10")(plan)
+app.add("demo", "demo --folder demo-report")(prepare.demo)
+app.add("plan", "plan study.toml --records 789 --sites 10")(prepare.plan)
 app.add("simulate", "simulate study.toml --data table.csv --sites 10 --epsilon 0.1 --epsilon 1")(
-    simulate
+    prepare.simulate
 )
-app.add("audit", "audit study.toml")(audit)
-for _module in (study, site, contribution, release, hub, ledger):
-    app.add_typer(_module.commands, name=_module.__name__.rpartition(".")[2])
+app.add("audit", "audit study.toml")(prepare.audit)
+app.add_typer(study.commands, name="study")
+app.add_typer(site.commands, name="site")
+app.add_typer(files.contribution, name="contribution")
+app.add_typer(files.release, name="release")
+app.add_typer(hub.commands, name="hub")
+app.add_typer(ledger.commands, name="ledger")
 
 
 def help_page() -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
@@ -59,49 +59,35 @@ def as_command(function: Callable[..., Answer | None]) -> Callable[..., None]:
 
     Typer wants one parameter per option. A parameter whose type is a dataclass stands for all of
     its fields, so that commands can share options and pass them on together. A function that
-    returns an `Answer` also gets the option --json.
+    returns an `Answer` also gets the option --json, and its value if it has a parameter `as_json`.
     """
     hints = get_type_hints(function, include_extras=True)
-    answers = hints.pop("return") is Answer
-    groups = {n: hint for n, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    groups: dict[str, Any] = {n: hint for n, hint in hints.items() if is_dataclass(hint)}
 
-    def run(**values: object) -> None:
-        as_json = values.pop("as_json", False)
+    def run(*, as_json: bool = False, **values: object) -> None:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        answer = function(**values)
-        if answer is None:
-            return
-        facts = json.dumps(answer.facts, indent=2, allow_nan=False, default=str)
-        print(facts if as_json else answer.text)
-        if answer.code:
+        answer = function(**values, **({"as_json": as_json} if "as_json" in hints else {}))
+        if answer is not None:
+            facts = json.dumps(answer.facts, indent=2, allow_nan=False, default=str)
+            print(facts if as_json else answer.text)
             raise typer.Exit(answer.code)
 
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in groups:
-            types = get_type_hints(groups[name], include_extras=True)
-            parameters += [
-                _keyword(field.name, types[field.name], _default(field))
-                for field in fields(groups[name])
-            ]
-        else:
-            parameters.append(_keyword(name, hints[name], parameter.default))
-    if answers:
-        parameters.append(_keyword("as_json", Json, False))
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    options = {option.name: option for option in _options(function)}
+    if hints["return"] is Answer:
+        json_option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
+        options["as_json"] = json_option.replace(annotation=Json)
+    run.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: option.annotation for name, option in options.items()}
     run.__doc__ = function.__doc__
     return run
 
 
-def _keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
-
-
-def _default(field: Field[object]) -> object:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+def _options(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function or of a dataclass, with the fields of dataclasses."""
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if is_dataclass(hints[name]):
+            yield from _options(hints[name])
+        else:
+            yield parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -14,14 +13,6 @@ from consilience.cli.command import Answer, Commands
 from consilience.cli.options import FilePath, StudyName
 
 commands = Commands("Run the hub: invite sites, collect contributions, publish releases.")
-
-
-class Unit(StrEnum):
-    """What the noise of a release hides."""
-
-    SITE = "site"
-    RECORD = "record"
-    PERSON = "person"
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,9 @@ class Listening:
 
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Option(help="Port to listen on.")] = 8440
-    certificate: Annotated[Path | None, Option(help="Certificate file, for HTTPS.")] = None
+    cert: Annotated[Path | None, Option("--certificate", help="Certificate file, for HTTPS.")] = (
+        None
+    )
     key: Annotated[Path | None, Option(help="The private key of the certificate.")] = None
     behind_proxy: Annotated[
         bool, Option("--behind-proxy", help="A proxy on this machine provides HTTPS.")
@@ -53,25 +46,17 @@ class Listening:
 @commands.add("serve", "hub serve --folder hub --port 8440")
 def serve(listening: Listening, place: Place) -> None:
     """Run the hub until you stop it: API, dashboard and aggregation."""
+    from consilience.hub import operating
     from consilience.hub.hub import Settings
-    from consilience.hub.operating import Address
-    from consilience.hub.operating import serve as run
 
-    scheme = "https" if listening.certificate is not None else "http"
+    scheme = "https" if listening.cert is not None else "http"
     typer.echo(
         f"The hub listens on {scheme}://{listening.host}:{listening.port}. Open it in a browser "
         "for the dashboard (log in as a coordinator; 'consilience hub add-coordinator' makes "
         "one). The API is described at /docs. Stop the hub with Ctrl-C.",
         err=True,
     )
-    address = Address(
-        listening.host,
-        listening.port,
-        listening.certificate,
-        listening.key,
-        listening.behind_proxy,
-    )
-    run(Settings(place.folder, place.database), address)
+    operating.serve(Settings(place.folder, place.database), operating.Address(**vars(listening)))
 
 
 @commands.add("add-coordinator", "hub add-coordinator anna")
@@ -89,11 +74,11 @@ def add_coordinator(
     place: Place,
 ) -> Answer:
     """Add a coordinator, or give one a new password."""
-    from consilience.hub.operating import add_coordinator as add
+    from consilience.hub import operating
 
     if password is None:
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
-    add(place.folder, name, str(password), url=place.database)
+    operating.add_coordinator(place.folder, name, str(password), url=place.database)
     return Answer({"coordinator": name}, f"{name} can log in.")
 
 
@@ -108,9 +93,9 @@ def add_study(
     place: Place,
 ) -> Answer:
     """Add a study together with its public files."""
-    from consilience.hub.operating import add_study as add
+    from consilience.hub import operating
 
-    row = add(place.folder, study, url=place.database)
+    row = operating.add_study(place.folder, study, url=place.database)
     facts = {"name": row["name"], "digest": row["digest"]}
     return Answer(facts, f"{row['name']} is open. Digest {row['digest']}")
 
@@ -127,13 +112,15 @@ def invite(
     place: Place,
 ) -> Answer:
     """Make a one-time invitation for one site."""
-    from consilience.hub.operating import invite as make_invitation
+    from consilience.hub import operating
 
-    code, until = make_invitation(
+    code, until = operating.invite(
         place.folder, study, site=site, fetch_only=fetch_only, days=days, url=place.database
     )
-    text = f"{code}\nIt can be used once, until {until[:16]} UTC. It will not be shown again."
-    return Answer({"invitation": code, "until": until}, text)
+    return Answer(
+        {"invitation": code, "until": until},
+        f"{code}\nIt can be used once, until {until[:16]} UTC. It will not be shown again.",
+    )
 
 
 @commands.add("allow", "hub allow phones --epsilon 2")
@@ -145,16 +132,17 @@ def allow(
     ],
     delta: Annotated[float, Option(help="The same for delta.")] = 0.0,
     unit: Annotated[
-        Unit, Option(help="What releases hide: a site (distillation), record or person.")
-    ] = Unit.SITE,
+        Literal["site", "record", "person"],
+        Option(help="What releases hide: a site (distillation), record or person."),
+    ] = "site",
     place: Place,
 ) -> Answer:
     """Set how much the hub may spend on a study whose aggregator draws noise."""
-    from consilience.hub.operating import allow as set_limit
-    from consilience.privacy import guarantee
+    from consilience.hub import operating
+    from consilience.privacy.guarantee import Budget, Unit
 
-    budget = guarantee.Budget(epsilon=epsilon, delta=delta, unit=guarantee.Unit(unit.value))
-    left = set_limit(place.folder, study, budget, url=place.database).left.epsilon
+    budget = Budget(epsilon=epsilon, delta=delta, unit=Unit(unit))
+    left = operating.allow(place.folder, study, budget, url=place.database).left.epsilon
     return Answer({"left": left}, f"Left for {study}: epsilon = {left:g}")
 
 
@@ -172,9 +160,9 @@ def aggregate(
     place: Place,
 ) -> Answer:
     """Combine a study's contributions now."""
-    from consilience.hub.operating import aggregate as combine
+    from consilience.hub import operating
 
-    row = combine(place.folder, study, request=request, url=place.database)
+    row = operating.aggregate(place.folder, study, request=request, url=place.database)
     facts = {"sequence": row["sequence"], "digest": row["digest"]}
     return Answer(facts, f"Release {row['sequence']}: {row['digest']}")
 
@@ -182,11 +170,11 @@ def aggregate(
 @commands.add("verify", "hub verify")
 def verify(place: Place) -> Answer:
     """Check the audit log and all files, and print the log's head; note it outside this machine."""
-    from consilience.hub.operating import verify as check
+    from consilience.hub import operating
 
-    length, head = check(place.folder, url=place.database)
-    text = f"All is valid: {length:,} entries. Head of the audit log: {head}"
-    return Answer({"entries": length, "head": head}, text)
+    length, head = operating.verify(place.folder, url=place.database)
+    facts = {"entries": length, "head": head}
+    return Answer(facts, f"All is valid: {length:,} entries. Head of the audit log: {head}")
 
 
 @commands.add("use-bucket", "hub use-bucket s3://consortium/hub")
@@ -198,31 +186,33 @@ def use_bucket(
     place: Place,
 ) -> Answer:
     """Keep the hub's files in an S3-compatible bucket from now on; existing files are copied."""
-    from consilience.hub.operating import use_bucket as copy_files
+    from consilience.hub import operating
 
-    copied = copy_files(place.folder, address, url=place.database)
-    text = f"{copied:,} files were copied to {address}. Restart the hub's workers to use it."
-    return Answer({"bucket": address, "files": copied}, text)
+    copied = operating.use_bucket(place.folder, address, url=place.database)
+    return Answer(
+        {"bucket": address, "files": copied},
+        f"{copied:,} files were copied to {address}. Restart the hub's workers to use it.",
+    )
 
 
 @commands.add("backup", "hub backup copies/2026-11-16")
 def backup(path: FilePath, place: Place) -> Answer:
     """Write a consistent copy of everything into a new folder; the hub may keep running."""
-    from consilience.hub.operating import backup as copy_all
+    from consilience.hub import operating
 
-    _, head = copy_all(place.folder, path, url=place.database)
-    text = f"Copied to {path}. Head of the audit log: {head}"
-    return Answer({"folder": str(path), "head": head}, text)
+    _, head = operating.backup(place.folder, path, url=place.database)
+    facts = {"folder": str(path), "head": head}
+    return Answer(facts, f"Copied to {path}. Head of the audit log: {head}")
 
 
 @commands.add("restore", "hub restore copies/2026-11-16 --folder new-hub")
 def restore(path: FilePath, place: Place) -> Answer:
     """Restore a backup into a new folder; open invitations and sessions are void."""
-    from consilience.hub.operating import restore as restore_all
+    from consilience.hub import operating
 
-    length, head = restore_all(path, place.folder, url=place.database)
-    text = (
+    length, head = operating.restore(path, place.folder, url=place.database)
+    return Answer(
+        {"folder": str(place.folder), "entries": length, "head": head},
         f"Restored into {place.folder}: {length:,} entries, head {head}. Sites that had not "
-        "enrolled yet need a new invitation."
+        "enrolled yet need a new invitation.",
     )
-    return Answer({"folder": str(place.folder), "entries": length, "head": head}, text)

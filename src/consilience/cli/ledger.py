@@ -40,13 +40,8 @@ def show(
             for balance in balances
         ],
         "charges": [
-            {
-                **charge.receipt,
-                "purpose": charge.purpose,
-                "state": charge.state,
-                "time": charge.time,
-            }
-            for charge in charges
+            {**one.receipt, "purpose": one.purpose, "state": one.state, "time": one.time}
+            for one in charges
         ],
     }
     lines = [line for balance in balances for line in _describe(balance)]
@@ -81,7 +76,6 @@ def _describe(balance: Balance) -> Iterator[str]:
 
 
 def _open(path: Path) -> Ledger:
-
     if not path.exists():  # opening would create an empty one
         raise SettingsError(
             f"There is no ledger at {str(path)!r}. Nothing was read or created. Check the path."

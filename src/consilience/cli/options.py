@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -18,22 +17,7 @@ if TYPE_CHECKING:
     from consilience.learners.base import PrivateLearner
 
 Value = TypeVar("Value")
-
-
-class Mechanism(StrEnum):
-    """Where a linear learner draws its noise."""
-
-    OBJECTIVE = "objective"
-    OUTPUT = "output"
-    GENERALIZED = "generalized"
-
-
-class Neighbours(StrEnum):
-    """Which pairs of data sets must be hard to distinguish."""
-
-    REPLACE_ONE = "replace-one"
-    ADD_REMOVE = "add-remove"
-
+Neighbours = Literal["replace-one", "add-remove"]
 
 FilePath = Annotated[Path, Argument(help="The file.", metavar="FILE")]
 TablePath = Annotated[Path, Argument(help="A CSV or Parquet file.", metavar="TABLE")]
@@ -41,7 +25,10 @@ StudyName = Annotated[str, Argument(help="The name of the study.", metavar="STUD
 StudyPath = Annotated[
     Path | None, Argument(help="The study file. Without one, options say it.", metavar="STUDY")
 ]
-Html = Annotated[Path | None, Option("--html", help="Also write the certificate as a web page.")]
+TrainingEpsilon = Annotated[
+    float | None,
+    Option(help="The budget of one training; by default the largest that the study allows."),
+]
 
 
 def list_learners() -> list[str]:
@@ -62,23 +49,21 @@ def find_learner(name: str) -> type[PrivateLearner[Any, Any]]:
     """Return the learner with this short name or class name."""
     from consilience.learners.registry import LEARNERS
 
-    for cls in LEARNERS.values():
-        if name in (cls.shorthand, cls.__name__):
-            return cls
-    raise _unknown("--learner", name, list_learners())
+    _check_name("--learner", name, list_learners())
+    return next(cls for cls in LEARNERS.values() if name in (cls.shorthand, cls.__name__))
 
 
 def build_aggregator(name: str) -> Aggregator:
     """Return the aggregator with this short name, or of the class with this name."""
     from consilience.aggregators.registry import from_shorthand
 
-    if name not in list_aggregators():
-        raise _unknown("--aggregator", name, list_aggregators())
+    _check_name("--aggregator", name, list_aggregators())
     return from_shorthand(name)
 
 
-def _unknown(option: str, name: str, known: list[str]) -> typer.BadParameter:
-    return typer.BadParameter(f"{name!r} is not one of {', '.join(known)}.", param_hint=option)
+def _check_name(option: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}.", param_hint=option)
 
 
 def require(value: Value | None, option: str) -> Value:
@@ -109,7 +94,9 @@ class LearnerOptions:
             autocompletion=list_learners,
         ),
     ] = "logistic"
-    mechanism: Annotated[Mechanism, Option(help="Where the noise is added.")] = Mechanism.OBJECTIVE
+    mechanism: Annotated[
+        Literal["objective", "output", "generalized"], Option(help="Where the noise is added.")
+    ] = "objective"
     regularization: Annotated[float, Option(help="Weight of the ridge in the mean objective.")] = (
         1e-2
     )
@@ -122,7 +109,7 @@ class LearnerOptions:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in known and value is not None:
-                settings[field.name] = value.value if isinstance(value, StrEnum) else value
+                settings[field.name] = value
             elif value != field.default and field.name != "learner":
                 raise typer.BadParameter(
                     f"{cls.__name__} has no such setting.", param_hint=f"--{field.name}"
@@ -132,10 +119,8 @@ class LearnerOptions:
     def build(self, *, epsilon: float, **more: Any) -> PrivateLearner[Any, Any]:
         """Return the learner, with `more` settings than the options have."""
         settings = self.settings()
-        learner: PrivateLearner[Any, Any] = settings.pop("learner")(
-            epsilon=epsilon, **settings, **more
-        )
-        return learner
+        cls: type[PrivateLearner[Any, Any]] = settings.pop("learner")
+        return cls(epsilon=epsilon, **settings, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
 import consilience as cs
-from consilience.cli.command import Answer, Commands
+from consilience.cli.command import Answer, Commands, Json
 from consilience.cli.options import FilePath, Neighbours, StudyName, TablePath
 from consilience.errors import SettingsError
 
 if TYPE_CHECKING:
-    from consilience.privacy.guarantee import Budget
     from consilience.site.site import Preview
 
 commands = Commands("Take part: join a study, train within a budget, submit, fetch.")
 
 Folder = Annotated[Path, Option("--folder", help="The site's folder.", envvar="CONSILIENCE_SITE")]
 SITE = Path("site")
-
-
-class Unit(StrEnum):
-    """What a budget protects."""
-
-    RECORD = "record"
-    PERSON = "person"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +35,9 @@ class BudgetOptions:
         float, Option(help="The same for delta; 0 allows only trainings with pure epsilon.")
     ] = 0.0
     neighbours: Annotated[Neighbours, Option(help="replace-one, or add-remove for trees.")] = (
-        Neighbours.REPLACE_ONE
+        "replace-one"
     )
-    unit: Annotated[Unit, Option(help="What is protected.")] = Unit.RECORD
-
-    def build(self) -> Budget:
-        """Return the budget."""
-        from consilience.privacy import guarantee
-
-        return guarantee.Budget(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            neighbours=guarantee.Neighbours(self.neighbours.value),
-            unit=guarantee.Unit(self.unit.value),
-        )
+    unit: Annotated[Literal["record", "person"], Option(help="What is protected.")] = "record"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +61,15 @@ def init(
     folder: Folder = SITE,
 ) -> Answer:
     """Create a site: its key, its ledger, and the budget that its data owner allows."""
-    site = cs.Site.init(folder, name=name, dataset=dataset, budget=budget.build())
-    text = (
+    from consilience.privacy.guarantee import Budget
+
+    site = cs.Site.init(folder, name=name, dataset=dataset, budget=Budget(**vars(budget)))
+    return Answer(
+        {"site": site.name, "folder": str(folder), "key": site.key.public},
         f"Site {site.name!r} is ready in {folder}.\nIts public key is {site.key.public}\n"
         f"Back up {folder / 'key.pem'}, which signs for the site, and "
-        f"{folder / 'ledger.sqlite'}, which keeps it within its budget."
+        f"{folder / 'ledger.sqlite'}, which keeps it within its budget.",
     )
-    return Answer({"site": site.name, "folder": str(folder), "key": site.key.public}, text)
 
 
 @commands.add("join", "site join https://hub.example 7Q2K-...")
@@ -124,16 +106,21 @@ def train(
     epsilon: Annotated[float, Option(help="What this training may cost.")],
     approval: ApprovalOptions,
     folder: Folder = SITE,
+    as_json: Json = False,
 ) -> Answer:
     """Show what will leave the site and what it costs, ask, charge the ledger, train and sign."""
     from consilience.files.certificate import of_contribution
 
     site = cs.Site(folder)
     if approval.dry_run:
-        return _write_preview(site.preview(study, epsilon=epsilon), epsilon, approval.out)
+        shown, file = site.preview(study, epsilon=epsilon), approval.out
+        file.write_text(shown.page.as_html(), encoding="utf-8")
+        facts = {"page": str(file), "epsilon": epsilon, "left": shown.left, "fits": shown.fits}
+        filed = f"Written for filing: {file}. Nothing was trained or charged."
+        return Answer(facts, f"{shown.page.as_text()}\n{filed}")
 
     def approve(preview: Preview) -> bool:
-        typer.echo(preview.page.as_text(), err=True)
+        typer.echo(preview.page.as_text(), err=as_json)
         return approval.yes or (
             sys.stdin.isatty() and typer.confirm("Train, and charge this to the ledger?")
         )
@@ -145,30 +132,22 @@ def train(
             "--yes where nobody can be asked and the approval is on file."
         )
     made = cs.Contribution.load(path, trusted=site.study(study).trusted)
-    text = (
+    return Answer(
+        {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()},
         f"{of_contribution(made).as_text()}\nSigned and kept: {path}\n"
-        f"Nothing was sent. Next: consilience site submit {study}"
+        f"Nothing was sent. Next: consilience site submit {study}",
     )
-    facts = {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()}
-    return Answer(facts, text)
-
-
-def _write_preview(preview: Preview, epsilon: float, file: Path) -> Answer:
-    file.write_text(preview.page.as_html(), encoding="utf-8")
-    facts = {"page": str(file), "epsilon": epsilon, "left": preview.left, "fits": preview.fits}
-    text = f"{preview.page.as_text()}\nWritten for filing: {file}. Nothing was trained or charged."
-    return Answer(facts, text)
 
 
 @commands.add("submit", "site submit heart")
 def submit(study: StudyName, folder: Folder = SITE) -> Answer:
     """Send the newest contribution; sending it twice changes nothing."""
     answer = cs.Site(folder).submit(study)
-    text = (
+    return Answer(
+        answer,
         f"The hub has it: {answer.get('state')}, digest {answer.get('digest')}\n"
-        f"Next, once enough sites have submitted: consilience site fetch {study}"
+        f"Next, once enough sites have submitted: consilience site fetch {study}",
     )
-    return Answer(answer, text)
 
 
 @commands.add("fetch", "site fetch heart")
@@ -183,28 +162,22 @@ def fetch(study: StudyName, folder: Folder = SITE) -> Answer:
             "contributed."
         )
     file = folder / "studies" / study / release.filename
-    facts = {
-        "file": str(file),
-        "sequence": release.sequence,
-        "digest": release.digest,
-        "guarantee": release.guarantee.as_dict(),
-    }
-    text = (
+    facts = {"file": str(file), "sequence": release.sequence, "digest": release.digest}
+    return Answer(
+        {**facts, "guarantee": release.guarantee.as_dict()},
         f"{of_release(release).as_text()}\nChecked and kept: {file}\n"
-        f"Next: consilience release predict {file} {folder} TABLE"
+        f"Next: consilience release predict {file} {folder} TABLE",
     )
-    return Answer(facts, text)
 
 
 @commands.add("withdraw", "site withdraw heart")
 def withdraw(study: StudyName, folder: Folder = SITE) -> Answer:
     """Take the site's contribution out of future releases."""
-    answer = cs.Site(folder).withdraw(study)
-    text = (
+    return Answer(
+        cs.Site(folder).withdraw(study),
         "Withdrawn: future releases are made without it. Published releases stay with those who "
-        "have them, and the ledger's charge stays, because the contribution was handed out."
+        "have them, and the ledger's charge stays, because the contribution was handed out.",
     )
-    return Answer(answer, text)
 
 
 @commands.add("open", "site open heart")
@@ -221,13 +194,7 @@ def status(folder: Folder = SITE) -> Answer:
     balance = site.ledger.balance(site.dataset)
     left = None if balance.left.epsilon is None else float(balance.left.epsilon)
     rows = [site.status(name) for name in site.studies]
-    facts = {
-        "site": site.name,
-        "dataset": site.dataset,
-        "epsilon_left": left,
-        "key": site.key.public,
-        "studies": rows,
-    }
+    facts = {"site": site.name, "dataset": site.dataset, "epsilon_left": left}
     lines = [
         f"{site.name}: {'no limit on epsilon' if left is None else f'epsilon {left:g} left'} for "
         f"data set {site.dataset!r}"
@@ -240,7 +207,7 @@ def status(folder: Folder = SITE) -> Answer:
         )
     if not rows:
         lines.append("  no study yet: consilience site join HUB INVITATION")
-    return Answer(facts, "\n".join(lines))
+    return Answer({**facts, "key": site.key.public, "studies": rows}, "\n".join(lines))
 
 
 @commands.add("rotate-key", "site rotate-key")
@@ -254,8 +221,8 @@ def rotate_key(folder: Folder = SITE) -> Answer:
 def backup(path: FilePath, folder: Folder = SITE) -> Answer:
     """Copy the ledger and print the head of its chain; note it outside this machine."""
     head = cs.Site(folder).backup(path)
-    text = f"Copied to {path}. Head of the chain: {head}"
-    return Answer({"file": str(path), "head": head}, text)
+    facts = {"file": str(path), "head": head}
+    return Answer(facts, f"Copied to {path}. Head of the chain: {head}")
 
 
 @commands.add("recover", "site recover ledger-2026-11.sqlite")

@@ -98,8 +98,7 @@ def show(study: FilePath) -> Answer:
     from consilience.study.pages import of_study
 
     loaded = cs.Study.load(study)
-    facts = {**loaded.to_dict(), "digest": loaded.digest}
-    return Answer(facts, of_study(loaded).as_text())
+    return Answer({**loaded.to_dict(), "digest": loaded.digest}, of_study(loaded).as_text())
 
 
 def _read_bounds(text: str) -> tuple[str, tuple[float, float]]:

@@ -119,13 +119,13 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
 
 def _guarantee_rows(guarantee: Guarantee) -> list[tuple[str, str]]:
     epsilon = "infinite" if math.isinf(guarantee.epsilon) else f"{guarantee.epsilon:.6g}"
-    rows = [
+    return [
         ("epsilon", epsilon),
         ("delta", f"{guarantee.delta:g}"),
         ("protects", UNITS[guarantee.unit]),
+        ("neighbours", str(guarantee.neighbours)),
+        *(("assumes", assumption) for assumption in guarantee.assumptions),
     ]
-    rows.append(("neighbours", str(guarantee.neighbours)))
-    return rows + [("assumes", assumption) for assumption in guarantee.assumptions]
 
 
 def of_contribution(contribution: Contribution) -> Page:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
-from consilience.files.sealed import MOST_BYTES, Sealed, SealedFile, SigningKey, refused, software
+from consilience.files.sealed import MOST_BYTES, Sealed, SealedFile, SignedFile, SigningKey, refused
 from consilience.learners.base import PrivateLearner, State
 from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
@@ -66,25 +65,18 @@ def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
         settings = {name: from_plain(value) for name, value in facts["settings"].items()}
         numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
         named = set(kind._get_param_names()) - {"noise"}
-        if settings.keys() != named or not numbers:
-            raise ContributionRejected("settings")
+        accept("settings", settings.keys() == named and numbers)
         learner: Any = kind(**settings)
-        n_features, classes = facts["n_features"], facts["classes"]
-        if not (type(n_features) is int and 1 <= n_features <= MOST_FEATURES):
-            raise ContributionRejected("features")
+        n_features, classes, size = facts["n_features"], facts["classes"], facts["size"]
+        accept("features", type(n_features) is int and 1 <= n_features <= MOST_FEATURES)
+        accept("classes", (classes is None) == kind.predicts_number)
+        accept("classes", classes is None or _are_classes(classes))
         learner.n_features_in_ = n_features
-        if (classes is None) != kind.predicts_number:
-            raise ContributionRejected("classes")
         if classes is not None:
-            if not _are_classes(classes):
-                raise ContributionRejected("classes")
             learner.classes_ = np.asarray(classes)
-        if not learner.check_state(tensors):
-            raise ContributionRejected("tensors")
+        accept("tensors", learner.check_state(tensors))
         learner.restore_state(dict(tensors))
-        size = facts["size"]
-        if not (size is None or (type(size) is int and 1 <= size < 2**60)):
-            raise ContributionRejected("size")
+        accept("size", size is None or (type(size) is int and 1 <= size < 2**60))
         if size is not None:
             learner.public_size_ = size
         learner.events_ = events_from_json(facts["events"])
@@ -94,6 +86,12 @@ def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
         part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
         raise refused(UNKNOWN.format(part)) from None
     return learner
+
+
+def accept(part: str, fits: bool) -> None:
+    """Refuse a part of a file that nothing in this version could have made."""
+    if not fits:
+        raise ContributionRejected(part)
 
 
 def _are_classes(labels: object) -> bool:
@@ -118,12 +116,8 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
         raise refused("its settings name no unit or relation of neighbours") from None
     if not learner.events_:
         # An exact learner, for a trusted hub: no event, no promise.
-        if not (
-            trusted
-            and math.isinf(stated.epsilon)
-            and stated.delta == 0
-            and math.isinf(learner.epsilon)
-        ):
+        nothing = math.isinf(stated.epsilon) and stated.delta == 0 and math.isinf(learner.epsilon)
+        if not (trusted and nothing):
             raise refused(
                 "it states no event, and only a trusted hub may be given an exact learner"
             )
@@ -165,13 +159,12 @@ def from_plain(value: object) -> Any:
         return Bins(**value)
     if isinstance(value, list):
         return [from_plain(each) for each in value]
-    return (
-        {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
-    )
+    infinities: dict[object, float] = {"inf": math.inf, "-inf": -math.inf}
+    return infinities.get(value, value)
 
 
 @dataclass(frozen=True)
-class Contribution:
+class Contribution(SignedFile):
     """A site's signed file. `load` refuses a file that fails any check; `learner` predicts.
 
     Privacy
@@ -179,8 +172,6 @@ class Contribution:
     ``guarantee``, recomputed from the file's own events, for one unit of the site's records against
     everyone who sees the file. Not hidden: every fact in it, the name of the site among them.
     """
-
-    sealed: Sealed
 
     @classmethod
     def make(
@@ -202,14 +193,7 @@ class Contribution:
                 "charge is recorded first."
             )
         facts, tensors = take_apart(learner)
-        facts |= {
-            "study": dict(study),
-            "site": site,
-            "sequence": int(sequence),
-            "receipt": learner.receipt_,
-            "software": software(),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        facts |= {"site": site, "receipt": learner.receipt_, **cls.stamp(study, sequence)}
         return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
     @classmethod
@@ -248,7 +232,8 @@ class Contribution:
         n_rows = max(lengths, default=0)
         if len(lengths) != 1 or not 1 <= n_rows <= MOST_ROWS:
             raise refused(UNKNOWN.format("tensors"))
-        step = max(1, _BLOCK_NUMBERS * n_rows // max(math.prod(form) for form in forms.values()))
+        largest = max(1, *map(math.prod, forms.values()))  # a forged form may have no numbers
+        step = max(1, _BLOCK_NUMBERS * n_rows // largest)
         first: Self | None = None
         for begin in range(0, n_rows, step):
             rows = (begin, min(begin + step, n_rows))
@@ -265,48 +250,27 @@ class Contribution:
 
     def _check(self, trusted: bool) -> Self:
         facts = self.sealed.facts
-        expected = {
-            "learner": str,
-            "settings": dict,
-            "n_features": int,
-            "events": str,
-            "guarantee": dict,
-            "study": dict,
-            "site": str,
-            "sequence": int,
-            "software": str,
-            "created": str,
+        expected: dict[type, tuple[str, ...]] = {
+            str: ("learner", "events", "site", "software", "created"),
+            int: ("n_features", "sequence"),
+            dict: ("settings", "guarantee", "study"),
         }
-        missing = [name for name, kind in expected.items() if type(facts.get(name)) is not kind]
-        study = facts.get("study")
-        named = (
-            isinstance(study, dict)
-            and set(study) == {"name", "digest"}
-            and all(isinstance(v, str) for v in study.values())
-        )
-        if (
-            missing
-            or not named
-            or not 1 <= len(facts["site"]) <= 200
-            or not 1 <= facts["sequence"] < 2**53
+        typed = all(type(facts.get(n)) is kind for kind, names in expected.items() for n in names)
+        if not (
+            typed
+            and set(facts["study"]) == {"name", "digest"}
+            and all(isinstance(text, str) for text in facts["study"].values())
+            and 1 <= len(facts["site"]) <= 200
+            and 1 <= facts["sequence"] < 2**53
         ):
             raise refused("a fact is missing or of the wrong kind")
         check_guarantee(self.learner, trusted=trusted)
         return self
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all."""
-        self.sealed.save(path)
-
     @cached_property
     def learner(self) -> Any:
         """The fitted learner."""
         return rebuild(self.sealed.facts, self.sealed.tensors)
-
-    @cached_property
-    def guarantee(self) -> Guarantee:
-        """What the file promises, and to whom."""
-        return Guarantee.from_dict(dict(self.sealed.facts["guarantee"]))
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -314,26 +278,6 @@ class Contribution:
         return events_from_json(self.sealed.facts["events"])
 
     @property
-    def study(self) -> Mapping[str, str]:
-        """Name and digest of the study."""
-        return dict(self.sealed.facts["study"])
-
-    @property
     def site(self) -> str:
         """Name under which the site is enrolled."""
         return str(self.sealed.facts["site"])
-
-    @property
-    def sequence(self) -> int:
-        """Number of this contribution among the site's; a higher one supersedes."""
-        return int(self.sealed.facts["sequence"])
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of what is signed."""
-        return self.sealed.digest
-
-    def verify(self, *, key: str | None = None) -> Self:
-        """Check the signature again; with `key`, also that the site of that key made it."""
-        self.sealed.verify(key)
-        return self

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,11 +23,12 @@ from consilience.files.contribution import (
     MOST_CLASSES,
     MOST_FEATURES,
     Contribution,
+    accept,
     rebuild,
     take_apart,
     to_plain,
 )
-from consilience.files.sealed import MOST_BYTES, Sealed, SigningKey, refused, software
+from consilience.files.sealed import MOST_BYTES, Sealed, SignedFile, SigningKey, refused
 from consilience.privacy.accounting import Event, events_from_json, events_to_json
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 
@@ -128,12 +128,10 @@ def _rebuild(
 ) -> Ensemble:
     """Return the ensemble that `_take_apart` took apart, or refuse what nothing could have made."""
     n_features, labels = facts["n_features"], facts["classes"]
-    if not (type(n_features) is int and 1 <= n_features <= MOST_FEATURES):
-        raise ContributionRejected("features")
-    if labels is not None and not (isinstance(labels, list) and 1 <= len(labels) <= MOST_CLASSES):
-        raise ContributionRejected("classes")
-    if facts["ensemble"] not in ENSEMBLES:
-        raise ContributionRejected("ensemble")
+    accept("features", type(n_features) is int and 1 <= n_features <= MOST_FEATURES)
+    few = isinstance(labels, list) and 1 <= len(labels) <= MOST_CLASSES
+    accept("classes", labels is None or few)
+    accept("ensemble", facts["ensemble"] in ENSEMBLES)
     return ENSEMBLES[facts["ensemble"]].from_parts(facts, tensors, guarantee, weights, rebuild)
 
 
@@ -168,7 +166,7 @@ def _is_measure(part: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(SignedFile):
     """The hub's signed file. `load` refuses a file that fails any check; `ensemble` predicts.
 
     Privacy
@@ -178,8 +176,6 @@ class Release:
     promised, counting everything that the site ever submitted to the study. Not hidden: the names
     of sites, their weights, every fact in the file.
     """
-
-    sealed: Sealed
 
     @classmethod
     def make(
@@ -208,9 +204,8 @@ class Release:
         if len(weights) != len(sources):
             raise SettingsError("A release needs one source for each member. Nothing was written.")
         facts |= {
-            "study": dict(study),
+            **cls.stamp(study, sequence),
             "aggregator": {name: to_plain(value) for name, value in made.aggregator.items()},
-            "sequence": int(sequence),
             "guarantee": guarantee.as_dict(),
             "events": events_to_json(made.events),
             "sources": [
@@ -218,8 +213,6 @@ class Release:
                 for source, weight in zip(sources, weights, strict=True)
             ],
             "quality": [dict(row) for row in made.quality],
-            "software": software(),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         return cls(Sealed.seal(KIND, facts, tensors, key))._check()
 
@@ -248,64 +241,30 @@ class Release:
     def _check_facts(self) -> None:
         facts, guarantee = self.sealed.facts, self.guarantee.require()
         if not events_from_json(facts["events"]):
-            joint = _joint_guarantee(self.sources)
-            if not joint.promises_same(guarantee):
-                raise ContributionRejected("guarantee")
+            accept("guarantee", _joint_guarantee(self.sources).promises_same(guarantee))
         named = all(isinstance(facts["study"][part], str) for part in ("name", "digest"))
-        if not (named and type(facts["sequence"]) is int and isinstance(facts["created"], str)):
-            raise ContributionRejected("study")
-        if not _can_be_shown(facts):
-            raise ContributionRejected("facts")
-
-    def verify(self, *, key: str | None = None) -> Self:
-        """Check the signature again; with `key`, also that the hub of that key made it."""
-        self.sealed.verify(key)
-        return self
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all."""
-        self.sealed.save(path)
+        numbered = type(facts["sequence"]) is int and isinstance(facts["created"], str)
+        accept("study", named and numbered)
+        accept("facts", _can_be_shown(facts))
 
     @cached_property
     def ensemble(self) -> Ensemble:
         """What predicts, like a fitted scikit-learn estimator."""
         weights = np.array([float(row["weight"]) for row in self.sealed.facts["sources"]])
-        if not np.isfinite(weights).all():
-            raise ContributionRejected("weights")
+        accept("weights", bool(np.isfinite(weights).all()))
         return _rebuild(self.sealed.facts, self.sealed.tensors, self.guarantee, weights)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the release promises to any site's records."""
-        return Guarantee.from_dict(dict(self.sealed.facts["guarantee"]))
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """Whose contributions it is made of."""
         rows = self.sealed.facts["sources"]
-        if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_MEMBERS:
-            raise ContributionRejected("sources")
+        accept("sources", isinstance(rows, list) and 1 <= len(rows) <= MOST_MEMBERS)
         return tuple(Source.from_dict(row) for row in rows)
-
-    @property
-    def study(self) -> Mapping[str, str]:
-        """Name and digest of the study."""
-        return dict(self.sealed.facts["study"])
-
-    @property
-    def sequence(self) -> int:
-        """Number of this release among the study's."""
-        return int(self.sealed.facts["sequence"])
 
     @property
     def filename(self) -> str:
         """What the file is called wherever it is kept."""
         return f"release-{self.sequence:04d}.safetensors"
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of what is signed."""
-        return self.sealed.digest
 
     def predict(self, X: ArrayLike) -> Array:
         """Return each row's class, or number."""

@@ -17,6 +17,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +32,7 @@ from safetensors.numpy import save as save_tensors
 
 from consilience.errors import ContributionRejected, SettingsError
 from consilience.files.durable import write_durably
+from consilience.privacy.guarantee import Guarantee
 
 Array = NDArray[Any]
 
@@ -95,12 +97,9 @@ class SigningKey:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key so that only its owner can read it; an existing file is never replaced."""
-        form = (
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        write_durably(path, self._key.private_bytes(*form), mode=0o600, replace=False)
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        content = self._key.private_bytes(*form, serialization.NoEncryption())
+        write_durably(path, content, mode=0o600, replace=False)
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
@@ -149,7 +148,8 @@ class Sealed:
         """Sign `facts`, with the digest of every tensor added to them."""
         stored = {name: _storable(name, tensor) for name, tensor in sorted(tensors.items())}
         listed = {
-            name: {**_form(tensor), "sha256": _digest([tensor])} for name, tensor in stored.items()
+            name: {"dtype": one.dtype.name, "shape": list(one.shape), "sha256": _digest([one])}
+            for name, one in stored.items()
         }
         whole = {**facts, "key": key.public, "tensors": listed}
         return cls(kind, whole, stored, key.sign(message_of(kind, canonical(whole))))
@@ -173,12 +173,8 @@ class Sealed:
 
     def to_bytes(self) -> bytes:
         """Return the file."""
-        metadata = {
-            "consilience": canonical(self.facts),
-            "kind": self.kind,
-            "signature": self.signature.hex(),
-        }
-        return save_tensors(dict(self.tensors), metadata)
+        metadata = {"consilience": canonical(self.facts), "kind": self.kind}
+        return save_tensors(dict(self.tensors), {**metadata, "signature": self.signature.hex()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file so that it is whole or absent, even if the machine stops."""
@@ -190,11 +186,54 @@ class Sealed:
     ) -> Self:
         """Read a file of unknown origin, and refuse one that is malformed or wrongly signed."""
         file = SealedFile(source, kind, most_bytes=most_bytes)
-        tensors = {
-            name: _check_digest(file.tensor(name), name, form)
-            for name, form in file.facts["tensors"].items()
-        }
+        tensors = {name: file.tensor(name) for name in file.facts["tensors"]}
+        for name, tensor in tensors.items():
+            if _digest([tensor]) != file.facts["tensors"][name]["sha256"]:
+                raise refused(f"its tensor {name!r} differs from its digest")
         return cls(kind, file.facts, tensors, file.signature)
+
+
+@dataclass(frozen=True)
+class SignedFile:
+    """What contributions and releases share: signed facts, made for a study."""
+
+    sealed: Sealed
+
+    @staticmethod
+    def stamp(study: Mapping[str, str], sequence: int) -> dict[str, Any]:
+        """Return the facts that every file states about its making."""
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        made = {"software": software(), "created": created}
+        return {"study": dict(study), "sequence": int(sequence), **made}
+
+    @property
+    def study(self) -> Mapping[str, str]:
+        """Name and digest of the study."""
+        return dict(self.sealed.facts["study"])
+
+    @property
+    def sequence(self) -> int:
+        """Number of this file among the site's contributions, or the study's releases."""
+        return int(self.sealed.facts["sequence"])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what is signed."""
+        return self.sealed.digest
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What the file promises, and to whom."""
+        return Guarantee.from_dict(dict(self.sealed.facts["guarantee"]))
+
+    def verify(self, *, key: str | None = None) -> Self:
+        """Check the signature again; with `key`, also that the owner of that key made it."""
+        self.sealed.verify(key)
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all."""
+        self.sealed.save(path)
 
 
 class SealedFile:
@@ -297,19 +336,12 @@ class SealedFile:
 
 def _storable(name: str, tensor: Array) -> Array:
     array = np.asarray(tensor, order="C")
-    if (
-        not _NAME.fullmatch(name)
-        or array.dtype.name not in _DTYPES.values()
-        or array.ndim > MOST_DIMENSIONS
-    ):
+    typed = array.dtype.name in _DTYPES.values() and array.ndim <= MOST_DIMENSIONS
+    if not (_NAME.fullmatch(name) and typed):
         raise SettingsError(
             f"A tensor {name!r} of type {array.dtype} and shape {array.shape} cannot be stored."
         )
     return array
-
-
-def _form(tensor: Array) -> dict[str, Any]:
-    return {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
 
 
 def _digest(blocks: Iterable[Array]) -> str:
@@ -320,12 +352,6 @@ def _digest(blocks: Iterable[Array]) -> str:
             raise refused("a tensor holds a number that is not finite")
         digest.update(np.ascontiguousarray(block).data if block.size else b"")
     return digest.hexdigest()
-
-
-def _check_digest(tensor: Array, name: str, form: Mapping[str, Any]) -> Array:
-    if _digest([tensor]) != form["sha256"]:
-        raise refused(f"its tensor {name!r} differs from its digest")
-    return tensor
 
 
 def _header(file: io.BufferedReader | io.BytesIO, most_bytes: int) -> tuple[dict[str, Any], int]:
@@ -365,13 +391,13 @@ def _header(file: io.BufferedReader | io.BytesIO, most_bytes: int) -> tuple[dict
 
 def _offsets(entry: object) -> tuple[int, int]:
     ends = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not (
+    if (
         isinstance(ends, list)
         and len(ends) == 2
         and all(type(n) is int and 0 <= n < 1 << 60 for n in ends)
     ):
-        raise refused("its header is malformed")
-    return ends[0], ends[1]
+        return ends[0], ends[1]
+    raise refused("its header is malformed")
 
 
 def _parse(text: object, most: int) -> Any:
@@ -385,16 +411,15 @@ def _parse(text: object, most: int) -> Any:
             raise ValueError
         return entries
 
-    def no_constant(_: str) -> None:
-        raise ValueError
-
     def whole(digits: str) -> int:
         if len(digits) > 20:
             raise ValueError
         return int(digits)
 
     def finite(digits: str) -> float:
-        number = float(digits)  # JSON allows 1e999, which no signed text can hold
+        number = float(
+            digits
+        )  # JSON has 1e999, and Python's also NaN; no signed text can hold them
         if not math.isfinite(number):
             raise ValueError
         return number
@@ -405,7 +430,7 @@ def _parse(text: object, most: int) -> Any:
         parsed = json.loads(
             nesting,
             object_pairs_hook=once,
-            parse_constant=no_constant,
+            parse_constant=finite,
             parse_int=whole,
             parse_float=finite,
         )
