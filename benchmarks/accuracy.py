@@ -4,11 +4,12 @@ Writes accuracy.md and one plot per problem next to this file. Every method sees
 noise is drawn anew for every fit from a seed of its own, so that the tables repeat. A seed voids
 the guarantee: the models fitted here are measurements, not something to publish.
 
-    python benchmarks/accuracy.py            20 runs of every problem, 100 of the small ones python
-    benchmarks/accuracy.py --quick    a few runs of the small problems, into a temporary folder
+    python benchmarks/accuracy.py            20 runs of every problem, 100 of the small ones
+    python benchmarks/accuracy.py --quick    a few runs of the small ones, in a temporary folder
 
-Data: the folder CONSILIENCE_DATA. diffprivlib runs in .venv-diffprivlib, which
-is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
+Data: the folder CONSILIENCE_DATA, or `data` in the repository. diffprivlib runs in
+.venv-diffprivlib, which is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an
+environment that has it.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ Array = np.ndarray
 Results = dict[str, Array]  # method -> errors (run, epsilon); "exact" and "exact svc" -> (run, 1)
 
 
-# ------------------------------------------------------------------------------------------------------------ problems
+# ----------------------------------------------------------------------------------------- problems
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One table of accuracy.md: real records prepared from public facts alone, a split, a regularisation."""
+    """One table of accuracy.md: real records, prepared from public facts, and a split."""
 
     key: str
     title: str
@@ -84,7 +85,7 @@ class Problem:
 
 
 def load_mnist(folder: Path) -> tuple[Array, Array]:
-    """Read digits 3 and 7 of the training split, projected on 50 components of the test split's images."""
+    """Read training digits 3 and 7, projected on 50 components of the test images."""
     table = pq.read_table(folder / "mnist.parquet")
     pixels = np.frombuffer(b"".join(table["pixels"].to_pylist()), np.uint8).reshape(-1, 784) / 255.0
     label, split = table["label"].to_numpy(), np.asarray(table["split"].to_pylist())
@@ -114,7 +115,7 @@ TERRAIN = {
 
 
 def load_covertype(folder: Path) -> tuple[Array, Array]:
-    """Read cover types 1 and 2: ten columns scaled by public bounds, 44 indicators, two of which are 1."""
+    """Read cover types 1 and 2: ten columns in public bounds and 44 indicators."""
     table = pq.read_table(folder / "covertype.parquet")
     cover = table["Cover_Type"].to_numpy()
     chosen = cover <= 2
@@ -130,7 +131,7 @@ def load_covertype(folder: Path) -> tuple[Array, Array]:
 
 
 def load_adult(folder: Path) -> tuple[Array, Array]:
-    """Read both splits of Adult: five numbers scaled by public bounds (money by its logarithm), eight one-hot."""
+    """Read both splits of Adult: five numbers in public bounds, eight one-hot columns."""
     table = pq.read_table(folder / "adult.parquet")
     numbers = {"age": (17, 90), "education_num": (1, 16), "hours_per_week": (1, 99)}
     columns = [_scaled(table[name].to_numpy(), *bounds) for name, bounds in numbers.items()]
@@ -192,7 +193,7 @@ PROBLEMS = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------------- methods
+# ------------------------------------------------------------------------------------------ methods
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ def _seed(*parts: float) -> int:
     return int(np.random.SeedSequence([*map(int, parts[:-1]), *whole]).generate_state(1)[0])
 
 
-# ---------------------------------------------------------------------------------------------------------------- peer
+# --------------------------------------------------------------------------------------------- peer
 
 
 def find_peer(console: Console) -> str | None:
@@ -379,7 +380,7 @@ def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[st
         yield ask
 
 
-# --------------------------------------------------------------------------------------------------------------- judge
+# -------------------------------------------------------------------------------------------- judge
 
 
 def standard_error(values: Array) -> Array:
@@ -414,7 +415,7 @@ def rivals(results: Results) -> list[tuple[str, str]]:
     return [pair for pair in ((OURS, OLD), (OURS, PEER), (OURS_SVC, OLD_SVC)) if pair[1] in results]
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 
 
 def report(
@@ -478,11 +479,12 @@ def error_table(results: Results, epsilons: tuple[float, ...]) -> list[str]:
 
 
 def _cell(errors: Array) -> str:
-    return f"{100 * errors.mean():.2f} ± {100 * standard_error(errors):.2f} ({100 * errors.std(ddof=1):.2f})"
+    percent = 100 * errors
+    return f"{percent.mean():.2f} ± {standard_error(percent):.2f} ({percent.std(ddof=1):.2f})"
 
 
 def noise_table(problem: Problem, d: int, epsilons: tuple[float, ...]) -> list[str]:
-    """Say what is drawn: no luck is involved here, so small differences show that 20 runs cannot."""
+    """Show the noise scales, which involve no chance: they show differences that runs cannot."""
     lines = [
         "What the logistic objectives draw: scale of the noise vector (its mean length is d "
         "times that) and the ridge it is divided by, which is nΛ unless the calibration raises "
@@ -612,7 +614,7 @@ def check_lines(
 def rises(
     results: Results, name: str, epsilons: tuple[float, ...]
 ) -> list[tuple[float, float, Verdict]]:
-    """Judge "more epsilon, no more error" for each step of epsilon, the last one being to exact training."""
+    """Judge "more epsilon, no more error" for each step of epsilon, up to exact training."""
     columns = [*results[name].T, results[exact_of(name)][:, 0]]
     steps = [*epsilons, math.inf]
     return [
@@ -748,7 +750,7 @@ def plot(problem: Problem, results: Results, epsilons: tuple[float, ...], folder
         plt.close(figure)
 
 
-# ----------------------------------------------------------------------------------------------------------------- run
+# ---------------------------------------------------------------------------------------------- run
 
 
 def collect(
@@ -847,7 +849,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of accuracy.md and the plots")
     options = parser.parse_args()
     console = Console(stderr=True)
-    data = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
+    data = Path(os.environ.get("CONSILIENCE_DATA") or ROOT / "data")
     if not data.is_dir():
         console.print(
             "accuracy.py: no data folder; set CONSILIENCE_DATA to one. Nothing was measured."

@@ -1,11 +1,11 @@
-"""Ten sites and every way to combine them: error against epsilon and public records; and ten sites of unequal size.
+"""Measure every way to combine ten sites, of equal and of unequal size.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/aggregation.py [--quick] [--rows FOLDER]
 
-Everything is `consilience.simulate`: methods see the same splits and the same local models, so
-differences are paired. Writes benchmarks/aggregation.md and two plots. `--rows` keeps the
-simulations' rows, and takes from there what an interrupted run had finished; empty the folder when
-the code has changed.
+Shows the error against epsilon and the number of public records. Every number comes from
+`consilience.simulate`: methods see the same splits and the same local models, so differences are
+paired. Writes benchmarks/aggregation.md and two plots. `--rows` stores the simulations' rows and
+reuses those of an interrupted run; empty the folder when the code has changed.
 """
 
 import argparse
@@ -34,7 +34,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
-DATA = Path(os.environ.get("CONSILIENCE_DATA", HERE / "data"))
+DATA = Path(os.environ.get("CONSILIENCE_DATA") or HERE.parent / "data")
 EPSILONS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 1.0, 2.0)
 N_SITES = 10
 SCALE = 1  # sizes are divided by it: more than 1 only to try the script
@@ -66,7 +66,7 @@ COLUMNS = (
 
 
 class Unchosen(cs.PublicBlend):
-    """The blend at the strength that the known noise implies, without looking whether labels agree: for diagnosis."""
+    """The blend at the strength that the known noise implies, labels ignored: for diagnosis."""
 
     def combine(self, members, public=None, **charged):
         task = read_labelled(self, members, public)
@@ -134,7 +134,7 @@ def standard_error(values):
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
-# ---------------------------------------------------------------------------------------- every aggregator, equal sites
+# -------------------------------------------------------------------- every aggregator, equal sites
 
 
 def grid(problem, X, y, folder, repeats, epsilons):
@@ -207,7 +207,8 @@ def grid_tables(problem, reports, levels):
             cell = Cell.of(problem, public, level, report)
             cells.append(cell)
             found = [shown(errors(report, level, method), method == BLEND) for method in COLUMNS]
-            verdict = f"{cell.gap:+.4f} ± {cell.gap_error:.4f} ({TITLES[cell.best]}){'' if cell.close else ' **miss**'}"
+            verdict = f"{cell.gap:+.4f} ± {cell.gap_error:.4f} ({TITLES[cell.best]})"
+            verdict += "" if cell.close else " **miss**"
             lines.append(f"| {level} | " + " | ".join(found) + f" | {verdict} |")
         lines.append("")
     return lines, cells
@@ -348,7 +349,7 @@ def plot_grid(found, epsilons, path):
     plt.close(figure)
 
 
-# -------------------------------------------------------------------------------------------------------- unequal sites
+# ------------------------------------------------------------------------------------ unequal sites
 
 
 SIZES = [round(50 * 64 ** (i / 9)) for i in range(10)]  # 50 to 3,200
@@ -469,7 +470,7 @@ def plot_unequal(found, path):
     plt.close(figure)
 
 
-# ------------------------------------------------------------------------------------------------------------------ run
+# ---------------------------------------------------------------------------------------------- run
 
 
 def main():

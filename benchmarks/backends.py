@@ -1,4 +1,4 @@
-"""The KDD sweep of the distillation experiment on loky, Ray and Dask: the same tables, also when a worker is killed.
+"""Check that a sweep gives the same tables on loky, Ray and Dask, also when a worker is killed.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/backends.py
 
@@ -37,7 +37,7 @@ RUNS = (("loky", False), ("ray", False), ("dask", False), ("ray", True), ("dask"
 AT_WORK_SECONDS = 3.0
 
 
-# ---------------------------------------------------------------------------------------------- in a process of its own
+# -------------------------------------------------------------------------- in a process of its own
 
 
 def sweep(backend, folder, repeats, miniature):
@@ -71,7 +71,7 @@ def sweep(backend, folder, repeats, miniature):
     (folder / "found.json").write_text(json.dumps({**facts, "rows": rows}), encoding="utf-8")
 
 
-# --------------------------------------------------------------------------------------------------------- from outside
+# ------------------------------------------------------------------------------------- from outside
 
 
 def run(backend, killed, options):
@@ -106,7 +106,7 @@ def run(backend, killed, options):
 
 
 def kill_a_worker(process, cells, options):
-    """Wait until half of the first point's cells are stored and a worker is at work on another; end it at once."""
+    """Kill a worker in the middle of a cell, once half of the first point's cells are stored."""
     while len(list(cells.glob("*.json"))) < options.repeats // 2:
         time.sleep(0.05)
         if process.poll() is not None:
@@ -139,7 +139,7 @@ def processor(pid):
 
 
 def difference(found, reference):
-    """Return the largest difference of any number; infinite where one side has rows that the other has not."""
+    """Return the largest difference of any number; infinite if a row has no partner."""
     if found.keys() != reference.keys():
         return float("inf")
     return max(abs(found[key] - reference[key]) for key in reference)
@@ -184,7 +184,8 @@ def main():
 
 
 def report(options, lines, worst):
-    command = f"python benchmarks/backends.py --repeats {options.repeats}{' --miniature' * options.miniature}"
+    command = f"python benchmarks/backends.py --repeats {options.repeats}"
+    command += " --miniature" * options.miniature
     what = "MADE-UP records" if options.miniature else "KDD Cup 1999"
     engines = ", ".join(
         f"{name} {version(name)}"
@@ -195,15 +196,19 @@ def report(options, lines, worst):
 
 Made by `CONSILIENCE_DATA=… {command}`; do not edit, run it again.
 
-- Figure 3 of Hamm et al. 2016 as `experiments` runs it: {what}, 5,000, 10,000 and 20,000 parties of 22 records, five
-  levels of ε, and reference runs; seed {SEED}, {options.repeats} repeats. A cell is one repeat of one run.
-- Two workers on this machine ({os.cpu_count()} cores, shared with other work: the load average is that at the start of
-  each row), each backend in a process of its own; seconds include starting and stopping the backend.
-- Killed: SIGKILL to a worker in the middle of a cell. What is stored stays; the rest is run again or elsewhere.
+- Figure 3 of Hamm et al. 2016 as `experiments` runs it: {what}, 5,000, 10,000 and 20,000 parties
+  of 22 records, five levels of ε, and reference runs; seed {SEED}, {options.repeats} repeats. A
+  cell is one repeat of one run.
+- Two workers on this machine ({os.cpu_count()} cores, shared with other work: the load average is
+  that at the start of each row), each backend in a process of its own; seconds include starting
+  and stopping the backend.
+- Killed: SIGKILL to a worker in the middle of a cell. What is stored stays; the rest is run again
+  or elsewhere.
 - Peak: resident memory of all processes together, each shared page counted once.
 - Python {platform.python_version()}, {engines}.
 
-| backend | worker killed | cells | seconds | peak, GiB | rows | largest difference from loky | load |
+| backend | worker killed | cells | seconds | peak, GiB | rows | largest difference from loky \
+| load |
 |---|---|---:|---:|---:|---:|---:|---:|
 {chr(10).join(lines)}
 

@@ -1,10 +1,10 @@
-"""Site-level distillation on the data of Hamm et al. 2016: accuracy against epsilon, and the epsilon that 95 % costs.
+"""Measure site-level distillation on the data of Hamm et al. 2016: accuracy against epsilon.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/distillation.py [--quick]
 
-Writes benchmarks/distillation.md and .png. Local models are trained once per split; noise is drawn
-anew for every run, seeded, so that the table repeats. Nothing is tuned on test data except in
-favour of the comparators, where noted.
+Writes benchmarks/distillation.md and .png, with the epsilon that 95 % of the noiseless accuracy
+costs. Local models are trained once per split; noise is drawn anew for every run, seeded, so that
+the table repeats. Nothing is tuned on test data except in favour of the comparators, where noted.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def into_ball(X, public):
 
 
 def har(seed, even_axes):
-    """Six activities; axes from the 1,000 auxiliary records, as they are or each divided by its public spread."""
+    """Six activities; axes from the 1,000 auxiliary records, perhaps scaled to equal spread."""
     table = pd.read_parquet(DATA / "har.parquet")
     facts = ("subject", "activity", "activity_name", "split", "recording", "window", "jerk_exact")
     X, y = table.drop(columns=list(facts)).to_numpy(float), table.activity.to_numpy() - 1
@@ -212,7 +212,7 @@ class Task:
         return [self.accuracy(one.combine(self.votes).coef) for one in made]
 
     def best(self, groups):
-        """Return the best group's accuracies: settings chosen on the test data, in favour of a comparator."""
+        """Return the best group's accuracies, chosen on test data in favour of a comparator."""
         found = []
         for group in groups:
             members = self.members if isinstance(group[0], ClippedAverage) else self.votes
@@ -220,7 +220,7 @@ class Task:
         return max(found, key=np.mean)
 
     def event(self, kind, epsilon, calibration):
-        """The event that `kind` would charge; read off one release, since re-solving for each draw changes nothing."""
+        """The event that `kind` would charge, read from one release: each draw has the same."""
         key = (kind, calibration)
         self.events = getattr(self, "events", {})
         if key not in self.events:
@@ -255,7 +255,7 @@ class Task:
 
 
 def curve(tasks, method, n_runs, target, grid):
-    """Mean and standard deviation at each epsilon of `grid`, extended upward until `target` is met."""
+    """Mean and standard deviation at each epsilon of `grid`, extended until `target` is met."""
     result = {}
     grid = list(grid)
     seeds = [list(range(i, n_runs, len(tasks))) for i in range(len(tasks))]
@@ -277,7 +277,7 @@ def curve(tasks, method, n_runs, target, grid):
 
 
 def crossing(points, target):
-    """The epsilon at which the mean reaches `target` for good, between grid points by logarithmic interpolation."""
+    """The epsilon from which on the mean reaches `target`, interpolated on a log scale."""
     epsilons = sorted(points)
     above = [points[e][0] >= target for e in epsilons]
     if not above[-1]:
@@ -442,13 +442,15 @@ def main():
             drawn.append(picture)
     head = (
         "# Distillation that hides a whole site\n\n"
-        f"`CONSILIENCE_DATA=… python benchmarks/distillation.py`, Python {platform.python_version()}, NumPy "
-        f"{np.__version__}. Data and sizes of Hamm et al. 2016; ε per site, replace-one.\n\n"
-        f"Accuracy on the published test sets, mean ± s.d. over {n_runs} runs on {splits} splits. Local models: "
-        "logistic, λ = 1e-4. HAR axes and all scales come from auxiliary records. Vote and soft labels: λ = 1e-4, as "
-        "in the paper. The statistic chooses λ from its own noisy value and the known noise. Clipped average and PATE "
-        "get the setting that is best on the *test* data (4 norms; 4 numbers of queries × 2 λ): a head start. An ε at "
-        "95 % that stands at the smallest ε tried is an upper bound.\n\n![](distillation.png)\n"
+        "`CONSILIENCE_DATA=… python benchmarks/distillation.py`, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}. "
+        "Data and sizes of Hamm et al. 2016; ε per site, replace-one.\n\n"
+        f"Accuracy on the published test sets, mean ± s.d. over {n_runs} runs on {splits} splits. "
+        "Local models: logistic, λ = 1e-4. HAR axes and all scales come from auxiliary records. "
+        "Vote and soft labels: λ = 1e-4, as in the paper. The statistic chooses λ from its own "
+        "noisy value and the known noise. Clipped average and PATE get the setting that is best "
+        "on the *test* data (4 norms; 4 numbers of queries × 2 λ): a head start. An ε at 95 % "
+        "that equals the smallest ε tried is an upper bound.\n\n![](distillation.png)\n"
     )
     text = head + "\n" + "\n".join(parts)
     if arguments.quick or arguments.only:

@@ -1,4 +1,4 @@
-"""KDD 99 from the table to the score: 20,000 sites train, vote on auxiliary records, and are distilled into one model.
+"""Time distillation on KDD 99 from the table to the score: 20,000 sites train and vote.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/end_to_end.py
 
@@ -34,7 +34,7 @@ SECONDS, GIBIBYTES = 60, 6
 
 
 def encoded(table):
-    """Encode as many_sites.kdd does, any split; services that only the test split has are none of the 70."""
+    """Encode as many_sites.kdd does, any split; services that only the test split has are 0."""
     categories = {"protocol_type": PROTOCOLS, "service": SERVICES, "flag": FLAGS}
     X = np.empty((len(table), 123))
     place = 0
@@ -127,7 +127,8 @@ def main():
     assert np.array_equal(
         encoded(train_part.sample(10 * SIZE, random_state=0))[0], kdd(10, SIZE)[0]
     )
-    met = f"{'under' if whole < SECONDS else '**OVER**'} {SECONDS} s, {'under' if peak < GIBIBYTES else '**OVER**'}"
+    met = f"{'under' if whole < SECONDS else '**OVER**'} {SECONDS} s, "
+    met += "under" if peak < GIBIBYTES else "**OVER**"
     lines = [
         f"| {name} | {wall:.2f} | {cpu:.2f} | {rss:.2f} |" for name, wall, cpu, rss in stages.rows
     ]
@@ -140,20 +141,24 @@ def main():
     )
     text = f"""# Distillation from table to score
 
-`CONSILIENCE_DATA=… python benchmarks/end_to_end.py`, Python {platform.python_version()}, {packages}, \
+`CONSILIENCE_DATA=… python benchmarks/end_to_end.py`, \
+Python {platform.python_version()}, {packages}, \
 numba {numba.__version__}; {CORES} cores used, load average up to {load_average:.0f}.
 
-KDD 99: {N_SITES:,} sites × {SIZE} records × {X.shape[1]} features, Λ = {STRENGTH:g}; labels are the members' votes; \
+KDD 99: {N_SITES:,} sites × {SIZE} records × {X.shape[1]} features, Λ = {STRENGTH:g}; \
+labels are the members' votes; \
 the linear statistic, pure ε = {EPSILON:g} per site. Memory is the process' peak up to \
-the end of the stage. Compiled code was on disk; compiling it once takes some 20 s more (many_sites.md).
+the end of the stage. Compiled code was on disk; \
+compiling it once takes some 20 s more (many_sites.md).
 
 | stage | elapsed, s | processor, s | peak memory, GiB |
 |---|---:|---:|---:|
 {chr(10).join(lines)}
 | **all** | **{whole:.1f}** | **{sum(row[2] for row in stages.rows):.1f}** | **{peak:.2f}** |
 
-Goal: {SECONDS} s and {GIBIBYTES} GiB on two cores: {met} {GIBIBYTES} GiB. Accuracy on the test records \
-{accuracy:.4f}; all sites' records pooled without privacy {at_most:.4f}, which is no part of the times above."""
+Goal: {SECONDS} s and {GIBIBYTES} GiB on two cores: {met} {GIBIBYTES} GiB. \
+Accuracy on the test records {accuracy:.4f}; all sites' records pooled without privacy \
+{at_most:.4f}, which is no part of the times above."""
     print(text)
     (ROOT / "benchmarks" / "end_to_end.md").write_text(text + "\n")
     return 0

@@ -1,10 +1,10 @@
-"""Fit times of the certified solver beside scikit-learn's, one BLAS thread, on the same arrays in the same run.
+"""Compare fit times of the certified solver with scikit-learn's on the same arrays.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/fit_time.py
 
-Prints a Markdown table and writes it to benchmarks/fit_time.md. Runs of both are interleaved and
-the median is taken, so that a busy machine slows both alike. Ours stops at a mean gradient of 1e-9,
-scikit-learn at its default tolerance.
+Prints a Markdown table and writes it to benchmarks/fit_time.md. Both use one BLAS thread. Their
+runs are interleaved and the median is taken, so that a busy machine slows both alike. Ours stops at
+a mean gradient of 1e-9, scikit-learn at its default tolerance.
 """
 
 import os
@@ -32,7 +32,8 @@ SIZES = (8_678, 346_598)  # records of MNIST 3/7 and of Covertype 1/2
 REPEATS = (25, 5)
 HEADER = (
     "| data | loss | n | d | Λ | ‖b‖ | ours, s | peer | peer, s | ratio | ours, mean gradient "
-    "| peer, mean gradient | extra memory / data |\n|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|"
+    "| peer, mean gradient | extra memory / data |\n"
+    "|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|"
 )
 
 

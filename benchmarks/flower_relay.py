@@ -1,4 +1,4 @@
-"""A real Flower deployment on this machine carries a study: times and memory, with kills and with large files.
+"""Run a study over a real Flower deployment: times and memory, with kills and large files.
 
     make flower
     python benchmarks/flower_relay.py
@@ -142,7 +142,7 @@ def the_superlink_is_killed_delivering(federation, consortium):
 
 
 def forest_study(megabytes=LARGE_MB):
-    """Return a study whose contributions are exact forests of so many MB, for a trusted hub, and its public records."""
+    """Return a study of exact forests of so many MB for a trusted hub, and public records."""
     # A tree of depth 12 is 4,095 splits of two numbers and 4,096 leaves of two: about 131 kB.
     n_trees = megabytes * 1_000_000 // (8 * (2 * 4095 + 2 * 4096))
     settings = f'n_trees = {n_trees}\nmax_depth = 12\nsplitter = "random"\nrandom_state = 1'
@@ -228,7 +228,10 @@ def main():
         "",
         f"| what happens | {' | '.join(kinds)} |",
         "|---|" + "---|" * len(kinds),
-        *(f"| {title} | {' | '.join(f'{peaks.get(kind, 0):.0f}' for kind in kinds)} |" for title, *_, peaks in rows),
+        *(
+            f"| {title} | {' | '.join(f'{peaks.get(kind, 0):.0f}' for kind in kinds)} |"
+            for title, *_, peaks in rows
+        ),
         "",
     ]  # fmt: skip
     text = "\n".join(lines)

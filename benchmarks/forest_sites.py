@@ -1,4 +1,4 @@
-"""Measure what sites gain by joining their private forests: every integration, equal and uneven sites and budgets.
+"""Measure what sites gain by joining their private forests, equal and uneven.
 
 Writes forest_sites.md, forest_sites.png and forest_sites-paper.png next to this file. Every
 integration sees the same splits and, where it takes forests, the same fitted forests. Noise is
@@ -8,7 +8,7 @@ something to publish.
     python benchmarks/forest_sites.py            10 seeds
     python benchmarks/forest_sites.py --quick    2 seeds, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA.
+Data: the folder CONSILIENCE_DATA, or `data` in the repository.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ UNEVEN = {  # of 24,000 records
     10: (160, 220, 300, 450, 700, 1_100, 1_800, 3_000, 5_270, 11_000),
 }
 UNEVEN = {n: tuple(size * N_TRAIN // 24_000 for size in sizes) for n, sizes in UNEVEN.items()}
-# Budgets of the groups of Xiang et al. (2018) (its code divides them by 100 trees), here by 50 so that they span
-# 0.02 to 2.
+# Budgets of the groups of Xiang et al. (2018). Their code divides them by 100 trees; here they are
+# divided by 50, so that they span 0.02 to 2.
 GROUPS = (
     (10, 1, 2, 1, 12),
     (5, 10, 15, 20, 25),
@@ -168,7 +168,7 @@ def drawn_from(*parts: int) -> dict[str, Any]:
     return {"noise": Noise(seed=seed_of(*parts)), "random_state": seed_of(*parts)}
 
 
-# ------------------------------------------------------------------------------------------------------- integrations
+# ------------------------------------------------------------------------------------- integrations
 
 BEST, DEFAULT = "best single site", "n·ε"
 VOTES = {
@@ -264,7 +264,7 @@ def measure_settings(
     return found
 
 
-# --------------------------------------------------------------------------------------------- figures 4 to 6, bytes
+# ---------------------------------------------------------------------------- figures 4 to 6, bytes
 
 
 def scores_of(split: Split, ensemble: Any) -> tuple[float, float, float]:
@@ -288,7 +288,7 @@ Points = dict[Any, list[tuple[float, ...]]]
 
 
 def joined(split: Split, kind: str, setting: Setting, **further: Any) -> tuple[float, ...]:
-    """Fit at every site and integrate; returns the scores, processor seconds of a site, and of the hub."""
+    """Fit at every site and integrate; return scores and processor seconds of site and hub."""
     fit, delta = FITS[kind]
     sites, members = split.sites(setting.sizes), []
     begun = time.process_time()
@@ -366,7 +366,7 @@ def measure_bytes(problem: Problem) -> list[str]:
     return lines
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 
 
 def stated(values: Any) -> str:
@@ -403,7 +403,7 @@ def verdict(left: Array, right: Array) -> tuple[str, str, float]:
 
 
 def gain_table(found: dict) -> tuple[list[str], list[str]]:
-    """Return the rows of uneven settings against the best single site, and sentences that sum them up."""
+    """Return rows of uneven settings against the best single site, and their summary."""
     lines, sentences = [], []
     for kind in DELTAS:
         counted = {True: [0, 0, 0], False: [0, 0, 0]}
@@ -432,7 +432,7 @@ def gain_table(found: dict) -> tuple[list[str], list[str]]:
 
 
 def why(found: dict) -> list[str]:
-    """Say how much there is to gain: what all records pooled have over the best site, at every ε >= 0.5."""
+    """Say how much pooling all records gains over the best site, at every ε >= 0.5."""
     lines = []
     for kind in DELTAS:
         room, gain = [], []
@@ -722,9 +722,9 @@ def main() -> int:
         "",
         "## Bytes",
         "",
-        "Sizes of safetensors files with what a learner releases (`released_state()`) and with what the "
-        "hub sends back, ε = 0.5, equal sites. Splits and counts travel as 64-bit numbers; bytes "
-        "and 32 bits would do.",
+        "Sizes of safetensors files with what a learner releases (`released_state()`) and with "
+        "what the hub sends back, ε = 0.5, equal sites. Splits and counts travel as "
+        "64-bit numbers; bytes and 32 bits would do.",
         "",
         "| sites | integration | trees × depth | received before | sent by a site | received by "
         "a site |",

@@ -1,14 +1,15 @@
-"""Measure how long private forests take beside scikit-learn's and diffprivlib's, and how that grows with records.
+"""Compare times of private forests with scikit-learn's and diffprivlib's, up to 5 million records.
 
 Writes forest_speed.md and forest_speed.png next to this file. One thread everywhere; repeats are
 interleaved, medians and ratios are of processor time, so that other work on the machine disturbs
 little.
 
-    python benchmarks/forest_speed.py            9 repeats, up to 5 million records python
-    benchmarks/forest_speed.py --quick    3 repeats, up to 300,000 records, into a temporary folder
+    python benchmarks/forest_speed.py            9 repeats, up to 5 million records
+    python benchmarks/forest_speed.py --quick    3 repeats, up to 300,000, in a temporary folder
 
-Data: the folder CONSILIENCE_DATA. diffprivlib runs in .venv-diffprivlib, which
-is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
+Data: the folder CONSILIENCE_DATA, or `data` in the repository. diffprivlib runs in
+.venv-diffprivlib, which is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an
+environment that has it.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def medians(pairs: list[Times]) -> Times:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- fits
+# --------------------------------------------------------------------------------------------- fits
 
 
 class Peer:
@@ -172,7 +173,7 @@ def measure_scores(
     return found
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 
 PARTS = {
     "noise on leaves (OpenDP)": (trees, ("add_noise",)),
@@ -185,7 +186,10 @@ PARTS = {
 
 
 def measure_parts(problem: Problem, repeats: int) -> list[str]:
-    """Return rows that say where a fit's processor time goes; functions that no longer exist are left out."""
+    """Return rows that show where a fit's processor time goes.
+
+    Functions that this version of the library does not have are left out.
+    """
     lines = []
     for name, delta in ((PURE, 0.0), (ZCDP, DELTA)):
         for depth in DEPTHS:
@@ -224,7 +228,7 @@ def _timed(function: Any, clock: dict[str, float], part: str) -> Any:
     return timed
 
 
-# ---------------------------------------------------------------------------------------------------------------- size
+# --------------------------------------------------------------------------------------------- size
 
 
 def enlarged(problem: Problem, n: int) -> tuple[Array, Array]:
@@ -234,7 +238,7 @@ def enlarged(problem: Problem, n: int) -> tuple[Array, Array]:
 
 
 def one_size(n: int, depth: int, delta: float) -> dict[str, float]:
-    """Fit on n records in this process; returns seconds and memory, which is why each size gets its own process."""
+    """Fit on n records in this process, started for this size; return seconds and memory."""
     problem = credit(data_folder() or Path())
     ours(problem, depth, delta).fit(problem.X[:200], problem.y[:200])
     X, y = enlarged(problem, n)
@@ -291,7 +295,7 @@ def slope(rows: list[dict[str, float]], least: int = 100_000) -> float:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- prediction
+# --------------------------------------------------------------------------------------- prediction
 
 
 def measure_prediction(problem: Problem, repeats: int, n: int) -> dict[str, Times]:
@@ -309,7 +313,7 @@ def measure_prediction(problem: Problem, repeats: int, n: int) -> dict[str, Time
     return {name: medians(pairs) for name, pairs in times.items()}
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 
 
 def fit_table(times: dict, scores: dict) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""Measure private trees, forests and boosting on pooled records: AUC against epsilon, beside the alternatives.
+"""Measure the AUC of private trees, forests and boosting on pooled records against epsilon.
 
 Writes forests.md, forests.png and forests-height.png next to this file. Every method sees the same
 splits; noise is drawn anew for every fit from a seed of its own, so that the tables repeat. A seed
@@ -7,8 +7,9 @@ voids the guarantee: the models fitted here are measurements, not something to p
     python benchmarks/forests.py            10 seeds
     python benchmarks/forests.py --quick    2 seeds, into a temporary folder
 
-Data: the folder CONSILIENCE_DATA. diffprivlib runs in .venv-diffprivlib, which
-is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an environment that has it.
+Data: the folder CONSILIENCE_DATA, or `data` in the repository. diffprivlib runs in
+.venv-diffprivlib, which is made when missing; CONSILIENCE_DIFFPRIVLIB=/path/to/python names an
+environment that has it.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ COLORS = (
 Array = np.ndarray
 
 
-# ------------------------------------------------------------------------------------------------------------ problems
+# ----------------------------------------------------------------------------------------- problems
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Records as trees take them (numbers and category codes, with public cuts) and as linear learners do."""
+    """Records in two forms: numbers and codes with public cuts for trees; for linear learners."""
 
     title: str
     X: Array
@@ -95,7 +96,7 @@ MONTHS_LATE = (-1, 0, 1, 2, 3, 4, 6)  # -1 paid duly, 1 one month late, ...
 
 
 def _credit_column(name: str) -> tuple[tuple[float, ...], Numeric | Categorical]:
-    """Return a column's public cuts and its encoding; bounds from the publisher's description and common sense."""
+    """Return a column's encoding and public cuts, from its description and common sense."""
     codes = {"SEX": (1, 2), "EDUCATION": (1, 2, 3, 4), "MARRIAGE": (1, 2, 3)}
     if name in codes:
         values = codes[name]
@@ -195,7 +196,7 @@ def adult(folder: Path) -> Problem:
 
 
 def data_folder() -> Path | None:
-    folder = Path(os.environ.get("CONSILIENCE_DATA", HERE / "data"))
+    folder = Path(os.environ.get("CONSILIENCE_DATA") or HERE.parent / "data")
     return folder if folder.is_dir() else None
 
 
@@ -207,7 +208,7 @@ def auc_of(model: Any, X: Array, y: Array) -> float:
     return float(roc_auc_score(y, model.predict_proba(X)[:, 1]))
 
 
-# ------------------------------------------------------------------------------------------------------------- methods
+# ------------------------------------------------------------------------------------------ methods
 
 PEER_SETTINGS = (
     (10, 5),
@@ -219,7 +220,7 @@ PEER, PEER_BEST, PLAIN = "diffprivlib", "diffprivlib best", "plain"
 
 
 def learners(problem: Problem) -> dict[str, Callable[..., Any]]:
-    """Return the tree learners by the name of their row; each takes epsilon, noise and random_state."""
+    """Return the tree learners by row name; each takes epsilon, noise and random_state."""
     who = {"bins": problem.bins, "classes": [0, 1]}
     sized = {**who, "public_size": problem.n_train}
     forest, tree = (
@@ -329,12 +330,12 @@ def measure(problem: Problem, runs: int, ask: Any, console: Console) -> tuple[Fo
     return scores, seconds
 
 
-# ---------------------------------------------------------------------------------------------------------------- peer
+# --------------------------------------------------------------------------------------------- peer
 
 
 @contextmanager
 def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]] | None]:
-    """Start diffprivlib's forest and yield a function that asks it; None if there is no diffprivlib."""
+    """Start diffprivlib's forest and yield a function that asks it, or None without diffprivlib."""
     if python is None:
         yield None
         return
@@ -358,10 +359,10 @@ def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[st
 def ask_peer(
     ask: Any, problem: Problem, train: Array, test: Array, wanted: list[Any], seed: int
 ) -> list[dict]:
-    """Let diffprivlib fit forests (epsilon, (trees, depth)) on the numbers of the bins, whose ends are its bounds.
+    """Let diffprivlib fit forests (epsilon, (trees, depth)) on the numbers of the bins.
 
-    It draws splits uniformly between bounds, so in the numbers of the bins it cuts where our
-    forests may.
+    The first and last bin are its bounds. It draws splits uniformly between bounds, so in the
+    numbers of the bins it cuts where our forests may.
     """
     codes = problem.bins.codes(problem.X)
     with tempfile.TemporaryDirectory() as folder:
@@ -377,7 +378,7 @@ def ask_peer(
         )
 
 
-# --------------------------------------------------------------------------------------------- noisy and exact counts
+# --------------------------------------------------------------------------- noisy and exact counts
 
 
 def count_errors(problem: Problem, runs: int) -> list[str]:
@@ -421,7 +422,7 @@ def count_errors(problem: Problem, runs: int) -> list[str]:
     return lines
 
 
-# -------------------------------------------------------------------------------------------------------------- height
+# ------------------------------------------------------------------------------------------- height
 
 AT_HEIGHTS = {
     "forest": "forest, pure ε",
@@ -455,7 +456,7 @@ def measure_heights(problem: Problem, runs: int, console: Console) -> tuple[dict
     return scores, seconds
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 
 
 def stated(values: list[float]) -> str:
@@ -502,7 +503,7 @@ def target_lines(problem: Problem, scores: Found) -> list[str]:
 
 
 def reading(problem: Problem, scores: Found) -> list[str]:
-    """Say, from the runs, who is best at each epsilon, among pure and among approximate guarantees."""
+    """Say which method is best at each epsilon, among pure and approximate guarantees."""
     lines = []
     pure = ["forest", "random splits", "tree", "AdaBoost", "stumps", "logistic", PEER_BEST]
     approximate = [
@@ -631,7 +632,8 @@ def machine(ask: Any) -> str:
     peer = "not installed" if ask is None else ask({"fits": []})["versions"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
-        f"- {packages}; Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores, "
+        f"- {packages}; Python {platform.python_version()}, {platform.system()} "
+        f"{platform.machine()}, {cores} cores, "
         f"load average {os.getloadavg()[0]:.1f}, one thread\n- in its own environment: {peer}"
     )
 
@@ -680,15 +682,16 @@ def main() -> int:
         "fits with fresh noise.",
         "",
         about,
-        '- per record, `neighbours="add-remove"`; δ = 0 (pure ε) or δ = 1e-5 by zero-concentrated composition '
-        f"(logistic regression: its own (ε, δ) mechanism, Λ = {REGULARIZATION:g}, which does well "
-        "at all three ε); `public_size` is declared as the number of training records; "
-        "everything else at its default",
+        '- per record, `neighbours="add-remove"`; δ = 0 (pure ε) or δ = 1e-5 by zero-concentrated '
+        "composition (logistic regression: its own (ε, δ) mechanism, "
+        f"Λ = {REGULARIZATION:g}, which does well at all three ε); `public_size` is "
+        "declared as the number of training records; everything else at its default",
         "- diffprivlib gets the numbers of the bins as features and their ends as bounds: it "
         "draws splits uniformly, so it cuts where ours may. It hands records to trees by their "
         "place",
         *(f"- {problem.title}: {problem.declared}" for problem in problems),
-        f'- settings chosen by `"auto"`, trees × depth at ε = {", ".join(f"{e:g}" for e in EPSILONS)}, '
+        '- settings chosen by `"auto"`, trees × depth at ε = '
+        f"{', '.join(f'{e:g}' for e in EPSILONS)}, "
         f"{problems[0].title}: {auto_settings(problems[0])}",
         "",
         "## Targets",

@@ -1,7 +1,7 @@
-"""How fast the hub takes contributions, beside a bare upload endpoint in the same run; what memory a big one needs.
+"""Measure how fast the hub takes contributions, compared with a bare upload endpoint.
 
     python benchmarks/hub_load.py [--contributions 1000] [--at-once 1 16 64] [--repeats 3]
-    [--megabytes 100]
+                                  [--megabytes 100]
 
 Both servers run in their own process on loopback and answer after their database has committed with
 synchronous=FULL. The bare one stores the bytes and checks nothing. The hub verifies the request's
@@ -86,7 +86,7 @@ def resealed(sealed: Sealed, site: str, key: SigningKey) -> bytes:
     return Sealed.seal("contribution", {**facts, "site": site}, sealed.tensors, key).to_bytes()
 
 
-# --------------------------------------------------------------------------------------------------------- the servers
+# -------------------------------------------------------------------------------------- the servers
 
 
 def serve_hub(folder: Path, port: int) -> None:
@@ -167,7 +167,7 @@ def memory(pid: int, name: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
 
 
-# ----------------------------------------------------------------------------------------------------- the measurements
+# --------------------------------------------------------------------------------- the measurements
 
 
 def prepare(folder: Path, text: str, sites: list[tuple[str, SigningKey]]) -> Study:
@@ -184,7 +184,7 @@ def prepare(folder: Path, text: str, sites: list[tuple[str, SigningKey]]) -> Stu
 
 
 def load(n: int, at_once: list[int], repeats: int, folder: Path) -> list[str]:
-    """Send the same files to the bare endpoint and to the hub, in turn; return a row for each number of connections."""
+    """Send the same files to both servers in turn; return a row for each number of connections."""
     keys = [(f"site {i}", SigningKey.generate()) for i in range(n)]
     text, path = study_text("load", 1950, 4, 2), "/api/studies/load/contributions"
     sealed = train(Study.from_text(text), folder, keys[0][1])
@@ -227,7 +227,7 @@ def load(n: int, at_once: list[int], repeats: int, folder: Path) -> list[str]:
 
 
 def pages(n: int, folder: Path) -> list[str]:
-    """Time every kind of dashboard page with `n` enrolled sites, each with a contribution; return a row for each."""
+    """Time every kind of dashboard page with `n` sites that contributed; return a row for each."""
     place = folder / "pages"
     place.mkdir()
     keys = [(f"site {i}", SigningKey.generate()) for i in range(n)]
@@ -344,15 +344,17 @@ def main() -> None:
 
 TEXT = """# What the hub bears
 
-`python benchmarks/hub_load.py`, Python {python}, {packages}, SQLite; client and server on one machine with two cores, \
+`python benchmarks/hub_load.py`, Python {python}, {packages}, SQLite; \
+client and server on one machine with two cores, \
 load average before the run {load:.1f}.
 
 ## {n:,} contributions of 64 KB
 
-The bare endpoint (FastAPI, one SQLite insert, synchronous=FULL) stores the bytes and checks nothing. The hub verifies \
-two signatures, every tensor, the guarantee and the study, keeps the file durably, writes the audit log and combines \
-meanwhile. Medians of {repeats} runs in turn, by ratio. With one connection nothing overlaps: what is compared is the \
-latency of one request, of which the hub's own work is the larger part.
+The bare endpoint (FastAPI, one SQLite insert, synchronous=FULL) stores the bytes and checks \
+nothing. The hub verifies two signatures, every tensor, the guarantee and the study, keeps the \
+file durably, writes the audit log and combines meanwhile. Medians of {repeats} runs in turn, by \
+ratio. With one connection nothing overlaps: what is compared is the latency of one request, of \
+which the hub's own work is the larger part.
 
 | connections | bare, s | hub, s | ratio | range | releases meanwhile | hub's peak memory, MB |
 |---:|---:|---:|---:|---:|---:|---:|

@@ -1,4 +1,4 @@
-"""A site whose table does not fit in memory: time and memory of private training from Parquet files.
+"""Measure private training from Parquet files that do not fit in memory.
 
     python benchmarks/large_site.py --records 50000000
 
@@ -59,7 +59,7 @@ def table(rng, weights, size):
     return pa.table({**dict(zip(NAMES, X, strict=True)), "y": y.astype(np.int8)})
 
 
-# ---------------------------------------------------------------------------------------- each in a process of its own
+# --------------------------------------------------------------------- each in a process of its own
 
 
 def read(folder):
@@ -142,7 +142,7 @@ STAGES = {"read": read, "logistic": logistic, "dask": on_dask, "forest": forest}
 
 
 def stage(name, folder):
-    """Run one stage in a fresh process, single-threaded but for the threads that it makes itself."""
+    """Run one stage in a new process, whose libraries use one thread each."""
     command = [sys.executable, __file__, "--stage", name, "--folder", str(folder)]
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -162,7 +162,7 @@ def run_stage(name, folder):
     print(json.dumps({**own, **facts}))
 
 
-# ---------------------------------------------------------------------------------------------------------- the report
+# --------------------------------------------------------------------------------------- the report
 
 
 def main():

@@ -1,4 +1,4 @@
-"""What combining costs as sites become many: seconds and memory of every aggregator against the number of members.
+"""Measure seconds and memory of every aggregator against the number of members.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/many_members.py [--most 10000]
 
@@ -69,7 +69,7 @@ def make_members(X, y, n):
 
 
 def measure(aggregator, members, public):
-    """Return median elapsed and processor seconds, peak memory beyond what was there, and processor time's range."""
+    """Return median elapsed and processor seconds, extra peak memory, and the range."""
     pairs, begun = [], time.perf_counter()
     while len(pairs) < 5 and (len(pairs) < 1 or time.perf_counter() - begun < 20):
         wall, processor = time.perf_counter(), time.process_time()
@@ -96,7 +96,7 @@ def slope(points, what):
 
 
 def steepest(points, what):
-    """Return the largest exponent between neighbouring numbers from 30 on, and those two numbers."""
+    """Return the largest exponent between neighbouring numbers from 30 on, and the two."""
     numbers = [n for n in points if n >= 30]
     steps = [
         (float(np.log(points[high][what] / points[low][what]) / np.log(high / low)), low, high)
@@ -208,12 +208,13 @@ def write(found, n_features, load, most):
     )
     text = f"""# What combining costs as sites become many
 
-`CONSILIENCE_DATA=… python benchmarks/many_members.py`, Python {platform.python_version()}, {packages}; one thread, \
-load average up to {load:.0f}.
+`CONSILIENCE_DATA=… python benchmarks/many_members.py`, \
+Python {platform.python_version()}, {packages}; one thread, load average up to {load:.0f}.
 
-Members of d = {n_features} features, {N_PUBLIC:,} public records. Medians of up to five runs, bars their range; \
-memory is the peak beyond what was there before `combine`. The exponent is that of N over the last factor of ten, 1 \
-being linear; *steepest* is the largest between two neighbouring N from 30 on.{empty}
+Members of d = {n_features} features, {N_PUBLIC:,} public records. Medians of up to five runs, \
+bars their range; memory is the peak beyond what was there before `combine`. The exponent is that \
+of N over the last factor of ten, 1 being linear; *steepest* is the largest between two \
+neighbouring N from 30 on.{empty}
 
 ![](many_members.png)
 

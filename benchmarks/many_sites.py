@@ -1,4 +1,4 @@
-"""Thousands of small local models trained together, beside a loop over scikit-learn's fastest solver.
+"""Compare training thousands of small models together with a loop over scikit-learn.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/many_sites.py
 
@@ -115,7 +115,7 @@ def kdd(n_sites, size):
 
 
 def har(n_sites, size):
-    """50 principal components of the published features, without those that could not be rebuilt; 6 activities."""
+    """50 principal components of the features that could be rebuilt; 6 activities."""
     table = pd.read_parquet(DATA / "har.parquet").query("split == 'train'")
     X = table.iloc[:, -561:]
     X = X.drop(
@@ -146,7 +146,7 @@ def fit_peers(settings, tolerance, lam, sample):
 
 
 def fastest_peer(lam, sample, answers, several_classes):
-    """Return lines about each solver at the loosest tolerance that comes close enough, and the fastest of them."""
+    """Return lines about each solver at its loosest sufficient tolerance, and the fastest."""
     lines, best = [], None
     for settings in PEERS[:3] if several_classes else PEERS:
         name = settings["solver"] + (" (dual)" if "dual" in settings else "")
@@ -276,17 +276,19 @@ def main():
     load = max(load, os.getloadavg()[0])
     text = f"""# Many small sites at once
 
-`CONSILIENCE_DATA=… python benchmarks/many_sites.py`, Python {platform.python_version()}, NumPy {np.__version__}, \
-numba {numba.__version__}, scikit-learn {sklearn.__version__}, {cores} cores, load average up to {load:.0f}.
+`CONSILIENCE_DATA=… python benchmarks/many_sites.py`, Python {platform.python_version()}, \
+NumPy {np.__version__}, numba {numba.__version__}, scikit-learn {sklearn.__version__}, \
+{cores} cores, load average up to {load:.0f}.
 
-No intercept, Λ = {STRENGTH:g}, so λ = {STRENGTH:g} n. Ours stops at a certified gradient of 1e-8 λ or the rounding
-floor. scikit-learn is timed on {SAMPLE} sites and extrapolated. The ratio in bold compares processor time, one
-thread each; the next one elapsed time, ours on all cores. Differences are the largest in any coefficient against
-`erm.solve` site by site, in brackets how many of these sites hold one class only. Memory is the peak beyond the
-records, workspace + answer, in MB.
+No intercept, Λ = {STRENGTH:g}, so λ = {STRENGTH:g} n. Ours stops at a certified gradient of 1e-8 λ
+or the rounding floor. scikit-learn is timed on {SAMPLE} sites and extrapolated. The ratio in bold
+compares processor time, one thread each; the next one elapsed time, ours on all cores. Differences
+are the largest in any coefficient against `erm.solve` site by site, in brackets how many of these
+sites hold one class only. Memory is the peak beyond the records, workspace + answer, in MB.
 
-| data | loss | sites × records × features | ours, 1 thread, s | … processor s | ours, all cores, s | peer | peer, s \
-| … processor s | ratio | elapsed ratio | largest difference | largest gradient / tolerance | solved alone \
+| data | loss | sites × records × features | ours, 1 thread, s | … processor s \
+| ours, all cores, s | peer | peer, s | … processor s | ratio | elapsed ratio \
+| largest difference | largest gradient / tolerance | solved alone \
 | memory, MB |
 |---|---|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|
 {logistic}
@@ -296,7 +298,8 @@ records, workspace + answer, in MB.
 First call in a new process: {cold:.1f} s ({cold_cpu:.1f} s of processor time) while it compiles, \
 {cached:.1f} s once the compiled code is on disk.
 
-## scikit-learn's solvers on the logistic rows, at the loosest tolerance that comes within {ENOUGH:g} of the answer
+## scikit-learn's solvers on the logistic rows, \
+at the loosest tolerance that comes within {ENOUGH:g} of the answer
 
 | solver | tol | largest difference | processor ms per site | |
 |---|---:|---:|---:|---|

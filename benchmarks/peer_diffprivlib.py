@@ -1,12 +1,12 @@
-"""Fit diffprivlib's LogisticRegression on arrays handed over by accuracy.py; runs in an environment of its own.
+"""Fit diffprivlib's LogisticRegression on arrays handed over by accuracy.py.
 
-Each line of standard input is a JSON request, {"folder", "regularization", "fits": [{"epsilon",
-"seed", "tol", "max_iter"}, ...]}; each line of output its answer: the library's version and, per
-fit, test error, seconds, iterations and whether the solver converged. The folder holds X_train,
-y_train, X_test and y_test as .npy files.
+Runs in an environment of its own. Each line of standard input is a JSON request,
+{"folder", "regularization", "fits": [{"epsilon", "seed", "tol", "max_iter"}, ...]}; each line of
+output is its answer: the library's version and, for each fit, test error, seconds, iterations and
+whether the solver converged. The folder holds X_train, y_train, X_test and y_test as .npy files.
 
-diffprivlib minimises mean loss + (1/2nC)|f|^2, so this project's regularization Lambda is C = 1/(n
-Lambda).
+diffprivlib minimises mean loss + (1/2nC)|f|^2, so this project's regularization Lambda corresponds
+to C = 1/(n Lambda).
 """
 
 import json
@@ -60,7 +60,10 @@ def answer(request: dict) -> list[dict]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    versions = f"diffprivlib {diffprivlib.__version__}, scikit-learn {sklearn.__version__}, numpy {np.__version__}"
+    versions = ", ".join(
+        f"{package.__name__.replace('sklearn', 'scikit-learn')} {package.__version__}"
+        for package in (diffprivlib, sklearn, np)
+    )
     for line in sys.stdin:
         request = json.loads(line)
         print(

@@ -1,10 +1,10 @@
-"""Fit diffprivlib's RandomForestClassifier on arrays handed over by forests.py; runs in an environment of its own.
+"""Fit diffprivlib's RandomForestClassifier on arrays handed over by forests.py.
 
-Each line of standard input is a JSON request, {"folder", "low", "high", "fits": [{"epsilon",
-"seed", "n_estimators", "max_depth"}, ...]}; each line of output its answer: the library's version
-and, per fit, AUC on the test records and elapsed and processor seconds of the fit. The folder holds
-X_train, y_train, X_test and y_test as .npy files; low and high are the declared bounds of each
-feature.
+Runs in an environment of its own. Each line of standard input is a JSON request,
+{"folder", "low", "high", "fits": [{"epsilon", "seed", "n_estimators", "max_depth"}, ...]}; each
+line of output is its answer: the library's version and, for each fit, AUC on the test records and
+elapsed and processor seconds. The folder holds X_train, y_train, X_test and y_test as .npy files;
+low and high are the declared bounds of each feature.
 
 With shuffle=False, its default, records go to trees in order of their place; here they come in
 random order anyway.
@@ -56,7 +56,10 @@ def answer(request: dict) -> list[dict]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    versions = f"diffprivlib {diffprivlib.__version__}, scikit-learn {sklearn.__version__}, numpy {np.__version__}"
+    versions = ", ".join(
+        f"{package.__name__.replace('sklearn', 'scikit-learn')} {package.__version__}"
+        for package in (diffprivlib, sklearn, np)
+    )
     for line in sys.stdin:
         request = json.loads(line)
         print(

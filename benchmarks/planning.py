@@ -1,4 +1,4 @@
-"""What `plan` predicts of every aggregator, beside what `simulate` finds, on made-up records and on MNIST 3 against 7.
+"""Compare what `plan` predicts with what `simulate` finds, on made-up records and MNIST.
 
     CONSILIENCE_DATA=FOLDER python benchmarks/planning.py [--quick]
 
@@ -68,7 +68,7 @@ def made_up(n, seed, d=10, slope=3.0):
 
 
 def mnist():
-    """Digits 3 and 7 of the training split on 50 components of the test split's images, which are public here."""
+    """Training digits 3 and 7 on 50 components of the test images, which are public here."""
     table = pq.read_table(DATA / "mnist.parquet")
     pixels = np.frombuffer(b"".join(table["pixels"].to_pylist()), np.uint8).reshape(-1, 784) / 255.0
     label, split = table["label"].to_numpy(), np.asarray(table["split"].to_pylist())
@@ -81,7 +81,7 @@ def mnist():
 
 
 class Task:
-    """Records for simulations, other ones to test on, a public table to plan with, and the settings varied around."""
+    """Records to simulate with, test and public records, and the settings varied around."""
 
     def __init__(self, title, pool, test, public, *, ridge, usual, sweeps):
         self.title, self.pool, self.test, self.public = title, pool, test, public
@@ -94,7 +94,7 @@ class Task:
         self.best, self.floor = min(losses.values()), losses[ridge] - min(losses.values())
 
     def cell(self, repeats, *, distil=False, **change):
-        """Predictions and simulations of one cell: {way: (predicted, found, its error, predicted error, found)}."""
+        """Results by way: predicted and found loss, its error, predicted and found error rate."""
         facts = self.usual | change
         n, sites, epsilon, public = (facts[name] for name in ("n", "sites", "epsilon", "public"))
         ways = JOINED

@@ -1,4 +1,7 @@
-"""Reproduce figures: ``python -m experiments [xie2016 | xie2016/3 | xie2016/3a ...] [--full] [--out FOLDER]``."""
+"""Reproduce figures of the papers.
+
+python -m experiments [xie2016 | xie2016/3 | xie2016/3a ...] [--full] [--out FOLDER]
+"""
 
 from __future__ import annotations
 

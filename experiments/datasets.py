@@ -1,8 +1,8 @@
-"""The papers' data sets: from the folder CONSILIENCE_DATA if it has them, else downloaded and kept by scikit-learn.
+"""The papers' data sets, from the folder CONSILIENCE_DATA or else downloaded by scikit-learn.
 
-Loaders do what needs no look at the records (choose classes, scale bytes, encode categories that
-are published); whatever depends on the records (principal axes, ranges) belongs into `prepare` of
-the simulate() call. Every loader checks the number of rows, so that another copy is noticed.
+Loaders do only what does not depend on the records: choose classes, scale bytes, encode published
+categories. What depends on the records (principal axes, ranges) belongs in `prepare` of the
+simulate() call. Every loader checks the number of rows, so that a different copy is noticed.
 `made_up` makes records of the same kind for tests.
 """
 
@@ -52,7 +52,7 @@ class Dataset:
 
 
 class Unavailable(Exception):
-    """A data set that is neither in the folder nor to be had otherwise, or is not as expected; says what to do."""
+    """A data set that cannot be found or downloaded, or is not as expected; says what to do."""
 
 
 @lru_cache(maxsize=1)  # one at a time: some are large
@@ -118,7 +118,7 @@ def _fetched(url: str, file: str) -> Path:
     return path
 
 
-# ----------------------------------------------------------------------------------------- the two sets of Xie's papers
+# --------------------------------------------------------------------- the two sets of Xie's papers
 
 
 def mnist37() -> Dataset:
@@ -147,9 +147,9 @@ _LEARNED: dict[Any, Any] = {}
 
 
 def axes(seen: Any) -> Callable[[Any], Any]:
-    """Learn 50 principal axes, to which rows of length one are then brought; once for each division of the records.
+    """Learn 50 principal axes, once for each division; rows are then scaled to length one.
 
-    Panels share divisions, and learning the axes would be most of the time.
+    Panels share divisions, and learning the axes again would take most of the time.
     """
     key = (seen.shape, seen.sum(axis=0).tobytes())
     if key not in _LEARNED:
@@ -165,7 +165,7 @@ COVERTYPE_HIGH = (3858, 360, 66, 1397, 601, 7117, 254, 254, 254, 7173)
 
 
 def covertype12() -> Dataset:
-    """Covertype, types 1 (+1) and 2 (-1): columns in [0, 1] by their published ranges, then rows of length one."""
+    """Covertype, types 1 (+1) and 2 (-1), in published ranges, rows of length one."""
     table = _local("covertype")
     if table is not None:
         types, X = (
@@ -183,13 +183,13 @@ def covertype12() -> Dataset:
     X[:, :10] = np.clip((X[:, :10] - low) / (high - low), 0.0, 1.0)
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     notes = (
-        "UCI Covertype, cover types 1 and 2: 495,141 records, 54 columns in their published ranges, "
-        "rows of length 1."
+        "UCI Covertype, cover types 1 and 2: 495,141 records, 54 columns in their published "
+        "ranges, rows of length 1."
     )
     return Dataset("covertype12", X, y, notes)
 
 
-# --------------------------------------------------------------------------------------------------- Hamm's three sets
+# -------------------------------------------------------------------------------- Hamm's three sets
 
 HAR_TRAIN = (1226, 1073, 986, 1286, 1374, 1407)
 
@@ -229,7 +229,7 @@ KDD_URL = "https://kdd.ics.uci.edu/databases/kddcup99/corrected.gz"
 
 
 def kdd99() -> Dataset:
-    """KDD Cup 1999, normal (-1) against attacks (+1): 10 percent file to train, corrected file to test."""
+    """KDD Cup 1999, normal (-1) or attack (+1): train on 10 percent, test on the corrected file."""
     table = _local("kdd99")
     if table is None:
         found = _download(sk.fetch_kddcup99, percent10=True, as_frame=True)
@@ -248,7 +248,10 @@ def kdd99() -> Dataset:
     attributes = table.drop(columns=["label", "split"])
     coded = pd.get_dummies(attributes, columns=list(KDD_TEXT), dtype=float)
     X = coded.to_numpy(dtype=float)
-    notes = f"KDD Cup 1999: 10 percent file (494,021) and corrected test file (311,029), one-hot {X.shape[1]} columns."
+    notes = (
+        "KDD Cup 1999: 10 percent file (494,021) and corrected test file (311,029), "
+        f"one-hot {X.shape[1]} columns."
+    )
     return Dataset(
         "kdd99",
         X[train],
@@ -284,7 +287,7 @@ def malicious_url() -> Dataset:
     return Dataset("malicious_url", X, np.where(table["label"] == 1, 1, -1), notes)
 
 
-# ----------------------------------------------------------------------------------------------- Xiang's set, and sites
+# --------------------------------------------------------------------------- Xiang's set, and sites
 
 
 def credit_default() -> Dataset:
@@ -339,7 +342,10 @@ def heart_disease() -> Dataset:
     expected = {"cleveland": 303, "hungary": 294, "switzerland": 123, "va_long_beach": 200}
     _expect("heart disease", "records by hospital", counts, expected)
     X = np.array(table[HEART_COLUMNS[:-1]], dtype=float)
-    notes = "UCI Heart Disease: 920 patients of four hospitals; cholesterol 0 means missing there and is NaN here."
+    notes = (
+        "UCI Heart Disease: 920 patients of four hospitals; "
+        "cholesterol 0 means missing there and is NaN here."
+    )
     X[X[:, 4] == 0, 4] = np.nan
     y = (table["num"].to_numpy() > 0).astype(int)
     return Dataset("heart_disease", X, y, notes, sites=sites, columns=tuple(HEART_COLUMNS[:-1]))
@@ -357,7 +363,7 @@ EICU_MEASURED = tuple(
 
 
 def eicu_demo() -> Dataset:
-    """Death in hospital (1) or not (0) from the first day's measurements; sites are hospitals; persons are patients."""
+    """Death in hospital (1) or not (0) from the first day; sites are hospitals."""
     table = _local("eicu_demo")
     if table is None:
         raise Unavailable(
@@ -396,12 +402,20 @@ LOADERS: dict[str, Callable[[], Dataset]] = {
         eicu_demo,
     )
 }
-# Roughly how many records a full panel trains on: for the time left only.
-SIZES = {"mnist37": 12_396, "covertype12": 495_141, "har": 10_299, "kdd99": 494_021, "malicious_url": 155_254,
-         "credit_default": 30_000, "heart_disease": 920, "eicu_demo": 2_492}  # fmt: skip
+# Roughly how many records a full panel trains on: used only to estimate the time left.
+SIZES = {
+    "mnist37": 12_396,
+    "covertype12": 495_141,
+    "har": 10_299,
+    "kdd99": 494_021,
+    "malicious_url": 155_254,
+    "credit_default": 30_000,
+    "heart_disease": 920,
+    "eicu_demo": 2_492,
+}
 
 
-# ---------------------------------------------------------------------------------------------------------- made up
+# ------------------------------------------------------------------------------------------ made up
 
 # features, labels, whether the real set has sites, persons, a test part, missing values, is sparse
 _KINDS: dict[str, tuple[int, tuple[int, ...], str]] = {
@@ -418,7 +432,7 @@ _KINDS: dict[str, tuple[int, tuple[int, ...], str]] = {
 
 @lru_cache
 def made_up(name: str, n_records: int = 900) -> Dataset:
-    """Return records of the same kind as the real ones, about no one: classes are clouds in the unit cube."""
+    """Return made-up records of the same kind: classes are clouds in the unit cube."""
     n_features, labels, has = _KINDS[name]
     source = Noise(seed=sum(map(ord, name))).open()
     total = n_records + (300 if "test" in has else 0)

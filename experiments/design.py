@@ -1,7 +1,8 @@
-"""The words an experiment is written in: Paper, Figure, Panel, Method. `experiments/<paper>/figures.py` is one `PAPER`.
+"""The classes that describe an experiment: Paper, Figure, Panel, Method.
 
-A panel says which data, what is on the x axis, and how the arguments of `consilience.simulate`
-follow from x; nothing here trains anything. `run.py` runs panels, `verdicts.py` judges them,
+Every `experiments/<paper>/figures.py` defines one `PAPER`. A panel says which data it
+uses, what is on the x axis, and how the arguments of `consilience.simulate` follow from x; nothing
+here trains anything. `run.py` runs panels, `verdicts.py` judges them,
 `draw.py` and `report.py` show them.
 """
 
@@ -91,7 +92,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table of a paper; its picture has `columns` panels in a row. A table has no panels."""
+    """One figure of a paper, `columns` panels in a row; or a table, which has no panels."""
 
     id: str
     caption: str

@@ -49,7 +49,7 @@ WORDS = {"paper": "", "corrected": "ours: ", "baseline": "baseline: "}
 
 
 def draw(figure: Figure, lines: Mapping[str, Lines], stem: Path) -> None:
-    """Write SVG and PNG of a figure in the paper's form (`stem`-paper) and with everything (`stem`)."""
+    """Write a figure as SVG and PNG, in the paper's form (`stem`-paper) and in full (`stem`)."""
     for suffix, everything in (("-paper", False), ("", True)):
         canvas = _canvas(figure, lines, everything)
         for ending in ("svg", "png"):
@@ -64,7 +64,7 @@ def draw(figure: Figure, lines: Mapping[str, Lines], stem: Path) -> None:
 
 
 def _slim(svg: str) -> str:
-    """Return the same picture in a third of the letters: the report holds more than a hundred of them."""
+    """Return the same picture in a third of the bytes: the report holds over a hundred."""
     svg = re.sub(r"<!(--.*?--|DOCTYPE.*?)>|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r" font-family: [^;\"]*;?", "", svg)
     svg = svg.replace("<svg ", '<svg font-family="DejaVu Sans, Verdana, sans-serif" ', 1)
@@ -164,7 +164,7 @@ def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> Non
 
 
 def _symlog(panel: Panel) -> dict[str, Any]:
-    """Return settings of an axis that is logarithmic down to its smallest positive value, and then has a zero."""
+    """Return settings of an axis that is logarithmic and also has a zero."""
     return {"linthresh": min(x for x in panel.x if x > 0)} if panel.xscale == "symlog" else {}
 
 
@@ -204,5 +204,12 @@ def _histogram(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) ->
         axes.hist(
             found[method.label], edges, histtype="stepfilled", alpha=0.25, color=look["color"]
         )
-        axes.hist(found[method.label], edges, histtype="step", color=look["color"], linestyle=look["linestyle"],
-                  linewidth=1.6, label=WORDS[method.role] + method.label)  # fmt: skip
+        axes.hist(
+            found[method.label],
+            edges,
+            histtype="step",
+            color=look["color"],
+            linestyle=look["linestyle"],
+            linewidth=1.6,
+            label=WORDS[method.role] + method.label,
+        )

@@ -1,12 +1,12 @@
-"""Evidence that two states of the code give the same numbers, so that results need not be computed again.
+"""Show that two states of the code give the same numbers, so that stored results stay valid.
 
 Stored results remember a digest of the code that made them. When code moves or is reworded without
 changing a number, run the quick reproduction with both states and compare the two folders::
 
-    python -m experiments.equal BEFORE AFTER     # prints the comparison and records it in equal.toml
+    python -m experiments.equal BEFORE AFTER
 
-From then on results of the first state count as results of the second. The record names what was
-compared, so that readers can judge it.
+This prints the comparison and records it in equal.toml. From then on, results of the first state
+count as results of the second. The record names what was compared, so that readers can judge it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _difference(before: list[dict], after: list[dict]) -> tuple[float, int, int]:
-    """Return the largest difference of two tables, how many numbers were compared, and rows without a partner."""
+    """Return the largest difference of two tables, numbers compared, and unmatched rows."""
     values = [
         {
             tuple(sorted((k, str(v)) for k, v in row.items() if k != "value")): row["value"]
@@ -139,13 +139,14 @@ def record(comparison: Comparison, command: str) -> None:
 
 
 _HEAD = (
-    "# States of the code that give the same numbers: results of the first digest of a line count as\n"
+    "# States of the code that give the same numbers: "
+    "results of the first digest of a line count as\n"
     "# results of the second. Written by `python -m experiments.equal`; times are not compared.\n"
 )
 
 
 def main() -> None:
-    """Compare two folders and, if all numbers agree, record that their states of the code are equal."""
+    """Compare two folders; if all numbers agree, record that their code is equivalent."""
     parser = argparse.ArgumentParser(prog="python -m experiments.equal", description=main.__doc__)
     parser.add_argument("before", type=Path, help="results of the earlier state")
     parser.add_argument("after", type=Path, help="results of the present state")
@@ -155,7 +156,8 @@ def main() -> None:
     found = compare(given.before, given.after)
     say = sys.stdout.write
     say(
-        f"{found.numbers:,} numbers in {found.panels} panels: largest difference {found.largest:.3g}\n"
+        f"{found.numbers:,} numbers in {found.panels} panels: "
+        f"largest difference {found.largest:.3g}\n"
     )
     for title, names in (("Different", found.different), ("Only in one folder", found.missing)):
         if names:

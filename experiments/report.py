@@ -185,7 +185,7 @@ def _pictures(name: str, id_: str, lines: Mapping[str, Lines], folder: Path) -> 
 
 
 def _command(paper: Paper, figure: Figure, facts: Collection[tuple[str, dict[str, Any]]]) -> str:
-    """Return what computes these panels again: one command, or several where they are of several runs."""
+    """Return the commands that compute these panels again, one for each kind of run."""
     runs: dict[str, list[str]] = {}
     for panel, one in facts:
         seed = "" if one["seed"] == run.SEED else f" SEED={one['seed']}"
@@ -202,7 +202,7 @@ def _command(paper: Paper, figure: Figure, facts: Collection[tuple[str, dict[str
 
 
 def _address(stem: Path, suffix: str) -> Markup:
-    """Return a picture as an address that holds it, for an attribute between double quotes; base64 would be longer."""
+    """Return a picture as a data URL for a double-quoted attribute; base64 would be longer."""
     picture = stem.with_name(f"{stem.name}{suffix}.svg").read_text(encoding="utf-8")
     for letter, instead in (("%", "%25"), ("#", "%23"), ('"', "'"), ("\n", " "), ("&", "&amp;")):
         picture = picture.replace(letter, instead)

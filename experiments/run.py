@@ -94,7 +94,7 @@ class Point:
 
     @property
     def work(self) -> float:
-        """A rough size, for the time left: records that are trained on, times levels and learners."""
+        """A rough size, for the time left: records trained on, times levels and learners."""
         given = self.arguments
         records = sum(given["sizes"]) if given.get("sizes") is not None else given["X"].shape[0]
         learners = given["learner"]
@@ -107,7 +107,7 @@ class Point:
 
 
 def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
-    """Return the panels that are asked for: "xie2016", "xie2016/3" or "xie2016/3a"; none asked for means all.
+    """Return the panels chosen by names such as "xie2016", "xie2016/3", "xie2016/3a"; default all.
 
     A table without panels of its own stands for those that its statements read.
     """
@@ -143,9 +143,9 @@ def select(chosen: Iterable[str]) -> list[tuple[Paper, Figure, Panel]]:
 def run(
     chosen: Sequence[tuple[Paper, Figure, Panel]], settings: Settings
 ) -> dict[tuple[str, str], Table]:
-    """Compute what is missing of the chosen panels; return each panel's tidy table by (paper, panel).
+    """Compute what is missing of the chosen panels; return tidy tables by (paper, panel).
 
-    Panels whose data set is not to be had are left out, and said to be.
+    Panels whose data set is not available are left out, with a message.
     """
     tables: dict[tuple[str, str], Table] = {}
     jobs = [
@@ -215,7 +215,7 @@ class _Waiting:
 
 
 def _finished(waiting: Sequence[_Waiting], settings: Settings) -> Iterator[set[Path]]:
-    """Yield the files of points as they are there: those found, then those computed, several at a time."""
+    """Yield the files of points: first those already stored, then each as it is computed."""
     asked = {
         settings.path(one.paper, point): (one.paper.name, one.panel.id, point.key)
         for one in waiting
@@ -242,10 +242,10 @@ def _finished(waiting: Sequence[_Waiting], settings: Settings) -> Iterator[set[P
 
 @dataclass(frozen=True)
 class Stored:
-    """A panel's tidy table as an earlier run wrote it, what it cost and was computed from, and whether it still fits.
+    """A panel's tidy table as an earlier run wrote it, with its cost and origin.
 
-    One that has other lines, metrics or x values than the panel has now fits no more: it answers
-    another question.
+    A table that has other lines, metrics or x values than the panel has now no longer fits: it
+    answers another question.
     """
 
     rows: Table
@@ -254,7 +254,7 @@ class Stored:
 
 
 def stored(paper: Paper, panel: Panel, settings: Settings) -> Stored | None:
-    """Return what an earlier run wrote of a panel, if anything; the facts "stale" and "draws" are of now."""
+    """Return what an earlier run wrote of a panel, if anything; "stale" is judged now."""
     path = settings.out / paper.name / f"{panel.id}.parquet"
     if not path.exists():
         return None
@@ -281,7 +281,7 @@ def _stale(facts: Mapping[str, Any]) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- points
+# ------------------------------------------------------------------------------------------- points
 
 
 def plan(panel: Panel, settings: Settings) -> list[Point]:
@@ -320,7 +320,7 @@ def plan(panel: Panel, settings: Settings) -> list[Point]:
 
 
 def _finish(name: str, panel: str, key: str, settings: Settings, whole: int) -> Path:
-    """Compute one point, wherever this runs, and return its file; `whole` is the process that started all."""
+    """Compute one point in any process and return its file; `whole` started all processes."""
     paper, points = _planned(name, panel, settings)
     point = {one.key: one for one in points}[key]
     path = settings.path(paper, point)
@@ -415,7 +415,7 @@ def _plain(value: Any) -> Any:
 
 
 def _written(*functions: Any) -> list[tuple[str, str]]:
-    """Return name and digest of functions of experiments/, whose text is no part of a point's name."""
+    """Return name and digest of functions of experiments/: a point's name lacks their text."""
     return [
         (f"{one.__module__}:{one.__qualname__}", _text(one))
         for one in functions
@@ -440,7 +440,7 @@ def _now(name: str) -> str | None:
 
 
 def _text(function: Any) -> str:
-    """Return a digest of the text of a function and of the functions and plain values of experiments/ that it uses."""
+    """Return a digest of a function and of what it uses from experiments/."""
     if inspect.isclass(function):  # a comparator: the whole module that defines it
         return _digest(
             statements_of(inspect.getsource(importlib.import_module(function.__module__)))
@@ -476,7 +476,7 @@ def _fingerprint(array: Any) -> str:
     return known[1]
 
 
-# ------------------------------------------------------------------------------------------------------- tidy tables
+# -------------------------------------------------------------------------------------- tidy tables
 
 
 def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Settings) -> Table:
@@ -497,7 +497,10 @@ def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Setti
                         read[point.key], method, metric, method.level or level, panel.better
                     )
                     if not found:
-                        wanted = f"{metric!r} of {method.name!r} by {method.learner!r} at {method.level or level!r}"
+                        wanted = (
+                            f"{metric!r} of {method.name!r} by {method.learner!r} "
+                            f"at {method.level or level!r}"
+                        )
                         raise LookupError(
                             f"{paper.name}/{panel.id}: simulate() has no {wanted}. Points are "
                             "kept. Mend figures.py."
@@ -592,7 +595,7 @@ def _of(table: pa.Table, method: Method, metric: str, level: str, better: str) -
     )
 
 
-# ------------------------------------------------------------------------------------------- progress and memory
+# ------------------------------------------------------------------------------ progress and memory
 
 
 def _guess(panel: Panel, settings: Settings) -> float:
@@ -621,10 +624,10 @@ def _bar(total: float) -> Iterator[tuple[Console, Callable[[float, str | None], 
 
 @contextmanager
 def watched(whole: int | None = None) -> Iterator[Callable[[], dict[str, float]]]:
-    """Watch what is used: processor seconds of this process and its workers, and the most memory, shared pages once.
+    """Watch processor seconds of this process and its workers, and their peak memory.
 
-    Memory is that of process `whole` and all that it started. Without /proc the seconds are those
-    of this process alone, and memory is 0.
+    Shared pages are counted once. Memory is that of process `whole` and all that it
+    started. Without /proc the seconds are those of this process alone, and memory is 0.
     """
     mine = os.getpid()
     peak, stop, begun = 0, threading.Event(), _seconds(mine)
@@ -646,7 +649,7 @@ def watched(whole: int | None = None) -> Iterator[Callable[[], dict[str, float]]
 
 
 def _family(first: int) -> dict[str, list[str]]:
-    """Return the fields of /proc/…/stat, from the state on, of a process and all that it started."""
+    """Return the fields of /proc/…/stat, from the state on, of a process and its children."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # a process that has just ended

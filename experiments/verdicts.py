@@ -1,4 +1,4 @@
-"""Whether what a paper states holds in our numbers: statements from `expected.toml`, and the rule that judges them.
+"""Judge whether the statements in `expected.toml` hold in our numbers.
 
 Every statement becomes one or more paired quantities, computed repeat by repeat so that what
 methods share (the division, the local models) cancels, and each is oriented so that "positive" is
@@ -33,10 +33,10 @@ class NotRun(LookupError):
 
 @dataclass(frozen=True)
 class Lines:
-    """The numbers of one panel: for each label, its x values and one row of repeats per x, each the mean of its draws.
+    """The numbers of one panel: for each label, its x values and a row of repeats per x.
 
-    ``spreads`` are standard deviations over all trials (repeats and draws) at each x: the papers'
-    error bars.
+    Each number is the mean of its draws. ``spreads`` are standard deviations over all trials
+    (repeats and draws) at each x: the papers' error bars.
     """
 
     values: Mapping[str, tuple[list[Any], Array]]
@@ -79,7 +79,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Statement:
-    """One checkable sentence of a paper; `kind` is a name in `KINDS` and the rest are its arguments."""
+    """One checkable sentence of a paper: its `kind`, a name in `KINDS`, and its arguments."""
 
     figure: str
     panel: str
@@ -109,7 +109,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Quantities that are positive where the claim is true: one for the whole statement, some for single points."""
+    """Quantities that are positive where the claim is true: overall and for single points."""
 
     whole: Array
     points: Sequence[tuple[Any, Array]] = ()
@@ -212,7 +212,7 @@ def _counted(spoken: Sequence[tuple[Any, Where]]) -> str:
     return f"of {len(spoken)} points: " + ", ".join(words)
 
 
-# -------------------------------------------------------------------------------------------------- kinds of statement
+# ------------------------------------------------------------------------------- kinds of statement
 
 
 def _below(s: Statement, lines: Lines) -> Evidence:
@@ -220,7 +220,10 @@ def _below(s: Statement, lines: Lines) -> Evidence:
     xs, a = lines.get(s.a, s.x)
     _, b = lines.get(s.b, s.x)
     gaps = b - a
-    measured = f"{s.b} minus {s.a} is {gaps.mean():+.4g} on average ({a.mean():.4g} against {b.mean():.4g})"
+    measured = (
+        f"{s.b} minus {s.a} is {gaps.mean():+.4g} on average "
+        f"({a.mean():.4g} against {b.mean():.4g})"
+    )
     return Evidence(gaps.mean(axis=0), list(zip(xs, gaps, strict=True)), measured, limit=s.margin)
 
 
@@ -233,7 +236,10 @@ def _change(values: Array) -> Array:
 
 def _trend(s: Statement, lines: Lines, sign: int) -> Evidence:
     xs, a = lines.get(s.a, s.x)
-    measured = f"{s.a} changes by {_change(a).mean():+.4g} from {a[0].mean():.4g} at {xs[0]:g} to {a[-1].mean():.4g}"
+    measured = (
+        f"{s.a} changes by {_change(a).mean():+.4g} "
+        f"from {a[0].mean():.4g} at {xs[0]:g} to {a[-1].mean():.4g}"
+    )
     steps = [
         (x, sign * (after - before)) for x, before, after in zip(xs[1:], a[:-1], a[1:], strict=True)
     ]
@@ -241,7 +247,7 @@ def _trend(s: Statement, lines: Lines, sign: int) -> Evidence:
 
 
 def _falls(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` falls over the range, by `margin` or more; points are the steps from one x to the next."""
+    """Line `a` falls over the range by `margin` or more; points are steps between x values."""
     return _trend(s, lines, -1)
 
 
@@ -251,7 +257,7 @@ def _rises(s: Statement, lines: Lines) -> Evidence:
 
 
 def _flat(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` changes by no more than `tolerance` over the range, nor at any x against its mean."""
+    """Line `a` changes by at most `tolerance` over the range, and at any x from its mean."""
     xs, a = lines.get(s.a, s.x)
     measured = (
         f"{s.a} changes by {_change(a).mean():+.4g} (means from {a.mean(axis=1).min():.4g} to "
@@ -293,7 +299,10 @@ def _crosses(s: Statement, lines: Lines) -> Evidence:
     if len(xs) < 2:
         raise NotRun("a crossing needs two x values")
     first, last = b[0] - a[0], a[-1] - b[-1]
-    measured = f"{s.b} minus {s.a} is {first.mean():+.4g} at {xs[0]:g} and {-last.mean():+.4g} at {xs[-1]:g}"
+    measured = (
+        f"{s.b} minus {s.a} is {first.mean():+.4g} at {xs[0]:g} "
+        f"and {-last.mean():+.4g} at {xs[-1]:g}"
+    )
     return Evidence(_less_sure(first, last), [(xs[0], first), (xs[-1], last)], measured, looks=2)
 
 
@@ -303,7 +312,7 @@ def _less_sure(*several: Array) -> Array:
 
 
 def _spike(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` at x = `at` is higher than at the x before it (and after, if there is one) by `margin` or more."""
+    """Line `a` at x = `at` is higher than at the x values beside it by `margin` or more."""
     xs, a = lines.get(s.a, s.x)
     place = next((i for i, x in enumerate(xs) if math.isclose(x, s.at or 0.0)), None)
     if place is None or len(xs) < 2:
@@ -323,28 +332,33 @@ def _dip(s: Statement, lines: Lines) -> Evidence:
     means, judged = _halves(a)
     place = 1 + int(means[1:-1].argmin())
     first, last = judged[0] - judged[place], judged[-1] - judged[place]
-    measured = f"{s.a} is {a[0].mean():.4g} at {xs[0]:g}, lowest inside {a[place].mean():.4g} at {xs[place]:g}, "
+    measured = f"{s.a} is {a[0].mean():.4g} at {xs[0]:g}, "
+    measured += f"lowest inside {a[place].mean():.4g} at {xs[place]:g}, "
     measured += f"{a[-1].mean():.4g} at {xs[-1]:g}"
     return Evidence(_less_sure(first, last), [(xs[0], first), (xs[-1], last)], measured, looks=2)
 
 
 def _halves(a: Array) -> tuple[Array, Array]:
-    """Return the means of every second repeat, to find an x by, and the other repeats, to be judged at it.
+    """Return the means of every second repeat, to choose an x, and the other repeats, to judge it.
 
-    Judged by the numbers it was found by, noise alone would have highs and lows; so it would, with
-    many repeats, if each were judged where all others are lowest, for they agree on where.
+    If the same numbers chose and judged the x, noise alone would show highs and lows. With many
+    repeats this would also happen if each were judged where all the others are lowest, because
+    these agree on where that is.
     """
     return a[:, ::2].mean(axis=1), a[:, 1::2]
 
 
 def _varies(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` depends on x: between its highest and its lowest x it differs by `margin` or more, either way round."""
+    """Line `a` depends on x: its highest and lowest values differ by `margin` or more."""
     xs, a = lines.get(s.a, s.x)
     if len(xs) < 2:
         raise NotRun("a difference needs two x values")
     means, judged = _halves(a)
     low, high = int(means.argmin()), int(means.argmax())
-    measured = f"{s.a} has means from {a[low].mean():.4g} at {xs[low]:g} to {a[high].mean():.4g} at {xs[high]:g}"
+    measured = (
+        f"{s.a} has means from {a[low].mean():.4g} at {xs[low]:g} "
+        f"to {a[high].mean():.4g} at {xs[high]:g}"
+    )
     return Evidence(
         judged[high] - judged[low] - s.margin,
         (),
@@ -358,12 +372,15 @@ def _less_affected(s: Statement, lines: Lines) -> Evidence:
     _, b = lines.get(s.b, s.x)
     change_a, change_b = _change(a), _change(b)
     gaps = np.sign(change_b.mean()) * change_b - np.sign(change_a.mean()) * change_a
-    measured = f"over the range {s.a} changes by {change_a.mean():+.4g} and {s.b} by {change_b.mean():+.4g}"
+    measured = (
+        f"over the range {s.a} changes by {change_a.mean():+.4g} "
+        f"and {s.b} by {change_b.mean():+.4g}"
+    )
     return Evidence(gaps, (), measured)
 
 
 def _steadier(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` varies less from repeat to repeat than line `b`: absolute deviations from the mean of each x."""
+    """Line `a` varies less between repeats than line `b`, by mean absolute deviation at each x."""
     xs, a = lines.get(s.a, s.x)
     _, b = lines.get(s.b, s.x)
     # Levene's: deviations are compared pair by pair, which needs no normal errors.

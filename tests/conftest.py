@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: real data where the machine has it, a ledger in a temporary folder."""
+"""Fixtures shared by all tests: real data if available, a ledger in a temporary folder."""
 
 import os
 from pathlib import Path

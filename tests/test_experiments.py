@@ -1,7 +1,4 @@
-"""The papers' experiments in miniature, on made-up data.
-
-Verdicts are computed, and can fail.
-"""
+"""Run the papers' experiments in miniature on made-up data; check that verdicts can fail."""
 
 import json
 import os
@@ -50,7 +47,7 @@ def around(*means, repeats=5, spread=0.01):
     return [list(mean + np.roll(wave, place)) for place, mean in enumerate(means)]
 
 
-# ------------------------------------------------------------------------------------------------ papers in miniature
+# ------------------------------------------------------------------------------ papers in miniature
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -166,7 +163,7 @@ def test_points_that_differ_in_epsilon_only_share_one_simulation():
 
 @pytest.mark.parametrize("panel", ["xiang2018/votes-equal", "hamm2016/2", "hospitals/heart-trees"])
 def test_a_point_has_the_same_name_before_and_after_it_was_computed(panel, tmp_path):
-    """Bins, say, remember what they computed; in a worker, or after a stop, the name must be found again."""
+    """Bins, for example, cache what they computed; a worker must find the same name."""
     chosen, settings = select([panel]), miniature(tmp_path)
     before = [point.key for point in plan(chosen[0][2], settings)]
     run(chosen, settings)
@@ -227,7 +224,7 @@ def test_a_table_stands_for_the_panels_that_it_reads():
     assert len(chosen) == len(read) < len(select(["xie2016thesis"]))
 
 
-# ----------------------------------------------------------------------------------------- what a folder has, and shows
+# --------------------------------------------------------------------- what a folder has, and shows
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +286,8 @@ def test_a_function_counts_as_changed_when_one_that_it_calls_has_changed(tmp_pat
         scale = 1 if number < 2 else 2
         name = f"experiments_of_a_test_{number}"
         (tmp_path / f"{name}.py").write_text(
-            f"SCALE = {scale}\ndef inner(x):\n    {inner}\ndef outer(seen):\n    return lambda X: inner(X)\n"
+            f"SCALE = {scale}\ndef inner(x):\n    {inner}\n"
+            "def outer(seen):\n    return lambda X: inner(X)\n"
         )
         texts.add(_now(f"{name}:outer"))
     assert len(texts) == 3
@@ -427,7 +425,7 @@ def test_an_interrupted_run_says_that_it_can_go_on(tmp_path):
     assert "Traceback" not in said
 
 
-# ---------------------------------------------------------------------------------------------------------- verdicts
+# ----------------------------------------------------------------------------------------- verdicts
 
 LOW, HIGH = around(0.1, 0.1, 0.1), around(0.2, 0.2, 0.2)
 FALLING, RISING = around(0.3, 0.2, 0.1), around(0.1, 0.2, 0.3)
@@ -510,7 +508,7 @@ def test_differences_that_cancel_are_no_equality():
 
 
 def test_the_worse_of_two_ends_is_held_to_more():
-    """An end that is clear at 95 % but not at 97.5 %, beside one that is clear: of two, one is that clear by chance."""
+    """One end is clear, the other only at 95 %: with two ends, that happens by chance."""
     pattern = np.tile([-1.0, 1.0], 5) / np.std(np.tile([-1.0, 1.0], 5), ddof=1)
     last = 0.5 + pattern * 0.01 + 2.45 * 0.01 / np.sqrt(10)
     lines = {"a": [[0.1] * 10, last.tolist()], "b": [[0.3] * 10, [0.5] * 10]}
@@ -518,7 +516,7 @@ def test_the_worse_of_two_ends_is_held_to_more():
 
 
 def test_a_line_that_falls_and_stays_has_no_minimum():
-    """The lowest of many equal points is lower than the last one: only by chance, and so it must be found by others."""
+    """The lowest of many equal points is lower than the last by chance: others must find it."""
     rng, found = np.random.default_rng(0), []
     for _ in range(100):
         line = [[0.5] * 10, *(0.1 + 0.01 * rng.standard_normal((12, 10))).tolist()]
@@ -552,7 +550,7 @@ def test_what_was_not_run_or_has_one_repeat_gets_no_verdict():
         verdict("below", {"a": LOW, "b": HIGH}, a="a", b="c")
 
 
-# ------------------------------------------------------------------------------------------------------------- data
+# --------------------------------------------------------------------------------------------- data
 
 
 # The large ones are left to `make reproduce`, which checks row counts as well.
@@ -638,7 +636,7 @@ def test_a_changed_comparator_makes_an_older_point_stale(tmp_path):
     assert stored(paper, panel, miniature(tmp_path)).facts["stale"]
 
 
-# ------------------------------------------------------------------ states of the code that are equal
+# ---------------------------------------------------------------- states of the code that are equal
 
 
 def test_equal_states_of_the_code_are_found_recorded_and_carried_over(tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
-"""Marked record values appear in no file that leaves a site, no log, no error, no page and no hub table.
+"""Check that record values appear in no file, log, error, page or hub table outside a site.
 
-One whole story is told, with every mistake that a table can make, and every byte of it is searched
-for the marks in the forms in which a value can travel. A twin that does leak shows that the search
-finds what it looks for.
+The test runs a whole study on a table of marked values, with every mistake a table can contain,
+and searches every byte for the marks in all forms a value can take. A twin that does leak shows
+that the search works.
 """
 
 import re
@@ -45,7 +45,7 @@ def marked(n=300):
 
 
 class Marks:
-    """Finds marked values in bytes: as text, rounded or not, and as numbers, raw or as a learner sees them."""
+    """Finds marked values in bytes: as text, rounded or not, and as raw or encoded numbers."""
 
     def __init__(self):
         rows = study().schema.encode(pa.table(marked()))
@@ -82,7 +82,10 @@ class Marks:
         }
 
     def found(self, content):
-        """Return what was found. Four bytes may be chance (about 1e-9 that four of eight marks are), eight are not."""
+        """Return what was found.
+
+        Four bytes may match by chance (four of eight marks with a probability of about 1e-9);
+        eight do not."""
         hits = [needle for needle in self.needles if needle in content]
         brief = [forms for forms in self.short if any(form in content for form in forms)]
         return hits + (brief if len(brief) >= 4 else [])

@@ -1,1 +1,1 @@
-"""Hamm, Cao & Belkin, ICML 2016: learning privately from what many parties' classifiers say about auxiliary records."""
+"""Hamm, Cao & Belkin, ICML 2016: distilling many parties' classifiers privately into one."""

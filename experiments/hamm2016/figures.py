@@ -1,4 +1,4 @@
-"""The figures of the paper on distilling many parties into one classifier, what its printed noise does, and ours."""
+"""The figures of Hamm et al. 2016 on distillation, with their printed noise and with ours."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FULL = {name: 100 // draws for name, draws in DRAWS.items()}
 HAR, KDD, URL = "har", "kdd99", "malicious_url"
 
 
-# ----------------------------------------------------------------------------------------------- records into the ball
+# ---------------------------------------------------------------------------- records into the ball
 
 
 def principal_axes(seen: Any) -> Callable[[Any], Array]:
-    """Return the map to the 50 principal axes of `seen`, scaled so that nine in ten of its rows fit the unit ball."""
+    """Return the map to the 50 principal axes of `seen`; nine in ten rows fit the unit ball."""
     n, d = seen.shape
     mean = np.asarray(seen.mean(axis=0)).ravel()
     moment = seen.T @ seen
@@ -51,7 +51,7 @@ def principal_axes(seen: Any) -> Callable[[Any], Array]:
 
 
 def logarithms(seen: Any) -> Callable[[Any], Any]:
-    """Return the map to logarithms of counts, in shares of each column's largest in `seen`, fitted to the unit ball."""
+    """Return the map to logarithms of counts, scaled by `seen` and fitted to the unit ball."""
     largest = np.log1p(seen.max(axis=0).toarray().ravel())
     scale = np.where(largest > 0, largest, 1.0)
 
@@ -82,12 +82,12 @@ def _cut(X: Any) -> Any:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- simulate() calls
+# --------------------------------------------------------------------------------- simulate() calls
 
 
 @dataclass(frozen=True)
 class Task:
-    """How one data set is divided: records of a party, auxiliary records, what is done to features."""
+    """How one data set is divided: records per party, auxiliary records, preprocessing."""
 
     records: int
     auxiliary: int
@@ -113,7 +113,10 @@ _HELD: dict[tuple[str, int], Divided] = {}
 
 
 def divided(data: Dataset) -> Divided:
-    """Set auxiliary records apart, the same in every repeat: a `Public` without labels cannot be cut by simulate()."""
+    """Set auxiliary records apart, the same ones in every repeat.
+
+    simulate() cannot cut a `Public` without labels.
+    """
     key = (data.name, len(data.y))
     if key not in _HELD:
         _HELD.clear()  # one data set at a time
@@ -140,9 +143,10 @@ def call(
     labelled: bool = False,
     by_auxiliary: bool = False,
 ) -> Arguments:
-    """Return a run: ε is `factor` times `of(x)`, 1/x unless told; λ of the parties' classifiers is `strength`.
+    """Return a run: ε is `factor` times `of(x)`, which is 1/x by default.
 
-    With `by_auxiliary` x is how many of the auxiliary records are used.
+    `strength` is λ of the parties' classifiers. With `by_auxiliary`, x is the number of
+    auxiliary records that are used.
     """
 
     def arguments(x: Any, data: Dataset) -> dict[str, Any]:
@@ -169,7 +173,7 @@ def call(
 
 
 def soft(**settings: Any) -> cs.SoftLabelDistillation:
-    """Return algorithm 2 with the paper's noise, unless told otherwise; ε is set by each call's levels."""
+    """Return algorithm 2, by default with the paper's noise; each call's levels set ε."""
     usual = {"mechanism": "output", "calibration": "hamm2016", "fit_intercept": False}
     return cs.SoftLabelDistillation(epsilon=1.0, **(usual | settings))
 
@@ -180,7 +184,7 @@ def vote(**settings: Any) -> cs.VoteDistillation:
 
 
 def statistic(delta: float = 0.0) -> cs.SoftLabelDistillation:
-    """Return the mechanism that we recommend: noise on the one statistic through which votes enter."""
+    """Return the mechanism we recommend: noise on the one statistic that holds the votes."""
     own = {
         "mechanism": "statistic",
         "calibration": "tight",
@@ -231,7 +235,7 @@ MAIN = (
 
 
 def panel(identity: str, data: str, parties: int, quick: int, *, first: bool = False) -> Panel:
-    """Return one panel of figures 2 to 4; the `first` of a figure also has auxiliary records alone, labelled."""
+    """Return one panel of figures 2 to 4; the `first` also shows labelled auxiliary records."""
     return Panel(
         id=identity,
         title=f"M = {parties:,}",
@@ -262,14 +266,14 @@ FIGURE_4 = (
     panel("4c", URL, 20_000, quick=3),
 )
 
-# ------------------------------------------------------------------------------------- how long the printed noise is
+# -------------------------------------------------------------------- how long the printed noise is
 
 NOISE, PRINTED = "noise of soft labels, measured", "the same, by the paper's formula"
 OWN, LONGEST = "the classifier without noise, measured", "the longest classifier there can be"
 
 
 def lengths(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Return the lengths of what soft labels give without noise, and of what the printed noise adds to it."""
+    """Return the lengths of the noiseless soft-label classifier and of the printed noise."""
     own, found = divided(data), []
     place = principal_axes(own.shared)
     X, auxiliary, classes = place(own.X), Public(place(own.shared)), np.unique(own.y)
@@ -329,14 +333,14 @@ LENGTHS = Panel(
     computed=lengths,
 )
 
-# -------------------------------------------------------------------- what else the printed constants could have meant
+# ------------------------------------------------- what else the printed constants could have meant
 
 LENGTH = 9.0  # of a HAR record on its 50 axes: nine in ten are shorter
 CLASSES = 6
 
 
 def variant(factor: float, strength: float = STRENGTH, local: float = STRENGTH) -> Arguments:
-    """Return soft labels with `factor` times less noise than the library draws at λ = `strength`."""
+    """Return soft labels with `factor` times less noise than the library's at λ = `strength`."""
     return call(
         {"soft": soft(regularization=strength)}, parties=1000, strength=local, factor=factor
     )
@@ -372,10 +376,11 @@ FIGURE_VARIANTS = replace(
         Method("noise divided by 1,000", "soft", "baseline", run="thousand"),
     ),
     quick=3,
-    note="All lines but the first two have LESS noise than their ε needs: readings of the paper, not methods.",
+    note="All lines but the first two have LESS noise than their ε needs: "
+    "readings of the paper, not methods.",
 )
 
-# ----------------------------------------------------------------------------- whom the average hides, and comparators
+# ---------------------------------------------------------- whom the average hides, and comparators
 
 
 def clipped(norm: float) -> ClippedAverage:
@@ -414,7 +419,7 @@ LEVELS_URL = replace(
     full=FULL[URL],
 )
 
-# --------------------------------------------------------------------------------------- numbers of parties, and rates
+# -------------------------------------------------------------------- numbers of parties, and rates
 
 TWO = (5000, 20_000)
 PARTIES = replace(
@@ -499,7 +504,7 @@ SIZES = replace(
     quick=3,
 )
 
-# ---------------------------------------------------------------------------------------- privacy of auxiliary records
+# --------------------------------------------------------------------- privacy of auxiliary records
 
 N_AUXILIARY, N_PARTIES = 1000, 1000
 EXTENDED = (N_AUXILIARY + N_PARTIES - 1) / N_AUXILIARY  # 1.999, the paper's factor

@@ -1,7 +1,8 @@
-"""Real hospitals with real differences: every aggregator, beside the same records shuffled over equally large sites.
+"""Compare every aggregator on real hospitals and on the same records shuffled over the sites.
 
-No paper: the seeds divided their records at random, so that all sites were alike. Here sites are
-hospitals or regions. "Paper" are the seeds' ways of joining, "corrected" this library's own.
+This is not a paper's experiment. The papers divided their records at random, so that all sites were
+alike; here the sites are hospitals or regions. "Paper" marks the papers' ways of joining,
+"corrected" this library's own.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ EPSILONS = (0.5, 1.0, 2.0, 5.0)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FEWEST = 20  # stays of a hospital that takes part
 
-# ------------------------------------------------------------------------------------ what is publicly known of columns
+# ---------------------------------------------------------------- what is publicly known of columns
 
 HEART: tuple[tuple[float, ...], ...] = (
-    (20, 90), (), (1, 2, 3, 4), (80, 200), (100, 600), (), (0, 1, 2), (60, 210), (), (-3, 7), (1, 2, 3), (0, 3),
-    (3, 6, 7),
+    (20, 90), (), (1, 2, 3, 4), (80, 200), (100, 600), (), (0, 1, 2), (60, 210), (), (-3, 7),
+    (1, 2, 3), (0, 3), (3, 6, 7),
 )  # fmt: skip
 EICU: tuple[tuple[float, ...], ...] = (
-    (15, 90), (), (), (), (), (1, 4), (1, 6), (1, 5), (), (0, 8000), (0, 40), (32, 42), (5, 60), (110, 170), (20, 200),
-    (40, 200), (6.9, 7.7), (15, 60), (0, 12), (1, 5), (30, 500), (10, 100), (0, 150), (30, 600), (0, 25), (21, 100),
+    (15, 90), (), (), (), (), (1, 4), (1, 6), (1, 5), (), (0, 8000), (0, 40), (32, 42), (5, 60),
+    (110, 170), (20, 200), (40, 200), (6.9, 7.7), (15, 60), (0, 12), (1, 5), (30, 500), (10, 100),
+    (0, 150), (30, 600), (0, 25), (21, 100),
 )  # fmt: skip
 KNOWN = {"heart_disease": HEART, "eicu_demo": EICU}
 
 
 def schema(data: Dataset) -> cs.Schema:
-    """Return bounds and categories by common medical knowledge; what was not measured counts as the middle."""
+    """Return bounds and categories from common medical knowledge; missing means the middle."""
     columns: list[cs.Numeric | cs.Categorical] = []
     for place, name in enumerate(data.columns):
         known = KNOWN[data.name][place] if place < len(KNOWN[data.name]) else ()
@@ -49,7 +51,7 @@ def schema(data: Dataset) -> cs.Schema:
 
 
 def encoded(data: Dataset, by: str) -> tuple[dict[str, Any], Any]:
-    """Return one record per person of sites that take part, as simulate() arguments, and each one's site."""
+    """Return simulate() arguments with one record per person of each site, and their sites."""
     whose = data.sites if by == "hospital" or data.regions is None else data.regions
     assert whose is not None
     known = np.array([isinstance(one, str | int | np.integer) for one in whose.tolist()])
@@ -67,7 +69,7 @@ def encoded(data: Dataset, by: str) -> tuple[dict[str, Any], Any]:
 
 
 def shuffled(sites: Any, share: float) -> Any:
-    """Return sites of the same sizes after that share of the records has changed places with others of them."""
+    """Return sites of the same sizes after shuffling that share of the records."""
     source = cs.Noise(seed=1).open()  # public: who changes places is no secret
     moved = np.sort(source.permutation(len(sites))[: round(share * len(sites))])
     out = np.array(sites)
@@ -75,14 +77,14 @@ def shuffled(sites: Any, share: float) -> Any:
     return out
 
 
-# ----------------------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 
 PUBLIC = {"heart_disease": 60, "eicu_demo": 150}
 HONEST = ("local-mean", "local-best", "pooled-private")
 
 
 def linear(where: Any) -> Arguments:
-    """Return a run of logistic regression with every way of joining; `where` gives records, sites and levels."""
+    """Return a run of logistic regression with every aggregator; `where` gives the records."""
 
     def run(x: Any, data: Dataset) -> dict[str, Any]:
         ways = {
@@ -282,7 +284,8 @@ EICU_MIXED = of_eicu(HEART_MIXED, of_linear(by_share("region", math.inf)))
 PAPER = Paper(
     name="hospitals",
     title="Real hospitals: what differences between sites do to each way of joining",
-    citation="A study of this project. Data: UCI Heart Disease (four hospitals), eICU demo (four regions).",
+    citation="A study of this project. "
+    "Data: UCI Heart Disease (four hospitals), eICU demo (four regions).",
     figures=(
         Figure(
             "heart",

@@ -1,9 +1,9 @@
-"""The figures of the paper on collaborative forests and boosting, drawn with trees that keep their guarantee.
+"""The figures of Xiang et al. 2018 on forests and boosting, drawn with trees that are private.
 
-The paper's own trees are not private (docs/decisions/0009), so no line here is them. "As in the
-paper" means its shape: 100 trees of the given height, its budgets, its weights, votes by label; in
-each tree ours draw the splits and add noise to the counts. Figures "rmse" and "leaks" show what the
-paper's own steps would have done.
+The paper's own trees are not private (docs/decisions/0009), so no line here shows them. "As in the
+paper" means its shape: 100 trees of the given height, its budgets, its weights, votes by label. In
+each tree our learner draws the splits and adds noise to the counts. Figures "rmse" and "leaks" show
+what the paper's own steps would have done.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CUTS = [
 CUTS += [(-1, 0, 1, 2, 3, 4, 6)] * 6 + [(0, *MONEY)] * 6 + [MONEY[:-1]] * 6
 BINS = cs.Bins(CUTS, [False, False, True, True] + [False] * 19)
 
-# ----------------------------------------------------------------------------------------------- learners and votes
+# ------------------------------------------------------------------------------- learners and votes
 
 
 def n_trees(data: Dataset) -> int:
@@ -65,7 +65,7 @@ def n_trees(data: Dataset) -> int:
 
 
 def paper_forest(height: int, number: int) -> cs.PrivateForestClassifier:
-    """Return 100 trees on all records, each with a hundredth of the budget and four fifths of the features."""
+    """Return 100 trees on all records, each with 1/100 of the budget and 4/5 of the features."""
     shape: dict[str, Any] = {
         "n_trees": number,
         "max_depth": height,
@@ -110,15 +110,15 @@ LEARNERS = {"forest": (paper_forest, forest), "boosting": (paper_boosting, boost
 
 
 def divided(**further: Any) -> dict[str, Any]:
-    """Return simulate() arguments that all panels share: a fifth to test, 500 public, five equal parties."""
+    """Return the simulate() arguments of all panels: a fifth to test, 500 public, five parties."""
     return {"test": 0.2, "public": N_PUBLIC, "sites": N_PARTIES, "baselines": (), **further}
 
 
-# ----------------------------------------------------------------------------------------------------------- figure 4
+# ----------------------------------------------------------------------------------------- figure 4
 
 
 def by_height(kind: str) -> Mapping[str, Arguments]:
-    """Return the runs of figure 4: the paper's budgets; ours with and without a delta; what needs no noise."""
+    """Return the runs of figure 4: the paper's budgets, ours with and without δ, no noise."""
     as_in_paper, ours = LEARNERS[kind]
 
     def paper(x: Any, data: Dataset) -> dict[str, Any]:
@@ -167,7 +167,10 @@ FIGURE_4 = (
     Method("public records alone", "public-only", "baseline", "exact", "reference"),
     Method("all pooled, no privacy", "pooled-exact", "baseline", "exact", "reference"),
 )
-NOT_THEIRS = "The paper's trees are not private and not drawn; these have its shape, budgets, weights and votes."
+NOT_THEIRS = (
+    "The paper's trees are not private and not drawn; "
+    "these have its shape, budgets, weights and votes."
+)
 AUC: dict[str, Any] = {"metric": "auc", "better": "high"}
 F1: dict[str, Any] = {"metric": "f1_micro", "ylabel": "micro-averaged F1"}
 PANEL_4A = Panel(
@@ -188,11 +191,11 @@ PANEL_4B = replace(
 )
 PANEL_4C, PANEL_4D = replace(PANEL_4A, id="4c", **F1), replace(PANEL_4B, id="4d", **F1)
 
-# ----------------------------------------------------------------------------------------------------------- figure 5
+# ----------------------------------------------------------------------------------------- figure 5
 
 
 def by_group(kind: str) -> Mapping[str, Arguments]:
-    """Return the runs of figure 5: personal budgets as in the paper; ours with a hundredth, the budget of one tree."""
+    """Return the runs of figure 5: the paper's personal budgets; ours with 1/100, for one tree."""
     as_in_paper, ours = LEARNERS[kind]
 
     def paper(x: Any, data: Dataset) -> dict[str, Any]:
@@ -258,11 +261,11 @@ PANEL_5B = replace(
 )
 PANEL_5C, PANEL_5D = replace(PANEL_5A, id="5c", **F1), replace(PANEL_5B, id="5d", **F1)
 
-# ---------------------------------------------------------------------------------------------- figure 6 and table 2
+# ----------------------------------------------------------------------------- figure 6 and table 2
 
 
 def timed(where: Any) -> Mapping[str, Arguments]:
-    """Return runs for times and bytes; `where` gives the sites or sizes, and perhaps the height, of an x."""
+    """Return runs for times and bytes; `where` gives sites or sizes, and maybe height, of an x."""
 
     def paper(x: Any, data: Dataset) -> dict[str, Any]:
         given, number = where(x), n_trees(data)
@@ -352,7 +355,7 @@ LENGTHS = Panel(
     **SECONDS,
 )
 
-# ------------------------------------------------------------------------------- not in the paper: which vote, and when
+# ----------------------------------------------------------- not in the paper: which vote, and when
 
 
 def votes(where: dict[str, Any]) -> Mapping[str, Arguments]:
@@ -421,7 +424,7 @@ UNEQUAL = replace(
     arguments=votes({"sites": 5, "sizes": list(UNEVEN)}),
 )
 
-# ---------------------------------------------------------- what the paper's steps would do: counts, and what they lose
+# -------------------------------------- what the paper's steps would do: counts, and what they lose
 
 
 def nothing(x: Any, data: Dataset) -> dict[str, Any]:
@@ -432,7 +435,7 @@ def nothing(x: Any, data: Dataset) -> dict[str, Any]:
 def count_errors(
     heights: Sequence[Any], data: Dataset, repeats: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Return the root mean square error of released class counts in leaves, formula and measured, at ε = 1."""
+    """Return the root mean square error of released leaf counts at ε = 1, formula and measured."""
     found = []
     X, y = data.X[:SIZE], data.y[:SIZE]
     for repeat in range(repeats):
@@ -486,7 +489,8 @@ RMSE = Panel(
     metric="rmse",
     ylabel="records",
     yscale="log",
-    note="One party of 4,700 records. Formula for the paper: √2/ε' with ε' = ε/(2·4^height) left at a leaf.",
+    note="One party of 4,700 records. "
+    "Formula for the paper: √2/ε' with ε' = ε/(2·4^height) left at a leaf.",
 )
 
 # Two features; with the fifth record a CART splits on the other one.
@@ -508,7 +512,7 @@ N_DRAWS = 4_000
 
 
 def root_of(records: tuple[Any, Any], n: int) -> tuple[int, float]:
-    """Return feature and threshold of the CART on the first `n` records, which is what the paper starts from."""
+    """Return feature and threshold of the CART on the first `n` records, the paper's start."""
     root = (
         DecisionTreeClassifier(max_depth=1, random_state=0)
         .fit(records[0][:n], records[1][:n])
@@ -518,7 +522,7 @@ def root_of(records: tuple[Any, Any], n: int) -> tuple[int, float]:
 
 
 def losses(epsilons: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Return privacy losses on two data sets that differ in one record: proven by attack, or exact."""
+    """Return privacy losses on data sets that differ in one record: by attack, or exact."""
     found = []
     bins = cs.Bins.even(0, 10, n_features=2, n_bins=5)
     for repeat in range(repeats):
@@ -546,7 +550,7 @@ def losses(epsilons: Sequence[Any], data: Dataset, repeats: int, seed: int) -> l
 
 
 def _draws(bins: cs.Bins, epsilon: float, n: int, noise: cs.Noise) -> Any:
-    """Return what that many trees of one split, each with ε of its own, release about `n` records."""
+    """Return what that many one-split trees, each with its own ε, release about `n` records."""
     many: dict[str, Any] = {
         "n_trees": N_DRAWS,
         "assignment": "all",
@@ -580,7 +584,8 @@ LEAKS = Panel(
     ylabel="ε that is really lost, at least",
     xscale="log",
     yscale="symlog",
-    note="Five or seven made-up records, no data set; docs/decisions/0009 and tests/test_literal_trees.py have more.",
+    note="Five or seven made-up records, no data set; docs/decisions/0009 and "
+    "tests/test_literal_trees.py have more.",
 )
 
 PAPER = Paper(

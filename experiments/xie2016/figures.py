@@ -1,4 +1,4 @@
-"""The figures of the paper on the feature method: average against learned weights, with and without local privacy."""
+"""The figures of Xie et al. 2016: average against the feature method, with and without noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POOLED = {"mnist37": 1e-3, "covertype12": 1e-6}
 
 
 def learner(ridge: float, calibration: str) -> cs.PrivateLinearSVC:
-    """Return the sites' learner: Huber-smoothed hinge, h = 0.5, objective perturbation, no constant."""
+    """Return the sites' learner: Huber hinge, h = 0.5, objective perturbation, no constant."""
     return cs.PrivateLinearSVC(
         epsilon=math.inf,
         huber=0.5,
@@ -38,7 +38,7 @@ def learner(ridge: float, calibration: str) -> cs.PrivateLinearSVC:
 
 
 def literal(ridge: float) -> dict[str, Any]:
-    """Return the paper's two aggregators: equal weights, or weights by logistic regression without privacy."""
+    """Return the paper's aggregators: equal weights, or weights learned without privacy."""
     feature = cs.FeatureMethod(regularization=ridge, toward="zero", scaling="none")
     return {"average": cs.Average("equal"), "feature": feature}
 
@@ -46,7 +46,7 @@ def literal(ridge: float) -> dict[str, Any]:
 def runs(
     setting: Arguments, ridge: float | None = None, grid: Mapping[str, tuple[float, ...]] = TUNED
 ) -> Mapping[str, Arguments]:
-    """Return the paper's run, ours on the same divisions, and the references; `setting` is m, m0, N, ε of an x."""
+    """Return the paper's run, ours and the references; `setting` gives m, m0, N and ε of an x."""
 
     def paper(x: Any, data: Dataset) -> dict[str, Any]:
         own = ridge or RIDGE[data.name]
@@ -131,7 +131,10 @@ def by_size(m0: int, epsilon: float) -> Arguments:
 
 
 def on_a_part(setting: Arguments) -> Arguments:
-    """Return the setting on every 13th record, about as many as figure 2 can have used (11 × 2,411 to train on)."""
+    """Return the setting on every 13th record, about as many as figure 2 can have used.
+
+    These are 11 × 2,411 records to train on.
+    """
 
     def part(x: Any, data: Dataset) -> dict[str, Any]:
         every = max(1, len(data.y) // 38_000)
@@ -147,7 +150,10 @@ def by_sites(m: int) -> Arguments:
 
 MNIST, COVERTYPE = "mnist37", "covertype12"
 SITES = (2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40, 45, 50)
-NON_PRIVATE = "Λ, and for figure 2 the sizes, are not stated; those of the thesis' figures 5.10 and 5.11 are used."
+NON_PRIVATE = (
+    "Λ, and for figure 2 the sizes, are not stated; "
+    "those of the thesis' figures 5.10 and 5.11 are used."
+)
 
 FIGURE_1 = Panel(
     id="1",
@@ -229,14 +235,15 @@ SPIKE = replace(
     x=tuple(round(0.025 * k, 3) for k in range(1, 16)),
     quick_x=(0.1, 0.175, 0.225, 0.25, 0.275, 0.325, 0.375),
     arguments=runs(by_epsilon(789), ridge=1e-2),
-    note="Figure 3a with the thesis' convention, for which the calibration of 2011 changes its rule at ε = 0.239.",
+    note="Figure 3a with the thesis' convention, "
+    "for which the calibration of 2011 changes its rule at ε = 0.239.",
 )
 
 PAPER = Paper(
     name="xie2016",
     title="Data-weighted ensemble learning (feature method)",
-    citation="L. Xie, S. Plis, A. D. Sarwate: Data-weighted ensemble learning for privacy-preserving distributed "
-    "learning. ICASSP.",
+    citation="L. Xie, S. Plis, A. D. Sarwate: Data-weighted ensemble learning for "
+    "privacy-preserving distributed learning. ICASSP.",
     figures=(
         Figure("1", "Error against the size of sites on MNIST, no privacy anywhere", (FIGURE_1,)),
         Figure(

@@ -1,1 +1,1 @@
-"""Xie's thesis, 2016: single-site learning under privacy (chapter 3), average against feature method (chapter 5)."""
+"""Xie's thesis, 2016: private learning at one site, and average against feature method."""

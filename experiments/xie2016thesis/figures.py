@@ -1,4 +1,4 @@
-"""The thesis' figures: chapter 3 by hand, section 5.2 from one table of settings (`PLOTS`), then the rest."""
+"""The figures of Xie's thesis: chapter 3, section 5.2 from a table (`PLOTS`), the rest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def logistic(ridge: float, calibration: str = "tight", **more: Any) -> cs.Privat
     return cs.PrivateLogisticRegression(regularization=ridge, calibration=calibration, **given)
 
 
-# --------------------------------------------------------------------------------------------- chapter 3: a single site
+# ------------------------------------------------------------------------- chapter 3: a single site
 
 EPSILONS = tuple(round(0.025 * k, 3) for k in range(1, 16))
 QUICK_EPSILONS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.375)
@@ -66,7 +66,7 @@ Learners = Callable[[Any], Mapping[str, Any]]
 def alone(
     learners: Learners, epsilon: Any = None, m: Callable[[Any], int] = lambda x: WHOLE
 ) -> Arguments:
-    """Return the arguments of one site that trains by itself; without `epsilon` it is on the x axis."""
+    """Return the arguments of one site that trains alone; ε is x unless `epsilon` is given."""
 
     def arguments(x: Any, data: Dataset) -> dict[str, Any]:
         given = {
@@ -81,7 +81,7 @@ def alone(
 
 
 def family(make: Callable[..., Any], ridge: float = 1e-2) -> dict[str, Any]:
-    """Return objective and output perturbation as in the thesis, and with the tight calibrations."""
+    """Return objective and output perturbation as in the thesis and with tight calibrations."""
     return {
         "objective": make(ridge, "chaudhuri2011"),
         "output": make(ridge, "chaudhuri2011", mechanism="output"),
@@ -245,7 +245,10 @@ BOUND_38 = math.sqrt(AXES**2 / (4 * HUBER**2) + AXES * (1 + 1 / HUBER))
 
 
 def kifer(bound: float, delta: float, **more: Any) -> Learners:
-    """Return algorithm 3 with Δ = 2·bound/ε; the library's own Δ is 2·(1/(2h))/ε, so the rest goes into its ridge."""
+    """Return algorithm 3 with Δ = 2·bound/ε.
+
+    The library's own Δ is 2·(1/(2h))/ε, so the rest is added to its ridge.
+    """
 
     def learners(epsilon: float) -> Mapping[str, Any]:
         ridge = 1e-2 + 2 * (bound - 1 / (2 * HUBER)) / (epsilon * WHOLE)
@@ -290,7 +293,7 @@ PANEL_36 = Panel(
     note="δ is not stated in the thesis; 1e-5 here.",
 )
 
-# -------------------------------------------------------------------------------------- section 5.2: one table of plots
+# ------------------------------------------------------------------ section 5.2: one table of plots
 
 
 @dataclass(frozen=True)
@@ -431,10 +434,11 @@ class Plot:
 
 
 def thesis_aggregators(ridge: float, *, full: bool) -> dict[str, Any]:
-    """Return equal weights, and weights by logistic regression on members' scores: exact, and under the level's ε.
+    """Return equal weights, and weights by logistic regression on scores, exact or private.
 
-    The last divides scores by the operator norm of the stacked members, which the thesis does not:
-    without it nothing bounds them and there is no privacy, so the library has no other.
+    The private one divides scores by the operator norm of the stacked members, which the thesis
+    does not do. Without it nothing bounds the scores and there is no privacy, so the library has no
+    other.
     """
     same: dict[str, Any] = {"regularization": ridge, "toward": "zero", "scaling": "none"}
     found = {"average": cs.Average("equal"), "feature": cs.FeatureMethod(**same)}
@@ -453,34 +457,40 @@ PLOTS = tuple(
     for one in (
         # id, data, on the x axis, its values, those of the quick run, m, m0, Λ, then what differs
         Plot("5.10", MNIST, "m", steps(789, 1, 20), (39, 158, 394, 789), 789, 789, 1e-2, NONE),
-        Plot("5.11", COVERTYPE, "m", steps(2411, 9, 20), (1085, 1688, 2411), 2411, 2411, 1e-5, NONE, SEVENTY,
-             part=True),
+        Plot("5.11", COVERTYPE, "m", steps(2411, 9, 20), (1085, 1688, 2411), 2411, 2411, 1e-5,
+             NONE, SEVENTY, part=True),
         Plot("5.12", MNIST, "m0", steps(789, 1, 10), (79, 237, 473, 789), 789, 789, 1e-2, NONE),
-        Plot("5.13", COVERTYPE, "m0", steps(31509, 1, 10), (3151, 12604, 31509), 31509, 31509, 1e-6, NONE, SEVENTY),
+        Plot("5.13", COVERTYPE, "m0", steps(31509, 1, 10), (3151, 12604, 31509), 31509, 31509, 1e-6,
+             NONE, SEVENTY),
         Plot("5.14", MNIST, "N", SITES, (2, 6, 15, 50), 170, 170, 1e-2, NONE, full=100),
         Plot("5.15", COVERTYPE, "N", SITES, (2, 6, 15, 50), 6796, 6796, 1e-6, NONE, SEVENTY),
-        Plot("5.17", COVERTYPE, "epsilon", EPSILONS[:10], (0.025, 0.1, 0.25), 42762, 42762, 1e-7, test=NINETY_FIVE),
-        Plot("5.23", COVERTYPE, "N", SITES, (2, 10, 50), 9223, 9223, 1e-7, test=NINETY_FIVE, exact=False),
+        Plot("5.17", COVERTYPE, "epsilon", EPSILONS[:10], (0.025, 0.1, 0.25), 42762, 42762, 1e-7,
+             test=NINETY_FIVE),
+        Plot("5.23", COVERTYPE, "N", SITES, (2, 10, 50), 9223, 9223, 1e-7, test=NINETY_FIVE,
+             exact=False),
         Plot("5.24", MNIST, "epsilon", tuple(round(0.025 * k, 3) for k in range(1, 31)),
-             (0.025, 0.05, 0.1, 0.15, 0.2, 0.225, 0.25, 0.275, 0.3, 0.4, 0.5, 0.75), 789, 789, 1e-2),
-        Plot("5.25", COVERTYPE, "epsilon", tuple(round(0.025 * k, 3) for k in range(1, 21)), (0.025, 0.1, 0.25, 0.5),
-             31509, 31509, 1e-7, test=SEVENTY),
+             (0.025, 0.05, 0.1, 0.15, 0.2, 0.225, 0.25, 0.275, 0.3, 0.4, 0.5, 0.75),
+             789, 789, 1e-2),
+        Plot("5.25", COVERTYPE, "epsilon", tuple(round(0.025 * k, 3) for k in range(1, 21)),
+             (0.025, 0.1, 0.25, 0.5), 31509, 31509, 1e-7, test=SEVENTY),
         Plot("5.26", MNIST, "m", steps(789, 1, 20), (39, 158, 394, 789), 789, 789, 1e-2),
-        Plot("5.27", COVERTYPE, "m", steps(31509, 2, 20), (3151, 9453, 31509), 31509, 31509, 1e-7, test=SEVENTY),
+        Plot("5.27", COVERTYPE, "m", steps(31509, 2, 20), (3151, 9453, 31509), 31509, 31509, 1e-7,
+             test=SEVENTY),
         Plot("5.28", MNIST, "m0", steps(789, 1, 10), (79, 237, 473, 789), 789, 789, 1e-2, full=50),
-        Plot("5.29", COVERTYPE, "m0", steps(31509, 1, 10), (3151, 12604, 31509), 31509, 31509, 1e-7, test=SEVENTY),
+        Plot("5.29", COVERTYPE, "m0", steps(31509, 1, 10), (3151, 12604, 31509), 31509, 31509, 1e-7,
+             test=SEVENTY),
         Plot("5.30", MNIST, "N", SITES, (2, 10, 25, 50), 170, 170, 1e-2, full=50),
     )
 )  # fmt: skip
 PANELS = {panel.id: panel for panel in PLOTS}
 
-# ---------------------------------------------------------------------- sections 5.1 and 5.3, histograms, our controls
+# --------------------------------------------------- sections 5.1 and 5.3, histograms, our controls
 
 
 def mnist(
     learners: Mapping[str, Any], aggregators: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """Return simulate() arguments on MNIST with ten sites of 789 records and as many public ones, or `more`."""
+    """Return arguments on MNIST with ten sites of 789 records, 789 public ones, and `more`."""
     given = {"sizes": [789] * N_SITES, "public": 789, "test": ELEVEN, "baselines": ()}
     return (
         PREPARE[MNIST] | given | {"learner": dict(learners), "aggregator": dict(aggregators)} | more
@@ -509,7 +519,7 @@ def one_noisy_site(levels: Mapping[str, float]) -> dict[str, Arguments]:
 
 
 def one_large_site(levels: Mapping[str, float]) -> dict[str, Arguments]:
-    """Return the runs of 5.4 and 5.5: the first site has m' = x records, the other nine and the public set 413."""
+    """Return the runs of 5.4 and 5.5: one site has m' = x records, all others 413."""
 
     def sizes(x: float) -> dict[str, Any]:
         return {"sizes": [int(x)] + [413] * (N_SITES - 1), "public": 413, "epsilon": dict(levels)}
@@ -584,12 +594,14 @@ PANEL_55 = replace(
 )
 
 PANEL_56 = replace(
-    PANELS["5.10"], id="5.6", x=(789,), quick_x=(789,), kind="histogram", quick=16, full=360, xlabel="error rate",
-    ylabel="runs", methods=tuple(m for m in PANELS["5.10"].methods if m.run in ("paper", "public")),
+    PANELS["5.10"], id="5.6", x=(789,), quick_x=(789,), kind="histogram", quick=16, full=360,
+    xlabel="error rate", ylabel="runs",
+    methods=tuple(m for m in PANELS["5.10"].methods if m.run in ("paper", "public")),
 )  # fmt: skip
 PANEL_58 = replace(
-    PANELS["5.11"], id="5.8", x=(2411,), quick_x=(2411,), kind="histogram", quick=10, full=200, xlabel="error rate",
-    ylabel="runs", methods=tuple(m for m in PANELS["5.11"].methods if m.run in ("paper", "public")),
+    PANELS["5.11"], id="5.8", x=(2411,), quick_x=(2411,), kind="histogram", quick=10, full=200,
+    xlabel="error rate", ylabel="runs",
+    methods=tuple(m for m in PANELS["5.11"].methods if m.run in ("paper", "public")),
 )  # fmt: skip
 
 
@@ -640,7 +652,8 @@ MODELS = Panel(
     kind="bars",
     quick=5,
     full=10,
-    note="Sizes, Λ and repeats are not stated; those of figure 5.16. F is the fully private feature method.",
+    note="Sizes, Λ and repeats are not stated; those of figure 5.16. "
+    "F is the fully private feature method.",
 )
 MODELS_BY_EPSILON = replace(
     MODELS,
@@ -718,7 +731,7 @@ CONTROL = replace(
     xscale="log",
 )
 
-# ---------------------------------------------------------------------------------------- scenario 2, and the solver
+# ----------------------------------------------------------------------- scenario 2, and the solver
 
 SCENARIOS = Panel(
     id="scenario-2",
@@ -753,7 +766,7 @@ TRUE_SPAN, OTHER_SPAN = "the true records' models", "one record of one site repl
 
 
 def eleven_parts(data: Dataset, repeat: int, seed: int) -> tuple[Array, list[Array], Array]:
-    """Return the records on their axes, the numbers of those of each of ten sites, and of the aggregator's."""
+    """Return the records on their axes, and which belong to each of ten sites and the hub."""
     order = Noise(seed=seed).open(stream=repeat).permutation(len(data.y))
     size = min(789, len(order) // (N_SITES + 1))
     *parts, public = np.split(order[: size * (N_SITES + 1)], N_SITES + 1)
@@ -761,7 +774,7 @@ def eleven_parts(data: Dataset, repeat: int, seed: int) -> tuple[Array, list[Arr
 
 
 def span_attack(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Release f of scenario 2 as the thesis has it, and measure how far it is from the span of models of two tables."""
+    """Release f of scenario 2 as in the thesis; measure its distance to two tables' spans."""
     rows = []
     for repeat in range(repeats):
         turned, parts, public = eleven_parts(data, repeat, seed)
@@ -805,7 +818,8 @@ SPAN = Panel(
     computed=span_attack,
     quick=5,
     full=20,
-    note="N = 10 sites of 789 records in 50 dimensions; who knows all records but one tells which of two it was.",
+    note="N = 10 sites of 789 records in 50 dimensions; "
+    "who knows all records but one tells which of two it was.",
 )
 FLIPPED, SCORE, CLAIMED = (
     "lost if one label is flipped",
@@ -815,7 +829,7 @@ FLIPPED, SCORE, CLAIMED = (
 
 
 def unscaled(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Return how long the scores are that the fully private feature method learns from, and what its noise then hides.
+    """Return the lengths of the fully private feature method's scores, and what its noise hides.
 
     Weights w minimise Σ ℓ(yᵢ w·sᵢ) + nΛ/2 ‖w‖² + b·w, b with density ∝ exp(-ε'‖b‖/2): to each w
     belongs one b. Flipping the label of s moves that b by s (for the logistic loss at every w, for
@@ -865,13 +879,14 @@ UNSCALED = replace(
     ),
     xscale="linear",
     computed=unscaled,
-    note="Exact, for the records that were drawn; noise and Λ of the rule of 2011, as the thesis prints them.",
+    note="Exact, for the records that were drawn; "
+    "noise and Λ of the rule of 2011, as the thesis prints them.",
 )
 SIMPLEX, ALLOWED = "Nelder–Mead", "what one record can move the minimum"
 
 
 def simplex(xs: Sequence[Any], data: Dataset, repeats: int, seed: int) -> list[dict[str, Any]]:
-    """Return how far SciPy's Nelder–Mead, as it comes, stops from the minimum of one site's objective."""
+    """Return how far from a site's minimum SciPy's Nelder–Mead stops with default settings."""
     loss, rows = HuberHinge(HUBER), []
     for repeat in range(repeats):
         kept = Noise(seed=seed).open(stream=repeat).permutation(len(data.y))[:789]
@@ -903,7 +918,8 @@ SOLVER = Panel(
     computed=simplex,
     quick=3,
     full=10,
-    note="A curiosity: the thesis minimised by SciPy's Nelder–Mead, from zero and with its standard settings.",
+    note="A curiosity: the thesis minimised by SciPy's Nelder–Mead, "
+    "from zero and with its standard settings.",
 )
 
 
@@ -917,7 +933,8 @@ WITH = "its two lines are the first two of figure {}, whose panel is shown"
 PAPER = Paper(
     name="xie2016thesis",
     title="Distributed learning with differential privacy: average and feature method (thesis)",
-    citation="L. Xie: thesis on differentially private distributed learning, Rutgers University, 2016.",
+    citation="L. Xie: thesis on differentially private distributed learning, "
+    "Rutgers University, 2016.",
     figures=(
         figure("3.1", "One site, logistic loss: error against ε", PANEL_31, PANEL_31_SPREAD),
         figure("3.2", "One site, Huber loss: error against ε", PANEL_32),

@@ -46,7 +46,7 @@ def learner(loss, **settings):
     return kind(**{"epsilon": 1.0, **facts, **settings})
 
 
-# ------------------------------------------------------------------ exact audits
+# ------------------------------------------------------------------------------------- exact audits
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
@@ -155,7 +155,7 @@ def test_what_cannot_be_audited_is_refused(hidden, settings):
         audit(hidden, **settings)
 
 
-# ------------------------------------------------------------------ sampled audits
+# ----------------------------------------------------------------------------------- sampled audits
 
 
 @pytest.mark.statistical
@@ -194,7 +194,7 @@ def test_sampled_learners_keep_their_epsilon(settings):
     assert audit(hidden, kind="sample", n_records=10, runs=500, noise=SEEDED).passed
 
 
-# ------------------------------------------------------------------ samplers
+# ----------------------------------------------------------------------------------------- samplers
 
 
 def many(draw, n):

@@ -322,7 +322,7 @@ def test_the_choice_follows_the_exponential_mechanism(settings, exponent, n_slot
 
 
 def test_errors_are_counted_on_each_record_alone():
-    """BLAS rounds a row by the shape of its table, so all tables that are predicted have one shape."""
+    """BLAS rounds a row depending on the shape of its table, so all tables have one shape."""
     X, y = table(3000, n_features=51)
     learner = logistic(noise=Noise(seed=1)).fit(X, y)
     labels = np.where(learner.decision_function(X) > 0, 0, 1)  # all wrong

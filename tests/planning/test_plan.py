@@ -329,7 +329,7 @@ def test_only_epsilons_of_the_table_can_be_looked_up():
         plan(n_records=100, n_features=5, epsilon=1.0).at(0.3)
 
 
-# ------------------------------------------------------------------ joining sites
+# ------------------------------------------------------------------------------------ joining sites
 
 WAYS = {"average": Average("equal"), "feature": FeatureMethod(), "blend": PublicBlend()}
 POOL, FEW = records(20_000, 11), records(3000, 7)

@@ -125,15 +125,17 @@ def work(name, say):
     ledger = Ledger(path)
     for attempt in range(n_attempts):
         try:
-            charge = ledger.charge([pure(cost)], dataset="ward", key=f"{name}-{attempt}", purpose="race")
+            key = f"{name}-{attempt}"
+            charge = ledger.charge([pure(cost)], dataset="ward", key=key, purpose="race")
         except BudgetExceeded:
-            say("refused", f"{name}-{attempt}")
+            say("refused", key)
         else:
             say("charged", charge.key)
 started = time.monotonic()
 children = [child(lambda say, name=name: work(name, say)) for name in range(n_processes)]
 pipes = [[] for _ in children]
-readers = [threading.Thread(target=lambda p=p, out=out: out.extend(p)) for (_, p), out in zip(children, pipes)]
+readers = [threading.Thread(target=lambda p=p, out=out: out.extend(p))
+           for (_, p), out in zip(children, pipes)]
 [r.start() for r in readers]; [r.join() for r in readers]
 codes = [os.waitpid(pid, 0)[1] for pid, _ in children]
 lines = [line.split() for out in pipes for line in out]
@@ -164,7 +166,8 @@ for name in range(n_kills):
         lines += [line.split() for line in pipe]
     left_over += os.path.exists(path + "-wal")
     Ledger(path).verify()
-print(json.dumps({"charged": [k for w, k in lines if w == "charged"], "sealed": [k for w, k in lines if w == "sealed"],
+print(json.dumps({"charged": [k for w, k in lines if w == "charged"],
+                  "sealed": [k for w, k in lines if w == "sealed"],
                   "journals": left_over, "seconds": time.monotonic() - started}))
 """
 

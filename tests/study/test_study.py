@@ -165,7 +165,7 @@ def test_a_release_whose_promise_was_lowered_is_refused(tmp_path):
         Release.load(tmp_path / "file", key=KEYS[0].public)
 
 
-# ------------------------------------------------------------------ the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def test_the_digest_is_that_of_the_facts_not_of_the_layout():
