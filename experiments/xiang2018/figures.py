@@ -585,7 +585,7 @@ LEAKS = Panel(
     xscale="log",
     yscale="symlog",
     note="Five or seven made-up records, no data set; docs/decisions/0009 and "
-    "tests/test_literal_trees.py have more.",
+    "tests/learners/trees/test_literal_trees.py have more.",
 )
 
 PAPER = Paper(

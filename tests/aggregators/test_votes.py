@@ -345,7 +345,7 @@ def in_another_world(learner, X, y):
 
 
 class RawAccuracyVote(WeightedVote):
-    """Row 10, as in seed 001: weighs by how well members do on the records of their own sites."""
+    """Weighs members by their accuracy on their own sites' records, as Xiang et al. (2018) do."""
 
     def _weights(self, members, public):
         raw = np.array(
