@@ -28,8 +28,8 @@ from consilience import Noise
 from consilience.aggregators.distillation.distill import SoftLabelDistillation, VoteDistillation
 from consilience.aggregators.distillation.tally import count_votes
 from consilience.aggregators.members import Member
-from consilience.learners.batch import solve_many
-from consilience.learners.erm import Logistic, Softmax, solve
+from consilience.learners.batch import SiteProblems, solve_many
+from consilience.learners.erm import Logistic, Problem, Softmax, solve
 from consilience.privacy.accounting import Gaussian
 from consilience.privacy.mechanisms import gaussian, l2_laplace
 from consilience.tables.public import Public
@@ -127,15 +127,16 @@ class Task:
         local = solve_many(
             X[private],
             target[private],
-            loss,
-            sites=site,
-            n_sites=n_sites,
-            regularization=ridge,
-            tolerance=1e-6 * ridge,
+            SiteProblems(
+                loss, sites=site, n_sites=n_sites, regularization=ridge, tolerance=1e-6 * ridge
+            ),
         ).coef
         n = len(private)
         pooled = solve(
-            X[private], target[private], loss, regularization=n * STRENGTH, tolerance=1e-7 * n
+            X[private],
+            target[private],
+            Problem(loss, regularization=n * STRENGTH),
+            tolerance=1e-7 * n,
         )
         self.baseline = {
             "pooled, not private": self.accuracy(pooled.coef),

@@ -21,8 +21,8 @@ from threadpoolctl import threadpool_limits
 from consilience import Public, SoftLabelDistillation
 from consilience.aggregators.distillation.tally import count_votes
 from consilience.aggregators.members import Member
-from consilience.learners.batch import solve_many
-from consilience.learners.erm import Logistic, solve
+from consilience.learners.batch import SiteProblems, solve_many
+from consilience.learners.erm import Logistic, Problem, solve
 from many_sites import BOUNDS, DATA, ROOT, SERVICES, STRENGTH, into_unit_ball, kdd
 
 N_SITES, SIZE, N_AUXILIARY = 20_000, 22, 43_000
@@ -85,11 +85,9 @@ def train(X, y):
     found = solve_many(
         X,
         y,
-        Logistic(),
-        sites=sites,
-        n_sites=N_SITES,
-        regularization=ridge,
-        tolerance=1e-6 * ridge,
+        SiteProblems(
+            Logistic(), sites=sites, n_sites=N_SITES, regularization=ridge, tolerance=1e-6 * ridge
+        ),
         n_threads=CORES,
     )
     zero, classes = np.zeros(1), np.array([-1.0, 1.0])
@@ -105,7 +103,7 @@ def main():
         tiny = {"sites": np.zeros(2, int), "n_sites": 1, "regularization": 1.0, "tolerance": 1e-6}
         stages.run(
             "load the compiled solver",
-            lambda: solve_many(np.zeros((2, 3)), np.ones(2), Logistic(), **tiny),
+            lambda: solve_many(np.zeros((2, 3)), np.ones(2), SiteProblems(Logistic(), **tiny)),
         )
         (X, y), (aux, _), (X_test, y_test) = stages.run("read and encode the table", load)
         members = stages.run(f"train {N_SITES:,} sites of {SIZE} records", lambda: train(X, y))
@@ -121,7 +119,7 @@ def main():
         load_average = max(load_average, os.getloadavg()[0])
         n = len(y)
         pooled = solve(
-            X, y, Logistic(), regularization=n * STRENGTH, tolerance=1e-7 * n
+            X, y, Problem(Logistic(), regularization=n * STRENGTH), tolerance=1e-7 * n
         ).coef  # not counted
     train_part = pd.read_parquet(DATA / "kdd99.parquet").query("split == 'train_10pct'")
     assert np.array_equal(

@@ -23,7 +23,14 @@ import sklearn
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
-from consilience.learners.erm import HuberHinge, Logistic, Softmax, certified_gradient, solve
+from consilience.learners.erm import (
+    HuberHinge,
+    Logistic,
+    Problem,
+    Softmax,
+    certified_gradient,
+    solve,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
@@ -83,7 +90,7 @@ def row(name, X, y, loss, strength, noise, repeats):
     b *= noise / np.linalg.norm(b)
 
     def ours(loss=loss):
-        return solve(X, y, loss, regularization=lam, linear=b, tolerance=1e-9 * n)
+        return solve(X, y, Problem(loss, regularization=lam, linear=b), tolerance=1e-9 * n)
 
     def scikit_learn():
         return LogisticRegression(solver="lbfgs", fit_intercept=False, C=1 / lam).fit(X, y)
@@ -101,9 +108,8 @@ def row(name, X, y, loss, strength, noise, repeats):
     else:
         coef = peer.coef_.reshape(shape)
         peer_name = "scikit-learn" + (", b = 0" if noise else "")
-        peer_gradient = (
-            f"{np.linalg.norm(certified_gradient(X, y, loss, coef, regularization=lam)) / n:.1e}"
-        )
+        gradient = certified_gradient(X, y, Problem(loss, regularization=lam), coef)
+        peer_gradient = f"{np.linalg.norm(gradient) / n:.1e}"
     tracemalloc.start()
     ours()
     extra = tracemalloc.get_traced_memory()[1] / X.nbytes

@@ -26,8 +26,16 @@ import sklearn
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
-from consilience.learners.batch import solve_many
-from consilience.learners.erm import HuberHinge, Logistic, Softmax, gradient_error, solve
+from consilience.learners.batch import SiteProblems, solve_many
+from consilience.learners.erm import (
+    HuberHinge,
+    Logistic,
+    Problem,
+    PublicFacts,
+    Softmax,
+    gradient_error,
+    solve,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
@@ -172,8 +180,9 @@ def first_calls():
     code = (
         "import time, numpy as np; from consilience.learners.erm import Logistic; begin = "
         "time.perf_counter();c = time.process_time(); from consilience.learners.batch import "
-        "solve_many; solve_many(np.zeros((2, 3)), np.ones(2), Logistic(), sites=np.zeros(2, "
-        "int), n_sites=1, regularization=1.0,tolerance=1e-6); print(time.perf_counter() - begin, "
+        "SiteProblems, solve_many; solve_many(np.zeros((2, 3)), np.ones(2), "
+        "SiteProblems(Logistic(), np.zeros(2, int), n_sites=1, regularization=1.0, "
+        "tolerance=1e-6)); print(time.perf_counter() - begin, "
         "time.process_time() - c)"
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -193,19 +202,19 @@ def first_calls():
 def measure(name, X, y, loss, n_sites, size):
     d, lam = X.shape[1], STRENGTH * size
     facts = {"n_records": size, "n_features": d, "regularization": lam, "tolerance": 1e-8 * lam}
-    tolerance = max(1e-8 * lam, 8 * gradient_error(loss, **facts))
+    tolerance = max(1e-8 * lam, 8 * gradient_error(PublicFacts(loss, **facts)))
     sites = np.repeat(np.arange(n_sites), size)
 
     def ours(n_threads):
         how = {"sites": sites, "n_sites": n_sites, "regularization": lam, "tolerance": tolerance}
-        return solve_many(X, y, loss, n_threads=n_threads, **how)
+        return solve_many(X, y, SiteProblems(loss, **how), n_threads=n_threads)
 
     found = ours(1)
     rows = [slice(size * site, size * (site + 1)) for site in range(n_sites)]
     # The oracle: the solver that takes one site at a time, which also knows sites of one class.
     step = max(1, n_sites // (3 * SAMPLE))
     exact = {
-        j: solve(X[rows[j]], y[rows[j]], loss, regularization=lam, tolerance=tolerance)
+        j: solve(X[rows[j]], y[rows[j]], Problem(loss, regularization=lam), tolerance=tolerance)
         for j in range(0, n_sites, step)
     }
     off = max(np.abs(found.coef[j] - one.coef).max() for j, one in exact.items())
@@ -219,7 +228,10 @@ def measure(name, X, y, loss, n_sites, size):
         peer_name = "erm.solve in a loop (scikit-learn has no such loss)"
 
         def theirs() -> list:
-            return [solve(A, b, loss, regularization=lam, tolerance=tolerance) for A, b in sample]
+            return [
+                solve(A, b, Problem(loss, regularization=lam), tolerance=tolerance)
+                for A, b in sample
+            ]
     elif loss.n_outputs == 1:
         lines, best = fastest_peer(lam, sample, [found.coef[j] for j in several], False)
         peer_name = f"scikit-learn {best[1]}, tol={best[3]:g}"

@@ -22,7 +22,7 @@ from consilience.auditing.pairs import gradient_and_hessian
 from consilience.auditing.sampled import audit_samples
 from consilience.errors import BudgetExceeded, ConsilienceError, GuaranteeVoid, SettingsError
 from consilience.learners import linear, perturbation
-from consilience.learners.erm import HuberHinge, solve
+from consilience.learners.erm import HuberHinge, Problem, solve
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.privacy import accounting, vector_noise
 from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, compose
@@ -748,11 +748,11 @@ def test_the_thesis_matrix_perturbation_is_not_private():
     norms = []
     for _ in range(40):
         factor = source.normal(4).reshape(2, 2)
-        settings = {"regularization": 1e-3, "matrix": factor @ factor.T, "tolerance": 1e-11}
+        problem = Problem(HuberHinge(0.5), regularization=1e-3, matrix=factor @ factor.T)
         labels = np.array([1.0, -1.0])
         norms.append(
             [
-                np.linalg.norm(solve(X, labels, HuberHinge(0.5), **settings).coef)
+                np.linalg.norm(solve(X, labels, problem, tolerance=1e-11).coef)
                 for X in (first, second)
             ]
         )

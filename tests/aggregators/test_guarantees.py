@@ -40,7 +40,7 @@ from consilience.aggregators.members import DISJOINT, Member, as_members
 from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
 from consilience.auditing.sampled import audit_samples
 from consilience.errors import SettingsError
-from consilience.learners.erm import solve
+from consilience.learners.erm import Problem, solve
 from consilience.privacy import vector_noise
 from consilience.privacy.accounting import (
     L2Laplace,
@@ -581,7 +581,10 @@ def largest_losses(sizes):
             minima.append(
                 float(
                     solve(
-                        np.ones((n, 1)), y, member.loss(2), regularization=n, tolerance=1e-9
+                        np.ones((n, 1)),
+                        y,
+                        Problem(member.loss(2), regularization=n),
+                        tolerance=1e-9,
                     ).coef[0]
                 )
             )

@@ -11,11 +11,13 @@ from scipy import sparse
 
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners import batch
-from consilience.learners.batch import solve_many
+from consilience.learners.batch import SiteProblems, solve_many
 from consilience.learners.erm import (
     Huber,
     HuberHinge,
     Logistic,
+    Problem,
+    PublicFacts,
     Softmax,
     Squared,
     gradient_error,
@@ -56,7 +58,8 @@ def public_tolerance(loss, counts, d, lam, linear_norm=0.0):
     facts = {"n_records": max(counts, default=0), "n_features": d, "linear_norm": linear_norm}
     lam = float(np.min(lam))
     return max(
-        1e-8 * lam, 8 * gradient_error(loss, regularization=lam, tolerance=1e-8 * lam, **facts)
+        1e-8 * lam,
+        8 * gradient_error(PublicFacts(loss, regularization=lam, tolerance=1e-8 * lam, **facts)),
     )
 
 
@@ -87,17 +90,21 @@ def test_every_site_gets_what_the_single_solver_gives_it(loss, counts, d, streng
     found = solve_many(
         X[shuffled],
         y[shuffled],
-        loss,
-        sites=sites[shuffled],
-        n_sites=len(counts),
-        regularization=lam,
-        linear=b,
-        tolerance=tolerance,
+        SiteProblems(
+            loss,
+            sites=sites[shuffled],
+            n_sites=len(counts),
+            regularization=lam,
+            linear=b,
+            tolerance=tolerance,
+        ),
     )
     assert found.coef.shape == (len(counts), *coef_shape(loss, d))
     for j in range(len(counts)):
         mine, bj = sites == j, None if b is None else b[j]
-        one = solve(X[mine], y[mine], loss, regularization=lam[j], linear=bj, tolerance=tolerance)
+        one = solve(
+            X[mine], y[mine], Problem(loss, regularization=lam[j], linear=bj), tolerance=tolerance
+        )
         # Two gradients of at most τ, each off by at most τ/8, are at points at most 2.25τ/λ apart.
         assert np.linalg.norm(found.coef[j] - one.coef) <= 2.25 * tolerance / lam[j]
         assert found.gradient_norm[j] <= tolerance
@@ -113,11 +120,11 @@ def test_answers_agree_to_one_part_in_a_million(loss):
     X, y, sites = problem(loss, counts, 30)
     tolerance = public_tolerance(loss, counts, 30, 0.05)
     found = solve_many(
-        X, y, loss, sites=sites, n_sites=70, regularization=0.05, tolerance=tolerance
+        X, y, SiteProblems(loss, sites=sites, n_sites=70, regularization=0.05, tolerance=tolerance)
     )
     for j in range(70):
         mine = sites == j
-        one = solve(X[mine], y[mine], loss, regularization=0.05, tolerance=tolerance)
+        one = solve(X[mine], y[mine], Problem(loss, regularization=0.05), tolerance=tolerance)
         np.testing.assert_allclose(found.coef[j], one.coef, atol=1e-6)
     assert len(found.alone) == 0
 
@@ -129,7 +136,9 @@ def test_extreme_regularization_still_ends_in_a_certificate(loss, lam, d):
     counts = [0, 1, 2, 22, 22, 30]
     X, y, sites = problem(loss, counts, d)
     tolerance = public_tolerance(loss, counts, d, lam)
-    found = solve_many(X, y, loss, sites=sites, n_sites=6, regularization=lam, tolerance=tolerance)
+    found = solve_many(
+        X, y, SiteProblems(loss, sites=sites, n_sites=6, regularization=lam, tolerance=tolerance)
+    )
     for j in range(6):
         mine = sites == j
         assert exact_gradient_norm(X[mine], y[mine], loss, found.coef[j], lam) <= tolerance * 9 / 8
@@ -142,11 +151,13 @@ def test_a_site_of_one_class_is_like_any_other(loss, d):
     y = np.ones(len(X), dtype=np.int64)
     tolerance = public_tolerance(loss, [22], d, 22e-4)
     found = solve_many(
-        X, y, loss, sites=sites, n_sites=3, regularization=22e-4, tolerance=tolerance
+        X, y, SiteProblems(loss, sites=sites, n_sites=3, regularization=22e-4, tolerance=tolerance)
     )
     assert len(found.alone) == 0
     for j in range(3):
-        one = solve(X[sites == j], y[sites == j], loss, regularization=22e-4, tolerance=tolerance)
+        one = solve(
+            X[sites == j], y[sites == j], Problem(loss, regularization=22e-4), tolerance=tolerance
+        )
         np.testing.assert_allclose(found.coef[j], one.coef, atol=1e-6)
 
 
@@ -155,22 +166,22 @@ def test_a_site_without_records_gets_the_minimum_of_noise_and_ridge():
     found = solve_many(
         np.zeros((0, 3)),
         [],
-        Logistic(),
-        sites=np.zeros(0, int),
-        n_sites=4,
-        regularization=2.0,
-        linear=b,
-        tolerance=1e-9,
+        SiteProblems(
+            Logistic(),
+            sites=np.zeros(0, int),
+            n_sites=4,
+            regularization=2.0,
+            linear=b,
+            tolerance=1e-9,
+        ),
     )
     np.testing.assert_array_equal(found.coef, -b / 2)
     nothing = solve_many(
         np.zeros((0, 3)),
         [],
-        Softmax(3),
-        sites=np.zeros(0, int),
-        n_sites=0,
-        regularization=2.0,
-        tolerance=1e-9,
+        SiteProblems(
+            Softmax(3), sites=np.zeros(0, int), n_sites=0, regularization=2.0, tolerance=1e-9
+        ),
     )
     assert nothing.coef.shape == (0, 3, 3)
 
@@ -179,14 +190,15 @@ def test_sparse_single_precision_and_scattered_records_give_the_same_answer():
     X, y, sites = problem(Logistic(), [10] * 50, 20)
     X = X.astype(np.float32).astype(np.float64)
     how = {"n_sites": 50, "regularization": 0.1, "tolerance": 1e-9}
-    plain = solve_many(X, y, Logistic(), sites=sites, **how).coef
+    plain = solve_many(X, y, SiteProblems(Logistic(), sites=sites, **how)).coef
     for other in (sparse.csr_array(X), X.astype(np.float32), np.asfortranarray(X)):
         np.testing.assert_array_equal(
-            solve_many(other, y, Logistic(), sites=sites, **how).coef, plain
+            solve_many(other, y, SiteProblems(Logistic(), sites=sites, **how)).coef, plain
         )
     order = np.arange(500).reshape(50, 10).T.ravel()  # keeps the order within a site
     np.testing.assert_array_equal(
-        solve_many(X[order], y[order], Logistic(), sites=sites[order], **how).coef, plain
+        solve_many(X[order], y[order], SiteProblems(Logistic(), sites=sites[order], **how)).coef,
+        plain,
     )
 
 
@@ -194,15 +206,17 @@ def test_the_answer_depends_neither_on_threads_nor_on_other_sites_records(monkey
     monkeypatch.setattr(batch, "_ENTRIES", 64 * 22 * 40)  # several blocks
     X, y, sites = problem(Logistic(), [22] * 300, 40)
     how = {"sites": sites, "n_sites": 300, "regularization": 0.01, "tolerance": 1e-9}
-    first = solve_many(X, y, Logistic(), n_threads=1, **how).coef
+    first = solve_many(X, y, SiteProblems(Logistic(), **how), n_threads=1).coef
     for n_threads in (1, 2, 5, None):
         np.testing.assert_array_equal(
-            solve_many(X, y, Logistic(), n_threads=n_threads, **how).coef, first
+            solve_many(X, y, SiteProblems(Logistic(), **how), n_threads=n_threads).coef, first
         )
     others = sites != 7
     X[others], y[others] = X[others][::-1], -y[others]
-    np.testing.assert_array_equal(solve_many(X, y, Logistic(), **how).coef[7], first[7])
-    task = batch._Task(X, y, Logistic(), sites, 300, 0.01, 1e-9, None)
+    np.testing.assert_array_equal(
+        solve_many(X, y, SiteProblems(Logistic(), **how)).coef[7], first[7]
+    )
+    task = batch._Task(X, y, SiteProblems(Logistic(), **how))
     X[others] = np.nan  # its companions never end, or never begin
     for block in task.blocks():
         task.solve_block(block)
@@ -213,12 +227,12 @@ def test_sites_that_the_fast_method_misses_or_refuses_are_solved_alone(monkeypat
     X, y, sites = problem(Logistic(), [20, 20, 20, 200], 300)
     tolerance = public_tolerance(Logistic(), [200], 300, 0.1)
     how = {"sites": sites, "n_sites": 4, "regularization": 0.1, "tolerance": tolerance}
-    found = solve_many(X, y, Logistic(), **how)
+    found = solve_many(X, y, SiteProblems(Logistic(), **how))
     np.testing.assert_array_equal(found.alone, [3])  # too large
     monkeypatch.setattr(
         batch, "_solve_sites", lambda *arguments: arguments[-1][0].fill(1e-3)
     )  # finds nothing
-    missed = solve_many(X, y, Logistic(), **how)
+    missed = solve_many(X, y, SiteProblems(Logistic(), **how))
     np.testing.assert_array_equal(missed.alone, [0, 1, 2, 3])
     np.testing.assert_allclose(missed.coef, found.coef, atol=1e-6)
 
@@ -226,7 +240,7 @@ def test_sites_that_the_fast_method_misses_or_refuses_are_solved_alone(monkeypat
 def test_a_certificate_beyond_the_public_radius_does_not_count():
     # The error bound of a computed gradient holds up to that length only.
     X, y, sites = problem(Logistic(), [22] * 3, 30)
-    task = batch._Task(X, y, Logistic(), sites, 3, 0.1, 1e-8, None)
+    task = batch._Task(X, y, SiteProblems(Logistic(), sites, 3, 0.1, 1e-8))
     task.solve_block(np.arange(3))
     assert np.all(task.length <= task.radius)
     np.testing.assert_allclose(task.length, np.linalg.norm(task.coef, axis=(1, 2)), rtol=1e-12)
@@ -242,16 +256,10 @@ def test_memory_beyond_the_answer_is_a_few_blocks(as_sparse):
     X, y, sites = X[order], y[order], sites[order]
     if as_sparse:
         X = sparse.csr_array(X)
-    how = {
-        "sites": sites,
-        "n_sites": 4000,
-        "regularization": 0.1,
-        "tolerance": 1e-8,
-        "n_threads": 2,
-    }
-    solve_many(X, y, Logistic(), **how)
+    problems = SiteProblems(Logistic(), sites, 4000, regularization=0.1, tolerance=1e-8)
+    solve_many(X, y, problems, n_threads=2)
     tracemalloc.start()
-    found = solve_many(X, y, Logistic(), **how)
+    found = solve_many(X, y, problems, n_threads=2)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # Two threads hold a gathered block each, sparse ones twice; per record a label and its place in
@@ -290,11 +298,15 @@ def test_settings_that_cannot_work_are_refused_before_a_record_is_read(change, w
         **change,
     }
     with pytest.raises(SettingsError, match=word):
-        solve_many(np.full_like(X, np.nan), y, **how)
+        solve_many(np.full_like(X, np.nan), y, SiteProblems(**how))
 
 
 def test_records_that_are_not_finite_are_refused():
     X, y, sites = problem(Logistic(), [4] * 3, 4)
     X[5, 1] = np.nan
     with pytest.raises(GuaranteeVoid):
-        solve_many(X, y, Logistic(), sites=sites, n_sites=3, regularization=1.0, tolerance=1e-9)
+        solve_many(
+            X,
+            y,
+            SiteProblems(Logistic(), sites=sites, n_sites=3, regularization=1.0, tolerance=1e-9),
+        )

@@ -526,17 +526,23 @@ def test_sums_over_partitions_are_as_exact_as_the_bound_says():
         1000,
     ]
     coef = rng.normal(size=4)
-    there = erm.certified_gradient(records, None, erm.Logistic(), coef, regularization=5.0)
-    exact = erm.certified_gradient(
-        X, signs(y), erm.Logistic(), coef, regularization=5.0, dtype=np.longdouble
+    there = erm.certified_gradient(
+        records, None, erm.Problem(erm.Logistic(), regularization=5.0), coef
     )
-    bound = erm.gradient_error(erm.Logistic(), n_records=5000, n_features=4, regularization=5.0)
+    exact = erm.certified_gradient(
+        X, signs(y), erm.Problem(erm.Logistic(), regularization=5.0), coef, dtype=np.longdouble
+    )
+    bound = erm.gradient_error(
+        erm.PublicFacts(erm.Logistic(), n_records=5000, n_features=4, regularization=5.0)
+    )
     assert np.linalg.norm(there - exact) <= bound
-    whole = erm.solve(X, signs(y), erm.Logistic(), regularization=5.0, tolerance=1e-7)
-    parts = erm.solve(records, None, erm.Logistic(), regularization=5.0, tolerance=1e-7)
+    whole = erm.solve(X, signs(y), erm.Problem(erm.Logistic(), regularization=5.0), tolerance=1e-7)
+    parts = erm.solve(
+        records, None, erm.Problem(erm.Logistic(), regularization=5.0), tolerance=1e-7
+    )
     np.testing.assert_allclose(parts.coef, whole.coef, atol=2e-7 / 5.0)
     wide = erm.solve(
-        records, None, erm.Logistic(), regularization=5.0, tolerance=1e-11
+        records, None, erm.Problem(erm.Logistic(), regularization=5.0), tolerance=1e-11
     )  # beyond doubles
     assert wide.coef.dtype == np.longdouble
 

@@ -19,6 +19,8 @@ from consilience.learners.erm import (
     Huber,
     HuberHinge,
     Logistic,
+    Problem,
+    PublicFacts,
     Softmax,
     Squared,
     certified_gradient,
@@ -152,7 +154,9 @@ def test_squared_loss_gives_the_closed_form_of_ridge():
     rng = np.random.default_rng(3)
     b, root = rng.normal(size=7), rng.normal(size=(7, 7))
     M = root @ root.T
-    solution = solve(X, y, Squared(2.0), regularization=0.5, linear=b, matrix=M, tolerance=1e-9)
+    solution = solve(
+        X, y, Problem(Squared(2.0), regularization=0.5, linear=b, matrix=M), tolerance=1e-9
+    )
     exact = np.linalg.solve(X.T @ X + 0.5 * np.eye(7) + M, X.T @ y - b)
     # A gradient of τ means a distance of at most τ/λ.
     assert np.linalg.norm(solution.coef - exact) <= 1e-9 / 0.5 + 1e-13
@@ -163,13 +167,13 @@ def test_answers_agree_with_scipy(loss):
     X, y = problem(loss, 200, 5)
     lam, shape = 1.0, coef_shape(loss, 5)
     b = np.random.default_rng(4).normal(size=shape)
-    solution = solve(X, y, loss, regularization=lam, linear=b, tolerance=1e-9)
+    solution = solve(X, y, Problem(loss, regularization=lam, linear=b), tolerance=1e-9)
     value = objective(X, y, loss, lam, b)
     peer = optimize.minimize(
         value,
         np.zeros(math.prod(shape)),
         jac=lambda f: certified_gradient(
-            X, y, loss, f.reshape(shape), regularization=lam, linear=b
+            X, y, Problem(loss, regularization=lam, linear=b), f.reshape(shape)
         ).ravel(),
         method="L-BFGS-B",
         options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 5000, "maxcor": 50},
@@ -180,14 +184,14 @@ def test_answers_agree_with_scipy(loss):
 
 def test_logistic_agrees_with_scikit_learn():
     X, y = problem(Logistic(), 3000, 12)
-    solution = solve(X, y, Logistic(), regularization=3.0, tolerance=1e-8)
+    solution = solve(X, y, Problem(Logistic(), regularization=3.0), tolerance=1e-8)
     peer = LogisticRegression(C=1 / 3.0, fit_intercept=False, tol=1e-12, max_iter=1000).fit(X, y)
     np.testing.assert_allclose(solution.coef, peer.coef_[0], atol=1e-6)
 
 
 def test_softmax_agrees_with_scikit_learn_and_sums_to_zero_over_classes():
     X, y = problem(Softmax(4), 3000, 6)
-    solution = solve(X, y, Softmax(4), regularization=3.0, tolerance=1e-8)
+    solution = solve(X, y, Problem(Softmax(4), regularization=3.0), tolerance=1e-8)
     peer = LogisticRegression(C=1 / 3.0, fit_intercept=False, tol=1e-12, max_iter=1000).fit(X, y)
     np.testing.assert_allclose(solution.coef, peer.coef_, atol=1e-6)
     assert np.abs(solution.coef.sum(axis=0)).max() <= 1e-8
@@ -195,8 +199,8 @@ def test_softmax_agrees_with_scikit_learn_and_sums_to_zero_over_classes():
 
 def test_a_start_near_the_answer_saves_passes_and_does_not_change_it():
     X, y = problem(Logistic(), 5000, 10)
-    cold = solve(X, y, Logistic(), regularization=1.0, tolerance=1e-7)
-    warm = solve(X, y, Logistic(), regularization=1.0, tolerance=1e-7, start=cold.coef)
+    cold = solve(X, y, Problem(Logistic(), regularization=1.0), tolerance=1e-7)
+    warm = solve(X, y, Problem(Logistic(), regularization=1.0), tolerance=1e-7, start=cold.coef)
     assert warm.passes < cold.passes
     assert np.linalg.norm(warm.coef - cold.coef) <= 2e-7
 
@@ -207,7 +211,9 @@ def test_a_start_near_the_answer_saves_passes_and_does_not_change_it():
 def certified(X, y, loss, *, lam, b=None, tolerance, source=None):
     """Solve, and recompute the gradient independently of the solver's own bookkeeping."""
     records, given = (X, y) if source is None else source
-    solution = solve(records, given, loss, regularization=lam, linear=b, tolerance=tolerance)
+    solution = solve(
+        records, given, Problem(loss, regularization=lam, linear=b), tolerance=tolerance
+    )
     dense = X.toarray() if sparse.issparse(X) else X
     slope = loss.slope(solution.coef.astype(np.longdouble) @ dense.T.astype(np.longdouble), y)
     exact = (
@@ -216,12 +222,14 @@ def certified(X, y, loss, *, lam, b=None, tolerance, source=None):
         + (0 if b is None else b)
     )
     error = gradient_error(
-        loss,
-        n_records=len(y),
-        n_features=X.shape[1],
-        regularization=lam,
-        linear_norm=0.0 if b is None else float(np.linalg.norm(b)),
-        tolerance=tolerance,
+        PublicFacts(
+            loss,
+            n_records=len(y),
+            n_features=X.shape[1],
+            regularization=lam,
+            linear_norm=0.0 if b is None else float(np.linalg.norm(b)),
+            tolerance=tolerance,
+        )
     )
     assert solution.gradient_norm <= tolerance
     assert float(np.sqrt((exact**2).sum())) <= tolerance + error
@@ -274,11 +282,9 @@ def test_the_gradient_is_certified_whatever_the_problem(loss, n, d, strength, no
     # The smallest tolerance that extended precision vouches for would be refused by few; take what
     # learners use (1e-9 per record), or the public floor where λ and b leave no such accuracy.
     floor = 4.1 * gradient_error(
-        loss,
-        n_records=n,
-        n_features=d,
-        regularization=lam,
-        linear_norm=noise * 1.0001,
+        PublicFacts(
+            loss, n_records=n, n_features=d, regularization=lam, linear_norm=noise * 1.0001
+        ),
         dtype=np.longdouble,
     )
     certified(X, y, loss, lam=lam, b=b, tolerance=max(1e-9 * max(n, 1), floor))
@@ -294,7 +300,10 @@ def test_few_passes_suffice_on_ordinary_problems(loss):
 def test_no_records_leave_the_noise_over_the_regularization():
     b = np.array([3.0, -4.0])
     solution = solve(
-        np.empty((0, 2)), np.empty(0), Logistic(), regularization=2.0, linear=b, tolerance=1e-12
+        np.empty((0, 2)),
+        np.empty(0),
+        Problem(Logistic(), regularization=2.0, linear=b),
+        tolerance=1e-12,
     )
     np.testing.assert_allclose(solution.coef, -b / 2, rtol=1e-15)
 
@@ -358,18 +367,26 @@ def test_settings_that_cannot_work_are_refused_before_a_record_is_read(settings)
 
     with pytest.raises(SettingsError):
         solve(
-            Unreadable(), None, Logistic(), **{"regularization": 1.0, "tolerance": 1e-6} | settings
+            Unreadable(),
+            None,
+            Problem(Logistic(), settings.get("regularization", 1.0)),
+            tolerance=settings.get("tolerance", 1e-6),
         )
 
 
 def test_a_matrix_is_refused_for_several_classes():
     with pytest.raises(SettingsError, match="one output"):
-        solve(np.eye(2), [0, 1], Softmax(2), regularization=1.0, tolerance=1e-6, matrix=np.eye(2))
+        solve(
+            np.eye(2),
+            [0, 1],
+            Problem(Softmax(2), regularization=1.0, matrix=np.eye(2)),
+            tolerance=1e-6,
+        )
 
 
 def test_records_that_are_not_finite_never_pass_as_solved():
     with pytest.raises(GuaranteeVoid):
-        solve([[np.nan]], [1.0], Logistic(), regularization=1.0, tolerance=1e-6)
+        solve([[np.nan]], [1.0], Problem(Logistic(), regularization=1.0), tolerance=1e-6)
 
 
 # Sources
@@ -405,7 +422,8 @@ def test_single_precision_records_are_solved_in_double():
     X = X.astype(np.float32)
     single = certified(X, y, Logistic(), lam=2.0, tolerance=1e-8)
     np.testing.assert_array_equal(
-        single.coef, solve(X.astype(float), y, Logistic(), regularization=2.0, tolerance=1e-8).coef
+        single.coef,
+        solve(X.astype(float), y, Problem(Logistic(), regularization=2.0), tolerance=1e-8).coef,
     )
 
 
@@ -436,12 +454,13 @@ def test_rounding_stays_within_the_public_bound(loss, n, d, strength, noise, kin
     # The largest coefficients that the bound admits.
     f *= (noise + math.sqrt(noise**2 + 2 * lam * n * loss.at_zero)) / lam / np.linalg.norm(f)
     double, extended = (
-        certified_gradient(X, y, loss, f, regularization=lam, linear=b, dtype=dtype)
+        certified_gradient(X, y, Problem(loss, regularization=lam, linear=b), f, dtype=dtype)
         for dtype in (np.float64, np.longdouble)
     )
     bounds = [
         gradient_error(
-            loss, n_records=n, n_features=d, regularization=lam, linear_norm=noise, dtype=dtype
+            PublicFacts(loss, n_records=n, n_features=d, regularization=lam, linear_norm=noise),
+            dtype=dtype,
         )
         for dtype in (np.float64, np.longdouble)
     ]
@@ -453,7 +472,9 @@ def test_the_bound_leaves_room_for_the_tolerance_that_learners_use():
     for n, strength in [(8_678, 1e-2), (8_678, 1e-3), (346_598, 1e-2), (346_598, 1e-4)]:
         lam = n * strength
         error = gradient_error(
-            Logistic(), n_records=n, n_features=54, regularization=lam, linear_norm=2500.0
+            PublicFacts(
+                Logistic(), n_records=n, n_features=54, regularization=lam, linear_norm=2500.0
+            )
         )
         assert 4 * error <= max(1e-8 * lam, 1e-9 * n)
 
@@ -467,9 +488,9 @@ def test_the_bound_leaves_room_for_the_tolerance_that_learners_use():
 def test_dense_records_are_not_copied(loss, layout):
     X, y = problem(loss, 120_000, 40)
     X = np.asarray(X, order=layout)
-    solve(X[:100], y[:100], loss, regularization=1.0, tolerance=1e-6)
+    solve(X[:100], y[:100], Problem(loss, regularization=1.0), tolerance=1e-6)
     tracemalloc.start()
-    solve(X, y, loss, regularization=120.0, tolerance=1e-4)
+    solve(X, y, Problem(loss, regularization=120.0), tolerance=1e-4)
     extra = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert extra <= 0.4 * X.nbytes

@@ -24,7 +24,7 @@ from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.ball import HALF, Ball, out_of_ball
 from consilience.learners.base import PrivateLearner, is_positive
-from consilience.learners.erm import Logistic, gradient_error, solve
+from consilience.learners.erm import Logistic, Problem, PublicFacts, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.perturbation import (
     TOLERANCE,
@@ -638,7 +638,12 @@ class TrustedAggregator:
         self.event = calibrate_vector(reach, epsilon=self.epsilon, delta=method.delta, **self.who)
         self.features = features
         rounding = gradient_error(
-            Logistic(), n_records=len(task.y), n_features=len(learners), regularization=self.ridge
+            PublicFacts(
+                Logistic(),
+                n_records=len(task.y),
+                n_features=len(learners),
+                regularization=self.ridge,
+            )
         )
         self.tolerance = max(TOLERANCE * self.ridge, 8 * rounding)
         # Inexact members move f like changed ones; inexact ω by tolerance/ridge; features and sums
@@ -671,7 +676,10 @@ class TrustedAggregator:
         M = self.members_in_ball() / self.stretch
         Z = clip_rows(self.records_in_ball() @ M.T, 1.0)
         found = solve(
-            Z, self.task.y, Logistic(), regularization=self.ridge, tolerance=self.tolerance
+            Z,
+            self.task.y,
+            Problem(Logistic(), regularization=self.ridge),
+            tolerance=self.tolerance,
         )
         omega = np.asarray(found.coef, dtype=np.float64)
         return omega, np.asarray(M.T @ omega)

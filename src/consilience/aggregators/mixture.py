@@ -19,7 +19,7 @@ from consilience.aggregators.base import Array
 from consilience.aggregators.labelled import Labelled
 from consilience.aggregators.members import Member, dense
 from consilience.learners.ball import HALF
-from consilience.learners.erm import Loss, gradient_error, solve
+from consilience.learners.erm import Loss, Problem, PublicFacts, gradient_error, solve
 
 SOLVED_TO = 1e-7  # relative gradient; public records need an answer, not a certificate
 N_FOLDS = 5
@@ -99,19 +99,19 @@ class Ridge:
         ridge = strength * max(len(y), 1)
         linear = -ridge * centre
         rounding = gradient_error(
-            self.loss,
-            n_records=len(y),
-            n_features=Z.shape[1],
-            regularization=ridge,
-            linear_norm=float(np.linalg.norm(linear)),
+            PublicFacts(
+                self.loss,
+                n_records=len(y),
+                n_features=Z.shape[1],
+                regularization=ridge,
+                linear_norm=float(np.linalg.norm(linear)),
+            )
         )
         tolerance = max(SOLVED_TO * len(y) * math.sqrt(strength), 4 * rounding)
         found = solve(
             Z,
             y,
-            self.loss,
-            regularization=ridge,
-            linear=linear,
+            Problem(self.loss, regularization=ridge, linear=linear),
             tolerance=tolerance,
             start=centre if start is None else start,
         )

@@ -28,7 +28,7 @@ from consilience.auditing.checks import check_gaussian, check_radial
 from consilience.auditing.pairs import Pair, Space, gradient_and_hessian, output_basis, search
 from consilience.auditing.report import AuditReport, Check
 from consilience.errors import SettingsError
-from consilience.learners.erm import solve
+from consilience.learners.erm import Problem, solve
 from consilience.learners.perturbation import LinearPlan, LinearTask
 from consilience.privacy.accounting import (
     Gaussian,
@@ -251,10 +251,8 @@ def _recover_noise(problem: LinearTask, plan: LinearPlan, published: Array) -> A
     exact = solve(
         problem.X,
         problem.y,
-        problem.loss,
+        Problem(problem.loss, regularization=plan.regularization, matrix=plan.matrix),
         tolerance=plan.tolerance,
-        regularization=plan.regularization,
-        matrix=plan.matrix,
     ).coef
     gap = coef - basis @ exact.reshape(-1, problem.dimension).astype(np.float64)
     return np.asarray(gap.reshape(runs, -1))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import linalg, optimize, special
 
 from consilience.errors import SettingsError
-from consilience.learners.erm import Huber, HuberHinge, Logistic, Loss, Softmax, solve
+from consilience.learners.erm import Huber, HuberHinge, Logistic, Loss, Problem, Softmax, solve
 from consilience.learners.perturbation import LinearPlan, LinearTask
 from consilience.privacy.accounting import ObjectiveGaussian, ObjectiveL2Laplace
 from consilience.privacy.mechanisms import Source
@@ -227,14 +227,14 @@ class Pair:
     def shift(self, points: Array) -> Array:
         """Return how far apart the two minima are, as the project's own solver finds them."""
         task, plan = self.space.task, self.space.plan
+        problem = Problem(task.loss, plan.regularization, matrix=plan.matrix)
         answers = []
         for rows in self.rows(points):
             minima = []
             for side in self._sides:
                 copies = self.copies[side].astype(int)
                 X, y = np.repeat(rows[side], copies, axis=0), np.repeat(self.labels[side], copies)
-                settings = {"regularization": plan.regularization, "tolerance": plan.tolerance}
-                minima.append(solve(X, y, task.loss, matrix=plan.matrix, **settings).coef)
+                minima.append(solve(X, y, problem, tolerance=plan.tolerance).coef)
             answers.append(np.linalg.norm(np.asarray(minima[0] - minima[1], dtype=np.float64)))
         return np.asarray(answers)
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
@@ -32,6 +32,9 @@ from consilience.learners.erm import (
     HuberHinge,
     Logistic,
     Loss,
+    Matrix,
+    Problem,
+    PublicFacts,
     Softmax,
     gradient_error,
     solve,
@@ -70,25 +73,30 @@ class Solutions:
     alone: Array
 
 
-def solve_many(
-    X: Any,
-    y: ArrayLike,
-    loss: Loss,
-    *,
-    sites: ArrayLike,
-    n_sites: int,
-    regularization: ArrayLike,
-    tolerance: ArrayLike,
-    linear: ArrayLike | None = None,
-    n_threads: int | None = None,
-) -> Solutions:
-    """Minimise Σ loss + (λ/2)‖f‖² + b·f over each site's records, to within its tolerance.
+class SiteProblems(NamedTuple):
+    """One problem per site: λ, the tolerance and b of each, and which records are its own.
 
     `sites` holds the site, 0 to n_sites - 1, of each record; records of a site need not be
     neighbours, but no copy is made of dense float64 records that are. `regularization` and
     `tolerance` are one number, or one per site; `linear` is (site, feature), or (site, class,
-    feature) where the loss has several outputs, and so is the result. A site without records gets
-    -b/λ. Finite records in the unit ball and encoded labels are the caller's promise.
+    feature) where the loss has several outputs.
+    """
+
+    loss: Loss
+    sites: ArrayLike
+    n_sites: int
+    regularization: ArrayLike
+    tolerance: ArrayLike
+    linear: ArrayLike | None = None
+
+
+def solve_many(
+    X: Matrix, y: ArrayLike, problems: SiteProblems, *, n_threads: int | None = None
+) -> Solutions:
+    """Minimise Σ loss + (λ/2)‖f‖² + b·f over each site's records, to within its tolerance.
+
+    The result is shaped as `linear` is. A site without records gets -b/λ. Finite records in the
+    unit ball and encoded labels are the caller's promise.
 
     `n_threads` defaults to the cores this process may use. The answer does not depend on it.
 
@@ -102,9 +110,7 @@ def solve_many(
         If the records are not finite.
     """
     X = sparse.csr_array(X) if sparse.issparse(X) else np.asarray(X)
-    task = _Task(
-        X, np.asarray(y), loss, np.asarray(sites), n_sites, regularization, tolerance, linear
-    )
+    task = _Task(X, np.asarray(y), problems)
     with ThreadPoolExecutor(n_threads or joblib.cpu_count()) as pool:
         list(pool.map(task.solve_block, task.blocks()))
     # Where a norm is not a number this is false, and the solver it goes to says why.
@@ -113,28 +119,40 @@ def solve_many(
     for site in alone.tolist():
         task.solve_alone(site)
     return Solutions(
-        task.coef[:, 0] if loss.n_outputs == 1 else task.coef, task.gradient_norm, alone
+        task.coef[:, 0] if task.loss.n_outputs == 1 else task.coef, task.gradient_norm, alone
     )
 
 
 class _Task:
     """The checked sites of one call, and the arrays that blocks of sites write into."""
 
-    def __init__(
-        self,
-        X: Any,
-        y: Array,
-        loss: Loss,
-        sites: Array,
-        n_sites: int,
-        regularization: ArrayLike,
-        tolerance: ArrayLike,
-        linear: ArrayLike | None,
-    ) -> None:
+    def __init__(self, X: Matrix, y: Array, problems: SiteProblems) -> None:
+        loss, n_sites = problems.loss, problems.n_sites
         self.X, self.loss = X, loss
-        self.code, self.parameter = _code(loss)
+        self.shape = _shape_of(loss)
         self.y = np.asarray(y, np.float64)
-        n, d = X.shape
+        self._divide(y, np.asarray(problems.sites), n_sites)
+        self.regularization = _per_site("regularization", problems.regularization, n_sites)
+        self.tolerance = _per_site("tolerance", problems.tolerance, n_sites)
+        self.coef = np.empty((n_sites, loss.n_outputs, X.shape[1]))  # zeros would be paged in first
+        self.linear, self.linear_norm = None, np.zeros(n_sites)
+        if problems.linear is not None:
+            self.linear = self._read_linear(np.asarray(problems.linear, np.float64))
+            lengths = np.sqrt(np.einsum("mkd,mkd->m", self.linear, self.linear))
+            self.linear_norm = lengths * (1 + 1e-9)
+        self._check_tolerance()
+        # The certificate's rounding error is known up to this length, and the minimum is shorter:
+        # `gradient_error`, 1.
+        reach = self.linear_norm + np.sqrt(
+            np.square(self.linear_norm) + 2 * self.regularization * self.counts * loss.at_zero
+        )
+        self.radius = (reach + 2 * self.tolerance) / self.regularization
+        self.gradient_norm = np.full(n_sites, math.inf)
+        self.length = np.zeros(n_sites)
+
+    def _divide(self, y: Array, sites: Array, n_sites: int) -> None:
+        """Find how many records each site has, and where they are."""
+        n = self.X.shape[0]
         if y.shape != (n,) or sites.shape != (n,) or not np.issubdtype(sites.dtype, np.integer):
             raise SettingsError(
                 f"solve_many needs one label and one integer site for each of {n} records. "
@@ -153,34 +171,16 @@ class _Task:
         self.counts = counts
         self.begins = np.cumsum(counts) - counts
         self.order = None if np.all(sites[1:] >= sites[:-1]) else np.argsort(sites, kind="stable")
-        self.regularization = _per_site("regularization", regularization, n_sites)
-        self.tolerance = _per_site("tolerance", tolerance, n_sites)
-        shape = (n_sites, loss.n_outputs, d)
-        self.linear = None
-        if linear is not None:
-            given = np.asarray(linear, np.float64)
-            if given.shape != (shape if loss.n_outputs > 1 else (n_sites, d)):
-                raise SettingsError(
-                    f"The 'linear' parameter of solve_many must have a row for each of {n_sites} "
-                    f"sites, shaped like the coefficients. Got shape {given.shape} instead. No "
-                    "record was read."
-                )
-            self.linear = np.ascontiguousarray(given.reshape(shape))
-        self.linear_norm = np.zeros(n_sites)
-        if self.linear is not None:
-            self.linear_norm = np.sqrt(np.einsum("mkd,mkd->m", self.linear, self.linear)) * (
-                1 + 1e-9
+
+    def _read_linear(self, given: Array) -> Array:
+        n_sites, outputs, d = self.coef.shape
+        if given.shape != (self.coef.shape if outputs > 1 else (n_sites, d)):
+            raise SettingsError(
+                f"The 'linear' parameter of solve_many must have a row for each of {n_sites} "
+                f"sites, shaped like the coefficients. Got shape {given.shape} instead. No "
+                "record was read."
             )
-        self._check_tolerance()
-        # The certificate's rounding error is known up to this length, and the minimum is shorter:
-        # `gradient_error`, 1.
-        reach = self.linear_norm + np.sqrt(
-            np.square(self.linear_norm) + 2 * self.regularization * counts * loss.at_zero
-        )
-        self.radius = (reach + 2 * self.tolerance) / self.regularization
-        self.coef = np.empty(shape)  # every row is written; zeros would be paged in first
-        self.gradient_norm = np.full(n_sites, math.inf)
-        self.length = np.zeros(n_sites)
+        return np.ascontiguousarray(given.reshape(self.coef.shape))
 
     def _check_tolerance(self) -> None:
         # One bound for all sites of like settings, from the longest b; only where that is too much,
@@ -205,12 +205,14 @@ class _Task:
 
     def _floor(self, site: int, linear_norm: float) -> float:
         return 4 * gradient_error(
-            self.loss,
-            n_records=int(self.counts[site]),
-            n_features=self.X.shape[1],
-            regularization=float(self.regularization[site]),
-            linear_norm=linear_norm,
-            tolerance=float(self.tolerance[site]),
+            PublicFacts(
+                self.loss,
+                n_records=int(self.counts[site]),
+                n_features=self.X.shape[1],
+                regularization=float(self.regularization[site]),
+                linear_norm=linear_norm,
+                tolerance=float(self.tolerance[site]),
+            )
         )
 
     def blocks(self) -> Iterator[Array]:
@@ -234,28 +236,26 @@ class _Task:
             yield chosen[begin:end]
             begin = end
 
-    def records(self, sites: Array) -> tuple[Any, Array, Array]:
-        """Return records, labels and where each site begins, without a copy if possible."""
+    def block(self, sites: Array) -> _Block:
+        """Return the records of `sites` and where each begins, without a copy if possible."""
         counts, begins = self.counts[sites], self.begins[sites]
         if self.order is None and not sparse.issparse(self.X):
             if self.X.dtype == np.float64 and self.X.flags.c_contiguous:
-                return self.X, self.y, begins
+                return _Block(self.X, self.y, sites, begins, counts)
         ends = np.cumsum(counts)
         rows = np.repeat(begins - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
         if self.order is not None:
             rows = self.order[rows]
         X = self.X[rows].toarray() if sparse.issparse(self.X) else self.X[rows]
-        return np.ascontiguousarray(X, np.float64), self.y[rows], ends - counts
+        X = np.ascontiguousarray(X, np.float64)
+        return _Block(X, self.y[rows], sites, ends - counts, counts)
 
     def solve_block(self, sites: Array) -> None:
         """Solve and certify `sites`."""
-        X, y, begins = self.records(sites)
         linear = np.zeros((0, 1, 1)) if self.linear is None else self.linear
-        facts = (self.counts[sites], self.regularization, self.tolerance, linear)
+        terms = _Terms(self.regularization, self.tolerance, linear)
         out = (self.coef, self.gradient_norm, self.length)
-        _solve_sites(
-            self.code, self.parameter, self.loss.curvature, X, y, sites, begins, *facts, out
-        )
+        _solve_sites(self.shape, self.block(sites), terms, out)
 
     def solve_alone(self, site: int) -> None:
         """Hand one site to the solver that does not give up."""
@@ -265,25 +265,88 @@ class _Task:
         solution = solve(
             self.X[chosen],
             self.y[chosen],
-            self.loss,
-            regularization=float(self.regularization[site]),
+            Problem(
+                self.loss,
+                regularization=float(self.regularization[site]),
+                linear=b if b is None or self.loss.n_outputs > 1 else b[0],
+            ),
             tolerance=float(self.tolerance[site]),
-            linear=b if b is None or self.loss.n_outputs > 1 else b[0],
         )
         self.coef[site] = solution.coef
         self.gradient_norm[site] = solution.gradient_norm
 
 
-def _code(loss: Loss) -> tuple[int, float]:
+class _Shape(NamedTuple):
+    """A loss as compiled code knows it."""
+
+    code: int
+    parameter: float
+    curvature: float
+
+
+class _Block(NamedTuple):
+    """Records and labels of some sites of ascending size: which, from which row on, how many."""
+
+    X: Array
+    y: Array
+    sites: Array
+    begins: Array
+    counts: Array
+
+
+class _Terms(NamedTuple):
+    """The rest of every site's objective, and its tolerance; `linear` may be empty."""
+
+    ridges: Array
+    tolerances: Array
+    linear: Array
+
+
+class _Lanes(NamedTuple):
+    """Problems side by side: their matrix, outputs at u = 0, labels, λ, goals; room for a Hessian.
+
+    If `dual`, the matrix is W = XXᵀ/λ and f = (Xᵀu - b)/λ, else W = X and f = u - b/λ.
+    """
+
+    dual: bool
+    W: Array
+    z0: Array
+    y: Array
+    ridge: Array
+    goal: Array
+    H: Array
+
+
+class _Work(NamedTuple):
+    """Room for one step: of records, of unknowns (`r`, `q`, `du`), and of one number per lane.
+
+    In the primal form `q` is the gradient; in the dual one the gradient is Xᵀr, and q = Wr.
+    `first` and `second` are the regulariser's derivatives along the step.
+    """
+
+    slope: Array
+    bend: Array
+    dz: Array
+    before: Array
+    r: Array
+    q: Array
+    du: Array
+    squared: Array
+    first: Array
+    second: Array
+    step: Array
+
+
+def _shape_of(loss: Loss) -> _Shape:
     match loss:
         case Logistic():
-            return _LOGISTIC, 0.0
+            return _Shape(_LOGISTIC, 0.0, loss.curvature)
         case HuberHinge():
-            return _HUBER_HINGE, loss.h
+            return _Shape(_HUBER_HINGE, loss.h, loss.curvature)
         case Huber():
-            return _HUBER, loss.threshold
+            return _Shape(_HUBER, loss.threshold, loss.curvature)
         case Softmax():
-            return _SOFTMAX, 0.0
+            return _Shape(_SOFTMAX, 0.0, loss.curvature)
     raise SettingsError(
         "The 'loss' parameter of solve_many must be Logistic, HuberHinge, Huber or Softmax. Got "
         f"{loss!r} instead. No record was read. Use erm.solve for each site."
@@ -330,8 +393,9 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _evaluate(code, parameter, z, y, slope, bend):  # type: ignore[no-untyped-def]
+def _evaluate(shape, z, y, slope, bend):  # type: ignore[no-untyped-def]
     """Write the slopes at `z` and, as `bend`, second derivatives (softmax: probabilities)."""
+    code, parameter = shape.code, shape.parameter
     outputs, n, lanes = z.shape
     if code == _SOFTMAX:
         top, total = np.empty(lanes), np.empty(lanes)
@@ -476,8 +540,10 @@ def _uncurve(code, bend, v, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _dual_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-untyped-def]
+def _dual_gradient(problem, u, work):  # type: ignore[no-untyped-def]
     """Write r, where Xᵀr is the gradient, q = Wr, and the gradient's squared norm, λ r·q."""
+    W, ridge = problem.W, problem.ridge
+    slope, r, q, squared = work.slope, work.r, work.q, work.squared
     outputs, n, lanes = slope.shape
     for c in range(outputs):
         for i in range(n):
@@ -490,11 +556,13 @@ def _dual_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-untype
 
 
 @compiled
-def _dual_step(code, W, bend, r, q, du, dz, H):  # type: ignore[no-untyped-def]
+def _dual_step(code, problem, work):  # type: ignore[no-untyped-def]
     """Write Newton's step for f = (Xᵀu - b)/λ: with W = XXᵀ/λ, (1 + CCᵀW)du = -r.
 
     That is du = C(1 + CᵀWC)⁻¹Cᵀq - r. The matrix has no eigenvalue below 1, whatever the records.
     """
+    W, H = problem.W, problem.H
+    bend, r, q, du, dz = work.bend, work.r, work.q, work.du, work.dz
     outputs, n, lanes = bend.shape
     root, alike = np.sqrt(bend), np.empty(lanes)
     for i in range(n):
@@ -530,8 +598,10 @@ def _dual_step(code, W, bend, r, q, du, dz, H):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _primal_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-untyped-def]
-    """Write the gradient into `q`, and its squared norm; `r` serves the dual form only."""
+def _primal_gradient(problem, u, work):  # type: ignore[no-untyped-def]
+    """Write the gradient into `q`, and its squared norm."""
+    W, ridge = problem.W, problem.ridge
+    slope, q, squared = work.slope, work.q, work.squared
     outputs, n, lanes = slope.shape
     for c in range(outputs):
         for j in range(W.shape[1]):
@@ -545,8 +615,10 @@ def _primal_gradient(W, slope, u, r, q, squared, ridge):  # type: ignore[no-unty
 
 
 @compiled
-def _primal_step(code, W, bend, q, ridge, du, dz, H):  # type: ignore[no-untyped-def]
+def _primal_step(code, problem, work):  # type: ignore[no-untyped-def]
     """Write Newton's step for f = u - b/λ, with the records themselves as W."""
+    W, H, ridge = problem.W, problem.H, problem.ridge
+    bend, q, du, dz = work.bend, work.q, work.du, work.dz
     outputs, n, lanes = bend.shape
     d = W.shape[1]
     H[:] = 0.0
@@ -575,13 +647,15 @@ def _primal_step(code, W, bend, q, ridge, du, dz, H):  # type: ignore[no-untyped
 
 
 @compiled
-def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):  # type: ignore[no-untyped-def]
-    """Write a near-minimum along `dz` per lane; `first`, `second` are the regulariser's slopes.
+def _search(shape, y, z, trial, work):  # type: ignore[no-untyped-def]
+    """Write the outputs of a near-minimum along `dz` per lane into `trial`, and its step.
 
     Evaluating the loss of a small site costs next to nothing beside a step, and with λ small one
     step of good length saves many: secants of the derivative, kept within a bracket. Leaves slopes
     and bends of the point found.
     """
+    slope, bend, dz = work.slope, work.bend, work.dz
+    first, second, step = work.first, work.second, work.step
     outputs, n, lanes = z.shape
     low, high, down, rise = (
         np.zeros(lanes),
@@ -599,7 +673,7 @@ def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):
             for i in range(n):
                 for s in range(lanes):
                     trial[c, i, s] = z[c, i, s] + step[s] * dz[c, i, s]
-        _evaluate(code, parameter, trial, y, slope, bend)
+        _evaluate(shape, trial, y, slope, bend)
         _inner(slope, dz, rise)
         busy = False
         for s in range(lanes):
@@ -629,37 +703,80 @@ def _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step):
 
 
 @compiled
-def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # type: ignore[no-untyped-def]
-    """Minimise from u = 0 (outputs `z0`) until every lane's gradient is shorter than its goal.
+def _room(problem, u):  # type: ignore[no-untyped-def]
+    z0, lanes = problem.z0, u.shape[2]
+    return _Work(
+        np.empty_like(z0),
+        np.empty_like(z0),
+        np.empty_like(z0),
+        np.empty_like(z0),
+        np.empty_like(u),
+        np.empty_like(u),
+        np.empty_like(u),
+        np.empty(lanes),
+        np.empty(lanes),
+        np.empty(lanes),
+        np.empty(lanes),
+    )
+
+
+@compiled
+def _direct(code, problem, u, moving, work):  # type: ignore[no-untyped-def]
+    """Write Newton's step, and the regulariser's slopes along it; zero in lanes that stand still."""
+    du, dz, first, second = work.du, work.dz, work.first, work.second
+    if problem.dual:
+        _dual_step(code, problem, work)
+        _inner(u, dz, first)
+        _inner(du, dz, second)
+    else:
+        _primal_step(code, problem, work)
+        _inner(u, du, first)
+        _inner(du, du, second)
+        for s in range(len(first)):
+            first[s] *= problem.ridge[s]
+            second[s] *= problem.ridge[s]
+    for s in range(len(first)):
+        if not moving[s]:
+            du[:, :, s] = 0.0
+            dz[:, :, s] = 0.0
+            first[s] = second[s] = 0.0
+
+
+@compiled
+def _count_bends(z, past, work):  # type: ignore[no-untyped-def]
+    """Where the loss is linear it has no curvature, and the step no bound: count what was met."""
+    slope, bend, before = work.slope, work.bend, work.before
+    for i in range(z.shape[1]):
+        for s in range(z.shape[2]):
+            moved = z[0, i, s] - past[0, i, s]
+            if moved != 0:
+                bend[0, i, s] = max(bend[0, i, s], (slope[0, i, s] - before[0, i, s]) / moved)
+
+
+@compiled
+def _descend(shape, problem, u):  # type: ignore[no-untyped-def]
+    """Minimise from u = 0 until every lane's gradient is shorter than its goal.
 
     Outputs follow u step by step; when all seem done they are computed anew, for rounding may have
     led them astray. A lane that is done, or has used up its own `_ITERATIONS`, stands still, so
     none depends on how long others take.
     """
     outputs, m, lanes = u.shape
-    slope, bend, dz, trial = (
-        np.empty_like(z0),
-        np.empty_like(z0),
-        np.empty_like(z0),
-        np.empty_like(z0),
-    )
-    before = np.empty_like(z0)
-    z, r, q, du = z0.copy(), np.empty_like(u), np.empty_like(u), np.empty_like(u)
-    squared, first, second, step = (
-        np.empty(lanes),
-        np.empty(lanes),
-        np.empty(lanes),
-        np.empty(lanes),
-    )
+    code, z0, y, goal = shape.code, problem.z0, problem.y, problem.goal
+    work = _room(problem, u)
+    slope, bend, before, du = work.slope, work.bend, work.before, work.du
+    squared, step = work.squared, work.step
+    z, trial = z0.copy(), np.empty_like(z0)
     taken, moving, anew = np.zeros(lanes), np.empty(lanes, np.bool_), True
-    _evaluate(code, parameter, z, y, slope, bend)
+    _evaluate(shape, z, y, slope, bend)
+    is_bent = code == _HUBER_HINGE or code == _HUBER
     if code != _SOFTMAX:
-        bend[:] = curvature  # nothing is known yet, and at 0 the Huber-hinge has none
+        bend[:] = shape.curvature  # nothing is known yet, and at 0 the Huber-hinge has none
     while True:
-        if dual:
-            _dual_gradient(W, slope, u, r, q, squared, ridge)
+        if problem.dual:
+            _dual_gradient(problem, u, work)
         else:
-            _primal_gradient(W, slope, u, r, q, squared, ridge)
+            _primal_gradient(problem, u, work)
         busy = False
         for s in range(lanes):
             moving[s] = squared[s] > goal[s] * goal[s] and taken[s] < _ITERATIONS
@@ -669,46 +786,18 @@ def _descend(code, parameter, curvature, dual, W, z0, y, ridge, goal, u, H):  # 
             if anew:
                 return
             anew = True
-            _apply(W, u, z)
-            for c in range(outputs):
-                for i in range(z.shape[1]):
-                    for s in range(lanes):
-                        z[c, i, s] += z0[c, i, s]
-            _evaluate(code, parameter, z, y, slope, bend)
+            _apply(problem.W, u, z)
+            z += z0
+            _evaluate(shape, z, y, slope, bend)
             continue
         anew = False
-        if dual:
-            _dual_step(code, W, bend, r, q, du, dz, H)
-            _inner(u, dz, first)
-            _inner(du, dz, second)
-        else:
-            _primal_step(code, W, bend, q, ridge, du, dz, H)
-            _inner(u, du, first)
-            _inner(du, du, second)
-            for s in range(lanes):
-                first[s] *= ridge[s]
-                second[s] *= ridge[s]
-        for s in range(lanes):
-            if not moving[s]:
-                du[:, :, s] = 0.0
-                dz[:, :, s] = 0.0
-                first[s] = second[s] = 0.0
-        for c in range(outputs):
-            for i in range(z.shape[1]):
-                for s in range(lanes):
-                    before[c, i, s] = slope[c, i, s]
-        _search(code, parameter, z, y, dz, first, second, trial, slope, bend, step)
+        _direct(code, problem, u, moving, work)
+        if is_bent:
+            before[:] = slope
+        _search(shape, y, z, trial, work)
         z, trial = trial, z
-        if code == _HUBER_HINGE or code == _HUBER:
-            # Where the loss is linear it has no curvature, and the step no bound: count what was
-            # met on the way here.
-            for i in range(z.shape[1]):
-                for s in range(lanes):
-                    moved = z[0, i, s] - trial[0, i, s]
-                    if moved != 0:
-                        bend[0, i, s] = max(
-                            bend[0, i, s], (slope[0, i, s] - before[0, i, s]) / moved
-                        )
+        if is_bent:
+            _count_bends(z, trial, work)
         for c in range(outputs):
             for j in range(m):
                 for s in range(lanes):
@@ -762,12 +851,14 @@ def _gram(X, ridge, W, lane):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-untyped-def]
+def _certify(shape, X, y, regulariser, f, slope):  # type: ignore[no-untyped-def]
     """Return the norms of the gradient at `f` and of `f`, rounded up.
 
     Outputs become slopes in `slope`. The exponential is the C library's, the gradient nobody
     else's.
     """
+    code, parameter = shape.code, shape.parameter
+    ridge, b = regulariser
     outputs, d = f.shape
     g, n = np.empty((outputs, d)), len(X)
     for c in range(outputs):
@@ -802,10 +893,10 @@ def _certify(code, parameter, X, y, ridge, b, f, slope):  # type: ignore[no-unty
 
 
 @compiled
-def _solve_sites(  # type: ignore[no-untyped-def]
-    code, parameter, curvature, X, y, sites, begins, counts, ridges, tolerances, linear, out
-):
-    """Solve and certify `sites` of ascending size; write coefficients, gradients and lengths."""
+def _solve_sites(shape, block, terms, out):  # type: ignore[no-untyped-def]
+    """Solve and certify the sites of a block; write coefficients, gradients and lengths."""
+    X, y, sites, begins, counts = block
+    ridges, tolerances, linear = terms
     coef, norm, length = out
     outputs, d = coef.shape[1:]
     zero = np.zeros((outputs, d))
@@ -822,7 +913,7 @@ def _solve_sites(  # type: ignore[no-untyped-def]
         W = for_W[: n * m * lanes].reshape(n, m, lanes)
         H = for_H[: (outputs * m) ** 2 * lanes].reshape(outputs * m, outputs * m, lanes)
         z, u = np.zeros((outputs, n, lanes)), np.zeros((outputs, m, lanes))
-        labels = np.full((n, lanes), -1.0 if code == _SOFTMAX else 0.0)
+        labels = np.full((n, lanes), -1.0 if shape.code == _SOFTMAX else 0.0)
         ridge, goal, work = np.empty(lanes), np.empty(lanes), np.empty((outputs, n))
         for s in range(lanes):
             site, first, size = sites[begin + s], begins[begin + s], counts[begin + s]
@@ -842,7 +933,7 @@ def _solve_sites(  # type: ignore[no-untyped-def]
                 for i in range(size):
                     z[c, i, s] = -_dot(X[first + i], linear[site, c]) / ridge[s]
         if n:
-            _descend(code, parameter, curvature, dual, W, z, labels, ridge, goal, u, H)
+            _descend(shape, _Lanes(dual, W, z, labels, ridge, goal, H), u)
         for s in range(lanes):
             site, first, size = sites[begin + s], begins[begin + s], counts[begin + s]
             f, b, records = (
@@ -858,5 +949,5 @@ def _solve_sites(  # type: ignore[no-untyped-def]
                         work[c, i] = u[c, i, s] / ridge[s]
                     _add(records, work[c], f[c])
             norm[site], length[site] = _certify(
-                code, parameter, records, y[first : first + size], ridge[s], b, f, work
+                shape, records, y[first : first + size], (ridge[s], b), f, work
             )

@@ -19,8 +19,9 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -31,8 +32,9 @@ from consilience.errors import GuaranteeVoid, SettingsError
 
 Array = NDArray[np.floating[Any]]
 Labels = NDArray[Any]
+Matrix: TypeAlias = "NDArray[Any] | sparse.csr_array"
 Inverse = Callable[[Array], Array]
-Chunks = Iterator[tuple[Any, Labels]]
+Chunks = Iterator[tuple[Matrix, Labels]]
 T = TypeVar("T")
 
 
@@ -287,7 +289,7 @@ class PartitionedRecords(ChunkedRecords, Protocol):
 
 @dataclass(frozen=True)
 class _InMemory:
-    X: Any
+    X: Matrix
     y: Labels
 
     @property
@@ -300,6 +302,30 @@ class _InMemory:
 
     def chunks(self) -> Chunks:
         yield self.X, self.y
+
+
+Records: TypeAlias = "ArrayLike | sparse.csr_array | ChunkedRecords"
+
+
+class Problem(NamedTuple):
+    """What is minimised over the records: loss, λ, b and M of F."""
+
+    loss: Loss
+    regularization: float
+    linear: ArrayLike | None = None
+    matrix: ArrayLike | None = None
+
+
+class PublicFacts(NamedTuple):
+    """What :func:`gradient_error` may know of a problem; the norms bound ‖b‖ and ‖M‖ (Frobenius)."""
+
+    loss: Loss
+    n_records: int
+    n_features: int
+    regularization: float
+    linear_norm: float = 0.0
+    matrix_norm: float = 0.0
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -332,8 +358,8 @@ _PLAIN_AFTER = 10_000
 
 
 @dataclass
-class _Objective:
-    """F with every record counted `weight` times, evaluated in the precision of `dtype`."""
+class _Total:
+    """F of these records, each counted `weight` times, evaluated in the precision of `dtype`."""
 
     records: ChunkedRecords
     loss: Loss
@@ -385,10 +411,10 @@ class _Objective:
 
     def inverse_hessian(self, coef: Array) -> Inverse:
         """Return the map g -> H⁻¹g at `coef`; if H is too large to keep, by its diagonal alone."""
-        objective = replace(self, dtype=np.float64)
-        build = objective._dense_inverse if self.affords_hessian else objective._diagonal_inverse
+        double = replace(self, dtype=np.float64)
+        build = double._dense_inverse if self.affords_hessian else double._diagonal_inverse
         inverse = build(coef.astype(np.float64))
-        self.passes = objective.passes
+        self.passes = double.passes
         return inverse
 
     def _dense_inverse(self, coef: Array) -> Inverse:
@@ -433,7 +459,7 @@ class _Objective:
             diagonal += self.weight * np.reshape(part, self.shape)
         return lambda gradient: gradient / diagonal
 
-    def thinned(self, stride: int) -> _Objective:
+    def thinned(self, stride: int) -> _Total:
         """Return the estimate of F from every `stride`-th record."""
         if hasattr(
             self.records, "gather"
@@ -488,7 +514,7 @@ def _slopes(loss: Loss, coef: Array, dtype: DTypeLike, unit: float, chunks: Chun
     return _paired(loss.slope(coef @ X.T, y) @ X for X, y in _blocks(chunks, loss, dtype))
 
 
-def _curved(loss: Loss, coef: Array, chunks: Chunks) -> Iterator[tuple[Any, Array]]:
+def _curved(loss: Loss, coef: Array, chunks: Chunks) -> Iterator[tuple[Matrix, Array]]:
     k = loss.n_outputs
     for X, y in _blocks(chunks, loss, np.float64):
         if k == 1 and not coef.any():
@@ -516,12 +542,12 @@ def _squares(loss: Loss, coef: Array, chunks: Chunks) -> Array:
     """Return the diagonal of Σ bend·xxᵀ."""
     total = np.zeros((loss.n_outputs, coef.shape[-1]))
     for X, bend in _curved(loss, coef, chunks):
-        square = X.multiply(X) if sparse.issparse(X) else np.square(X)
+        square = X.multiply(X) if isinstance(X, sparse.csr_array) else np.square(X)
         total += np.einsum("kkj->kj", bend) @ square
     return total
 
 
-def _thin(stride: int, chunks: Chunks) -> list[tuple[Any, Labels]]:
+def _thin(stride: int, chunks: Chunks) -> list[tuple[Matrix, Labels]]:
     """Return every `stride`-th record; copies, as a view would keep the whole chunk in memory."""
     parts, at = [], 0
     for X, y in chunks:
@@ -532,30 +558,19 @@ def _thin(stride: int, chunks: Chunks) -> list[tuple[Any, Labels]]:
     return parts
 
 
-def _gram(X: Any, weights: Array) -> Array:
+def _gram(X: Matrix, weights: Array) -> Array:
     """Return Xᵀ diag(w) X for every row w of `weights`, as (feature, row, feature)."""
-    if sparse.issparse(X):
+    if isinstance(X, sparse.csr_array):
         return np.stack([(X.T @ X.multiply(w[:, None])).toarray() for w in weights], axis=1)
     wide = weights.T[:, :, None] * X[:, None, :]
     return np.asarray(X.T @ wide.reshape(len(X), -1)).reshape(X.shape[1], *wide.shape[1:])
 
 
-def gradient_error(
-    loss: Loss,
-    *,
-    n_records: int,
-    n_features: int,
-    regularization: float,
-    linear_norm: float = 0.0,
-    matrix_norm: float = 0.0,
-    tolerance: float = 0.0,
-    dtype: DTypeLike = np.float64,
-) -> float:
-    """Bound the rounding error of the computed gradient by public facts alone.
+def gradient_error(facts: PublicFacts, dtype: DTypeLike = np.float64) -> float:
+    """Bound the rounding error of the gradient computed in `dtype` by public facts alone.
 
     The bound holds, whatever the records, at every f with F(f) <= F(0) and at every f where the
-    gradient is at most twice `tolerance`. `linear_norm` bounds ‖b‖, `matrix_norm` the Frobenius
-    norm of M.
+    gradient is at most twice the tolerance.
 
     Notes
     -----
@@ -577,7 +592,8 @@ def gradient_error(
        add one product and at most three sums.
     """
     u = float(np.finfo(dtype).eps) / 2
-    n, k, lam = n_records, loss.n_outputs, regularization
+    loss, n, n_features, lam, linear_norm, matrix_norm, tolerance = facts
+    k = loss.n_outputs
 
     def gamma(roundings: float) -> float:
         return roundings * u / (1 - roundings * u)
@@ -600,30 +616,23 @@ def gradient_error(
 
 
 def certified_gradient(
-    records: Any,
+    records: Records,
     y: ArrayLike | None,
-    loss: Loss,
+    problem: Problem,
     coef: ArrayLike,
     *,
-    regularization: float,
-    linear: ArrayLike | None = None,
-    matrix: ArrayLike | None = None,
     dtype: DTypeLike = np.float64,
 ) -> Array:
     """Return the gradient of F at `coef` in `dtype`, within `gradient_error` of the exact one."""
-    objective = _objective(records, y, loss, regularization, linear, matrix, dtype)
-    return objective.gradient(np.asarray(coef, dtype))
+    return _total_over(records, y, problem, dtype).gradient(np.asarray(coef, dtype))
 
 
 def solve(
-    records: Any,
+    records: Records,
     y: ArrayLike | None,
-    loss: Loss,
+    problem: Problem,
     *,
-    regularization: float,
     tolerance: float,
-    linear: ArrayLike | None = None,
-    matrix: ArrayLike | None = None,
     start: ArrayLike | None = None,
 ) -> Solution:
     """Minimise F until its gradient, computed at the returned point, is at most `tolerance` long.
@@ -640,25 +649,17 @@ def solve(
     GuaranteeVoid
         If the records are not finite.
     """
-    objective = _objective(records, y, loss, regularization, linear, matrix, np.float64)
-    floors = [
-        4
-        * gradient_error(
-            loss,
-            n_records=objective.records.n_records,
-            n_features=objective.records.n_features,
-            regularization=regularization,
-            linear_norm=0.0
-            if objective.linear is None
-            else float(np.linalg.norm(objective.linear)),
-            matrix_norm=0.0
-            if objective.matrix is None
-            else float(np.linalg.norm(objective.matrix)),
-            tolerance=tolerance,
-            dtype=dtype,
-        )
-        for dtype in (np.float64, np.longdouble)
-    ]
+    total = _total_over(records, y, problem, np.float64)
+    facts = PublicFacts(
+        total.loss,
+        n_records=total.records.n_records,
+        n_features=total.records.n_features,
+        regularization=total.regularization,
+        linear_norm=0.0 if total.linear is None else float(np.linalg.norm(total.linear)),
+        matrix_norm=0.0 if total.matrix is None else float(np.linalg.norm(total.matrix)),
+        tolerance=tolerance,
+    )
+    floors = [4 * gradient_error(facts, dtype) for dtype in (np.float64, np.longdouble)]
     if not tolerance >= floors[1]:
         raise SettingsError(
             f"The 'tolerance' parameter of solve must be at least {floors[1]:.3g}, four times the "
@@ -666,16 +667,17 @@ def solve(
             "read. Raise it or the regularization."
         )
     with one_blas_thread():
-        coef, norm, inverse = _climb(objective, max(tolerance, floors[0]), start)
+        coef, norm, inverse = _climb(total, max(tolerance, floors[0]), start)
         if tolerance < floors[0]:
-            objective = replace(objective, dtype=np.longdouble)
-            coef, norm, _ = _descend(objective, coef.astype(np.longdouble), tolerance, inverse)
-    return Solution(coef, norm, objective.passes)
+            total = replace(total, dtype=np.longdouble)
+            coef, norm, _ = _descend(total, coef.astype(np.longdouble), tolerance, inverse)
+    return Solution(coef, norm, total.passes)
 
 
-def one_blas_thread() -> Any:
+def one_blas_thread() -> AbstractContextManager[object]:
     """Return a context in which BLAS keeps to one thread, in the whole process."""
-    return _blas().limit(limits=1, user_api="blas")
+    limited: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
+    return limited
 
 
 @functools.cache
@@ -683,15 +685,10 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()  # looking for the libraries takes milliseconds
 
 
-def _objective(
-    records: Any,
-    y: ArrayLike | None,
-    loss: Loss,
-    regularization: float,
-    linear: ArrayLike | None,
-    matrix: ArrayLike | None,
-    dtype: DTypeLike,
-) -> _Objective:
+def _total_over(
+    records: Records, y: ArrayLike | None, problem: Problem, dtype: DTypeLike
+) -> _Total:
+    loss, regularization, linear, matrix = problem
     if not 0 < regularization < math.inf:
         raise SettingsError(
             f"The 'regularization' parameter must be positive. Got {regularization!r} instead."
@@ -705,30 +702,30 @@ def _objective(
         records = _InMemory(X, np.asarray(y))
     b = None if linear is None else np.asarray(linear, dtype)
     M = None if matrix is None else np.asarray(matrix, np.float64)
-    return _Objective(records, loss, regularization, b, M, dtype)
+    return _Total(cast(ChunkedRecords, records), loss, regularization, b, M, dtype)
 
 
 def _climb(
-    objective: _Objective, tolerance: float, start: ArrayLike | None = None
+    total: _Total, tolerance: float, start: ArrayLike | None = None
 ) -> tuple[Array, float, Inverse]:
     """Descend on a subset first: its solution is a cheap start, its Hessian a cheap metric."""
-    n, d = objective.records.n_records, objective.records.n_features
-    coef: Array = np.zeros(objective.shape) if start is None else np.array(start, np.float64)
+    n, d = total.records.n_records, total.records.n_features
+    coef: Array = np.zeros(total.shape) if start is None else np.array(start, np.float64)
     stride = n // max(_SUBSET_RECORDS_PER_FEATURE * d, min(n // _SUBSET_SHARE, _SUBSET_RECORDS), 1)
-    if stride < 3 or not objective.affords_hessian:
-        return _descend(objective, coef, tolerance, objective.inverse_hessian(coef))
-    subset = objective.thinned(stride)
+    if stride < 3 or not total.affords_hessian:
+        return _descend(total, coef, tolerance, total.inverse_hessian(coef))
+    subset = total.thinned(stride)
     if start is None:
         # Nothing is gained by solving the subset better than it resembles the whole: its gradient
         # differs from the whole one by about n/√m typical slopes.
-        loss, m = objective.loss, subset.records.n_records
-        resemblance = objective.weight * n * math.sqrt(2 * loss.curvature * loss.at_zero / m)
+        loss, m = total.loss, subset.records.n_records
+        resemblance = total.weight * n * math.sqrt(2 * loss.curvature * loss.at_zero / m)
         coef, _, _ = _climb(subset, max(tolerance, 0.03 * resemblance))
-    return _descend(objective, coef, tolerance, subset.inverse_hessian(coef))
+    return _descend(total, coef, tolerance, subset.inverse_hessian(coef))
 
 
 def _descend(
-    objective: _Objective, coef: Array, tolerance: float, inverse: Inverse
+    total: _Total, coef: Array, tolerance: float, inverse: Inverse
 ) -> tuple[Array, float, Inverse]:
     """Follow quasi-Newton directions in the metric of a Hessian that is renewed when that pays.
 
@@ -741,36 +738,36 @@ def _descend(
     g/steepness remain: as ‖g‖ > tolerance >= 4·error, each lowers F by tolerance²/(4·steepness) at
     least.
     """
-    k, d = objective.loss.n_outputs, objective.records.n_features
+    k, d = total.loss.n_outputs, total.records.n_features
     hessian_cost = d * (k + 1) / 16 + 3  # in passes, measured
-    begun = objective.passes
+    begun = total.passes
     steps: deque[tuple[Array, Array, float]] = deque(maxlen=_MEMORY)
-    gradient = objective.gradient(coef)
+    gradient = total.gradient(coef)
     before = math.inf
     while (norm := _norm(gradient)) > tolerance:
-        passes = objective.passes - begun
+        passes = total.passes - begun
         if passes > _PLAIN_AFTER:
-            coef = coef - gradient / objective.steepness
-            gradient = objective.gradient(coef)
+            coef = coef - gradient / total.steepness
+            gradient = total.gradient(coef)
             continue
-        direction = _direction(gradient, steps, inverse, rescale=not objective.affords_hessian)
+        direction = _direction(gradient, steps, inverse, rescale=not total.affords_hessian)
         slope = float(np.vdot(gradient, direction))
         # The squared Newton decrement, -slope, tells the pace, and the pace how many passes are
         # left.
         pace = -slope / before
         left = 2 * math.log(tolerance / norm) / math.log(max(pace, 1e-9)) if pace < 1 else math.inf
-        if left > hessian_cost and objective.affords_hessian:
-            inverse = objective.inverse_hessian(coef)
+        if left > hessian_cost and total.affords_hessian:
+            inverse = total.inverse_hessian(coef)
             steps.clear()
             direction = -inverse(gradient)
             slope = float(np.vdot(gradient, direction))
         if slope >= 0:
             steps.clear()
-            direction = -gradient / objective.steepness
+            direction = -gradient / total.steepness
             slope = float(np.vdot(gradient, direction))
         before = -slope
         trial, ahead = _step(
-            objective, coef, direction, slope, tolerance, 0.5 if passes < _STRICT_AFTER else 0.0
+            total, coef, direction, slope, tolerance, 0.5 if passes < _STRICT_AFTER else 0.0
         )
         move, change = trial - coef, ahead - gradient
         product = float(np.vdot(move, change))
@@ -802,7 +799,7 @@ def _direction(
 
 
 def _step(
-    objective: _Objective,
+    total: _Total,
     coef: Array,
     direction: Array,
     slope: float,
@@ -813,7 +810,7 @@ def _step(
     low, low_slope, high, high_slope, step = 0.0, slope, math.inf, 0.0, 1.0
     for _ in range(60):
         trial = coef + step * direction
-        gradient = objective.gradient(trial)
+        gradient = total.gradient(trial)
         there = float(np.vdot(gradient, direction))
         if 0.9 * slope <= there <= -overshoot * slope or _norm(gradient) <= tolerance:
             break

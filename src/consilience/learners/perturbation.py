@@ -26,6 +26,8 @@ from consilience.learners.erm import (
     HuberHinge,
     Logistic,
     Loss,
+    Problem,
+    PublicFacts,
     Softmax,
     gradient_error,
     solve,
@@ -130,13 +132,15 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
     in_objective = radius if is_in_objective(noise) else 0.0
     size_of_matrix = 0.0 if matrix is None else float(np.linalg.norm(matrix))
     rounding = gradient_error(
-        task.loss,
-        n_records=bound,
-        n_features=task.dimension,
-        regularization=ridge,
-        linear_norm=in_objective,
-        matrix_norm=size_of_matrix,
-        tolerance=TOLERANCE * strong,
+        PublicFacts(
+            task.loss,
+            n_records=bound,
+            n_features=task.dimension,
+            regularization=ridge,
+            linear_norm=in_objective,
+            matrix_norm=size_of_matrix,
+            tolerance=TOLERANCE * strong,
+        )
     )
     tolerance = max(TOLERANCE * strong, 8 * rounding)
     closing = None
@@ -352,10 +356,9 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
     found = solve(
         task.records if chunked else task.X,
         None if chunked else task.y,
-        task.loss,
-        regularization=plan.regularization,
-        linear=in_objective,
-        matrix=plan.matrix,
+        Problem(
+            task.loss, regularization=plan.regularization, linear=in_objective, matrix=plan.matrix
+        ),
         tolerance=plan.tolerance,
     )
     coef: Array = found.coef

@@ -17,7 +17,7 @@ from scipy import linalg, special
 from sklearn.base import clone
 
 from consilience.errors import SettingsError
-from consilience.learners.erm import Logistic, Loss, solve
+from consilience.learners.erm import Logistic, Loss, Problem, solve
 from consilience.learners.linear import (
     PrivateLinearSVC,
     PrivateLogisticRegression,
@@ -186,10 +186,12 @@ class PublicRecords(Population):
         fitted = solve(
             self.rows[keep],
             labels,
-            self.kind,
-            regularization=len(labels) * ridge,
+            Problem(
+                self.kind,
+                regularization=len(labels) * ridge,
+                linear=None if linear is None else len(labels) * linear,
+            ),
             tolerance=1e-7 * len(labels),
-            linear=None if linear is None else len(labels) * linear,
         )
         return np.asarray(fitted.coef, np.float64)
 

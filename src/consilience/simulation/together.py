@@ -50,7 +50,7 @@ def fit_together(
     None: ``epsilon`` must be infinite.
     """
     # Loaded here: its compiler would cost every start 50 MB.
-    from consilience.learners.batch import solve_many
+    from consilience.learners.batch import SiteProblems, solve_many
 
     assert math.isinf(learner.epsilon)
     first = clone(learner).fit(X[sites[0]], y[sites[0]])
@@ -65,14 +65,17 @@ def fit_together(
         )
         for n in np.unique(sizes).tolist()
     }
-    settings: dict[str, Any] = {
-        "sites": np.repeat(np.arange(len(sites)), sizes),
-        "n_sites": len(sites),
-        "regularization": np.array([plans[n].regularization for n in sizes.tolist()]),
-        "tolerance": np.array([plans[n].tolerance for n in sizes.tolist()]),
-        "n_threads": n_threads,
-    }
-    parts = [solve_many(ball, problem.labels, loss, **settings).coef for problem in problems]
+    trainings = SiteProblems(
+        loss,
+        sites=np.repeat(np.arange(len(sites)), sizes),
+        n_sites=len(sites),
+        regularization=np.array([plans[n].regularization for n in sizes.tolist()]),
+        tolerance=np.array([plans[n].tolerance for n in sizes.tolist()]),
+    )
+    parts = [
+        solve_many(ball, problem.labels, trainings, n_threads=n_threads).coef
+        for problem in problems
+    ]
     # (site, output, dimension): one output for each problem, or all outputs of the only problem.
     vectors = np.stack(parts, axis=1) if loss.n_outputs == 1 else parts[0]
     vectors = vectors * getattr(first, "label_bound", 1.0)

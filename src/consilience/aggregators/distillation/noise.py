@@ -18,7 +18,15 @@ from scipy.linalg import helmert
 from consilience.aggregators.base import Array
 from consilience.aggregators.distillation.tally import Tally
 from consilience.errors import SettingsError
-from consilience.learners.erm import Logistic, Loss, Softmax, gradient_error, solve
+from consilience.learners.erm import (
+    Logistic,
+    Loss,
+    Problem,
+    PublicFacts,
+    Softmax,
+    gradient_error,
+    solve,
+)
 from consilience.learners.perturbation import TOLERANCE
 from consilience.privacy.accounting import (
     Closing,
@@ -157,7 +165,11 @@ def minimum(
         loss, y = Softmax(rows.n_classes), np.zeros(n, dtype=np.int64)
         linear[0] += rows.X.sum(axis=0)
     found = solve(
-        rows.X, y, loss, regularization=ridge, tolerance=tolerance, linear=linear, start=start
+        rows.X,
+        y,
+        Problem(loss, regularization=ridge, linear=linear),
+        tolerance=tolerance,
+        start=start,
     )
     return np.asarray(found.coef, dtype=np.float64)
 
@@ -167,11 +179,13 @@ def loose_tolerance(rows: Rows, target: Array, strength: float) -> float:
     n, d = rows.X.shape
     linear_norm = n * (float(np.linalg.norm(target)) + 1)
     rounding = gradient_error(
-        rows.loss,
-        n_records=n,
-        n_features=d,
-        regularization=strength * n,
-        linear_norm=linear_norm,
+        PublicFacts(
+            rows.loss,
+            n_records=n,
+            n_features=d,
+            regularization=strength * n,
+            linear_norm=linear_norm,
+        )
     )
     return float(max(1e-7 * n, 8 * rounding))
 
@@ -199,12 +213,14 @@ class Plan:
         """Set the solver's tolerance well above the rounding of a gradient, and return that."""
         n, d = self.rows.X.shape
         rounding: float = gradient_error(
-            loss,
-            n_records=n,
-            n_features=d,
-            regularization=ridge,
-            linear_norm=linear_norm,
-            tolerance=TOLERANCE * ridge,
+            PublicFacts(
+                loss,
+                n_records=n,
+                n_features=d,
+                regularization=ridge,
+                linear_norm=linear_norm,
+                tolerance=TOLERANCE * ridge,
+            )
         )
         # The statistic's rounding holds for any records, as ‖x‖ <= 1.
         rounding += n * _statistic_error(np.ones((n, 1)), self.rows.n_classes)
