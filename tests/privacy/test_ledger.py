@@ -175,7 +175,7 @@ print(json.dumps({"charged": [k for w, k in lines if w == "charged"],
 def check_race(
     path: Path, *, n_processes: int, n_attempts: int, n_fitting: int, cost: float
 ) -> dict:
-    """Race on a budget of ``n_fitting * cost`` and check that those that fit were charged."""
+    """Race on a budget of ``n_fitting * cost``; check that exactly those that fit were charged."""
     Ledger(path).allow("ward", Budget(epsilon=n_fitting * cost))
     found = run(RACE, path, n_processes, n_attempts, cost, timeout_seconds=900)
     ledger = Ledger(path)

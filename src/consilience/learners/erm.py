@@ -542,7 +542,7 @@ def _squares(loss: Loss, coef: Array, chunks: Chunks) -> Array:
     """Return the diagonal of Σ bend·xxᵀ."""
     total = np.zeros((loss.n_outputs, coef.shape[-1]))
     for X, bend in _curved(loss, coef, chunks):
-        square = X.multiply(X) if isinstance(X, sparse.csr_array) else np.square(X)
+        square = cast(sparse.csr_array, X).multiply(X) if sparse.issparse(X) else np.square(X)
         total += np.einsum("kkj->kj", bend) @ square
     return total
 
@@ -560,8 +560,9 @@ def _thin(stride: int, chunks: Chunks) -> list[tuple[Matrix, Labels]]:
 
 def _gram(X: Matrix, weights: Array) -> Array:
     """Return Xᵀ diag(w) X for every row w of `weights`, as (feature, row, feature)."""
-    if isinstance(X, sparse.csr_array):
-        return np.stack([(X.T @ X.multiply(w[:, None])).toarray() for w in weights], axis=1)
+    if sparse.issparse(X):
+        rows = cast(sparse.csr_array, X)
+        return np.stack([(rows.T @ rows.multiply(w[:, None])).toarray() for w in weights], axis=1)
     wide = weights.T[:, :, None] * X[:, None, :]
     return np.asarray(X.T @ wide.reshape(len(X), -1)).reshape(X.shape[1], *wide.shape[1:])
 
