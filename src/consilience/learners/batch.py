@@ -722,7 +722,7 @@ def _room(problem, u):  # type: ignore[no-untyped-def]
 
 @compiled
 def _direct(code, problem, u, moving, work):  # type: ignore[no-untyped-def]
-    """Write Newton's step, and the regulariser's slopes along it; zero in lanes that stand still."""
+    """Write Newton's step and the regulariser's slopes along it; zero in lanes that stand still."""
     du, dz, first, second = work.du, work.dz, work.first, work.second
     if problem.dual:
         _dual_step(code, problem, work)

@@ -317,7 +317,7 @@ class Problem(NamedTuple):
 
 
 class PublicFacts(NamedTuple):
-    """What :func:`gradient_error` may know of a problem; the norms bound ‖b‖ and ‖M‖ (Frobenius)."""
+    """What :func:`gradient_error` may know of a problem; the norms bound ‖b‖ and ‖M‖_F."""
 
     loss: Loss
     n_records: int
