@@ -84,8 +84,8 @@ def test_the_verdict_of_a_release_is_read_from_the_gains_of_its_rows():
     found = compare_rows([release, public, median, best, other])
     assert found.helps  # neither the best in hindsight nor other ways to join are alternatives
     assert found.comparison == (
-        f"lower than {PUBLIC_ROW} (30.0%, gain +0.050 to +0.150); "
-        f"lower than {MEDIAN_ROW} (25.0%, gain +0.010 to +0.090)"
+        f"lower than {PUBLIC_ROW} (30.0%, gain +5.0 to +15.0 percentage points); "
+        f"lower than {MEDIAN_ROW} (25.0%, gain +1.0 to +9.0 percentage points)"
     )
     worse = row(PUBLIC_ROW, "baseline", 0.1, (-0.1, -0.15, -0.05))
     assert compare_rows([release, worse, median]).helps is False

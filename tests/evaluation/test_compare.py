@@ -134,11 +134,11 @@ def test_the_sentence_names_every_alternative_with_its_loss_and_the_gain():
 
     good = join("alone", "exact")
     assert (good.helps, good.answer) == (True, "helps")
-    assert good.comparison.startswith("lower than alone (30.0%, gain +0.087 to +0.113)")
-    assert "; lower than exact (25.0%, gain +0.0" in good.comparison
+    assert good.comparison.startswith("lower than alone (30.0%, gain +8.7 to +11.3 percentage points)")
+    assert "; lower than exact (25.0%, gain +4." in good.comparison
     beaten = join("alone", "public")
     assert (beaten.helps, beaten.answer) == (False, "does not help")
-    assert "HIGHER than public (10.0%, gain -0.1" in beaten.comparison
+    assert "HIGHER than public (10.0%, gain -11.3 to -8.7 " in beaten.comparison
     unclear = join("close")
     assert (unclear.helps, unclear.answer) == (None, "does not clearly help")
     assert unclear.comparison.startswith("not clearly different from close (20.1%, gain -")
@@ -149,3 +149,5 @@ def test_a_loss_that_is_no_share_is_not_shown_in_percent():
     assert found.comparison == (
         "not clearly different from alone (0.5123, no interval from one repeat)"
     )
+    found = Joining({"alone": Gap(0.51234, 0.4, Measure(0.11, 0.0612, 0.16))}, "rmse")
+    assert found.comparison == "lower than alone (0.5123, gain +0.061 to +0.160)"

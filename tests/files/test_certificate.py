@@ -55,7 +55,7 @@ def test_whether_joining_helped_is_decided_by_the_paired_gains(low, high, answer
 
     page = of_release(signed_with(with_gains, tmp_path / "release")).as_text(width=10_000)
     assert f"Compared record by record, joining {answer}: the release's error is" in page
-    assert f"gain {low:+.3f} to {high:+.3f}" in page
+    assert f"gain {100 * low:+.1f} to {100 * high:+.1f} percentage points" in page
 
 
 def test_a_release_without_paired_gains_is_shown_without_a_verdict():

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from consilience.aggregators.average import Average
+from consilience.evaluation.baselines import LOCAL, OWN
 from consilience.evaluation.measures import measures
+from consilience.learners.erm import HuberHinge
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.trees.forest import PrivateForestClassifier
+from consilience.simulation.cell import SITES_TOGETHER
+from consilience.simulation.simulate import _set_up, simulate
 from consilience.simulation.together import fit_together, measure_together
 
 RNG = np.random.default_rng(3)
@@ -67,6 +72,48 @@ def test_learners_say_whether_they_can_be_trained_together():
     assert not matrix.can_train_together()
     forest = PrivateForestClassifier(epsilon=math.inf, classes=[0, 1])
     assert not forest.can_train_together()
+
+
+class Shifted(PrivateLogisticRegression):
+    """Trains in its own way."""
+
+    def _train(self, task, plan, source):
+        super()._train(task, plan, source)
+        self.intercept_ = self.intercept_ + 1
+
+
+class Sharp(PrivateLinearSVC):
+    """Has another loss."""
+
+    def loss(self, n_classes):
+        return HuberHinge(0.1)
+
+
+class Named(PrivateLogisticRegression):
+    """Trains as its parent does."""
+
+    shorthand = "named"
+
+
+def test_a_subclass_with_training_of_its_own_is_not_trained_together():
+    settings = {"epsilon": math.inf, "classes": [0, 1]}
+    assert Named(**settings).can_train_together()
+    assert not Shifted(**settings).can_train_together()
+    assert not Sharp(**settings).can_train_together()
+    asked = {"sites": SITES_TOGETHER, "repeats": 1, "seed": 0, "baselines": [OWN, LOCAL]}
+    learners = {
+        "parent": PrivateLogisticRegression(**settings),
+        "named": Named(**settings),
+        "shifted": Shifted(**settings),
+    }
+    found = simulate(learners, Average("equal"), X, TWO, **asked)
+    parent, named, shifted = (found.values(name, "inf", OWN) for name in learners)
+    assert np.array_equal(parent, named)
+    cut = _set_up(learners, Average("equal"), X, TWO, **asked)[0].cut(0)
+    alone = [Shifted(**settings).fit(X[rows], TWO[rows]) for rows in cut.sites]
+    wrong = [np.mean(one.predict(cut.X_test) != cut.y_test) for one in alone]
+    assert shifted == pytest.approx(np.mean(wrong))
+    assert shifted > parent
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -133,9 +133,11 @@ class Joining:
         return "; ".join(self._compare(title, gap) for title, gap in self.gaps.items())
 
     def _compare(self, title: str, gap: Gap) -> str:
-        sure = (
-            f"gain {gap.gain.low:+.3f} to {gap.gain.high:+.3f}"
-            if math.isfinite(gap.gain.low)
-            else "no interval from one repeat"
-        )
+        low, high = gap.gain.low, gap.gain.high
+        if not math.isfinite(low):
+            sure = "no interval from one repeat"
+        elif self.metric == "error":
+            sure = f"gain {100 * low:+.1f} to {100 * high:+.1f} percentage points"
+        else:
+            sure = f"gain {low:+.3f} to {high:+.3f}"
         return f"{_WORDS[gap.verdict]} {title} ({self.show(gap.other)}, {sure})"

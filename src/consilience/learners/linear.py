@@ -68,6 +68,12 @@ _NO_THESIS = (
     "calibration='thesis' names the thesis' matrix perturbation and applies to "
     "mechanism='matrix' only. Nothing was trained. Use calibration='tight'."
 )
+# What the batch in `simulation/together.py` does in its own way, for models and their scores.
+_TRAINING = (
+    *("fit", "make_task", "loss", "_fit", "_plan", "_train", "_dimension"),
+    *("_task_in_memory", "_task_in_chunks", "_cap_persons", "check_settings"),
+    *("restore_state", "_scores", "decision_function", "predict", "_answers"),
+)
 
 
 def best_class(classes: Array, scores: Array) -> Array:
@@ -118,9 +124,15 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         return f"{rows * (schema.n_features + 1):,} coefficients of a linear model"
 
     def can_train_together(self) -> bool:
-        """Tell whether exact models of many sites can be trained in one batch."""
+        """Tell whether exact models of many sites can be trained in one batch.
+
+        A subclass that trains or predicts in its own way cannot: the batch would pass it over.
+        """
+        cls = type(self)
+        known = next(base for base in cls.__mro__ if base.__module__ == __name__)
+        alike = all(getattr(cls, name, None) is getattr(known, name, None) for name in _TRAINING)
         declared = self.predicts_number or self.classes is not None
-        return self.mechanism != "matrix" and self.unit == "record" and declared
+        return alike and self.mechanism != "matrix" and self.unit == "record" and declared
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
