@@ -112,9 +112,8 @@ class Study:
 def test_every_row_but_the_release_has_its_gain_on_the_same_test_records():
     X, y = table(900)
     members = [logistic().fit(X[i:300:3], y[i:300:3]) for i in range(3)]
-    contributions = [SimpleNamespace(learner=member) for member in members]
     ensemble, test = Average("size").combine(members), Public(X[400:], y[400:])
-    given = {"contributions": contributions, "public": Public(X[300:400], y[300:400])}
+    given = {"members": members, "public": Public(X[300:400], y[300:400])}
     rows = assess(ensemble, study=Study(), test=test, **given)
     kinds = {found["method"]: found["kind"] for found in rows}
     assert kinds == {
@@ -150,7 +149,7 @@ def test_members_that_are_not_private_by_themselves_are_not_measured(setting):
     rows = assess(
         Average("size").combine(members),
         study=study,
-        contributions=[SimpleNamespace(learner=member) for member in members],
+        members=members,
         public=Public(X[300:400], y[300:400]),
         test=test,
     )
@@ -169,7 +168,7 @@ def test_trees_are_compared_with_what_combines_trees():
     rows = assess(
         WeightedVote("size").combine(members),
         study=study,
-        contributions=[SimpleNamespace(learner=member) for member in members],
+        members=members,
         public=Public(X[300:400], y[300:400]),
         test=Public(X[400:], y[400:]),
     )

@@ -11,7 +11,6 @@ from consilience.evaluation.compare import (
     Gap,
     Joining,
     Measure,
-    joining_helps,
     paired_gap,
     repeated_gap,
 )
@@ -118,10 +117,14 @@ def test_a_repeated_gap_is_students_with_the_correction_for_overlap():
 
 def test_joining_helps_only_if_it_is_clearly_better_than_every_alternative():
     better, unclear, worse = Measure(1, 0.1, 2), Measure(1, -0.1, 2), Measure(-1, -2, -0.1)
-    assert joining_helps([better, better]) is True
-    assert joining_helps([better, unclear]) is None
-    assert joining_helps([better, unclear, worse]) is False
-    assert joining_helps([]) is None
+
+    def helps(*gains):
+        return Joining({f"way {i}": Gap(1.0, 0.0, gain) for i, gain in enumerate(gains)}).helps
+
+    assert helps(better, better) is True
+    assert helps(better, unclear) is None
+    assert helps(better, unclear, worse) is False
+    assert helps() is None
 
 
 def test_the_sentence_names_every_alternative_with_its_loss_and_the_gain():
@@ -134,7 +137,9 @@ def test_the_sentence_names_every_alternative_with_its_loss_and_the_gain():
 
     good = join("alone", "exact")
     assert (good.helps, good.answer) == (True, "helps")
-    assert good.comparison.startswith("lower than alone (30.0%, gain +8.7 to +11.3 percentage points)")
+    assert good.comparison.startswith(
+        "lower than alone (30.0%, gain +8.7 to +11.3 percentage points)"
+    )
     assert "; lower than exact (25.0%, gain +4." in good.comparison
     beaten = join("alone", "public")
     assert (beaten.helps, beaten.answer) == (False, "does not help")

@@ -63,14 +63,6 @@ Learner = PrivateLearner[Any, Any]
 QualityRow = dict[str, Any]  # method, kind, n_records, level, and measures by name
 
 
-class Contribution(Protocol):
-    """What `assess` asks of a site's contribution."""
-
-    @property
-    def learner(self) -> Any:
-        """The fitted learner."""
-
-
 class Agreement(Protocol):
     """What `assess` asks of a study."""
 
@@ -123,7 +115,7 @@ def assess(
     ensemble: Predictor,
     *,
     study: Agreement,
-    contributions: Sequence[Contribution],
+    members: Sequence[Learner],
     public: Public | None,
     test: Public | None,
 ) -> list[QualityRow]:
@@ -147,7 +139,6 @@ def assess(
         rows.append(table.measure(PUBLIC_ROW, "baseline", alone))
     if study.trusted or study.draws_noise:
         return rows
-    members = [contribution.learner for contribution in contributions]
     errors = [next(iter(measures(member, test.X, test.y).values())) for member in members]
     order = np.argsort(errors, kind="stable")
     rows.append(table.measure(MEDIAN_ROW, "baseline", members[order[len(order) // 2]]))

@@ -9,7 +9,7 @@ alternative is clearly better; otherwise it does not clearly help.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,23 +42,8 @@ class Gap:
 
     @property
     def verdict(self) -> str:
-        """Say how joining does: ``"better"``, ``"worse"`` or ``"unclear"``, by the interval."""
-        return verdict(self.gain)
-
-
-def verdict(gain: Measure) -> str:
-    """Return ``"better"``, ``"worse"`` or ``"unclear"``: where the interval of the gain lies."""
-    return "better" if gain.low > 0 else "worse" if gain.high < 0 else "unclear"
-
-
-def joining_helps(gains: Iterable[Measure]) -> bool | None:
-    """Apply the rule to the gains over all alternatives.
-
-    True if joining is clearly better than every one, False if one is clearly better than joining,
-    None if it is unclear, or if there is nothing to compare with.
-    """
-    verdicts = {verdict(gain) for gain in gains}
-    return True if verdicts == {"better"} else False if "worse" in verdicts else None
+        """Say how joining does, by its interval: ``"better"``, ``"worse"`` or ``"unclear"``."""
+        return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "unclear"
 
 
 def paired_gap(
@@ -115,8 +100,13 @@ class Joining:
 
     @property
     def helps(self) -> bool | None:
-        """Whether joining helps, by `joining_helps`."""
-        return joining_helps(gap.gain for gap in self.gaps.values())
+        """Whether joining helps.
+
+        True if joining is clearly better than every alternative, False if one is clearly better
+        than joining, None if it is unclear, or if there is nothing to compare with.
+        """
+        verdicts = {gap.verdict for gap in self.gaps.values()}
+        return True if verdicts == {"better"} else False if "worse" in verdicts else None
 
     @property
     def answer(self) -> str:

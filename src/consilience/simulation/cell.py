@@ -1,24 +1,33 @@
-"""One cell of a simulation: one repeat of one learner.
+"""The cells of a simulation: one cell is one repeat of one learner.
 
-Within a cell each model is trained once, combined in every way, and measured on the same test
-records, so that all differences between methods are paired.
+A `Setup` holds the checked arguments, and makes learners and aggregators for its cells. Within a
+`Cell` each model is trained once, combined in every way, and measured on the same test records, so
+that all differences between methods are paired.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+import joblib
 import numpy as np
+import scipy
+import sklearn
 from numpy.typing import NDArray
+from sklearn.base import clone, is_classifier
 
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.distillation.tally import Question, Tally
 from consilience.aggregators.members import Member, as_members
+from consilience.errors import SettingsError
 from consilience.evaluation.baselines import (
     BEST,
     EXACT,
@@ -32,8 +41,9 @@ from consilience.evaluation.baselines import (
 from consilience.evaluation.measures import Predictor, main_metric, measures
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise
-from consilience.simulation.setup import Learner, Setup
-from consilience.simulation.together import fit_together, measure_together
+from consilience.simulation.digest import code_digest, describe_function
+from consilience.simulation.division import Cut, Divider, derive_seed
+from consilience.simulation.together import Learner, fit_together, measure_together
 
 Array = NDArray[Any]
 Metrics = dict[str, float]
@@ -45,12 +55,158 @@ SITES_LISTED = 100  # with more, single sites have no rows and are measured by w
 SITES_TOGETHER, RECORDS_TOGETHER = 8, 4096
 
 
+@dataclass(frozen=True)
+class Setup:
+    """Divided records, and what is tried on them: all learners with all aggregators, at all levels.
+
+    It is all that a worker needs to run any cell. With a seed, every draw of noise follows from the
+    seed and the names of the cell, so results do not depend on the backend or on which cell is done
+    first.
+    """
+
+    divider: Divider
+    seed: int | None
+    learners: Mapping[str, Learner]
+    aggregators: Mapping[str, Aggregator]
+    levels: Mapping[str, Array] | None  # epsilon by name; None: each learner's own
+    baselines: frozenset[str]
+    draws: int = 1
+    gives_budget: bool = True  # whether aggregators with an epsilon get the level's
+    digests: Mapping[str, str] = field(default_factory=dict)  # by learner, for a checkpoint
+    held: dict[int, Cut] = field(default_factory=dict)  # the last cut, for the next learner
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"held": {}}  # a worker divides for itself
+
+    def run(self, cell: tuple[int, str], n_threads: int) -> dict[str, list[Any]]:
+        """Run one cell. The answer is plain values, as they are stored in a checkpoint."""
+        return Cell(self, *cell, n_threads).run()
+
+    def key(self, cell: tuple[int, str]) -> str:
+        """Return a digest of everything that determines one cell, and of nothing that does not."""
+        repeat, name = cell
+        return hashlib.sha256(f"{self.digests[name]} {repeat}".encode()).hexdigest()
+
+    def with_digests(self) -> Setup:
+        """Return the setup with a digest of arguments and code for each learner."""
+        divider = self.divider
+        prepare: Any = divider.preparation
+        if prepare is not None and inspect.isfunction(prepare.how):
+            prepare = (prepare.learned_on, describe_function(prepare.how))
+        shared = [
+            [getattr(divider.records, part.name) for part in fields(divider.records)],
+            [getattr(divider.division, part.name) for part in fields(divider.division)],
+            [divider.ids, divider.split_seed, self.seed, prepare],
+            [self.levels, self.draws, self.gives_budget],
+            # The order of aggregators is that of rows; the order of a set is no order.
+            [dict(self.aggregators), list(self.aggregators), sorted(self.baselines)],
+            [np.__version__, scipy.__version__, sklearn.__version__, code_digest()],
+        ]
+        try:
+            common = joblib.hash(shared, hash_name="sha1")
+            digests = {
+                name: joblib.hash([common, name, learner], hash_name="sha1")
+                for name, learner in self.learners.items()
+            }
+        except Exception:  # of any kind: what cannot be pickled says so in its own way
+            raise SettingsError(
+                "A checkpoint was asked for, but a learner, an aggregator or 'prepare' cannot be "
+                "told from others: it holds what cannot be pickled. Nothing was trained. Use a "
+                "function of a module, or no checkpoint."
+            ) from None
+        return replace(self, digests=digests)
+
+    def cut(self, repeat: int) -> Cut:
+        """Return the division of one repeat: the same for all methods."""
+        cut = self.held.get(repeat)
+        if cut is None:
+            cut = self.divider.cut(repeat)
+            self.held.clear()
+            self.held[repeat] = cut
+        return cut
+
+    def epsilons(self, name: str) -> dict[str, tuple[float, ...]]:
+        """Return the epsilon of each site at each level of this learner."""
+        own = self.learners[name].epsilon
+        levels = {f"{own:g}": np.asarray(own)} if self.levels is None else self.levels
+        return {
+            level: tuple(np.broadcast_to(epsilon, self.divider.n_sites).tolist())
+            for level, epsilon in levels.items()
+        }
+
+    def noise(self, *names: object) -> Noise | None:
+        """Return the noise of one draw: seeded by its names if the report is to repeat."""
+        return None if self.seed is None else Noise(seed=derive_seed(self.seed, *names))
+
+    def make(
+        self,
+        name: str,
+        epsilon: float,
+        noise: Noise | None = None,
+        *,
+        size: int | None = None,
+        who: tuple[object, ...],
+    ) -> Learner:
+        """Return an untrained learner that knows the public facts.
+
+        `size` is the public guess of its number of records. Public randomness, such as which
+        features a tree may split, is another for each model of a repeat (`who`); an exact forest
+        draws too, which tree a record is for.
+        """
+        made: Learner = clone(self.learners[name])
+        known = made.get_params(deep=False)
+        noise = noise if math.isfinite(epsilon) else self.noise(name, *who, "exact")
+        facts: dict[str, Any] = {"epsilon": epsilon, "noise": noise}
+        if known.get("classes", ()) is None:
+            facts["classes"] = np.unique(self.divider.records.y) if is_classifier(made) else None
+        if known.get("public_size") is not None and size is not None:
+            facts["public_size"] = size
+        if known.get("random_state", 0) is None:
+            facts["random_state"] = derive_seed(self.divider.split_seed, name, *who) % 2**32
+        made.set_params(**facts)
+        return made
+
+    def aggregator(
+        self, name: str, epsilons: Sequence[float], cell: tuple[object, ...], draw: Sequence[str]
+    ) -> Aggregator:
+        """Return an aggregator with what the level promises and randomness of its own.
+
+        Private aggregation records too are promised what the level promises to records.
+        """
+        made = self.aggregators[name]
+        if self.levels is not None and self.gives_budget:
+            made = made.with_budget(epsilons)
+        # Folds and the like are public, and the same in every run.
+        state = derive_seed(self.divider.split_seed, *cell, name) % 2**32
+        return made.with_noise(self.noise(*cell, *draw, name), state)
+
+    def facts(self, repeats: int) -> dict[str, Any]:
+        """Return what a reader of the report must know."""
+        cut, divider = self.cut(0), self.divider
+        division, preparation = divider.division, divider.preparation
+        return {
+            "records": len(divider.records.y),
+            "features": int(cut.X.shape[1]),
+            "sites": divider.n_sites,
+            "sizes": [len(rows) for rows in cut.sites],
+            "public": 0 if cut.public is None else int(cut.public.X.shape[0]),
+            "labelled": cut.public is not None and cut.public.y is not None,
+            "test": len(cut.y_test),
+            "resampled": not isinstance(division.test, tuple),
+            "repeats": repeats,
+            "draws": self.draws,
+            "seed": self.seed,
+            "skew": {"label": division.label_skew, "feature": division.feature_skew},
+            "prepared": None if preparation is None else preparation.learned_on,
+        }
+
+
 class Cell:
     """One repeat of one learner."""
 
     def __init__(self, setup: Setup, repeat: int, name: str, n_threads: int) -> None:
         self.setup, self.repeat, self.name, self.n_threads = setup, repeat, name, n_threads
-        self.ways, self.records = setup.ways, setup.divider.records
+        self.records = setup.divider.records
         self.cut = setup.cut(repeat)
         self.held = [site for site, rows in enumerate(self.cut.sites) if len(rows)]
         self.sites = [self.cut.sites[site] for site in self.held]
@@ -64,7 +220,7 @@ class Cell:
         exact = self._without_noise()
         for level, epsilons in self.setup.epsilons(self.name).items():
             first = (self.repeat, self.name, level, min(epsilons), max(epsilons))
-            for draw in range(self.ways.draws if self._draws_noise(epsilons) else 1):
+            for draw in range(self.setup.draws if self._draws_noise(epsilons) else 1):
                 found, stated = self._with_noise(
                     level, [epsilons[site] for site in self.held], draw
                 )
@@ -83,13 +239,13 @@ class Cell:
 
     def _draws_noise(self, epsilons: Sequence[float]) -> bool:
         """Tell whether anything at this level comes out differently when it is drawn again."""
-        made = [self.setup.aggregator(name, epsilons, (), ()) for name in self.ways.aggregators]
+        made = [self.setup.aggregator(name, epsilons, (), ()) for name in self.setup.aggregators]
         return bool(np.isfinite(epsilons).any()) or any(one.draws_noise for one in made)
 
     def _without_noise(self) -> Found:
         """Return the baselines that are the same at every level."""
         found: Found = {}
-        wanted, public = self.ways.baselines, self.cut.public
+        wanted, public = self.setup.baselines, self.cut.public
         if OWN in wanted:
             found["local", OWN] = _mean(self.own)
         if EXACT in wanted:
@@ -108,13 +264,14 @@ class Cell:
         self, level: str, epsilons: list[float], draw: int
     ) -> tuple[Found, dict[str, Guarantee]]:
         """Return what depends on the level, and what each method guarantees."""
-        wanted = self.ways.baselines
+        wanted = self.setup.baselines
         cell, drawn = (self.repeat, self.name, level), [f"draw-{draw}"] if draw else []
         found: Found = {}
         stated: dict[str, Guarantee] = {}
         alone: list[Metrics] = []
         members: Sequence[Learner] = ()
-        if wanted & {LOCAL, BEST} or not self.ways.all_need_exact_members:
+        ways = self.setup.aggregators.values()
+        if wanted & {LOCAL, BEST} or not all(way.needs_exact_members for way in ways):
             members = self._fit_members(epsilons, [(*cell, *drawn, site) for site in self.held])
         if wanted & {LOCAL, BEST}:
             alone = self._measure_each(members)
@@ -126,8 +283,8 @@ class Cell:
                 pooled = self._fit_pool(min(epsilons), self.setup.noise(*cell, *drawn, "pool"))
             found["global", POOLED], stated[POOLED] = self._measure(pooled), pooled.guarantee_
         sent = _mean_bytes(members)
-        for method in self.ways.aggregators:
-            exact = self.ways.aggregators[method].needs_exact_members
+        for method in self.setup.aggregators:
+            exact = self.setup.aggregators[method].needs_exact_members
             made = self.setup.aggregator(method, epsilons, cell, drawn)
             with self._timed(method):
                 given = self._ask(made) if exact else members
@@ -181,7 +338,7 @@ class Cell:
 
     def _fit_pool(self, epsilon: float, noise: Noise | None) -> Learner:
         # The public guess is of one site's size, and grows with the number of sites.
-        guess = getattr(self.ways.learners[self.name], "public_size", None)
+        guess = getattr(self.setup.learners[self.name], "public_size", None)
         return self._fit(epsilon, self.everyone, noise, "pool", guess and guess * len(self.held))
 
     # ---------------------------------------------------------------------------- combining
@@ -219,7 +376,7 @@ class Cell:
     def _measure_joined(self, ensemble: Predictor, alone: Sequence[Metrics]) -> Metrics:
         """Measure an ensemble, and the share of sites that do better with it than alone."""
         found = self._measure(ensemble)
-        own = self.own if OWN in self.ways.baselines else ()
+        own = self.own if OWN in self.setup.baselines else ()
         for metric, others in (("helped", alone), ("helped_exact", own)):
             if others:
                 main = main_metric(found)

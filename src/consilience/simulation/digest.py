@@ -11,17 +11,15 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-# Whatever can change a number. Of this folder, sweep.py, report.py and chart.py only carry numbers.
+# Whatever can change a number. Of this folder, sweep.py and report.py only carry numbers.
 CODE = (
     "aggregators",
     "evaluation",
     "learners",
     "privacy",
     "simulation/cell.py",
-    "simulation/checks.py",
     "simulation/digest.py",
     "simulation/division.py",
-    "simulation/setup.py",
     "simulation/simulate.py",
     "simulation/together.py",
     "tables",

@@ -7,8 +7,9 @@ person's records go to the same part and the same site.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -20,7 +21,6 @@ from sklearn.utils.validation import check_X_y
 
 from consilience.errors import SettingsError
 from consilience.privacy.mechanisms import Noise, Source
-from consilience.simulation.checks import is_whole, require
 from consilience.tables.groups import split_sites
 from consilience.tables.public import Features, Public
 
@@ -72,20 +72,16 @@ class Records:
 
     X: Features
     y: Array
-    persons: Array | None = None
+    persons: Array | None
+    numeric: bool  # whether labels are those of regressors
 
     @classmethod
     def check(
         cls, X: object, y: object, *, numeric: bool, persons: ArrayLike | None = None
     ) -> Records:
-        """Check features and labels; `numeric` labels are those of regressors."""
+        """Check features and labels."""
         codes = None if persons is None else np.unique(persons, return_inverse=True)[1]
-        return cls(*_check_table(X, y, numeric=numeric), codes)
-
-    @cached_property
-    def classes(self) -> Array:
-        """The labels that occur."""
-        return np.unique(self.y)
+        return cls(*_check_table(X, y, numeric=numeric), codes, numeric)
 
     @cached_property
     def records_of(self) -> Array:
@@ -142,15 +138,13 @@ class Divider:
         records: Records,
         division: Division,
         preparation: Preparation | None,
-        *,
-        numeric: bool,
-        split_seed: int,
+        seed: int | None,
     ) -> Divider:
         """Check a division of these records, before anything is trained."""
         d = division
         test = TEST_SHARE if d.test is None else d.test
         if isinstance(test, tuple) and len(test) == 2:
-            test = _check_table(*test, numeric=numeric)
+            test = _check_table(*test, numeric=records.numeric)
             same = test[0].shape[1] == records.X.shape[1]
             require("test", "another table", same, "like X in its features")
         else:
@@ -162,23 +156,17 @@ class Divider:
             same = d.public.X.shape[1] == records.X.shape[1]
             require("public", "another table", same, "like X in its features")
         ids = _check_sites(records, d)
-        _check_skew(d, records, numeric=numeric)
+        _check_skew(d, records)
         if preparation is not None:
             fits = preparation.learned_on == "train" or d.public is not None
             require(
                 "public", d.public, fits, "given for prepare to learn from, or prepare_on='train'"
             )
-        sizes = None if d.sizes is None else tuple(d.sizes)
-        checked = Division(
-            d.sites if ids is None else 0,
-            sizes,
-            None,
-            d.public,
-            test,
-            d.label_skew,
-            d.feature_skew,
-        )
-        return cls(records, checked, ids, preparation, split_seed)
+        sites, sizes = d.sites if ids is None else 0, None if d.sizes is None else tuple(d.sizes)
+        checked = replace(d, sites=sites, sizes=sizes, site_column=None, test=test)
+        fresh = Noise(seed=None).open(stream=2**32) if seed is None else None
+        split = derive_seed(int(seed or 0), "split") if fresh is None else int(fresh.words(1)[0])
+        return cls(records, checked, ids, preparation, split)
 
     @property
     def n_sites(self) -> int:
@@ -187,11 +175,6 @@ class Divider:
             return int(self.ids.max() + 1)
         sites, sizes = self.division.sites, self.division.sizes
         return len(sizes) if sizes is not None else int(cast(int, sites))
-
-    @property
-    def resampled(self) -> bool:
-        """Whether the records tested on are others in every repeat."""
-        return not isinstance(self.division.test, tuple)
 
     def cut(self, repeat: int) -> Cut:
         """Return the division of one repeat: the same for all methods."""
@@ -264,6 +247,19 @@ class Divider:
         return np.split(rest, np.cumsum(sizes))[:-1]
 
 
+def is_whole(value: object) -> bool:
+    """Tell whether `value` is a whole number above zero, and not a truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
+
+
+def require(name: str, value: object, fits: bool, must: str) -> None:
+    """Refuse an argument of `simulate` that does not fit."""
+    if not fits:
+        raise SettingsError(
+            f"The {name!r} parameter of simulate must be {must}. Got {reprlib.repr(value)} instead."
+        )
+
+
 def derive_seed(seed: int, *names: object) -> int:
     """Return a 256-bit seed of its own for each tuple of names, the same in every process."""
     return int.from_bytes(hashlib.sha256(repr((seed, *names)).encode()).digest(), "little")
@@ -300,11 +296,11 @@ def _check_sites(records: Records, division: Division) -> Array | None:
     return ids if persons is None else ids[np.unique(persons, return_index=True)[1]]
 
 
-def _check_skew(division: Division, records: Records, *, numeric: bool) -> None:
+def _check_skew(division: Division, records: Records) -> None:
     label, feature = division.label_skew, division.feature_skew
     both = label is not None and feature is not None
     require("feature_skew", feature, not both, "left out if label_skew is given")
-    fits = label is None or (label > 0 and not numeric)
+    fits = label is None or (label > 0 and not records.numeric)
     require("label_skew", label, fits, "> 0, for classes")
     fits = feature is None or 0 <= feature <= 1
     require("feature_skew", feature, fits, "in [0, 1]")

@@ -10,45 +10,40 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from sklearn.base import is_classifier
 
 from consilience.aggregators.base import Aggregator
 from consilience.errors import SettingsError
-from consilience.privacy.guarantee import Guarantee
+from consilience.evaluation.baselines import BEST, LOCAL, POOLED, TITLES
+from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.mechanisms import Noise
+from consilience.privacy.spending import void_by_seed
 from consilience.progress import Progress
-from consilience.simulation.checks import is_whole, require
+from consilience.simulation.cell import Array, Setup
 from consilience.simulation.division import (
     Divider,
     Division,
     Preparation,
     Records,
-    Test,
-    derive_seed,
+    is_whole,
+    require,
 )
 from consilience.simulation.report import Report, Row
-from consilience.simulation.setup import (
-    Levels,
-    Setup,
-    Ways,
-    check_aggregators,
-    check_baselines,
-    check_draws,
-    check_learners,
-    check_levels,
-)
 from consilience.simulation.sweep import Store, check_backend, sweep
+from consilience.simulation.together import Learner
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.tables.public import Public
 from consilience.tables.reading import read_table
 
+Level = float | Sequence[float]
+Levels = Level | Sequence[Level] | Mapping[str, Level]
 Cell = tuple[int, str]  # a repeat, and the name of a learner
 
 
@@ -90,6 +85,7 @@ class Runs:
     def check(self) -> None:
         """Refuse what cannot work, before anything is trained."""
         require("repeats", self.repeats, is_whole(self.repeats), "a whole number > 0")
+        require("draws", self.draws, is_whole(self.draws), "a whole number > 0")
         fits = self.n_jobs is None or self.n_jobs != 0
         require("n_jobs", self.n_jobs, fits, "None or a number other than 0, as joblib takes it")
         check_backend(self.backend)
@@ -98,45 +94,21 @@ class Runs:
         require("seed", self.seed, fits, must)
 
 
-class Settings(TypedDict, total=False):
-    """The keywords of the short form: those of `Division`, `Runs` and a few more."""
-
-    sites: int | str | ArrayLike
-    public: Public | int | None
-    test: Test
-    repeats: int
-    seed: int | None
-    epsilon: Levels | None
-    sizes: Sequence[int] | None
-    label_skew: float | None
-    feature_skew: float | None
-    prepare: object
-    prepare_on: str
-    draws: int
-    baselines: Collection[str] | None
-    n_jobs: int | None
-    backend: str | None
-    checkpoint: str | Path | None
-    progress: Progress | None
-
-
-class StudySettings(TypedDict, total=False):
-    """The keywords of a study's simulation."""
-
-    division: Division
-    runs: Runs
-    epsilon: Levels | None
-
-
 @overload
 def simulate(
-    study: Study | str | Path, table: object, /, **settings: Unpack[StudySettings]
+    study: Study | str | Path,
+    table: object,
+    /,
+    *,
+    division: Division | None = None,
+    runs: Runs | None = None,
+    epsilon: Levels | None = None,
 ) -> Report: ...
 
 
 @overload
 def simulate(
-    learner: object, aggregator: object, X: object, y: object, **settings: Unpack[Settings]
+    learner: object, aggregator: object, X: object, y: object, **settings: Any
 ) -> Report: ...
 
 
@@ -204,7 +176,7 @@ def _run(setup: Setup, runs: Runs) -> Report:
     if runs.checkpoint is not None:
         store, setup = Store(Path(runs.checkpoint)), setup.with_digests()
     cells: list[Cell] = [
-        (repeat, name) for repeat in range(runs.repeats) for name in setup.ways.learners
+        (repeat, name) for repeat in range(runs.repeats) for name in setup.learners
     ]
     facts = setup.facts(runs.repeats)  # so that what cannot be divided fails before any training
     answers = sweep(
@@ -224,8 +196,11 @@ def _run(setup: Setup, runs: Runs) -> Report:
         for cell in cells
         for level, method, guarantee in answers[cell]["guarantees"]
     }
-    seconds = time.perf_counter() - started
-    return Report(rows, guarantees, facts, setup.guarantee(guarantees), seconds, timings)
+    weakest = max(guarantees.values(), key=lambda one: (not one.holds, one.epsilon), default=None)
+    if setup.seed is not None:
+        some = next(iter(setup.learners.values()))
+        weakest = void_by_seed(unit=some.unit, neighbours=some.neighbours)
+    return Report(rows, guarantees, facts, weakest, time.perf_counter() - started, timings)
 
 
 # ------------------------------------------------------------------------------- the short form
@@ -248,37 +223,13 @@ def _set_up(
     )
     if settings:
         raise TypeError(f"simulate() got unexpected keyword arguments {sorted(settings)}")
-    learners = check_learners(learner)
-    aggregators = check_aggregators(aggregator, baselines)
-    ways = Ways(
-        learners,
-        aggregators,
-        None,
-        check_baselines(baselines, aggregators),
-        check_draws(runs.draws),
-    )
-    records = Records.check(X, y, numeric=not ways.classify)
-    return _finish(ways, records, division, preparation, epsilon, runs)
-
-
-def _finish(
-    ways: Ways,
-    records: Records,
-    division: Division,
-    preparation: Preparation | None,
-    epsilon: Levels | None,
-    runs: Runs,
-) -> tuple[Setup, Runs]:
-    """Divide the records, and name the levels, which may have one epsilon for each site."""
-    fresh = Noise(seed=runs.seed).open(stream=2**32) if runs.seed is None else None
-    split_seed = (
-        derive_seed(int(runs.seed or 0), "split") if fresh is None else int(fresh.words(1)[0])
-    )
-    divider = Divider.check(
-        records, division, preparation, numeric=not ways.classify, split_seed=split_seed
-    )
-    ways = replace(ways, levels=check_levels(epsilon, divider.n_sites))
-    return Setup(divider, ways, Noise(seed=runs.seed).seed), runs
+    learners, aggregators = _check_learners(learner), _check_aggregators(aggregator, baselines)
+    wanted = _check_baselines(baselines, aggregators)
+    records = Records.check(X, y, numeric=_predict_numbers(learners))
+    divider = Divider.check(records, division, preparation, runs.seed)
+    levels = _check_levels(epsilon, divider.n_sites)
+    seed = Noise(seed=runs.seed).seed
+    return Setup(divider, seed, learners, aggregators, levels, wanted, runs.draws), runs
 
 
 def _take(cls: type[DataclassT], settings: dict[str, Any]) -> DataclassT:
@@ -335,15 +286,24 @@ def _set_up_study(
         )
     low = float(study.epsilon_range[0])
     learner = study.build(low).set_params(epsilon=low, delta=study.delta)
-    learners = check_learners({study.learner: learner}, persons=encoded.persons is not None)
-    aggregators = {study.aggregator: aggregator}
-    baselines = check_baselines(None, aggregators)
-    given = epsilon is not None
-    levels = epsilon if epsilon is not None else _default_levels(study, aggregator)
-    ways = Ways(learners, aggregators, None, baselines, check_draws(runs.draws), gives_budget=given)
+    persons, aggregators = encoded.persons, {study.aggregator: aggregator}
+    learners = _check_learners({study.learner: learner}, persons=persons is not None)
     labels = encoded.y if schema.classes is None else np.asarray(schema.classes)[encoded.y]
-    records = Records.check(encoded.X, labels, numeric=not ways.classify, persons=encoded.persons)
-    return _finish(ways, records, division, None, levels, runs)
+    numeric = _predict_numbers(learners)
+    records = Records.check(encoded.X, labels, numeric=numeric, persons=persons)
+    divider = Divider.check(records, division, None, runs.seed)
+    given = epsilon is not None
+    setup = Setup(
+        divider,
+        Noise(seed=runs.seed).seed,
+        learners,
+        aggregators,
+        _check_levels(epsilon if given else _default_levels(study, aggregator), divider.n_sites),
+        _check_baselines(None, aggregators),
+        runs.draws,
+        gives_budget=given,
+    )
+    return setup, runs
 
 
 def _default_levels(study: Study, aggregator: Aggregator) -> Levels:
@@ -365,3 +325,91 @@ def _read_beside(study: Study, part: PublicFile | None, folder: Path) -> Public 
     if part is None or not (folder / part.file).exists():
         return None
     return part.read(study.schema, folder)
+
+
+# --------------------------------------------------------------------------- checking arguments
+
+_LEARNER = (
+    "this project's learners with unit='record' and no noise of their own (pass seed= to "
+    "simulate instead), classifiers or regressors"
+)
+
+
+def _check_learners(given: object, *, persons: bool = False) -> dict[str, Learner]:
+    """Return the learners by name, all classifiers or all regressors."""
+    learners = _name_all("learner", given)
+    require("learner", given, len(learners) > 0, "at least one")
+    for name, learner in learners.items():
+        facts = learner.get_params(deep=False) if hasattr(learner, "get_params") else {}
+        known = {"epsilon", "noise"} <= set(facts) and facts["noise"] is None
+        unit = "person" if persons else "record"
+        kinds = {is_classifier(one) for one in learners.values()}
+        fits = known and facts.get("unit", "record") == unit and len(kinds) == 1
+        require("learner", f"{name}={learner!r}", fits, _LEARNER)
+    return learners
+
+
+def _check_aggregators(given: object, baselines: Collection[str] | None) -> dict[str, Aggregator]:
+    """Return the aggregators by name; none at all only if baselines are asked for."""
+    aggregators = _name_all("aggregator", given)
+    must = "at least one, unless baselines are asked for"
+    require("aggregator", given, bool(aggregators or baselines), must)
+    for name, made in aggregators.items():
+        own = isinstance(made, Aggregator) and getattr(made, "noise", None) is None
+        fits = own and name not in TITLES
+        require("aggregator", f"{name}={made!r}", fits, "an aggregator without noise of its own")
+    return aggregators
+
+
+def _check_baselines(
+    given: Collection[str] | None, aggregators: Mapping[str, Aggregator]
+) -> frozenset[str]:
+    """Return the baselines to compute: by default all that answer the same question.
+
+    A site alone and private is there if some aggregator takes private members, and the private pool
+    if some aggregator hides records rather than whole sites.
+    """
+    if given is None:
+        given, made = set(TITLES), aggregators.values()
+        given -= {LOCAL, BEST} if all(one.needs_exact_members for one in made) else set()
+        given -= {POOLED} if all(_hides_sites(one) for one in made) else set()
+    require("baselines", given, set(given) <= set(TITLES), f"of {list(TITLES)}")
+    return frozenset(given)
+
+
+def _check_levels(epsilon: Levels | None, n_sites: int) -> dict[str, Array] | None:
+    """Return levels of epsilon by name; None leaves each learner its own."""
+    if epsilon is None:
+        return None
+    named = isinstance(epsilon, Mapping)
+    listed: Any = epsilon if isinstance(epsilon, list | tuple | Mapping | np.ndarray) else [epsilon]
+    levels: dict[str, Array] = {}
+    for key in listed:
+        level = np.asarray(listed[key] if named else key, dtype=float)
+        name = f"{level:g}" if level.ndim == 0 else f"{level.min():g} to {level.max():g}"
+        name = str(key) if named else name
+        fits = level.shape in ((), (n_sites,)) and bool((level > 0).all()) and name not in levels
+        must = f"levels > 0 of different names, each one number or {n_sites}, one per site"
+        require("epsilon", epsilon, fits, must)
+        levels[name] = level
+    require("epsilon", epsilon, len(levels) > 0, "at least one level")
+    return levels
+
+
+def _predict_numbers(learners: Mapping[str, Learner]) -> bool:
+    """Tell whether the learners are regressors, which all are or none is."""
+    return not is_classifier(next(iter(learners.values())))
+
+
+def _hides_sites(aggregator: Aggregator) -> bool:
+    return aggregator.draws_noise and aggregator.hidden_unit is Unit.SITE
+
+
+def _name_all(what: str, given: object) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return {str(name): one for name, one in given.items()}
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    named = {type(one).__name__: one for one in listed}
+    unique = len(named) == len(listed)
+    require(what, given, unique, "a dictionary by name where two are of one kind")
+    return named

@@ -11,7 +11,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,9 +55,8 @@ def fit_together(
     first = clone(learner).fit(X[sites[0]], y[sites[0]])
     rows = np.concatenate(sites)
     sizes = np.array([len(part) for part in sites])
-    ball, labels = into_ball(X[rows], first), y[rows]
-    problems = list(_problems(first, labels))
-    loss, dimension = problems[0].loss, ball.shape[1]
+    ball, (loss, problems) = into_ball(X[rows], first), _problems(first, y[rows])
+    dimension = ball.shape[1]
     plans = {
         n: plan_linear(
             first, LinearTask(None, None, np.zeros(0), None, loss, dimension, n, n, len(problems))
@@ -73,8 +71,7 @@ def fit_together(
         tolerance=np.array([plans[n].tolerance for n in sizes.tolist()]),
     )
     parts = [
-        solve_many(ball, problem.labels, trainings, n_threads=n_threads).coef
-        for problem in problems
+        solve_many(ball, labels, trainings, n_threads=n_threads).coef for labels in problems
     ]
     # (site, output, dimension): one output for each problem, or all outputs of the only problem.
     vectors = np.stack(parts, axis=1) if loss.n_outputs == 1 else parts[0]
@@ -92,27 +89,19 @@ def fit_together(
     return fitted
 
 
-@dataclass(frozen=True)
-class _Problem:
-    loss: Loss
-    labels: Array
-
-
-def _problems(learner: Learner, labels: Array) -> Iterator[_Problem]:
-    """Yield what a learner solves at a site: one problem, or one per class against the rest."""
+def _problems(learner: Learner, labels: Array) -> tuple[Loss, list[Array]]:
+    """Return a learner's loss, and the labels of its problem, or of each class against the rest."""
     if learner.predicts_number:
-        yield _Problem(learner.loss(1), np.clip(labels / learner.label_bound, -1.0, 1.0))
-        return
-    codes, n_classes = (
+        return learner.loss(1), [np.clip(labels / learner.label_bound, -1.0, 1.0)]
+    n_classes = len(learner.classes_)
+    loss, codes = (
+        learner.loss(n_classes),
         label_codes(type(learner).__name__, learner.classes_, labels),
-        len(learner.classes_),
     )
-    loss = learner.loss(n_classes)
     if loss.n_outputs > 1:
-        yield _Problem(loss, codes)
-        return
-    for code in [1] if n_classes == 2 else range(n_classes):
-        yield _Problem(loss, np.where(codes == code, 1.0, -1.0))
+        return loss, [codes]
+    positive = [1] if n_classes == 2 else range(n_classes)
+    return loss, [np.where(codes == code, 1.0, -1.0) for code in positive]
 
 
 def measure_together(

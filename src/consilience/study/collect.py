@@ -83,7 +83,7 @@ def collect(
         ensemble,
         {"name": study.aggregator, **study.aggregator_settings},
         _charged_events(account),
-        assess(ensemble, study=study, contributions=contributions, public=public, test=test),
+        assess(ensemble, study=study, members=members, public=public, test=test),
     )
     return Release.make(
         made,
