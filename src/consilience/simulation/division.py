@@ -99,16 +99,14 @@ class Preparation:
     def learn(self, seen: Features, seed: int) -> Transform:
         """Return what `how` makes of the records it may see: a function of features."""
         if not hasattr(self.how, "transform"):
-            learned: Transform = self.how(seen)
-            return learned
+            return cast(Transform, self.how(seen))
         made = clone(self.how)
         loose = [
             name
             for name, value in made.get_params().items()
             if name.endswith("random_state") and value is None
         ]
-        transform: Transform = made.set_params(**dict.fromkeys(loose, seed)).fit(seen).transform
-        return transform
+        return cast(Transform, made.set_params(**dict.fromkeys(loose, seed)).fit(seen).transform)
 
 
 @dataclass(frozen=True)
@@ -152,9 +150,8 @@ class Divider:
             require("test", test, fits, "a share in (0, 1), or (X, y)")
         fits = d.public is None or isinstance(d.public, Public) or is_whole(d.public)
         require("public", d.public, fits, "Public records, a number > 0 of them, or None")
-        if isinstance(d.public, Public):
-            same = d.public.X.shape[1] == records.X.shape[1]
-            require("public", "another table", same, "like X in its features")
+        same = not isinstance(d.public, Public) or d.public.X.shape[1] == records.X.shape[1]
+        require("public", "another table", same, "like X in its features")
         ids = _check_sites(records, d)
         _check_skew(d, records)
         if preparation is not None:
@@ -197,11 +194,9 @@ class Divider:
                 seen, derive_seed(self.split_seed, repeat, "prepare") % 2**32
             )
             X = change(X)
-        public: Public | None
+        public = Public(X[shared], self.records.y[shared]) if n_public else None
         if isinstance(given, Public):
             public = given if change is None else Public(change(given.X), given.y)
-        else:
-            public = Public(X[shared], self.records.y[shared]) if n_public else None
         if not isinstance(test, tuple):
             return Cut(X[tested], self.records.y[tested], public, sites, X)
         X_test = test[0] if change is None else change(test[0])
@@ -266,10 +261,8 @@ def derive_seed(seed: int, *names: object) -> int:
 
 
 def _check_table(X: object, y: object, *, numeric: bool) -> tuple[Features, Array]:
-    checked: tuple[Features, Array] = check_X_y(
-        X, y, accept_sparse="csr", dtype=np.float64, y_numeric=numeric
-    )
-    return checked
+    checked = check_X_y(X, y, accept_sparse="csr", dtype=np.float64, y_numeric=numeric)
+    return cast(tuple[Features, Array], checked)
 
 
 def _check_sites(records: Records, division: Division) -> Array | None:

@@ -37,9 +37,7 @@ from consilience.simulation.division import (
 from consilience.simulation.report import Report, Row
 from consilience.simulation.sweep import Store, check_backend, sweep
 from consilience.simulation.together import Learner
-from consilience.study.records import PublicFile
 from consilience.study.study import Study
-from consilience.tables.public import Public
 from consilience.tables.reading import read_table
 
 Level = float | Sequence[float]
@@ -269,8 +267,11 @@ def _set_up_study(
         division = replace(division, sites=whole[division.site_column].to_pylist())
         table = whole
     encoded = schema.encode(table)
+    # Files of public records are used if they lie beside the study.
     public, test = (
-        None if folder is None else _read_beside(study, part, folder)
+        None
+        if folder is None or part is None or not (folder / part.file).exists()
+        else part.read(schema, folder)
         for part in (study.public, study.test)
     )
     if division.public is None and public is not None:
@@ -320,13 +321,6 @@ def _default_levels(study: Study, aggregator: Aggregator) -> Levels:
     return sorted({low, middle, high} if low < middle < high else {low, high})
 
 
-def _read_beside(study: Study, part: PublicFile | None, folder: Path) -> Public | None:
-    """Read a file of public records if it lies beside the study."""
-    if part is None or not (folder / part.file).exists():
-        return None
-    return part.read(study.schema, folder)
-
-
 # --------------------------------------------------------------------------- checking arguments
 
 _LEARNER = (
@@ -339,11 +333,13 @@ def _check_learners(given: object, *, persons: bool = False) -> dict[str, Learne
     """Return the learners by name, all classifiers or all regressors."""
     learners = _name_all("learner", given)
     require("learner", given, len(learners) > 0, "at least one")
+    kinds, unit = (
+        {is_classifier(one) for one in learners.values()},
+        "person" if persons else "record",
+    )
     for name, learner in learners.items():
         facts = learner.get_params(deep=False) if hasattr(learner, "get_params") else {}
         known = {"epsilon", "noise"} <= set(facts) and facts["noise"] is None
-        unit = "person" if persons else "record"
-        kinds = {is_classifier(one) for one in learners.values()}
         fits = known and facts.get("unit", "record") == unit and len(kinds) == 1
         require("learner", f"{name}={learner!r}", fits, _LEARNER)
     return learners
@@ -372,7 +368,11 @@ def _check_baselines(
     if given is None:
         given, made = set(TITLES), aggregators.values()
         given -= {LOCAL, BEST} if all(one.needs_exact_members for one in made) else set()
-        given -= {POOLED} if all(_hides_sites(one) for one in made) else set()
+        given -= (
+            {POOLED}
+            if all(one.draws_noise and one.hidden_unit is Unit.SITE for one in made)
+            else set()
+        )
     require("baselines", given, set(given) <= set(TITLES), f"of {list(TITLES)}")
     return frozenset(given)
 
@@ -399,10 +399,6 @@ def _check_levels(epsilon: Levels | None, n_sites: int) -> dict[str, Array] | No
 def _predict_numbers(learners: Mapping[str, Learner]) -> bool:
     """Tell whether the learners are regressors, which all are or none is."""
     return not is_classifier(next(iter(learners.values())))
-
-
-def _hides_sites(aggregator: Aggregator) -> bool:
-    return aggregator.draws_noise and aggregator.hidden_unit is Unit.SITE
 
 
 def _name_all(what: str, given: object) -> dict[str, Any]:

@@ -185,14 +185,10 @@ def _dask(n_jobs: int | None) -> Iterator[None]:
         try:
             distributed.get_client()
         except ValueError:  # none is running
-            settings = {
-                "n_workers": _workers(n_jobs),
-                "threads_per_worker": 1,
-                "dashboard_address": None,
-            }
-            stack.enter_context(
-                distributed.Client(stack.enter_context(distributed.LocalCluster(**settings)))
+            cluster = distributed.LocalCluster(
+                n_workers=_workers(n_jobs), threads_per_worker=1, dashboard_address=None
             )
+            stack.enter_context(distributed.Client(stack.enter_context(cluster)))
         yield
 
 
