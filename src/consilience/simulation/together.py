@@ -70,9 +70,7 @@ def fit_together(
         regularization=np.array([plans[n].regularization for n in sizes.tolist()]),
         tolerance=np.array([plans[n].tolerance for n in sizes.tolist()]),
     )
-    parts = [
-        solve_many(ball, labels, trainings, n_threads=n_threads).coef for labels in problems
-    ]
+    parts = [solve_many(ball, labels, trainings, n_threads=n_threads).coef for labels in problems]
     # (site, output, dimension): one output for each problem, or all outputs of the only problem.
     vectors = np.stack(parts, axis=1) if loss.n_outputs == 1 else parts[0]
     vectors = vectors * getattr(first, "label_bound", 1.0)
