@@ -27,10 +27,10 @@ from consilience.tables.schema import Schema
 
 if TYPE_CHECKING:
     from consilience.aggregators.average import Average
-    from consilience.aggregators.blend import PublicBlend
     from consilience.aggregators.distillation.distill import Distillation
     from consilience.aggregators.distillation.tally import Question
     from consilience.aggregators.feature import FeatureMethod
+    from consilience.aggregators.labelled import UsesLabels
 
 Array = NDArray[Any]
 Table = ArrayLike | Features  # records, dense or sparse
@@ -120,7 +120,7 @@ class Joining(Protocol):
     A law is planning's own: aggregators only pass it on.
     """
 
-    def shares(self, way: Average | PublicBlend | FeatureMethod) -> Array:
+    def shares(self, way: Average | UsesLabels) -> Array:
         """Return the weight of one site of each kind."""
 
     def average(self, shares: Array) -> Any:

@@ -35,7 +35,7 @@ Kind = Literal["exact", "sample"]
 
 
 def audit(
-    subject: Study | str | PathLike[str] | Learner,
+    learner: Study | str | PathLike[str] | Learner,
     *,
     kind: Kind | None = None,
     epsilon: float | None = None,
@@ -49,7 +49,7 @@ def audit(
 
     Parameters
     ----------
-    subject
+    learner
         A `Study`, the path of a study file, or a private learner. A copy is attacked, with its own
         settings.
     kind
@@ -76,8 +76,8 @@ def audit(
         raise SettingsError(
             f"The 'kind' parameter of audit must be 'exact' or 'sample'. Got {kind!r} instead."
         )
-    learner = _find_learner(subject, epsilon)
-    if kind == "exact" and not learner.is_linear:
+    attacked = _find_learner(learner, epsilon)
+    if kind == "exact" and not attacked.is_linear:
         raise SettingsError(
             "kind='exact' attacks linear learners. Nothing was trained. Use kind='sample'."
         )
@@ -85,10 +85,10 @@ def audit(
     source = (Noise() if noise is None else noise).open()
     # The problems are many and tiny: threads would only wait for each other.
     with threadpool_limits(limits=1, user_api="blas"):
-        if kind == "sample" or not learner.is_linear:
-            report = attack_by_sampling(learner, n_records, search.runs, source)
+        if kind == "sample" or not attacked.is_linear:
+            report = attack_by_sampling(attacked, n_records, search.runs, source)
         else:
-            report = attack_exactly(learner, n_records, search, source)
+            report = attack_exactly(attacked, n_records, search, source)
     return replace(report, seconds=time.perf_counter() - begun)
 
 

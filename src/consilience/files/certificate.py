@@ -29,6 +29,11 @@ RELATIONS = {
     Neighbours.ADD_REMOVE: "added or removed (how many there are is hidden too)",
     Neighbours.NULL_ONE: "replaced by an empty one",
 }
+PROTECTED = {  # the same in the middle of a sentence
+    Unit.RECORD: "one record",
+    Unit.PERSON: "the data of one person",
+    Unit.SITE: "the data of one site",
+}
 READERS = "anyone who sees this file"
 # A heading, paragraphs, and rows of (name, value).
 Section = tuple[str, Sequence[str], Sequence[tuple[str, str]]]
@@ -91,7 +96,7 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     """Say what a guarantee means, without the word 'anonymous'."""
     if not guarantee.holds:
         return [f"There is no guarantee: {guarantee.void_reason}."]
-    unit, relation = UNITS[guarantee.unit], RELATIONS[guarantee.neighbours]
+    unit, relation = PROTECTED[guarantee.unit], RELATIONS[guarantee.neighbours]
     if math.isinf(guarantee.epsilon):
         return [f"No noise was added: {unit} has no protection against {against}."]
     factor = math.exp(min(guarantee.epsilon, 700.0))
@@ -101,7 +106,7 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     question = (
         f"whether {unit} was used"
         if guarantee.neighbours is Neighbours.ADD_REMOVE
-        else f"which of two possible values {unit} had"
+        else f"which of two versions of {unit} was used"
     )
     sentences = [
         f"Anything that {against} could compute from it would be at most {most} times more likely, "
@@ -128,6 +133,16 @@ def _guarantee_rows(guarantee: Guarantee) -> list[tuple[str, str]]:
     ]
 
 
+def _size_row(size: int | None, guarantee: Guarantee) -> tuple[str, str]:
+    """Say how many records or persons the file states, and whether that is the exact number."""
+    name = "persons" if guarantee.unit is Unit.PERSON else "records"
+    if size is None:
+        return name, "not stated"
+    if guarantee.neighbours is Neighbours.ADD_REMOVE:
+        return name, f"{size:,}, declared or estimated with noise; the exact number is hidden"
+    return name, f"{size:,} (public in this study)"
+
+
 def of_contribution(contribution: Contribution) -> Page:
     """Return the certificate of a contribution."""
     facts = contribution.sealed.facts
@@ -137,7 +152,7 @@ def of_contribution(contribution: Contribution) -> Page:
     contents = [
         ("learner", str(facts["learner"])),
         ("numbers", tensors),
-        ("records", "not stated" if size is None else f"{size:,} (public in this study)"),
+        _size_row(size, contribution.guarantee),
         ("made", str(facts["created"])),
         ("software", f"consilience {facts['software']}"),
     ]

@@ -22,6 +22,7 @@ from sklearn.base import clone
 from consilience.aggregators.average import Average
 from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.feature import FeatureMethod
+from consilience.aggregators.labelled import UsesLabels
 from consilience.aggregators.members import Member
 from consilience.learners.perturbation import output_sensitivity
 from consilience.planning.distilled import Distillation, DistillationForecast
@@ -290,7 +291,7 @@ class Joining:
             weighted(counts * shares**2, (law.noise for law in laws)),
         )
 
-    def shares(self, way: Average | PublicBlend | FeatureMethod) -> Array:
+    def shares(self, way: Average | UsesLabels) -> Array:
         """Return the weight of one site of each kind, as the aggregator itself decides it."""
         members = [self._member_facts(site.n_records, site.epsilon) for site in self.case.sites]
         public = None

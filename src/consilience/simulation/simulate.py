@@ -106,12 +106,17 @@ def simulate(
 
 @overload
 def simulate(
-    learner: object, aggregator: object, X: object, y: object, **settings: Any
+    learner: object, aggregator: object, X: object, y: object, *places: Any, **settings: Any
 ) -> Report: ...
 
 
 def simulate(
-    learner: object, aggregator: object, X: object = None, y: object = None, **settings: Any
+    learner: object,
+    aggregator: object,
+    X: object = None,
+    y: object = None,
+    *places: object,
+    **settings: Any,
 ) -> Report:
     """Simulate sites that train privately and join, beside what they could do instead.
 
@@ -122,7 +127,7 @@ def simulate(
     smallest and largest epsilon and their geometric mean, or what its hub's own noise has.
 
     ``simulate(learner, aggregator, X, y, ...)`` is the short form, with the settings of `Division`
-    and `Runs` as keywords.
+    and `Runs` as keywords; `sites`, `public`, `test`, `repeats` and `seed` may follow `y` by place.
 
     Parameters
     ----------
@@ -163,7 +168,8 @@ def simulate(
     """
     if isinstance(learner, Study | str | Path):
         return _run(*_set_up_study(learner, aggregator, **settings))
-    return _run(*_set_up(learner, aggregator, X, y, **settings))
+    named = dict(zip(("sites", "public", "test", "repeats", "seed"), places, strict=False))
+    return _run(*_set_up(learner, aggregator, X, y, **named, **settings))
 
 
 def _run(setup: Setup, runs: Runs) -> Report:

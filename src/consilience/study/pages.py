@@ -95,7 +95,7 @@ def of_training(
     `left` and `limit` are the epsilon that is left of the data set and its limit; None if the
     limit is not one of epsilon.
     """
-    against = "the hub" if study.trusted else "the hub, and anyone who sees what it publishes"
+    against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     promise = Guarantee(
         epsilon=math.inf if study.trusted else epsilon,
         delta=0.0 if study.trusted else study.delta,
@@ -107,6 +107,8 @@ def of_training(
         "learn about anyone's records."
     )
     cost = [("charged to", f"data set {dataset!r} of this site's ledger, before any computation")]
+    if study.trusted:
+        cost = [("charged to", "nothing: an exact model has no cost that a ledger could add up")]
     return Page(
         f"Request to train for study {study.name} at {site}",
         [
@@ -123,8 +125,8 @@ def of_training(
             (
                 "What will not leave",
                 [
-                    "Records, counts, errors, logs. Nothing is sent before someone runs 'site "
-                    "submit'."
+                    "Records, error messages, logs, and anything that is not listed above. "
+                    "Nothing is sent before someone runs 'site submit'."
                 ],
                 [],
             ),
@@ -145,11 +147,13 @@ def of_training(
 
 def _content(study: Study, site: str) -> Rows:
     """Say what is in the file that leaves the site."""
-    hidden = study.neighbours == "add-remove"
+    size = "their exact number is in the file"
+    if study.neighbours == "add-remove":
+        size = "hidden; the file states a declared number, or one with noise, if any"
     return [
         ("learner", study.learner),
         ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
-        ("number of records", "not stated" if hidden else "their exact number is in the file"),
+        (f"number of {study.unit}s", size),
         ("names", f"the site's name ({site}), the data set's name, the key"),
     ]
 
