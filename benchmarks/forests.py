@@ -393,7 +393,7 @@ def count_errors(problem: Problem, runs: int) -> list[str]:
                     epsilon=epsilon, random_state=run
                 )  # fresh noise: exact samplers
                 heard: list[tuple[Array, Array, Any]] = []
-                add_noise = trees.noisy
+                add_noise = trees.add_noise
 
                 def listen(
                     counts: Array, plan: Any, source: Any, heard=heard, add_noise=add_noise

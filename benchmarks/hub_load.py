@@ -177,7 +177,12 @@ def prepare(folder: Path, text: str, sites: list[tuple[str, SigningKey]]) -> Stu
         for name, key in sites:
             code = hashed(name)
             hub.store.invite(
-                study.name, code, now(seconds=3600), "operator", site=name, fetch_only=False
+                study.name,
+                code,
+                "operator",
+                site=name,
+                fetch_only=False,
+                expires=now(seconds=3600),
             )
             hub.store.enrol(code, name, key.public, os.urandom(16).hex(), fetch_only=False)
     return study

@@ -442,7 +442,7 @@ from consilience import Ledger
 from {learner.__module__} import {learner.__name__}
 from consilience.learners import perturbation
 from consilience.learners.trees import adaboost, forest
-perturbation.solve = forest.noisy = adaboost.noisy = lambda *a, **k: os._exit(9)
+perturbation.solve = forest.add_noise = adaboost.add_noise = lambda *a, **k: os._exit(9)
 X = np.linspace(-0.5, 0.5, 40).reshape(10, 4)
 learner = {learner.__name__}(epsilon=0.25, **{settings})
 learner.fit(X, [0, 1] * 5, ledger=Ledger({str(ledger.path)!r}), dataset="ward", key="crash")

@@ -51,7 +51,7 @@ def serve(listening: Listening, place: Place) -> None:
 
     scheme = "https" if listening.cert is not None else "http"
     typer.echo(
-        f"The hub listens on {scheme}://{listening.host}:{listening.port}. Open it in a browser "
+        f"Starting the hub on {scheme}://{listening.host}:{listening.port}. Open it in a browser "
         "for the dashboard (log in as a coordinator; 'consilience hub add-coordinator' makes "
         "one). The API is described at /docs. Stop the hub with Ctrl-C.",
         err=True,

@@ -145,7 +145,7 @@ def submit(study: StudyName, folder: Folder = SITE) -> Answer:
     answer = cs.Site(folder).submit(study)
     return Answer(
         answer,
-        f"The hub has it: {answer.get('state')}, digest {answer.get('digest')}\n"
+        f"Handed over: {answer.get('state')}, digest {answer.get('digest')}\n"
         f"Next, once enough sites have submitted: consilience site fetch {study}",
     )
 
@@ -158,8 +158,8 @@ def fetch(study: StudyName, folder: Folder = SITE) -> Answer:
     release = cs.Site(folder).fetch(study)
     if release is None:
         raise SettingsError(
-            "There is no release yet. Nothing was changed. Try again when enough sites have "
-            "contributed."
+            "There is no release to fetch: too few sites contribute at present. Nothing was "
+            "changed. Try again when enough sites have contributed."
         )
     file = folder / "studies" / study / release.filename
     facts = {"file": str(file), "sequence": release.sequence, "digest": release.digest}

@@ -261,6 +261,7 @@ class Contribution(SignedFile):
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())
             and 1 <= len(facts["site"]) <= 200
+            and isinstance(facts.get("receipt"), dict | None)
             and 1 <= facts["sequence"] < 2**53
         ):
             raise refused("a fact is missing or of the wrong kind")

@@ -135,7 +135,7 @@ class Combiner:
             accepted = [one for one in contributions if one["state"] == "accepted"]
             try:
                 if (n := len(accepted)) < study.min_sites:
-                    message = f"{n} sites have contributed, and a release needs {study.min_sites}."
+                    message = f"A release needs {study.min_sites} sites; so far {n} contributed."
                     raise Refusal("too-few-sites", message)
                 release = self._release(study, accepted, contributions, request)
             except (Refusal, ConsilienceError) as problem:

@@ -109,8 +109,8 @@ def _accept_members(study: Study, contributions: Sequence[Contribution]) -> list
     """Return the learners of enough contributions that fit the study, one for each site."""
     if len(contributions) < study.min_sites:
         raise SettingsError(
-            f"A release of study {study.name!r} needs at least {study.min_sites} sites, and there "
-            f"are {len(contributions)} contributions. Nothing was combined. Wait for more."
+            f"A release of study {study.name!r} needs at least {study.min_sites} sites; so far "
+            f"{len(contributions)} contributed. Nothing was combined. Wait for more."
         )
     sites = [contribution.site for contribution in contributions]
     if len(set(sites)) < len(sites):

@@ -29,6 +29,14 @@ _SIGNER = (
     .join(studies, studies.c.name == sites.c.study)
     .where(sites.c.study == sa.bindparam("study"), sites.c.key == sa.bindparam("key"))
 )
+_SENDER = (
+    _SIGNER.add_columns(*(column.label(f"its_{column.name}") for column in contributions.c))
+    .outerjoin(
+        contributions,
+        (contributions.c.study == sites.c.study) & (contributions.c.site == sites.c.name),
+    )
+    .order_by(contributions.c.sequence.desc())
+)
 _OWN = (
     sa.select(contributions)
     .where(
@@ -65,8 +73,12 @@ def get_signer(db: sa.Connection, study: str, key: str) -> Row:
 
 def get_sender(db: sa.Connection, study: str, key: str) -> tuple[Row, list[Row]]:
     """Return the site whose current key this is and its contributions, newest first, or refuse."""
-    site = get_signer(db, study, key)
-    return site, own_contributions(db, study, site["name"])
+    rows = fetch_rows(db, _SENDER, study=study, key=key)  # one statement: every submission asks
+    if not rows or rows[0]["status"] != "enrolled":
+        return get_signer(db, study, key), []  # says why not
+    names = [column.name for column in contributions.c]
+    own = [row for row in rows if row["its_digest"] is not None]
+    return rows[0], [{name: row[f"its_{name}"] for name in names} for row in own]
 
 
 def own_contributions(db: sa.Connection, study: str, site: str) -> list[Row]:
