@@ -79,7 +79,7 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
             json.loads(run("site", "submit", "heart", "--json", *site))["digest"]
             == trained["digest"]
         )
-        assert "no release yet" in run("site", "fetch", "heart", *site, fails=1)
+        assert "no release to fetch" in run("site", "fetch", "heart", *site, fails=1)
     made = json.loads(run("release", "make", "shared", "--key", "coordinator.pem", "--json"))
     assert made["sites"] == ["north 0", "north 1"]
     assert "Release 1 of heart" in run("site", "fetch", "heart", "--folder", "site0")
@@ -173,7 +173,7 @@ def test_the_operator_runs_a_hub_from_the_command_line(run, tables):
         json.loads(run("hub", "invite", "heart", "--json", *hub))["invitation"] for _ in range(2)
     )
     assert first != second
-    assert "a release needs 2" in run("hub", "aggregate", "heart", *hub, fails=1)
+    assert "A release needs 2 sites" in run("hub", "aggregate", "heart", *hub, fails=1)
     assert json.loads(run("hub", "verify", "--json", *hub))["entries"] >= 3
     run("hub", "backup", "copy", *hub)
     assert "Restored" in run("hub", "restore", "copy", "--folder", "again")
