@@ -279,7 +279,7 @@ def test_the_operators_commands_work_beside_a_running_hub(
     body = json.dumps({"invitation": code, "site": "north"}).encode()
     assert world.call(ward, "POST", "/api/enrolments", body).status_code == 201
     world.submit(ward, ward.train(study))
-    with pytest.raises(SettingsError, match="1 sites"):
+    with pytest.raises(SettingsError, match="so far 1 contributed"):
         commands.aggregate(folder, "demo", url=url)
     world.fill(study, 2)
     assert commands.aggregate(folder, "demo", url=url)["n_sites"] == 3
