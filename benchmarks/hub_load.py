@@ -37,8 +37,8 @@ from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.hub.auth import Rate
 from consilience.hub.operating import add_coordinator, opened
-from consilience.hub.rates import Rate
 from consilience.hub.store import hashed, now
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
@@ -91,9 +91,9 @@ def resealed(sealed: Sealed, site: str, key: SigningKey) -> bytes:
 
 def serve_hub(folder: Path, port: int) -> None:
     from consilience.hub.hub import Settings
-    from consilience.hub.operating import Address, serve
+    from consilience.hub.operating import serve
 
-    serve(Settings(folder, by_address=Rate(1e9, 1e9)), Address(port=port))
+    serve(Settings(folder, by_address=Rate(1e9, 1e9)), port=port)
 
 
 def serve_bare(folder: Path, port: int) -> None:

@@ -125,9 +125,9 @@ def settle(folder: Path, url: str | None) -> None:
 
 
 def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
+    from consilience.hub.auth import Rate
     from consilience.hub.hub import Settings
-    from consilience.hub.operating import Address, serve
-    from consilience.hub.rates import Rate
+    from consilience.hub.operating import serve
 
     free = Rate(1e6, 1e6)
     more |= {"by_address": free, "by_key": free, "by_guess": free}
@@ -139,7 +139,7 @@ def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
         sweep_after_seconds=0.0,
         **more,
     )
-    serve(settings, Address(port=port))
+    serve(settings, port=port)
 
 
 def _site(

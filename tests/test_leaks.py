@@ -280,7 +280,7 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
         rows = {
             one.name: str(db.execute(sa.select(one)).all()) for one in tables.tables.sorted_tables
         }
-    hub.verify()
+    hub.store.verify()
     hub.close()
     everything = {f"said: {name}": content for name, content in said.items()}
     everything |= {f"on the wire: {i}": bytes(kept) for i, kept in enumerate(relay.kept)}

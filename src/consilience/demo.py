@@ -249,8 +249,8 @@ def _running_hub(folder: Path) -> Iterator[str]:
     code = (
         "import sys; from pathlib import Path\n"
         "from consilience.hub.hub import Settings\n"
-        "from consilience.hub.operating import Address, serve\n"
-        "serve(Settings(Path(sys.argv[1])), Address(port=int(sys.argv[2])))"
+        "from consilience.hub.operating import serve\n"
+        "serve(Settings(Path(sys.argv[1])), port=int(sys.argv[2]))"
     )
     log = (folder.parent / "hub.log").open("wb")
     hub = subprocess.Popen([sys.executable, "-c", code, str(folder), str(port)], stderr=log)  # noqa: S603
@@ -459,11 +459,12 @@ def _prepare_folder(folder: Path) -> Path:
 
 def _prepare_hub(folder: Path, study_path: Path, password: str) -> dict[str, str]:
     """Create a hub with a coordinator and the study; return an invitation for each site."""
-    from consilience.hub.operating import add_coordinator, add_study, invite
+    from consilience.hub.operating import OPERATOR, add_coordinator, add_study, opened
 
     add_coordinator(folder, COORDINATOR, password)
     add_study(folder, study_path)
-    return {hospital.name: invite(folder, STUDY, site=hospital.name)[0] for hospital in HOSPITALS}
+    with opened(folder) as hub:
+        return {one.name: hub.invite(STUDY, OPERATOR, site=one.name)[0] for one in HOSPITALS}
 
 
 def _collaborate(

@@ -21,9 +21,8 @@ from anyio.from_thread import start_blocking_portal
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
 from consilience.hub.api.app import create_app
-from consilience.hub.auth import new_token
+from consilience.hub.auth import Rate, new_token
 from consilience.hub.hub import Hub, Settings
-from consilience.hub.rates import Rate
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import HEADER, digest, sign_request

@@ -32,7 +32,7 @@ def test_a_study_goes_from_invitation_to_release(world: Any, tools: Any, tmp_pat
     assert release.guarantee.epsilon == pytest.approx(1.0)
     by_number = world.call(wards[1], "GET", "/api/studies/demo/releases/1")
     assert by_number.content == answer.content
-    assert world.hub.verify()[0] > 0
+    assert world.hub.store.verify()[0] > 0
 
 
 def test_the_same_contribution_again_changes_nothing(world: Any) -> None:
@@ -438,7 +438,7 @@ def test_files_beyond_the_limit_are_refused(tmp_path: Any, tools: Any) -> None:
 
 def test_requests_beyond_the_rate_are_refused(tmp_path: Any, tools: Any) -> None:
     from consilience.hub.api.app import create_app
-    from consilience.hub.rates import Rate
+    from consilience.hub.auth import Rate
 
     settings = tools.quick(tmp_path / "hub", by_key=Rate(0.001, 3), by_guess=Rate(0.001, 4))
     with tools.Client(create_app(settings)) as client:
@@ -460,7 +460,7 @@ def test_an_address_beyond_its_rate_is_told_so_in_the_words_it_reads(
     tmp_path: Any, tools: Any
 ) -> None:
     from consilience.hub.api.app import create_app
-    from consilience.hub.rates import Rate
+    from consilience.hub.auth import Rate
 
     with tools.Client(
         create_app(tools.quick(tmp_path / "hub", by_address=Rate(0.001, 2)))

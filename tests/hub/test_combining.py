@@ -93,7 +93,7 @@ def test_several_workers_combine_every_change_once(world: Any, url: str | None, 
     assert changes[0] == 10 == world.hub.store.study("demo")["combined"]
     assert [row["sequence"] for row in releases] == list(range(len(releases), 0, -1))
     assert [source.sequence for source in newest(world).sources] == [5, 5]
-    world.hub.verify()
+    world.hub.store.verify()
 
 
 def test_a_dead_workers_claim_runs_out(world: Any) -> None:

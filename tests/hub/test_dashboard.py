@@ -12,12 +12,11 @@ from consilience.aggregators.average import Average
 from consilience.aggregators.base import Description
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SettingsError
-from consilience.hub.auth import hash_password, new_token
+from consilience.hub.auth import Rate, hash_password, new_token
 from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.pages import PAGES
-from consilience.hub.dashboard.quality import NOT_COMPARED, show_quality
+from consilience.hub.dashboard.releases import NOT_COMPARED, show_quality
 from consilience.hub.dashboard.visits import HEADERS
-from consilience.hub.rates import Rate
 from consilience.hub.store.audit import Chain
 from consilience.hub.store.tables import audit, contributions, settings, sites
 from consilience.privacy.guarantee import Budget

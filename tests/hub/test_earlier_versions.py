@@ -30,7 +30,7 @@ def client(tmp_path, tools):
 
 def test_the_log_and_every_file_hold_and_all_pages_are_shown(client, tmp_path):
     hub = client.app.state.hub
-    n_entries, _ = hub.verify()
+    n_entries, _ = hub.store.verify()
     assert n_entries > 50
     assert hub.ledger.verify()
     page = client.get("/studies", headers=client.headers)
@@ -54,7 +54,7 @@ def test_the_log_and_every_file_hold_and_all_pages_are_shown(client, tmp_path):
 
 def test_a_site_of_then_contributes_again_and_the_hub_combines_old_with_new(client, tmp_path):
     hub, site = client.app.state.hub, Site(shutil.copytree(FOLDER / "site", tmp_path / "site"))
-    n_entries, _ = hub.verify()
+    n_entries, _ = hub.store.verify()
     rows = "".join(
         f"{20 + i % 70},{'fm'[i % 2]},{90 + i % 100},{'no yes'.split()[i % 2]}\n" for i in range(99)
     )
@@ -76,7 +76,7 @@ def test_a_site_of_then_contributes_again_and_the_hub_combines_old_with_new(clie
         assert north.guarantee.epsilon == pytest.approx(3.0)  # both of its trainings
         page = client.get(f"/studies/{study}/releases/2", headers=client.headers)
         assert page.status_code == 200
-    assert hub.verify()[0] > n_entries
+    assert hub.store.verify()[0] > n_entries
 
 
 def test_studies_that_are_refused_today_are_still_listed_and_shown(tools, tmp_path):

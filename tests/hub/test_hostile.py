@@ -744,7 +744,7 @@ def _attack(target: Target, folder: Path, n: int, first: int = 0) -> dict[str, A
     grown = _resident() - began
     assert (failures, grown < MOST_GROWTH) == ([], True), (failures, grown)
     target.world.combiner.run(at_once=True)
-    target.world.hub.verify()
+    target.world.hub.store.verify()
     sizes = {"MiB before": began >> 20, "MiB grown": grown >> 20}
     return {"examples": n, **sizes, "new taken": target.taken, "answers": dict(target.answers)}
 
@@ -882,7 +882,7 @@ def test_no_request_that_the_description_allows_ends_in_a_5xx(tmp_path: Path, to
 
             run()
         assert codes <= set(ERRORS)
-        world.hub.verify()
+        world.hub.store.verify()
 
 
 def _encoded(body: Any) -> bytes:

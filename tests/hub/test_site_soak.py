@@ -179,7 +179,7 @@ def _survive(
     states = Counter((row["site"], row["state"]) for row in rows)
     assert max(states[f"ward {i}", "accepted"] for i in range(N_SITES)) == 1
     assert all(states[f"ward {i}", "accepted"] == 1 for i in (0, 1, 3, 4))
-    hub.verify()
+    hub.store.verify()
     contents = [hub.store.content(row["sha256"]) for row in rows]
     n_kept = sum(isinstance(one, bytes) for one in contents) + len(
         list((folder / "hub" / "files").glob("*/*"))

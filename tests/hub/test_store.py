@@ -22,12 +22,25 @@ from consilience.errors import SettingsError
 from consilience.files.sealed import SigningKey
 from consilience.hub import operating as commands
 from consilience.hub.api.app import create_app
+from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub
 from consilience.hub.store import Store, hashed, now
 from consilience.hub.store.files import Files
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, Refusal, digest, sign_request
 from forks import HubProcess, restart, settle
+
+
+def allow(folder: Path, study: str, budget: Budget, *, url: str | None = None) -> None:
+    with commands.opened(folder, url) as hub:
+        hub.allow(study, budget, "operator")
+
+
+def aggregate(
+    folder: Path, study: str, *, request: str | None = None, url: str | None = None
+) -> Any:
+    with commands.opened(folder, url) as hub:
+        return Combiner(hub).combine(study, request=request, actor="operator")
 
 
 @pytest.fixture
@@ -179,12 +192,12 @@ def test_a_contribution_is_kept_in_the_database_if_it_is_small_and_in_a_file_if_
         again.submit(ward, ward.train(study, sequence=2))
         newest = again.hub.store.contributions("demo")[-1]
         assert again.hub.store.content(newest["sha256"]).stat().st_size == newest["size"]
-        again.hub.verify()
+        again.hub.store.verify()
         again.hub.store.write(
             lambda db: db.execute(sa.text("UPDATE bodies SET content = :x"), {"x": b"x"})
         )
         with pytest.raises(SettingsError, match="damaged"):
-            again.hub.verify()
+            again.hub.store.verify()
 
 
 def test_a_kept_file_is_whole_under_its_digest(tmp_path: Path) -> None:
@@ -253,13 +266,13 @@ def test_a_restored_hub_draws_no_noise_until_a_budget_is_allowed_again(
     world = sqlite_world
     noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
     world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
-    commands.allow(world.folder / "hub", "demo", Budget(epsilon=3.0))
+    allow(world.folder / "hub", "demo", Budget(epsilon=3.0))
     commands.backup(world.folder / "hub", world.folder / "copy")
     commands.restore(world.folder / "copy", world.folder / "second")
     with pytest.raises(SettingsError, match="restored from a backup"):
-        commands.aggregate(world.folder / "second", "demo", request="one")
-    commands.allow(world.folder / "second", "demo", Budget(epsilon=2.0))
-    assert commands.aggregate(world.folder / "second", "demo", request="one")["sequence"] == 1
+        aggregate(world.folder / "second", "demo", request="one")
+    allow(world.folder / "second", "demo", Budget(epsilon=2.0))
+    assert aggregate(world.folder / "second", "demo", request="one")["sequence"] == 1
 
 
 def test_the_operators_commands_work_beside_a_running_hub(
@@ -273,19 +286,21 @@ def test_the_operators_commands_work_beside_a_running_hub(
     row = commands.add_study(folder, world.folder / "study.toml", url=url)
     study = world.hub.study("demo")[1]
     assert row["digest"] == study.digest
-    code, expires = commands.invite(folder, "demo", site="north", url=url)
+    with commands.opened(folder, url) as hub:
+        code, expires = hub.invite("demo", "operator", site="north")
     assert expires > now()
     ward = tools.Ward("north", world.folder)
     body = json.dumps({"invitation": code, "site": "north"}).encode()
     assert world.call(ward, "POST", "/api/enrolments", body).status_code == 201
     world.submit(ward, ward.train(study))
     with pytest.raises(SettingsError, match="so far 1 contributed"):
-        commands.aggregate(folder, "demo", url=url)
+        aggregate(folder, "demo", url=url)
     world.fill(study, 2)
-    assert commands.aggregate(folder, "demo", url=url)["n_sites"] == 3
-    assert commands.verify(folder, url=url)[0] > 5
+    assert aggregate(folder, "demo", url=url)["n_sites"] == 3
+    with commands.opened(folder, url) as hub:
+        assert hub.store.verify()[0] > 5
     with pytest.raises(SettingsError, match="certificate"):
-        commands.serve(tools.quick(folder, url), commands.Address("0.0.0.0"))
+        commands.serve(tools.quick(folder, url), host="0.0.0.0")
 
 
 # ------------------------------------------------------------------------------------------ kill -9
@@ -379,7 +394,7 @@ def _survive(
     assert len({row["digest"] for row in rows}) == len(rows)  # nothing doubled
     newest = {row["site"]: row["sequence"] for row in rows if row["state"] == "accepted"}
     assert newest == {ward.name: per_ward for ward in wards}
-    hub.verify()
+    hub.store.verify()
     release = hub.store.release("demo")
     assert release is not None
     assert release["n_sites"] == len(wards)
@@ -453,9 +468,9 @@ def test_a_hub_over_https_is_a_hub(tmp_path: Path, tools: Any) -> None:
     program = (
         "import sys; from pathlib import Path\n"
         "from consilience.hub.hub import Settings\n"
-        "from consilience.hub.operating import Address, serve\n"
+        "from consilience.hub.operating import serve\n"
         "_, folder, port, cert, key = sys.argv\n"
-        "serve(Settings(Path(folder)), Address(port=int(port), cert=cert, key=key))"
+        "serve(Settings(Path(folder)), port=int(port), cert=cert, key=key)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "hub"), str(port), str(cert), str(private)]

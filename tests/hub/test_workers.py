@@ -19,6 +19,7 @@ from consilience.files.release import Release
 from consilience.files.sealed import Sealed
 from consilience.hub import operating as commands
 from consilience.hub.api.app import create_app
+from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub
 from consilience.hub.store.files import Bucket
 from consilience.privacy.guarantee import Budget
@@ -26,6 +27,23 @@ from consilience.protocol import HEADER, digest, sign_request
 from forks import HubProcess
 
 CONTRIBUTIONS = "/api/studies/demo/contributions"
+
+
+def allow(folder: Path, study: str, budget: Budget, *, url: str | None = None) -> None:
+    with commands.opened(folder, url) as hub:
+        hub.allow(study, budget, "operator")
+
+
+def aggregate(
+    folder: Path, study: str, *, request: str | None = None, url: str | None = None
+) -> Any:
+    with commands.opened(folder, url) as hub:
+        return Combiner(hub).combine(study, request=request, actor="operator")
+
+
+def use_bucket(folder: Path, address: str, *, url: str | None = None) -> int:
+    with commands.opened(folder, url) as hub:
+        return hub.store.use_bucket(address, "operator")
 
 
 @pytest.fixture
@@ -112,25 +130,25 @@ def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str, tool
 def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str, tools: Any) -> None:
     noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
     world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
-    commands.allow(world.folder / "hub", "demo", Budget(epsilon=3.0), url=url)
+    allow(world.folder / "hub", "demo", Budget(epsilon=3.0), url=url)
     folder = second_folder(world)
     shutil.copytree(world.folder / "hub" / "files", folder / "files")
     for ask in (
-        lambda: commands.allow(folder, "demo", Budget(epsilon=3.0), url=url),
-        lambda: commands.aggregate(folder, "demo", request="one", url=url),
+        lambda: allow(folder, "demo", Budget(epsilon=3.0), url=url),
+        lambda: aggregate(folder, "demo", request="one", url=url),
     ):
         with pytest.raises(SettingsError, match="not the one that was charged so far"):
             ask()
-    assert commands.aggregate(world.folder / "hub", "demo", request="one", url=url)["sequence"] == 1
+    assert aggregate(world.folder / "hub", "demo", request="one", url=url)["sequence"] == 1
     # A ledger that was put back to an earlier state is noticed, too.
     kept = folder / "kept.ledger"
     world.hub.ledger.backup(kept)
-    assert commands.aggregate(world.folder / "hub", "demo", request="two", url=url)["sequence"] == 2
+    assert aggregate(world.folder / "hub", "demo", request="two", url=url)["sequence"] == 2
     for path in (world.folder / "hub").glob("hub.ledger*"):
         path.unlink()
     shutil.copy(kept, world.folder / "hub" / "hub.ledger")
     with pytest.raises(SettingsError, match="not the one that was charged so far"):
-        commands.aggregate(world.folder / "hub", "demo", request="three", url=url)
+        aggregate(world.folder / "hub", "demo", request="three", url=url)
 
 
 # ------------------------------------------------------------------------------------------- bucket
@@ -146,7 +164,7 @@ def test_files_in_a_bucket_serve_workers_on_several_machines(
 ) -> None:
     study = world.add_study()
     wards = world.fill(study, 2)
-    assert commands.use_bucket(world.folder / "hub", "s3://shared/hubs/one", url=url) == 2
+    assert use_bucket(world.folder / "hub", "s3://shared/hubs/one", url=url) == 2
     kept = {one.key.removeprefix("hubs/one/") for one in bucket.objects.all()}
     assert kept == {row["sha256"] for row in world.hub.store.contributions("demo")}
     folder = second_folder(world) if url is not None else world.folder / "hub"
@@ -163,11 +181,11 @@ def test_files_in_a_bucket_serve_workers_on_several_machines(
         row, path = second.hub.release_path("demo")
         path.unlink()  # a copy; the next reader fetches another
         assert second.call(wards[1], "GET", "/api/studies/demo/release").status_code == 200
-        second.hub.verify()
+        second.hub.store.verify()
         path.unlink()
         bucket.put_object(Key=f"hubs/one/{row['sha256']}", Body=b"something else")
         with pytest.raises(SettingsError, match="missing or damaged"):
-            second.hub.verify()
+            second.hub.store.verify()
         assert list(second.hub.store.files.incoming.iterdir()) == []
 
 
@@ -178,7 +196,7 @@ def test_what_no_row_names_is_swept_from_the_bucket_and_nothing_of_others(
     world = sqlite_world
     world.fill(world.add_study(), 1)
     bucket.put_object(Key="a/notes.txt", Body=b"not a hub's")
-    commands.use_bucket(world.folder / "hub", "s3://shared/a")
+    use_bucket(world.folder / "hub", "s3://shared/a")
     bucket.put_object(Key=f"a/{'0' * 64}", Body=b"left by a hub that died between file and row")
     files = Bucket(world.folder / "hub" / "files", "s3://shared/a")
     named = {row["sha256"] for row in world.hub.store.contributions("demo")}
@@ -205,9 +223,9 @@ def test_a_bucket_that_cannot_be_used_changes_nothing(
         ("s3://x", "Got"),
     ):
         with pytest.raises(SettingsError, match=words):
-            commands.use_bucket(world.folder / "hub", wrong)
+            use_bucket(world.folder / "hub", wrong)
     assert world.hub.store.remembered("bucket") is None
-    commands.use_bucket(world.folder / "hub", "s3://shared")
+    use_bucket(world.folder / "hub", "s3://shared")
     with tools.Client(create_app(tools.quick(world.folder / "hub", small_bytes=-1))) as client:
         again = tools.World(client, world.folder)
         bucket.objects.all().delete()
@@ -225,13 +243,13 @@ def test_a_backup_of_a_hub_with_a_bucket_is_whole_by_itself(
 ) -> None:
     world = sqlite_world
     world.fill(world.add_study(), 2)
-    commands.use_bucket(world.folder / "hub", "s3://shared/a")
+    use_bucket(world.folder / "hub", "s3://shared/a")
     commands.backup(world.folder / "hub", world.folder / "copy")
     bucket.objects.all().delete()
     commands.restore(world.folder / "copy", world.folder / "second")
     hub = Hub(tools.quick(world.folder / "second"))
     assert not isinstance(hub.store.files, Bucket)
-    hub.verify()
+    hub.store.verify()
     hub.close()
 
 
@@ -298,7 +316,7 @@ def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> No
     combined = [row["change"] for row in hub.store.releases("demo")]
     assert len(set(combined)) == len(combined)  # no change twice
     assert max(combined) == n_sites == hub.store.release("demo")["n_sites"]
-    hub.verify()
+    hub.store.verify()
     hub.close()
 
 
@@ -307,7 +325,7 @@ def test_two_workers_combine_every_change_once_while_one_is_killed(
 ) -> None:
     url = postgres.database()
     with tools.Client(create_app(tools.quick(tmp_path / "hub", url))) as client:
-        commands.use_bucket(tmp_path / "hub", "s3://shared/demo", url=url)
+        use_bucket(tmp_path / "hub", "s3://shared/demo", url=url)
         _crowd(tools.World(client, tmp_path), url, tools, 24, 12)
 
 
@@ -317,5 +335,5 @@ def test_two_workers_bear_five_hundred_submissions_at_once(
 ) -> None:
     url = postgres.database()
     with tools.Client(create_app(tools.quick(tmp_path / "hub", url))) as client:
-        commands.use_bucket(tmp_path / "hub", "s3://shared/demo", url=url)
+        use_bucket(tmp_path / "hub", "s3://shared/demo", url=url)
         _crowd(tools.World(client, tmp_path), url, tools, 500, 500)

@@ -202,10 +202,7 @@ class Collection:
     @property
     def key(self) -> SigningKey:
         """The key that signs releases; made when it is first needed."""
-        path = self.folder / "key.pem"
-        if not path.exists():
-            SigningKey.generate().save(path)
-        return SigningKey.load(path)
+        return SigningKey.at(self.folder / "key.pem")
 
     @property
     def sites(self) -> dict[str, str]:

@@ -131,14 +131,13 @@ def make(
             f"{study.aggregator} draws noise, which must be charged to a hub's ledger. Nothing was "
             "combined. Run this study at a hub."
         )
-    if not key.exists():
-        SigningKey.generate().save(key)
+    signing = SigningKey.at(key)
     done = set(folder.glob("release-*.safetensors"))
     by_site = _load_contributions(study, sorted(set(folder.glob("*.safetensors")) - done))
     newest = [of_site[-1] for of_site in by_site.values()]
     earlier = {site: [one.guarantee for one in ones[:-1]] for site, ones in by_site.items()}
     public, test = read_records(study, folder)
-    publication = Publication(SigningKey.load(key), len(done) + 1, earlier)
+    publication = Publication(signing, len(done) + 1, earlier)
     made = collect(study, newest, public=public, test=test, publication=publication)
     path = folder / made.filename
     made.save(path)

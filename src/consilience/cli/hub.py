@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -12,6 +13,10 @@ from typer import Argument, Option
 from consilience.cli.command import Answer, Commands
 from consilience.cli.options import FilePath, StudyName
 
+if TYPE_CHECKING:
+    from consilience.hub.hub import Hub
+
+OPERATOR = "operator"  # who acts here, as the audit log names them
 commands = Commands("Run the hub: invite sites, collect contributions, publish releases.")
 
 
@@ -26,6 +31,12 @@ class Place:
         str | None,
         Option(help="postgresql+psycopg://… instead of SQLite.", envvar="CONSILIENCE_DATABASE"),
     ] = None
+
+    def open(self) -> AbstractContextManager[Hub]:
+        """Open the hub for one command."""
+        from consilience.hub.operating import opened
+
+        return opened(self.folder, self.database)
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ def serve(listening: Listening, place: Place) -> None:
         "one). The API is described at /docs. Stop the hub with Ctrl-C.",
         err=True,
     )
-    operating.serve(Settings(place.folder, place.database), operating.Address(**vars(listening)))
+    operating.serve(Settings(place.folder, place.database), **vars(listening))
 
 
 @commands.add("add-coordinator", "hub add-coordinator anna")
@@ -112,11 +123,8 @@ def invite(
     place: Place,
 ) -> Answer:
     """Make a one-time invitation for one site."""
-    from consilience.hub import operating
-
-    code, until = operating.invite(
-        place.folder, study, site=site, fetch_only=fetch_only, days=days, url=place.database
-    )
+    with place.open() as hub:
+        code, until = hub.invite(study, OPERATOR, site=site, fetch_only=fetch_only, days=days)
     return Answer(
         {"invitation": code, "until": until},
         f"{code}\nIt can be used once, until {until[:16]} UTC. It will not be shown again.",
@@ -138,11 +146,11 @@ def allow(
     place: Place,
 ) -> Answer:
     """Set how much the hub may spend on a study whose aggregator draws noise."""
-    from consilience.hub import operating
     from consilience.privacy.guarantee import Budget, Unit
 
     budget = Budget(epsilon=epsilon, delta=delta, unit=Unit(unit))
-    left = operating.allow(place.folder, study, budget, url=place.database).left.epsilon
+    with place.open() as hub:
+        left = hub.allow(study, budget, OPERATOR).left.epsilon
     return Answer({"left": left}, f"Left for {study}: epsilon = {left:g}")
 
 
@@ -160,9 +168,10 @@ def aggregate(
     place: Place,
 ) -> Answer:
     """Combine a study's contributions now."""
-    from consilience.hub import operating
+    from consilience.hub.combining import Combiner
 
-    row = operating.aggregate(place.folder, study, request=request, url=place.database)
+    with place.open() as hub:
+        row = Combiner(hub).combine(study, request=request, actor=OPERATOR)
     facts = {"sequence": row["sequence"], "digest": row["digest"]}
     return Answer(facts, f"Release {row['sequence']}: {row['digest']}")
 
@@ -170,9 +179,8 @@ def aggregate(
 @commands.add("verify", "hub verify")
 def verify(place: Place) -> Answer:
     """Check the audit log and all files, and print the log's head; note it outside this machine."""
-    from consilience.hub import operating
-
-    length, head = operating.verify(place.folder, url=place.database)
+    with place.open() as hub:
+        length, head = hub.store.verify()
     facts = {"entries": length, "head": head}
     return Answer(facts, f"All is valid: {length:,} entries. Head of the audit log: {head}")
 
@@ -186,9 +194,8 @@ def use_bucket(
     place: Place,
 ) -> Answer:
     """Keep the hub's files in an S3-compatible bucket from now on; existing files are copied."""
-    from consilience.hub import operating
-
-    copied = operating.use_bucket(place.folder, address, url=place.database)
+    with place.open() as hub:
+        copied = hub.store.use_bucket(address, OPERATOR)
     return Answer(
         {"bucket": address, "files": copied},
         f"{copied:,} files were copied to {address}. Restart the hub's workers to use it.",

@@ -16,6 +16,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -94,6 +95,14 @@ class SigningKey:
                 f"The key file {Path(path).name!r} holds a key of another kind. Nothing was signed."
             )
         return cls(key)
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the key in this file; make one if there is none."""
+        if not Path(path).exists():
+            with suppress(FileExistsError):  # another process was first
+                cls.generate().save(path)
+        return cls.load(path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key so that only its owner can read it; an existing file is never replaced."""

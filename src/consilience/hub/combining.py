@@ -111,12 +111,20 @@ class Combiner:
 
     # ------------------------------------------------------------------------------ one study now
 
-    def combine(self, name: str, *, request: str | None = None) -> Row:
+    def combine(self, name: str, *, request: str | None = None, actor: str = "hub") -> Row:
         """Combine a study now and return its release's row, or refuse.
 
-        `request` is the coordinator's idempotency key: the same key returns the same release. It
-        is required where the aggregator draws noise, which is charged to the hub's ledger first.
+        `request` is the idempotency key of the `actor` who asks: the same key returns the same
+        release. It is required where the aggregator draws noise, which is charged to the hub's
+        ledger first.
         """
+        row = self._combine(name, request)
+        if request is not None:
+            facts = {"request": request, "sequence": row["sequence"]}
+            self.hub.store.log(actor, "release asked for", name, **facts)
+        return row
+
+    def _combine(self, name: str, request: str | None) -> Row:
         store, settings = self.hub.store, self.hub.settings
         _, study = self.hub.study(name)
         self._check_noise(study, request)
@@ -147,13 +155,6 @@ class Combiner:
                 store.unclaim(name, worker)
                 raise
             return self._publish(release, row, accepted, request, worker)
-
-    def command(self, name: str, request: str, actor: str) -> Row:
-        """Combine because a coordinator asks for it, and log who did."""
-        row = self.combine(name, request=request)
-        facts = {"request": request, "sequence": row["sequence"]}
-        self.hub.store.log(actor, "release asked for", name, **facts)
-        return row
 
     def _check_noise(self, study: Study, request: str | None) -> None:
         if study.draws_noise and request is None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
-from consilience.hub.rates import Rate
+from consilience.hub.auth import Rate
 from consilience.hub.store import Row, Store, hashed, now
-from consilience.hub.store.contributions import find_same
+from consilience.hub.store.sites import find_same
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import DIGEST, SIGNATURE, SITE_NAME, STUDY_NAME, Refusal, rotation_message
@@ -79,7 +78,7 @@ class Hub:
         """
         path, known = self.store.folder / "hub.key", self.store.remembered("key")
         if known is None or path.exists():
-            key = _signing_key(path)
+            key = SigningKey.at(path)
             if self.store.agree("key", key.public) == key.public:
                 return key
         self.store.close()
@@ -131,17 +130,13 @@ class Hub:
         row = self.store.study(name) if STUDY_NAME.fullmatch(name) else None
         if row is None:
             raise Refusal("not-found", "There is no such study.")
-        return row, self.agreed(name)
+        if name not in self._studies:
+            self._studies[name] = Study.from_text(row["text"], stored=True)
+        return row, self._studies[name]
 
     def agreed(self, name: str) -> Study:
         """Return an existing study; it never changes, so it is read once."""
-        known = self._studies.get(name)
-        if known is not None:
-            return known
-        row = self.store.study(name)
-        if row is None:
-            raise Refusal("not-found", "There is no such study.")
-        return self._studies.setdefault(name, Study.from_text(row["text"], stored=True))
+        return self._studies.get(name) or self.study(name)[1]
 
     def public_file(self, study: str, name: str) -> PublicFile:
         """Return the public file that a study names, by name or digest, or refuse."""
@@ -261,7 +256,7 @@ class Hub:
             "sequence": contribution.sequence,
             "sha256": sha256,
             "size": size,
-            "guarantee": json.dumps(contribution.guarantee.as_dict()),
+            "guarantee": contribution.guarantee.as_dict(),
         }
         # A contribution that would be refused, or that is there already, leaves no file behind.
         content = arrived if isinstance(arrived, bytes) else None
@@ -289,10 +284,6 @@ class Hub:
             )
         return row, self.store.files.path(row["sha256"])
 
-    def verify(self) -> tuple[int, str]:
-        """Check the audit log and every file; return the log's length and head."""
-        return self.store.verify()
-
 
 def _check_sender(facts: Mapping[str, object], agreed: Study, site: Row) -> None:
     """Refuse a contribution of another site or for another study, each with its own code."""
@@ -305,11 +296,3 @@ def _check_sender(facts: Mapping[str, object], agreed: Study, site: Row) -> None
         raise Refusal(
             "wrong-site", "The contribution is from another site, or was signed with another key."
         )
-
-
-def _signing_key(path: Path) -> SigningKey:
-    """Return the hub's key; make it if there is none."""
-    if not path.exists():
-        with suppress(FileExistsError):  # another worker was first
-            SigningKey.generate().save(path)
-    return SigningKey.load(path)

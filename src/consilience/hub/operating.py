@@ -11,17 +11,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from consilience.errors import SettingsError
 from consilience.hub.auth import hash_password
-from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store import Row, Store
 from consilience.hub.store.backup import backup_rows, copy_files, copy_rows, void_old_rights
-from consilience.privacy.guarantee import Budget
-from consilience.privacy.ledger import Balance, Ledger
+from consilience.privacy.ledger import Ledger
 from consilience.protocol import Refusal
 from consilience.study.records import file_digest
 from consilience.study.study import Study
@@ -45,9 +42,16 @@ def opened(folder: PathLike, url: str | None = None) -> Iterator[Hub]:
         hub.close()
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a hub listens.
+def serve(
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    cert: PathLike | None = None,
+    key: PathLike | None = None,
+    behind_proxy: bool = False,
+) -> None:
+    """Run the hub until it is stopped.
 
     Parameters
     ----------
@@ -60,39 +64,24 @@ class Address:
         Whether a reverse proxy on this machine speaks HTTPS and passes on the sender's address, so
         that plain HTTP is right.
     """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    cert: PathLike | None = None
-    key: PathLike | None = None
-    behind_proxy: bool = False
-
-    def check(self) -> None:
-        """Refuse to send passwords over a network unencrypted."""
-        if self.cert is None and not self.behind_proxy and not _is_local(self.host):
-            raise SettingsError(
-                f"The hub cannot listen on {self.host!r} without a certificate, because passwords "
-                "would be readable on the network. Nothing was started. Pass a certificate and "
-                "its key, or listen on 127.0.0.1 behind a reverse proxy."
-            )
-
-
-def serve(settings: Settings, address: Address | None = None) -> None:
-    """Run the hub until it is stopped."""
     import uvicorn
 
     from consilience.hub.api.app import create_app
 
-    at = address or Address()
-    at.check()
+    if cert is None and not behind_proxy and not _is_local(host):
+        raise SettingsError(
+            f"The hub cannot listen on {host!r} without a certificate, because passwords would be "
+            "readable on the network. Nothing was started. Pass a certificate and its key, or "
+            "listen on 127.0.0.1 behind a reverse proxy."
+        )
     uvicorn.run(
         create_app(settings),
-        host=at.host,
-        port=at.port,
-        ssl_certfile=None if at.cert is None else os.fspath(at.cert),
-        ssl_keyfile=None if at.key is None else os.fspath(at.key),
-        proxy_headers=at.behind_proxy,
-        forwarded_allow_ips="127.0.0.1" if at.behind_proxy else "",
+        host=host,
+        port=port,
+        ssl_certfile=None if cert is None else os.fspath(cert),
+        ssl_keyfile=None if key is None else os.fspath(key),
+        proxy_headers=behind_proxy,
+        forwarded_allow_ips="127.0.0.1" if behind_proxy else "",
         server_header=False,
         access_log=False,
         log_level="warning",
@@ -139,49 +128,6 @@ def add_study(folder: PathLike, path: PathLike, *, url: str | None = None) -> Ro
             shutil.copyfile(file.with_name(part.file), arrived)
             hub.keep_public_file(study.name, part.file, arrived, part.sha256, OPERATOR)
     return row
-
-
-def invite(
-    folder: PathLike,
-    study: str,
-    *,
-    site: str | None = None,
-    fetch_only: bool = False,
-    days: float = 7.0,
-    url: str | None = None,
-) -> tuple[str, str]:
-    """Return a one-time code for one site, and when it expires."""
-    with opened(folder, url) as hub:
-        return hub.invite(study, OPERATOR, site=site, fetch_only=fetch_only, days=days)
-
-
-def allow(folder: PathLike, study: str, budget: Budget, *, url: str | None = None) -> Balance:
-    """Set what the hub may spend, in total, on a study whose aggregator draws noise."""
-    with opened(folder, url) as hub:
-        return hub.allow(study, budget, OPERATOR)
-
-
-def aggregate(
-    folder: PathLike, study: str, *, request: str | None = None, url: str | None = None
-) -> Row:
-    """Combine a study now and return its release.
-
-    Where combining draws noise, the same `request` is never charged twice.
-    """
-    with opened(folder, url) as hub:
-        combiner = Combiner(hub)
-        if request is None:
-            return combiner.combine(study)
-        return combiner.command(study, request, OPERATOR)
-
-
-def verify(folder: PathLike, *, url: str | None = None) -> tuple[int, str]:
-    """Check the audit log and every file.
-
-    Return the log's length and head; keep them somewhere else to compare with later.
-    """
-    with opened(folder, url) as hub:
-        return hub.verify()
 
 
 def backup(folder: PathLike, path: PathLike, *, url: str | None = None) -> tuple[int, str]:
@@ -251,13 +197,4 @@ def restore(path: PathLike, folder: PathLike, *, url: str | None = None) -> tupl
     datasets = Ledger(target / "hub.ledger").datasets()
     with opened(target, url) as hub:
         void_old_rights(hub.store, datasets, OPERATOR)
-        return hub.verify()
-
-
-def use_bucket(folder: PathLike, address: str, *, url: str | None = None) -> int:
-    """Move the hub's files to an S3-compatible bucket and return how many there are.
-
-    Restart the running workers afterwards.
-    """
-    with opened(folder, url) as hub:
-        return hub.store.use_bucket(address, OPERATOR)
+        return hub.store.verify()

@@ -80,9 +80,7 @@ class SiteFolder:
                 f"{name!r} instead. Nothing was made."
             )
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
-        key = target / "key.pem"
-        if not key.exists():
-            SigningKey.generate().save(key)
+        SigningKey.at(target / "key.pem")
         Ledger(target / "ledger.sqlite").allow(dataset, budget)
         write_durably(target / "site.json", to_json({"name": name, "dataset": dataset}))
         return cls(target)

@@ -248,8 +248,7 @@ class Site(SiteFolder):
         old, new_path = self.key, self.folder / "key.new.pem"
         if not new_path.exists():
             self._check_submitted()
-            SigningKey.generate().save(new_path)
-        new = SigningKey.load(new_path)
+        new = SigningKey.at(new_path)
         for name in self.studies:
             if SharedFolder.at(self._joined(name).hub) is None:
                 self._rotate_at(name, new)

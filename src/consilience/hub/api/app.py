@@ -16,16 +16,14 @@ from starlette.requests import ClientDisconnect
 
 from consilience.files.sealed import software
 from consilience.hub.api.metrics import Gate, Metrics
-from consilience.hub.api.requests import Body, hub_of
+from consilience.hub.api.requests import Body, hub_of, receive_file, upload_slot
 from consilience.hub.api.routes import ROUTES
-from consilience.hub.api.uploads import receive_file, upload_slot
+from consilience.hub.auth import Buckets
 from consilience.hub.combining import Combiner
-from consilience.hub.dashboard.answers import Page, answer_page, answer_refusal
-from consilience.hub.dashboard.files import read_beginning, take_file
 from consilience.hub.dashboard.pages import PAGES
-from consilience.hub.dashboard.visits import Visit
+from consilience.hub.dashboard.studies import read_beginning, take_file
+from consilience.hub.dashboard.visits import Page, Visit, answer_page, answer_refusal
 from consilience.hub.hub import Hub, Settings
-from consilience.hub.rates import Buckets
 from consilience.hub.store.audit import Chain
 from consilience.protocol import ERRORS, Refusal
 

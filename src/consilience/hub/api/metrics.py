@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from consilience.hub.dashboard.answers import answer_refusal
-from consilience.hub.rates import Buckets
+from consilience.hub.auth import Buckets
+from consilience.hub.dashboard.visits import answer_refusal
 from consilience.protocol import Refusal
 
 _METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD")

@@ -31,12 +31,13 @@ from consilience.hub.api.requests import (
     coordinator,
     hub_of,
     parse_body,
+    receive_file,
     sender_of,
     signature_of,
     site_changing,
+    upload_slot,
 )
-from consilience.hub.api.uploads import receive_file, upload_slot
-from consilience.hub.dashboard.visitors import new_link
+from consilience.hub.dashboard.visits import new_link
 from consilience.hub.store import Row, hashed
 from consilience.protocol import Refusal, digest
 
@@ -158,7 +159,7 @@ def revoke_key(
 def combine(request: Request, study: str, body: Body, actor: Coordinator) -> Response:
     """Combine the study now; where that draws noise, the hub's ledger is charged first."""
     asked = parse_body(Command, body)
-    row = request.app.state.combiner.command(study, asked.key, actor)
+    row = request.app.state.combiner.combine(study, request=asked.key, actor=actor)
     return JSONResponse(_show("release", row), 201)
 
 

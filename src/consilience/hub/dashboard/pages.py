@@ -1,9 +1,109 @@
-"""The dashboard's addresses: which page is where, and who may see it."""
+"""The dashboard's addresses: which page is where and who may see it; logging in and out."""
 
 from __future__ import annotations
 
-from consilience.hub.dashboard import access, files, releases, sites, studies
-from consilience.hub.dashboard.answers import Page
+from fastapi import Response
+from fastapi.responses import FileResponse
+
+from consilience.hub import auth
+from consilience.hub.dashboard import releases, sites, studies
+from consilience.hub.dashboard.texts import LOGIN_FIXES
+from consilience.hub.dashboard.visits import (
+    FORM_COOKIE,
+    SITE_COOKIE,
+    STATIC,
+    VIEW_SECONDS,
+    Page,
+    Visit,
+    end_view,
+    is_local_path,
+    read_link,
+    use_link,
+)
+from consilience.hub.store import hashed
+from consilience.protocol import ERRORS, Refusal
+
+
+def show_static(visit: Visit) -> Response:
+    """Return the stylesheet or the icon."""
+    if visit["file"] not in ("style.css", "icon.svg"):
+        raise Refusal("not-found", "There is nothing at this address.")
+    headers = {
+        "cache-control": "public, max-age=31536000, immutable",
+        "content-security-policy": "default-src 'none'",
+    }
+    return FileResponse(STATIC / visit["file"], headers=headers)
+
+
+def show_home(visit: Visit) -> Response:
+    """Send visitors to their first page."""
+    who = visit.someone
+    return visit.redirect("/studies" if who.is_coordinator else f"/studies/{who.study}")
+
+
+def show_login(visit: Visit) -> Response:
+    """Ask for a coordinator's name and password."""
+    if visit.visitor is not None and visit.visitor.is_coordinator:
+        return visit.redirect("/studies")
+    target = _next_page(visit.request.query_params.get("next"))
+    return visit.page("login.html", next=target, name="", problem=None)
+
+
+def log_in(visit: Visit) -> Response:
+    """Begin a coordinator's session."""
+    settings, request = visit.hub.settings, visit.request
+    name, target = visit.form.get("name", "").strip(), _next_page(visit.form.get("next"))
+    try:
+        request.app.state.by_guess.take(request.client.host if request.client else "nowhere")
+        password = visit.form.get("password", "")
+        token, _ = auth.log_in(visit.hub.store, name[:200], password, hours=settings.session_hours)
+    except Refusal as refusal:
+        fix = LOGIN_FIXES.get(refusal.code, ERRORS[refusal.code][1])
+        problem = f"{refusal.message} {fix}"
+        return visit.page("login.html", refusal.status, next=target, name=name, problem=problem)
+    answer = visit.redirect(target)
+    visit.set_cookie(answer, auth.COOKIE, token, int(settings.session_hours * 3600))
+    answer.delete_cookie(SITE_COOKIE)
+    answer.delete_cookie(FORM_COOKIE)
+    return answer
+
+
+def log_out(visit: Visit) -> Response:
+    """End the session."""
+    if visit.someone.is_coordinator:
+        visit.hub.store.end_session(hashed(visit.someone.secret))
+    else:
+        end_view(visit.hub, visit.someone)
+    answer = visit.redirect("/login?done=out")
+    answer.delete_cookie(auth.COOKIE)
+    answer.delete_cookie(SITE_COOKIE)
+    return answer
+
+
+def _next_page(path: str | None) -> str:
+    return path if path and is_local_path(path) else "/studies"
+
+
+def show_link(visit: Visit) -> Response:
+    """Ask a site whether to open its view, so that merely fetching the link does not use it up."""
+    facts = read_link(visit.hub, visit["link"])
+    site = visit.hub.store.signer(facts["study"], facts["key"])
+    return visit.page("visit.html", site=site["name"], study=facts["study"])
+
+
+def open_view(visit: Visit) -> Response:
+    """Use a site's link and open its view."""
+    view, facts = use_link(visit.hub, visit["link"])
+    if visit.visitor is not None and visit.visitor.is_coordinator:
+        visit.hub.store.end_session(hashed(visit.visitor.secret))
+    answer = visit.redirect(f"/studies/{facts['study']}")
+    answer.delete_cookie(auth.COOKIE)
+    visit.set_cookie(answer, SITE_COOKIE, view, VIEW_SECONDS)
+    return answer
+
+
+# ------------------------------------------------------------------------------------ the addresses
+
 
 READ = "GET HEAD"
 STUDY = "/studies/{study}"
@@ -11,19 +111,19 @@ SITE = f"{STUDY}/sites/{{site}}"
 CONTRIBUTION = f"{STUDY}/contributions/{{digest}}"
 RELEASE = f"{STUDY}/releases/{{number}}"
 PAGES = (
-    Page(READ, "/static/{file}", "anyone", access.show_static),
-    Page(READ, "/", "known", access.show_home),
-    Page(READ, "/login", "anyone", access.show_login),
-    Page("POST", "/login", "anyone", access.log_in),
-    Page("POST", "/logout", "known", access.log_out),
-    Page(READ, "/visits/{link}", "anyone", access.show_link),
-    Page("POST", "/visits/{link}", "anyone", access.open_view),
+    Page(READ, "/static/{file}", "anyone", show_static),
+    Page(READ, "/", "known", show_home),
+    Page(READ, "/login", "anyone", show_login),
+    Page("POST", "/login", "anyone", log_in),
+    Page("POST", "/logout", "known", log_out),
+    Page(READ, "/visits/{link}", "anyone", show_link),
+    Page("POST", "/visits/{link}", "anyone", open_view),
     Page(READ, "/studies", "coordinator", studies.show_studies),
     Page(READ, "/new-study", "coordinator", studies.show_new_study),
     Page("POST", "/new-study", "coordinator", studies.add_study),
     Page(READ, STUDY, "known", studies.show_study),
     Page(READ, f"{STUDY}/text", "known", studies.show_study_text),
-    Page(READ, f"{STUDY}/files/{{file}}", "known", files.show_public_file),
+    Page(READ, f"{STUDY}/files/{{file}}", "known", studies.show_public_file),
     Page(READ, f"{STUDY}/invite", "coordinator", sites.show_invite),
     Page("POST", f"{STUDY}/invite", "coordinator", sites.invite),
     Page(READ, f"{STUDY}/close", "coordinator", studies.show_close),

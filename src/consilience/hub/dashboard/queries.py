@@ -16,7 +16,6 @@ import sqlalchemy as sa
 
 from consilience.hub.store import Row, Store, now
 from consilience.hub.store.audit import entry_hash
-from consilience.hub.store.contributions import fetch_guarantees, parse_guarantee
 from consilience.hub.store.database import fetch_row, fetch_rows
 from consilience.hub.store.tables import (
     audit,
@@ -27,6 +26,8 @@ from consilience.hub.store.tables import (
     sites,
     studies,
 )
+from consilience.study.records import PublicFile
+from consilience.study.study import Study
 
 Select = sa.Select[Any]
 
@@ -98,6 +99,23 @@ class Numbers(NamedTuple):
     invitations: int
 
 
+def public_files(store: Store, study: Study) -> list[Row]:
+    """List a study's public files, what they are used for, and whether the hub has them."""
+    parts: dict[str, tuple[PublicFile, list[str]]] = {}
+    for part, use in ((study.public, "combining"), (study.test, "measuring releases")):
+        if part is not None:
+            parts.setdefault(part.sha256, (part, []))[1].append(use)
+    return [
+        {
+            "file": part.file,
+            "sha256": part.sha256,
+            "uses": " and ".join(uses),
+            "there": store.file(part.sha256),
+        }
+        for part, uses in parts.values()
+    ]
+
+
 def numbers(store: Store, study: str) -> Numbers:
     """Count what a study has."""
     unused = sa.select(invitations.c.hash).where(
@@ -126,7 +144,7 @@ def site_pages(store: Store, study: str, page: int, size: int, *, like: str = ""
         query = query.where(sa.func.lower(sites.c.name).contains(like.lower(), autoescape=True))
     with store.reading() as db:
         listed = _get_page(db, query, page, size)
-        own = contributions_of(db, study, [row["name"] for row in listed.rows])
+        own = _contributions_of(db, study, [row["name"] for row in listed.rows])
     for row in listed.rows:
         row["contributions"] = [one for one in own if one["site"] == row["name"]]
     return listed
@@ -136,14 +154,14 @@ def site(store: Store, study: str, name: str) -> Row | None:
     """Return a site with all its contributions, newest first."""
     with store.reading() as db:
         row = fetch_row(db, sa.select(sites).where(sites.c.study == study, sites.c.name == name))
-        return row and {**row, "contributions": contributions_of(db, study, [name])}
+        return row and {**row, "contributions": _contributions_of(db, study, [name])}
 
 
-def contributions_of(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
+def _contributions_of(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
     """Return all contributions of some of a study's sites, newest first."""
     of_sites = contributions.c.study == study, contributions.c.site.in_(names)
     query = sa.select(contributions).where(*of_sites)
-    return fetch_guarantees(db, query.order_by(contributions.c.sequence.desc()))
+    return fetch_rows(db, query.order_by(contributions.c.sequence.desc()))
 
 
 def contribution(store: Store, study: str, digest: str) -> Row | None:
@@ -158,7 +176,7 @@ def contribution(store: Store, study: str, digest: str) -> Row | None:
     )
     with store.reading() as db:
         row = fetch_row(db, sa.select(contributions).where(*same))
-        return row and {**parse_guarantee(row), "releases": fetch_rows(db, containing)}
+        return row and {**row, "releases": fetch_rows(db, containing)}
 
 
 def timeline(store: Store, study: str) -> list[tuple[str, str]]:
@@ -172,10 +190,7 @@ def release_pages(store: Store, study: str, page: int, size: int) -> Paged:
     """Return a page of a study's releases, newest first."""
     query = sa.select(releases).where(releases.c.study == study)
     with store.reading() as db:
-        listed = _get_page(db, query.order_by(releases.c.sequence.desc()), page, size)
-    for row in listed.rows:
-        row["guarantee"] = json.loads(row["guarantee"])
-    return listed
+        return _get_page(db, query.order_by(releases.c.sequence.desc()), page, size)
 
 
 def audit_pages(store: Store, page: int, size: int, *, study: str | None = None) -> Paged:

@@ -1,18 +1,22 @@
-"""Pages about studies (the list, adding one, showing one, closing it), and the audit log."""
+"""Pages about studies: the list, adding one, showing one, its public files; and the audit log."""
 
 from __future__ import annotations
 
+import hashlib
+import mimetypes
+import re
 import tempfile
+from pathlib import Path
 
 from fastapi import Response
+from fastapi.responses import FileResponse
 
 from consilience.errors import ConsilienceError
 from consilience.hub.dashboard import charts, queries
-from consilience.hub.dashboard.files import list_files
 from consilience.hub.dashboard.releases import release_facts
 from consilience.hub.dashboard.sites import add_totals, list_spending
 from consilience.hub.dashboard.texts import list_tasks
-from consilience.hub.dashboard.visits import Visit, download
+from consilience.hub.dashboard.visits import HEADERS, Visit, download
 from consilience.hub.store import now
 from consilience.hub.store.audit import MOST_WALKED, Chain
 from consilience.protocol import ERRORS, Refusal
@@ -71,7 +75,7 @@ def show_study(visit: Visit) -> Response:
     """Show a study: everything to a coordinator; to a site its own part and what is public."""
     row, study = visit.study()
     store, who, name = visit.hub.store, visit.someone, row["name"]
-    current, files = store.release(name), list_files(visit.hub, study)
+    current, files = store.release(name), queries.public_files(visit.hub.store, study)
     facts = {
         "row": row,
         "study": study,
@@ -83,8 +87,7 @@ def show_study(visit: Visit) -> Response:
         **release_facts(visit, study, current, page=1, size=FEW),
     }
     if who.site is not None:
-        with store.reading() as db:
-            spent = list_spending(queries.contributions_of(db, name, [who.name]))
+        spent = list_spending(store.contributions(name, site=who.name))
         return visit.page("own.html", **facts, site=who.site, spent=spent)
     numbers, received = queries.numbers(store, name), queries.timeline(store, name)
     chart = charts.draw_timeline(
@@ -129,3 +132,64 @@ def show_audit(visit: Visit) -> Response:
     listed = queries.audit_pages(visit.hub.store, visit.number(), MANY, study=only)
     verdict = chain.verify(visit.hub.store, most=MOST_WALKED)
     return visit.page("audit.html", entries=listed, verdict=verdict, only=only)
+
+
+# ------------------------------------------------------------------------------------- public files
+
+
+_START = 2048  # bytes; they contain a form's token and the name of its file
+
+
+def show_public_file(visit: Visit) -> Response:
+    """Return a file of public records."""
+    row, _ = visit.study()
+    named = visit.hub.public_file(row["name"], visit["file"])
+    if visit.hub.store.file(named.sha256) is None:
+        raise Refusal("not-found", "The coordinator has not uploaded this file yet.")
+    kind = mimetypes.guess_type(named.file)[0] if named.file.endswith((".csv", ".txt")) else None
+    path = visit.hub.store.files.path(named.sha256)
+    return FileResponse(
+        path, media_type=kind or "application/octet-stream", headers=HEADERS, filename=named.file
+    )
+
+
+def take_file(visit: Visit, arrived: Path) -> Response:
+    """Take a public file from the form that `arrived` on disk, if it is the one the study names."""
+    row, _ = visit.study()
+    named = visit.hub.public_file(row["name"], visit["file"])
+    begin, end = _file_within(arrived, visit.request.headers.get("content-type", ""))
+    inside, digest = visit.hub.store.files.new(), hashlib.sha256()
+    try:
+        with arrived.open("rb") as source, inside.open("wb") as target:
+            source.seek(begin)
+            while begin < end and (part := source.read(min(1 << 20, end - begin))):
+                begin += len(part)
+                digest.update(part)
+                target.write(part)
+        visit.hub.keep_public_file(
+            row["name"], named.file, inside, digest.hexdigest(), visit.someone.actor
+        )
+    finally:
+        inside.unlink(missing_ok=True)
+    return visit.redirect(f"/studies/{row['name']}?done=uploaded#files")
+
+
+def read_beginning(arrived: Path) -> bytes:
+    """Return the beginning of a form: its token comes before its file."""
+    with arrived.open("rb") as file:
+        return file.read(_START)
+
+
+def _file_within(arrived: Path, kind: str) -> tuple[int, int]:
+    """Return where the last part of a form begins and ends."""
+    boundary = re.search(r'boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?', kind)
+    mark = b"--" + boundary.group(1).encode() if boundary else b""
+    with arrived.open("rb") as file:
+        start, size = file.read(_START), arrived.stat().st_size
+        file.seek(max(0, size - 100))
+        rest = file.read()
+    head = start.find(b'name="file"')
+    begin, end = start.find(b"\r\n\r\n", head) + 4, rest.rfind(b"\r\n" + mark + b"--")
+    if not mark or head < 0 or begin < 4 or end < 0:
+        raise Refusal("malformed", "The form contains no file.")
+    return begin, size - len(rest) + end

@@ -1,28 +1,172 @@
-"""One request for a page: who asks, for what, and what a form says."""
+"""Who visits the dashboard, what is asked, and how a page is answered.
+
+Coordinators log in with a password. A site has no password: it signs a request for a link, which
+works once within five minutes and opens a view of one study for an hour. Revoking or replacing the
+site's key ends the view at once. Links and views are statements that the hub signed, so nothing
+secret is stored, and a copy of the database lets nobody in.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
+import json
+import logging
+import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import JSONResponse, RedirectResponse
+from sqlalchemy.exc import InterfaceError, OperationalError
 
-from consilience.hub.dashboard.formatting import TEMPLATES
-from consilience.hub.dashboard.texts import NOTICES
-from consilience.hub.dashboard.visitors import FORM_COOKIE, Visitor, form_token
+from consilience.files.sealed import canonical, is_signed, message_of
+from consilience.hub import auth
+from consilience.hub.dashboard.texts import FIXES, HEADINGS, NOTICES, TEMPLATES
 from consilience.hub.hub import Hub
 from consilience.hub.store import Row
-from consilience.protocol import Refusal
+from consilience.protocol import ERRORS, Refusal
 from consilience.study.study import Study
+
+# ----------------------------------------------------------------------------------------- visitors
+
+
+SITE_COOKIE = f"{auth.COOKIE}-site"
+FORM_COOKIE = f"{auth.COOKIE}-form"
+LINK_SECONDS = 300  # less than the store remembers a nonce
+VIEW_SECONDS = 3600
+_MOST = 2000  # characters of a statement
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A coordinator who is logged in, or a site that looks at its own study."""
+
+    name: str
+    secret: str  # the cookie that proves it
+    study: str | None = None
+    site: Row | None = None
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether the visitor is a coordinator, who may see and change every study."""
+        return self.study is None
+
+    @property
+    def actor(self) -> str:
+        """The visitor as the audit log names it."""
+        return f"{'coordinator' if self.is_coordinator else 'site'}:{self.name}"
+
+
+def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
+    """Return who sends these cookies; None if they belong to nobody."""
+    token = cookies.get(auth.COOKIE)
+    if token:
+        try:
+            return Visitor(auth.coordinator_of(hub.store, token), token)
+        except Refusal:
+            pass
+    stated = cookies.get(SITE_COOKIE)
+    facts = _read_facts(hub, "view", stated)
+    if facts is None or stated is None or hub.store.is_spent(facts["key"], facts["nonce"]):
+        return None
+    try:
+        site = hub.store.signer(facts["study"], facts["key"])
+    except Refusal:  # the key was revoked or replaced
+        return None
+    return Visitor(site["name"], stated, facts["study"], site)
+
+
+def new_link(hub: Hub, study: str, site: Row) -> tuple[str, str]:
+    """Return the last part of a one-time link for an enrolled site, and when it expires."""
+    until = time.time() + LINK_SECONDS
+    expires = datetime.fromtimestamp(until, UTC).isoformat(timespec="seconds")
+    return _sign_facts(hub, "link", study, site["key"], until), expires
+
+
+def read_link(hub: Hub, token: str) -> dict[str, Any]:
+    """Return the facts of a link that has not expired, or refuse."""
+    facts = _read_facts(hub, "link", token)
+    if facts is None:
+        raise Refusal(
+            "not-authenticated",
+            "The link was not made by this hub, or it is older than five minutes.",
+        )
+    return facts
+
+
+def use_link(hub: Hub, token: str) -> tuple[str, dict[str, Any]]:
+    """Use a link; return the value of the view's cookie and the link's facts."""
+    facts = read_link(hub, token)
+    site = hub.store.signer(facts["study"], facts["key"])
+    try:
+        hub.store.spend_nonce(facts["key"], facts["nonce"])
+    except Refusal:
+        raise Refusal(
+            "not-authenticated", "The link was already used; each link works once."
+        ) from None
+    hub.store.log(f"site:{site['name']}", "dashboard opened", facts["study"])
+    until = time.time() + VIEW_SECONDS
+    return _sign_facts(hub, "view", facts["study"], facts["key"], until), facts
+
+
+def end_view(hub: Hub, visitor: Visitor) -> None:
+    """End a site's view; its cookie stops working everywhere."""
+    facts = _read_facts(hub, "view", visitor.secret)
+    if facts is not None:
+        hub.store.spend_nonce(facts["key"], facts["nonce"], seconds=VIEW_SECONDS)
+
+
+def form_token(secret: str) -> str:
+    """Return what every form of a visitor carries; pages of other origins cannot know it."""
+    return hashlib.sha256(f"form {secret}".encode(errors="replace")).hexdigest()
+
+
+def is_own_form(secret: str | None, token: str) -> bool:
+    """Tell whether a form came from a page that was sent to this visitor."""
+    return secret is not None and hmac.compare_digest(
+        form_token(secret).encode(), token.encode(errors="replace")
+    )
+
+
+def _sign_facts(hub: Hub, kind: str, study: str, key: str, until: float) -> str:
+    facts = {"study": study, "key": key, "until": until, "nonce": secrets.token_hex(16)}
+    text = canonical(facts)
+    signature = hub.key.sign(message_of(kind, text))
+    return f"{_encode(text.encode())}.{_encode(signature)}"
+
+
+def _read_facts(hub: Hub, kind: str, token: str | None) -> dict[str, Any] | None:
+    """Return the facts that this hub signed for this purpose, unless they have expired."""
+    text, dot, signature = (token or "")[:_MOST].partition(".")
+    try:
+        stated = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+        signed = base64.urlsafe_b64decode(signature + "=" * (-len(signature) % 4))
+    except ValueError:
+        return None
+    if not dot or not is_signed(message_of(kind, stated), signed, hub.key.public):
+        return None
+    facts: dict[str, Any] = json.loads(stated)
+    return facts if facts["until"] > time.time() else None
+
+
+def _encode(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+# -------------------------------------------------------------------------------------- one request
+
 
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
@@ -133,3 +277,94 @@ def read_form(request: Request, content: bytes) -> dict[str, str]:
 def _text(part: Message) -> str:
     content = part.get_payload(decode=True)
     return content.decode(errors="replace") if isinstance(content, bytes) else ""
+
+
+# --------------------------------------------------------------------------------------- its answer
+
+
+_MACHINES = ("/api/", "/healthz", "/metrics", "/docs", "/openapi.json")
+_LOCAL_PATH = re.compile(r"/(?!/)[A-Za-z0-9/._~%?=&+-]*")
+
+logger = logging.getLogger("consilience.hub")
+
+
+class Page(NamedTuple):
+    """An address of the dashboard, and who may see it: anyone, someone known, or a coordinator."""
+
+    methods: str
+    path: str
+    who: str
+    show: Callable[[Visit], Response]
+
+
+def answer_page(page: Page, request: Request, body: bytes) -> Response:
+    """Show a page, or an error in its place."""
+    visit = Visit(request, request.app.state.hub, None)
+    try:
+        visit = replace(visit, visitor=visitor_of(visit.hub, request.cookies))
+        if request.method == "POST":
+            visit = replace(visit, form=read_form(request, body))
+            _check_form(visit)
+        if page.who != "anyone" and visit.visitor is None:
+            return _log_in_first(visit)
+        if page.who == "coordinator" and not visit.someone.is_coordinator:
+            raise Refusal("not-allowed", "This page is for the study's coordinators.")
+        return page.show(visit)
+    except Refusal as refusal:
+        return _show_error(visit, refusal)
+    except (OperationalError, InterfaceError):
+        logger.exception("the database did not answer")
+        return _show_error(visit, Refusal("unavailable", "The hub's database does not answer."))
+    except Exception:
+        logger.exception("a page could not be made")
+        message = "The hub could not finish this page; its log says why."
+        return _show_error(visit, Refusal("unavailable", message))
+
+
+def answer_refusal(request: Request, refusal: Refusal, *, as_visitor: bool = False) -> Response:
+    """Answer a request that goes no further: machines get JSON, browsers a page.
+
+    With `as_visitor`, the database is asked who sent the request, and the page shows it.
+    """
+    if request.url.path.startswith(_MACHINES):
+        return JSONResponse(refusal.body, refusal.status)
+    hub = request.app.state.hub
+    visitor = visitor_of(hub, request.cookies) if as_visitor else None
+    return _show_error(Visit(request, hub, visitor), refusal)
+
+
+def _show_error(visit: Visit, refusal: Refusal) -> Response:
+    return visit.page(
+        "error.html",
+        refusal.status,
+        heading=HEADINGS.get(refusal.code, "This was not possible"),
+        message=refusal.message,
+        fix=fix_for(refusal),
+    )
+
+
+def fix_for(refusal: Refusal) -> str:
+    """Say what someone at a browser can do about a refusal."""
+    return FIXES.get(refusal.code, ERRORS[refusal.code][1])
+
+
+def _log_in_first(visit: Visit) -> Response:
+    asked = visit.request.url.path
+    if visit.request.method == "POST" or not is_local_path(asked):
+        raise Refusal("not-authenticated", "You are not logged in, or your session has ended.")
+    return visit.redirect("/login" if asked == "/" else f"/login?next={quote(asked)}")
+
+
+def is_local_path(path: str) -> bool:
+    """Tell whether a path leads to a page of this hub, and nowhere else."""
+    return _LOCAL_PATH.fullmatch(path) is not None
+
+
+def _check_form(visit: Visit) -> None:
+    origin = visit.request.headers.get("sec-fetch-site", "same-origin")
+    is_own = is_own_form(visit.secret, visit.form.get("token", ""))
+    if origin not in ("same-origin", "none") or not is_own:
+        raise Refusal(
+            "not-allowed",
+            "The form did not come from a page that this hub sent to you, or it is too old.",
+        )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
-from consilience.hub.store.contributions import fetch_guarantees, parse_guarantee
 from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
 from consilience.hub.store.studies import get_study
 from consilience.hub.store.tables import claims, contributions, members, releases, settings, studies
@@ -43,7 +41,7 @@ class Releases(Database):
         until = now(seconds=seconds)
         db.execute(claims.insert().values(study=study, worker=worker, until=until))
         query = sa.select(contributions).where(contributions.c.study == study)
-        return row, fetch_guarantees(db, query.order_by(contributions.c.site))
+        return row, fetch_rows(db, query.order_by(contributions.c.site))
 
     @writing
     def renew(self, db: sa.Connection, study: str, worker: str, seconds: float) -> None:
@@ -62,8 +60,7 @@ class Releases(Database):
         current = releases.update().where(releases.c.study == study, releases.c.state == "current")
         db.execute(current.values(state="superseded"))
         full = {**row, "state": "withdrawn" if is_gone else "current", "created": now()}
-        stored = {**full, "guarantee": json.dumps(row["guarantee"])}
-        db.execute(releases.insert().values(stored))
+        db.execute(releases.insert().values(full))
         rows = [{"release": row["digest"], "contribution": digest} for digest in digests]
         db.execute(members.insert(), rows)
         combined = studies.update().where(studies.c.name == study)
@@ -95,8 +92,7 @@ class Releases(Database):
     def releases(self, study: str) -> list[Row]:
         """Return a study's releases, newest first."""
         query = sa.select(releases).where(releases.c.study == study)
-        with self.reading() as db:
-            return fetch_guarantees(db, query.order_by(releases.c.sequence.desc()))
+        return self.fetch_all(query.order_by(releases.c.sequence.desc()))
 
     def next_release(self, study: str) -> int:
         """Return the number that the study's next release gets."""
@@ -115,8 +111,7 @@ class Releases(Database):
             query = query.where(releases.c.sequence == sequence)
         else:
             query = query.where(releases.c.state == "current")
-        row = self.fetch_one(query)
-        return None if row is None else parse_guarantee(row)
+        return self.fetch_one(query)
 
     def may_draw(self, dataset: str) -> bool:
         """Tell whether the ledger is known to hold everything that was charged for a study."""

@@ -15,8 +15,6 @@ import sqlalchemy as sa
 
 from consilience.errors import SettingsError
 from consilience.hub.store.audit import AuditLog, Chain, append_entry
-from consilience.hub.store.contributions import Contributions
-from consilience.hub.store.coordinators import Coordinators
 from consilience.hub.store.database import set_setting, writing
 from consilience.hub.store.files import Bucket, Files
 from consilience.hub.store.releases import Releases
@@ -36,7 +34,7 @@ from consilience.study.records import file_digest
 _BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of"))
 
 
-class Store(AuditLog, Coordinators, Studies, Sites, Contributions, Releases):
+class Store(AuditLog, Studies, Sites, Releases):
     """Open the hub's database and folder, or create them.
 
     Opening brings the tables up to date and removes files that a crash left behind. Any number of

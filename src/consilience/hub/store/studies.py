@@ -1,4 +1,4 @@
-"""Rows about studies and their public files."""
+"""Rows about studies and their public files, and about coordinators and their sessions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
 from consilience.hub.store.database import Database, Row, fetch_row, now, writing
-from consilience.hub.store.tables import files, studies
+from consilience.hub.store.tables import coordinators, files, sessions, studies
 from consilience.protocol import Refusal
 
 
@@ -27,7 +27,7 @@ def get_open_study(db: sa.Connection, name: str) -> Row:
 
 
 class Studies(Database):
-    """Studies and the public files that they name."""
+    """Studies and the public files that they name; coordinators, and their sessions by a token's hash."""
 
     @writing
     def add_study(self, db: sa.Connection, name: str, digest: str, text: str, actor: str) -> Row:
@@ -78,3 +78,41 @@ class Studies(Database):
     def file(self, sha256: str) -> Row | None:
         """Return the row of a public file, if the hub has it."""
         return self.fetch_one(sa.select(files).where(files.c.sha256 == sha256))
+
+    # ------------------------------------------------------------------------------ coordinators
+
+    @writing
+    def add_coordinator(self, db: sa.Connection, name: str, password: str, actor: str) -> None:
+        """Add a coordinator, or change a known one's password, which ends all their sessions."""
+        known = coordinators.update().where(coordinators.c.name == name)
+        if db.execute(known.values(password=password)).rowcount:
+            db.execute(sessions.delete().where(sessions.c.coordinator == name))
+            append_entry(db, actor, "password changed", None, coordinator=name)
+        else:
+            row = {"name": name, "password": password, "created": now(), "status": "active"}
+            db.execute(coordinators.insert().values(row))
+            append_entry(db, actor, "coordinator added", None, coordinator=name)
+
+    def coordinator(self, name: str) -> Row | None:
+        """Return a coordinator's row."""
+        return self.fetch_one(sa.select(coordinators).where(coordinators.c.name == name))
+
+    @writing
+    def add_session(
+        self, db: sa.Connection, token_hash: str, coordinator: str, kind: str, expires: str
+    ) -> None:
+        """Store a session by the hash of its token; delete sessions that have expired."""
+        db.execute(sessions.delete().where(sessions.c.expires < now()))
+        row = {"hash": token_hash, "coordinator": coordinator, "kind": kind, "expires": expires}
+        db.execute(sessions.insert().values(**row, created=now()))
+        append_entry(db, f"coordinator:{coordinator}", "logged in", None, kind=kind)
+
+    def session(self, token_hash: str) -> Row | None:
+        """Return a session that has not expired."""
+        return self.fetch_one(
+            sa.select(sessions).where(sessions.c.hash == token_hash, sessions.c.expires > now())
+        )
+
+    def end_session(self, token_hash: str) -> None:
+        """Delete a session."""
+        self.write(lambda db: db.execute(sessions.delete().where(sessions.c.hash == token_hash)))

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 
 tables = sa.MetaData()
+
+
+class _Facts(sa.TypeDecorator[dict[str, Any]]):
+    """Facts as JSON text."""
+
+    impl, cache_ok = sa.Text, True
+
+    def process_bind_param(self, value: dict[str, Any] | None, _: sa.Dialect) -> str:
+        return json.dumps(value)
+
+    def process_result_value(self, value: str | None, _: sa.Dialect) -> Any:
+        return None if value is None else json.loads(value)  # None: an outer join without a row
 
 
 def _table(name: str, *columns: sa.schema.SchemaItem) -> sa.Table:
@@ -93,7 +106,7 @@ contributions = _table(
     _text("state"),
     _text("sha256"),
     _whole("size"),
-    _text("guarantee"),
+    sa.Column("guarantee", _Facts, nullable=False),
     _text("received"),
     _text("changed"),
     sa.ForeignKeyConstraint(["study", "site"], ["sites.study", "sites.name"]),
@@ -125,7 +138,7 @@ releases = _table(
     _text("sha256"),
     _whole("size"),
     _whole("n_sites"),
-    _text("guarantee"),
+    sa.Column("guarantee", _Facts, nullable=False),
     _text("created"),
     sa.UniqueConstraint("study", "sequence"),
     sa.UniqueConstraint("study", "request"),
