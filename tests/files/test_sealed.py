@@ -108,7 +108,7 @@ def test_a_header_that_promises_too_much_is_refused_before_anything_is_allocated
 
 def test_a_file_larger_than_allowed_is_refused(file):
     with pytest.raises(ContributionRejected, match="larger than"):
-        Sealed.load(file(WHOLE), "contribution", most_bytes=100)
+        SealedFile(file(WHOLE), "contribution", most_bytes=100)
 
 
 def test_a_number_that_is_not_finite_never_gets_in_or_out(file):

@@ -8,6 +8,7 @@ from consilience.errors import BudgetExceeded, ContributionRejected, SettingsErr
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
 from consilience.hub.hub import Hub, Settings
+from consilience.site.client import HubClient
 from consilience.site.site import Site
 from consilience.study.collect import Publication
 from consilience.study.study import Study
@@ -247,8 +248,8 @@ def test_a_rotation_that_stopped_after_the_hub_took_the_key_is_completed(tmp_pat
         assert not (site.folder / "key.new.pem").exists()
         site.submit("heart-risk")
         with monkeypatch.context() as patch:
-            rotate_at = Site._rotate_at
-            patch.setattr(Site, "_rotate_at", lambda *given: stop(rotate_at(*given)))
+            rotate_key = HubClient.rotate_key
+            patch.setattr(HubClient, "rotate_key", lambda *given: stop(rotate_key(*given)))
             with pytest.raises(Stopped):
                 site.rotate_key()
         assert site.key.public == old != hub.store.sites("heart-risk")[0]["key"]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
-from consilience.files.sealed import MOST_BYTES, Sealed, SealedFile, SignedFile, SigningKey, refused
+from consilience.files.sealed import Sealed, SealedFile, SignedFile, SigningKey, refused
 from consilience.learners.base import PrivateLearner, State
 from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
@@ -197,15 +197,9 @@ class Contribution(SignedFile):
         return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
     @classmethod
-    def load(
-        cls,
-        source: str | os.PathLike[str] | bytes,
-        *,
-        trusted: bool = False,
-        most_bytes: int = MOST_BYTES,
-    ) -> Self:
+    def load(cls, source: str | os.PathLike[str] | bytes, *, trusted: bool = False) -> Self:
         """Read a file of unknown origin: form, signature, tensors, and guarantee against events."""
-        return cls(Sealed.load(source, KIND, most_bytes=most_bytes))._check(trusted)
+        return cls(Sealed.load(source, KIND))._check(trusted)
 
     @classmethod
     def inspect(cls, file: SealedFile, *, trusted: bool = False) -> Self:

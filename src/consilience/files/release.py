@@ -28,7 +28,7 @@ from consilience.files.contribution import (
     take_apart,
     to_plain,
 )
-from consilience.files.sealed import MOST_BYTES, Sealed, SignedFile, SigningKey, refused
+from consilience.files.sealed import Sealed, SignedFile, SigningKey, refused
 from consilience.privacy.accounting import Event, events_from_json, events_to_json
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 
@@ -217,11 +217,9 @@ class Release(SignedFile):
         return cls(Sealed.seal(KIND, facts, tensors, key))._check()
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, key: str | None = None, most_bytes: int = MOST_BYTES
-    ) -> Self:
+    def load(cls, path: str | os.PathLike[str], *, key: str | None = None) -> Self:
         """Read a file of unknown origin; with `key`, only one that the hub of that key signed."""
-        release = cls(Sealed.load(path, KIND, most_bytes=most_bytes))._check()
+        release = cls(Sealed.load(path, KIND))._check()
         return release if key is None else release.verify(key=key)
 
     def _check(self) -> Self:

@@ -190,11 +190,9 @@ class Sealed:
         write_durably(path, self.to_bytes())
 
     @classmethod
-    def load(
-        cls, source: str | os.PathLike[str] | bytes, kind: str, *, most_bytes: int = MOST_BYTES
-    ) -> Self:
+    def load(cls, source: str | os.PathLike[str] | bytes, kind: str) -> Self:
         """Read a file of unknown origin, and refuse one that is malformed or wrongly signed."""
-        file = SealedFile(source, kind, most_bytes=most_bytes)
+        file = SealedFile(source, kind)
         tensors = {name: file.tensor(name) for name in file.facts["tensors"]}
         for name, tensor in tensors.items():
             if _digest([tensor]) != file.facts["tensors"][name]["sha256"]:

@@ -24,6 +24,7 @@ from consilience.protocol import Refusal
 
 COOKIE = "consilience"
 LEAST_PASSWORD = 10
+MOST_NAMES = 10_000  # whose rate is remembered
 _COST = {"n": 2**15, "r": 8, "p": 3, "maxmem": 64 << 20}  # 32 MiB and about 0.2 s for each guess
 _NOBODY = "scrypt:" + "A" * 24 + ":" + "A" * 43 + "="
 _one_at_a_time = threading.Lock()  # many guesses at once take more time, not more memory
@@ -52,9 +53,7 @@ def _scrypt(password: str, salt: bytes) -> str:
     return base64.b64encode(key).decode()
 
 
-def log_in(
-    store: Store, name: str, password: str, *, hours: float, kind: str = "session"
-) -> tuple[str, str]:
+def log_in(store: Store, name: str, password: str, *, hours: float) -> tuple[str, str]:
     """Return a new token and when it expires, or refuse.
 
     An unknown name takes as long as a wrong password.
@@ -63,7 +62,7 @@ def log_in(
     fits = fits_password(password[:1001], known["password"] if known else _NOBODY)
     if known is None or not fits or known["status"] != "active":
         raise Refusal("not-authenticated", "There is no coordinator with this name and password.")
-    return new_token(store, name, hours=hours, kind=kind)
+    return new_token(store, name, hours=hours, kind="session")
 
 
 def new_token(store: Store, coordinator: str, *, hours: float, kind: str) -> tuple[str, str]:
@@ -95,8 +94,8 @@ class Rate:
 class Buckets:
     """Token buckets, one for each name; those unused for the longest time are forgotten first."""
 
-    def __init__(self, rate: Rate, *, most: int = 10_000) -> None:
-        self.rate, self.most = rate, most
+    def __init__(self, rate: Rate) -> None:
+        self.rate = rate
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -107,7 +106,7 @@ class Buckets:
             level, since = self._levels.pop(name, (self.rate.burst, at))
             level = min(self.rate.burst, level + (at - since) * self.rate.per_second)
             self._levels[name] = (level - 1 if level >= 1 else level, at)
-            if len(self._levels) > self.most:
+            if len(self._levels) > MOST_NAMES:
                 self._levels.popitem(last=False)
         if level < 1:
             raise Refusal("too-many", "Too many requests came from here in a short time.")

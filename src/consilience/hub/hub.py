@@ -141,8 +141,8 @@ class Hub:
     def public_file(self, study: str, name: str) -> PublicFile:
         """Return the public file that a study names, by name or digest, or refuse."""
         _, agreed = self.study(study)
-        for part in (agreed.public, agreed.test):
-            if part is not None and name in (part.file, part.sha256):
+        for part in agreed.files:
+            if name in (part.file, part.sha256):
                 return part
         raise Refusal("not-found", "The study names no such file.")
 

@@ -17,7 +17,6 @@ from consilience.errors import SettingsError
 from consilience.hub.auth import hash_password
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store import Row, Store
-from consilience.hub.store.backup import backup_rows, copy_files, copy_rows, void_old_rights
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import Refusal
 from consilience.study.records import file_digest
@@ -112,8 +111,7 @@ def add_study(folder: PathLike, path: PathLike, *, url: str | None = None) -> Ro
     """Add a study file, and the public files that lie beside it."""
     file = Path(path)
     study = Study.load(file)
-    parts = [part for part in (study.public, study.test) if part is not None]
-    for part in parts:
+    for part in study.files:
         beside = file.with_name(part.file)
         if not beside.exists() or file_digest(beside) != part.sha256:
             raise SettingsError(
@@ -123,7 +121,7 @@ def add_study(folder: PathLike, path: PathLike, *, url: str | None = None) -> Ro
             )
     with opened(folder, url) as hub:
         row = hub.add_study(file.read_text(encoding="utf-8"), OPERATOR)
-        for part in parts:
+        for part in study.files:
             arrived = hub.store.files.new()
             shutil.copyfile(file.with_name(part.file), arrived)
             hub.keep_public_file(study.name, part.file, arrived, part.sha256, OPERATOR)
@@ -151,8 +149,7 @@ def backup(folder: PathLike, path: PathLike, *, url: str | None = None) -> tuple
     with opened(folder, url) as hub:
         draft.mkdir(parents=True, mode=0o700)
         try:
-            backup_rows(hub.store, draft)
-            copy_files(hub.store, draft)
+            hub.store.copy_to(draft)
             shutil.copy2(hub.store.folder / "hub.key", draft / "hub.key")
             hub.ledger.backup(draft / "hub.ledger")
             with closing(Store(draft)) as copy:
@@ -189,12 +186,12 @@ def restore(path: PathLike, folder: PathLike, *, url: str | None = None) -> tupl
                 )
             shutil.copyfile(source / "hub.sqlite", Path(aside) / "hub.sqlite")
             with closing(Store(aside)) as copy:
-                copy_rows(copy, rows)
+                rows.take_rows(copy)
     shutil.copytree(source, target, dirs_exist_ok=True)
     if url is not None:
         (target / "hub.sqlite").unlink()
     target.chmod(0o700)
     datasets = Ledger(target / "hub.ledger").datasets()
     with opened(target, url) as hub:
-        void_old_rights(hub.store, datasets, OPERATOR)
+        hub.store.void_old_rights(datasets, OPERATOR)
         return hub.store.verify()

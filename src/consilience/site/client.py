@@ -1,9 +1,13 @@
-"""A site's requests to a hub, each signed with the site's key."""
+"""Where a site hands in its files: a hub, by requests signed with the site's key, or a shared folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -15,9 +19,11 @@ from consilience.errors import (
     SchemaMismatch,
     SettingsError,
 )
-from consilience.files.sealed import SigningKey
+from consilience.files.contribution import KIND, Contribution
+from consilience.files.durable import write_durably
+from consilience.files.sealed import SealedFile, SigningKey
 from consilience.protocol import HEADER, digest, rotation_message, sign_request
-from consilience.study.records import PublicFile
+from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study
 
 TIMEOUT_SECONDS = 60.0
@@ -64,9 +70,9 @@ class HubClient:
             )
         return study
 
-    def fetch_file(self, study: Study, file: PublicFile) -> bytes:
+    def fetch_file(self, study: str, file: PublicFile) -> bytes:
         """Return the content of a study's public file."""
-        content = self.request("GET", f"{_path(study.name)}/files/{file.sha256}")
+        content = self.request("GET", f"{_path(study)}/files/{file.sha256}")
         if content is None or digest(content) != file.sha256:
             raise ContributionRejected(
                 f"The hub sent another file than {file.file!r}. Nothing was joined. Ask its "
@@ -76,10 +82,10 @@ class HubClient:
 
     # ------------------------------------------------------------------ taking part
 
-    def submit(self, study: str, content: bytes, *, digest: str) -> Answer:
-        """Send a contribution; the hub must confirm its digest."""
+    def submit(self, study: str, contribution: Contribution, content: bytes) -> Answer:
+        """Send a contribution and its file's content; the hub must confirm its digest."""
         answer = self.request_json("POST", f"{_path(study)}/contributions", content)
-        if answer.get("digest") != digest:
+        if answer.get("digest") != contribution.digest:
             raise ContributionRejected(
                 "The hub confirmed another file than was sent. Ask its operator."
             )
@@ -196,3 +202,61 @@ def _read_error(content: bytes) -> tuple[str | None, str, str]:
         return str(error["code"])[:40], str(error["message"])[:500], str(error["fix"])[:500]
     except (ValueError, KeyError, TypeError):
         return None, "its answer could not be read.", "Try again later."
+
+
+# ---------------------------------------------------------------------------------- a shared folder
+
+
+FOLDER = "folder:"  # how a site's files tell a folder from a hub's address
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """A folder with one study, its public files, contributions and releases, in place of a hub.
+
+    Its methods take the study's name as those of `HubClient` do.
+    """
+
+    path: Path
+    site: str
+
+    def fetch_file(self, _: str, file: PublicFile) -> bytes:
+        """Return the content of one of the study's public files."""
+        source = self.path / file.file
+        if not source.exists() or file_digest(source) != file.sha256:
+            raise SettingsError(
+                f"The study's file {file.file!r} is missing or altered. Nothing was joined. Ask "
+                "the coordinator for the original."
+            )
+        return source.read_bytes()
+
+    def submit(self, _: str, contribution: Contribution, content: bytes) -> Answer:
+        """Put a contribution into the folder."""
+        name = f"contribution-{_as_file_name(self.site)}-{contribution.sequence:04d}"
+        write_durably(self.path / f"{name}.safetensors", content)
+        return {"digest": contribution.digest, "state": "accepted"}
+
+    def fetch_release(self, _: str) -> bytes | None:
+        """Return the newest release's file, or None if there is none."""
+        files = sorted(self.path.glob("release-*.safetensors"))
+        return files[-1].read_bytes() if files else None
+
+    def withdraw(self, _: str) -> Answer:
+        """Remove the site's contributions."""
+        for file in self.path.glob("contribution-*.safetensors"):
+            with suppress(ConsilienceError):  # not a contribution
+                if SealedFile(file, KIND).facts.get("site") == self.site:
+                    file.unlink()
+        return {"state": "withdrawn"}
+
+    def open_view(self, _: str) -> str:
+        """Refuse: only a hub has a dashboard."""
+        raise SettingsError(
+            "A shared folder has no dashboard. Nothing was opened. Look into the folder."
+        )
+
+
+def _as_file_name(name: str) -> str:
+    """Return a site's name as part of a file name; different names stay different."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

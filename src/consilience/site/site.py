@@ -24,11 +24,9 @@ from consilience.files.durable import write_durably
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey
 from consilience.privacy.ledger import Ledger
-from consilience.site.client import HubClient, check_address
+from consilience.site.client import FOLDER, HubClient, SharedFolder, check_address
 from consilience.site.folder import Attempt, Joined, SiteFolder
-from consilience.site.shared import SharedFolder
 from consilience.study.pages import of_training
-from consilience.study.records import PublicFile
 from consilience.study.study import Study
 
 
@@ -70,26 +68,23 @@ class Site(SiteFolder):
         hub = HubClient(check_address(address), self.key, certificate)
         name, hub_key = hub.enrol(invitation, self.name, fetch_only=fetch_only)
         study = hub.fetch_study(name)
-        self._keep_study(study, lambda file: hub.fetch_file(study, file))
         joined = Joined(study.to_dict(), hub.address, hub_key, certificate, fetch_only)
-        self._write_joined(name, joined)
-        return study
+        return self._keep_study(study, joined)
 
     def join_folder(self, folder: str | os.PathLike[str]) -> Study:
         """Take part through a shared folder with a study file and its public files."""
-        shared = SharedFolder(Path(folder))
-        study = shared.study
-        self._keep_study(study, shared.fetch_file)
-        self._write_joined(study.name, Joined(study.to_dict(), shared.address))
-        return study
+        study = Study.in_folder(Path(folder))
+        joined = Joined(study.to_dict(), f"{FOLDER}{Path(folder).absolute()}")
+        return self._keep_study(study, joined)
 
-    def _keep_study(self, study: Study, fetch: Callable[[PublicFile], bytes]) -> None:
-        """Copy the public files of a study here."""
-        place = self._place(study.name)
+    def _keep_study(self, study: Study, joined: Joined) -> Study:
+        """Keep a study and copies of its public files here."""
+        hub, place = self._hub(joined), self._place(study.name)
         place.mkdir(parents=True, exist_ok=True)
-        for file in (study.public, study.test):
-            if file is not None:
-                write_durably(place / file.file, fetch(file))
+        for file in study.files:
+            write_durably(place / file.file, hub.fetch_file(study.name, file))
+        self._write_joined(study.name, joined)
+        return study
 
     # ------------------------------------------------------------------ training
 
@@ -172,11 +167,7 @@ class Site(SiteFolder):
         self._complete_rotation()
         joined, path = self._joined(name), self.contribution(name)
         contribution = Contribution.load(path, trusted=self.study(name).trusted)
-        content, shared = path.read_bytes(), SharedFolder.at(joined.hub)
-        if shared is not None:
-            answer = shared.submit(contribution, content)
-        else:
-            answer = self._hub(joined).submit(name, content, digest=contribution.digest)
+        answer = self._hub(joined).submit(name, contribution, path.read_bytes())
         self._write_joined(name, replace(self._joined(name), submitted=contribution.sequence))
         return answer
 
@@ -184,10 +175,7 @@ class Site(SiteFolder):
         """Fetch the newest release and check the hub's signature; None while there is none."""
         self._complete_rotation()
         joined = self._joined(name)
-        shared = SharedFolder.at(joined.hub)
-        content = (
-            self._hub(joined).fetch_release(name) if shared is None else shared.fetch_release()
-        )
+        content = self._hub(joined).fetch_release(name)
         if content is None:
             return None
         part = self._place(name) / "release.part"
@@ -221,9 +209,7 @@ class Site(SiteFolder):
         What was published stays published, and what was spent stays spent.
         """
         self._complete_rotation()
-        joined = self._joined(name)
-        shared = SharedFolder.at(joined.hub)
-        return self._hub(joined).withdraw(name) if shared is None else shared.withdraw(self.name)
+        return self._hub(self._joined(name)).withdraw(name)
 
     def open_view(self, name: str) -> str:
         """Return a link that shows the site its own page on the hub's dashboard.
@@ -231,14 +217,12 @@ class Site(SiteFolder):
         It works once, for a few minutes.
         """
         self._complete_rotation()
-        joined = self._joined(name)
-        if SharedFolder.at(joined.hub) is not None:
-            raise SettingsError(
-                "A shared folder has no dashboard. Nothing was opened. Look into the folder."
-            )
-        return self._hub(joined).open_view(name)
+        return self._hub(self._joined(name)).open_view(name)
 
-    def _hub(self, joined: Joined) -> HubClient:
+    def _hub(self, joined: Joined) -> HubClient | SharedFolder:
+        """Return where a study was joined."""
+        if joined.hub.startswith(FOLDER):
+            return SharedFolder(Path(joined.hub.removeprefix(FOLDER)), self.name)
         return HubClient(joined.hub, self.key, joined.certificate)
 
     # ------------------------------------------------------------------ changing the key
@@ -250,8 +234,9 @@ class Site(SiteFolder):
             self._check_submitted()
         new = SigningKey.at(new_path)
         for name in self.studies:
-            if SharedFolder.at(self._joined(name).hub) is None:
-                self._rotate_at(name, new)
+            hub = self._hub(self._joined(name))
+            if isinstance(hub, HubClient):
+                hub.rotate_key(name, new)
         kept = self.folder / f"key.{old.public[:16]}.pem"
         if not kept.exists():
             os.link(self.folder / "key.pem", kept)
@@ -267,9 +252,6 @@ class Site(SiteFolder):
                     f"A contribution to {name!r} is signed with the present key and was not "
                     f"submitted. Nothing was changed. First run: consilience site submit {name}"
                 )
-
-    def _rotate_at(self, name: str, new: SigningKey) -> None:
-        self._hub(self._joined(name)).rotate_key(name, new)
 
     def _complete_rotation(self) -> None:
         """Finish a rotation that was interrupted: a hub may accept only the new key already."""

@@ -171,6 +171,11 @@ class Study:
         return self.hub == "trusted"
 
     @property
+    def files(self) -> list[PublicFile]:
+        """The files of public records that it names."""
+        return [part for part in (self.public, self.test) if part is not None]
+
+    @property
     def unit(self) -> Unit:
         """What a contribution of a site hides: a record, or all records of a person."""
         return Unit.RECORD if self.schema.person is None else Unit.PERSON

@@ -213,8 +213,7 @@ def read_study(request: Request, study: str, site: Anyone) -> Row:
     row, agreed = hub.study(study)
     files = [
         {"file": part.file, "sha256": part.sha256, "there": hub.store.file(part.sha256) is not None}
-        for part in (agreed.public, agreed.test)
-        if part is not None
+        for part in agreed.files
     ]
     facts = {name: row[name] for name in ("name", "digest", "status", "text")}
     facts |= {"study": agreed.to_dict(), "files": files, "hub_key": hub.key.public}

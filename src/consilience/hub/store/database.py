@@ -163,10 +163,6 @@ class Database:
             engine = engine.execution_options(isolation_level="REPEATABLE READ")
         return engine.connect()
 
-    def replacing(self) -> AbstractContextManager[sa.Connection]:
-        """Open a write transaction outside the queue, to replace everything."""
-        return self._engines[1].begin()
-
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Do `work` in a serial transaction and return after the commit.
 

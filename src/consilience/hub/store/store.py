@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from consilience.errors import SettingsError
 from consilience.hub.store.audit import AuditLog, Chain, append_entry
-from consilience.hub.store.database import set_setting, writing
+from consilience.hub.store.database import Database, now, set_setting, writing
 from consilience.hub.store.files import Bucket, Files
-from consilience.hub.store.releases import Releases
+from consilience.hub.store.releases import Releases, restored_setting
 from consilience.hub.store.sites import Sites
 from consilience.hub.store.studies import Studies
 from consilience.hub.store.tables import (
     audit,
     bodies,
+    claims,
     contributions,
     files,
+    invitations,
     releases,
+    sessions,
+    settings,
     sites,
     studies,
+    tables,
 )
 from consilience.study.records import file_digest
 
@@ -63,8 +71,8 @@ class Store(AuditLog, Studies, Sites, Releases):
 
     def _named_digests(self) -> set[str]:
         """Return the digests that some row names."""
-        tables = (files, contributions, releases)
-        named = sa.union(*(sa.select(table.c.sha256) for table in tables))
+        holders = (files, contributions, releases)
+        named = sa.union(*(sa.select(table.c.sha256) for table in holders))
         return {row["sha256"] for row in self.fetch_all(named)}
 
     def filed_digests(self) -> set[str]:
@@ -120,6 +128,55 @@ class Store(AuditLog, Studies, Sites, Releases):
     def _name_bucket(self, db: sa.Connection, address: str, actor: str) -> None:
         set_setting(db, "bucket", address)
         append_entry(db, actor, "files moved to a bucket", None, bucket=address)
+
+    # ------------------------------------------------------------------------------------- copies
+
+    def copy_to(self, target: Path) -> None:
+        """Write one state of all rows, and all files, into a folder while the hub runs.
+
+        The copy names no bucket: it gets all files itself, and must never remove one from a bucket
+        that the running hub uses. Files are copied after the rows: a file is stored before its row,
+        so no row of the copy lacks its file.
+        """
+        if self.is_sqlite:
+            with (
+                closing(sqlite3.connect(self.url.database or "", timeout=60)) as source,
+                closing(sqlite3.connect(target / "hub.sqlite")) as rows,
+            ):
+                source.backup(rows)
+                with rows:
+                    rows.execute("DELETE FROM settings WHERE name = 'bucket'")
+        else:
+            with closing(Store(target)) as copy:
+                copy.take_rows(self)
+        for sha256 in self.filed_digests():
+            self.files.copy(sha256, target / "files" / sha256[:2] / sha256[2:])
+
+    def take_rows(self, source: Database) -> None:
+        """Replace all rows by those of `source`, outside the queue of writes."""
+        with source.snapshot() as old, self._engines[1].begin() as new:
+            for table in reversed(tables.sorted_tables):
+                new.execute(table.delete())
+            old = old.execution_options(stream_results=True)
+            for table in tables.sorted_tables:
+                rows = old.execute(sa.select(table)).mappings()
+                for part in rows.partitions(50):  # bodies are the largest rows: a few megabytes
+                    new.execute(table.insert(), [dict(row) for row in part])
+            new.execute(settings.delete().where(settings.c.name == "bucket"))
+
+    @writing
+    def void_old_rights(self, db: sa.Connection, datasets: Sequence[str], actor: str) -> None:
+        """Void what an old copy must not grant.
+
+        These are invitations, sessions, and noise until someone allows a budget again.
+        """
+        db.execute(sessions.delete())
+        db.execute(claims.delete())
+        unused = invitations.update().where(invitations.c.used.is_(None))
+        db.execute(unused.values(used=now(), used_by=""))
+        for dataset in datasets:
+            set_setting(db, restored_setting(dataset), now())
+        append_entry(db, actor, "restored from a backup", None)
 
 
 def _content_digest(content: Path | bytes) -> str | None:
