@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NEEDS_OTHERS = {  # of a process or an environment that the tests of adapters/ start
-    "flower_relay": "it needs Flower's environment; tests/adapters/test_flower.py runs its scenarios",
+    "flower_relay": "needs Flower's environment; tests/adapters/test_flower.py runs its scenarios",
     "peer_diffprivlib": "a peer's process, started by accuracy.py in the peer's environment",
     "peer_forest": "a peer's process, started by forests.py in the peer's environment",
 }

@@ -1,4 +1,4 @@
-"""The house stays in order: few modules in the root, few parameters, few untyped values, no name tables.
+"""The source stays tidy: few root modules, few parameters, few untyped values, no name tables.
 
 ``python tests/test_house.py [SOURCE]`` prints the same counts for any state of the source.
 """
@@ -35,7 +35,7 @@ def trees(source):
 
 
 def functions(source):
-    """Yield (module, name, number of parameters, lines) of every function; `self` does not count."""
+    """Yield (module, name, number of parameters, lines) of every function, `self` not counted."""
     for module, tree in trees(source):
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -56,8 +56,8 @@ TRUSTED = "the aggregator is trusted: it sees the sites' exact models"
 WEIGHING = {
     "equal": "Every member counts the same.",
     "size": "A member counts in proportion to the number of records it was trained on.",
-    "precision": "A member counts for more the less noise it carries: more records or a larger "
-    "epsilon mean less.",
+    "precision": "A member with less noise counts for more. More records or a larger epsilon mean "
+    "less noise.",
 }
 
 

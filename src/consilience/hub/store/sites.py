@@ -132,7 +132,7 @@ class Sites(Database):
     def invite(
         self, db: sa.Connection, /, study: str, code_hash: str, actor: str, **facts: object
     ) -> None:
-        """Store an invitation by the hash of its code: `site`, `fetch_only`, and when it expires."""
+        """Store an invitation by the hash of its code: `site`, `fetch_only` and when it expires."""
         get_open_study(db, study)
         made = {"hash": code_hash, "study": study, "created": now(), "created_by": actor}
         db.execute(invitations.insert().values(**made, **facts))
