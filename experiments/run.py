@@ -156,7 +156,7 @@ def run(
     whole: dict[str, float] = {}
     for _, panel, cost in jobs:
         whole[panel.data] = whole.get(panel.data, 0.0) + cost
-    jobs.sort(key=lambda one: one[2])  # what is cheap first, so that much is known soon
+    jobs.sort(key=lambda one: one[2])  # cheap ones first, for early results
     with _bar(math.fsum(whole.values())) as (console, advance):
         for name in sorted(whole, key=whole.__getitem__):  # one data set at a time is in memory
             try:
@@ -387,7 +387,7 @@ def _digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what tells two arguments apart, as plain values."""
+    """Return plain values that identify an argument."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -464,9 +464,7 @@ def _text(function: Any) -> str:
     return _digest(found)
 
 
-_FINGERPRINTS: dict[
-    int, tuple[Any, str]
-] = {}  # each array is read once, and kept alive by nobody here
+_FINGERPRINTS: dict[int, tuple[Any, str]] = {}  # each array is read once and not kept alive here
 
 
 def _fingerprint(array: Any) -> str:
@@ -503,7 +501,7 @@ def collect(paper: Paper, panel: Panel, points: Sequence[Point], settings: Setti
                         )
                         raise LookupError(
                             f"{paper.name}/{panel.id}: simulate() has no {wanted}. Points are "
-                            "kept. Mend figures.py."
+                            "kept. Fix figures.py."
                         )
                     same = {
                         "paper": paper.name,

@@ -64,7 +64,7 @@ class Lines:
         """Return the x values in a range, and the repeats of each."""
         if label not in self.values:
             raise LookupError(
-                f"There is no line {label!r}; there are {sorted(self.values)}. Mend expected.toml."
+                f"There is no line {label!r}; there are {sorted(self.values)}. Fix expected.toml."
             )
         xs, values = self.values[label]
         kept = [
@@ -307,7 +307,7 @@ def _crosses(s: Statement, lines: Lines) -> Evidence:
 
 
 def _less_sure(*several: Array) -> Array:
-    """Return the quantity that speaks least for the claim: all of them must."""
+    """Return the quantity that speaks least for the claim, since all of them have to."""
     return min(several, key=lambda gaps: float(gaps.mean() / (gaps.std() + 1e-12)))
 
 

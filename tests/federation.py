@@ -279,7 +279,7 @@ class Federation:
         return subprocess.run(command, env=self.environment, capture_output=True, text=True).stdout
 
     def finish(self, run, seconds):
-        """Wait for a run to finish well."""
+        """Wait for a run to finish successfully."""
         wait_for(
             lambda: self.status(run).startswith("finished"), seconds, "the run to finish", every=1.0
         )

@@ -220,7 +220,7 @@ def _main() -> None:
             os.close(0)
             ctypes.CDLL(None).prctl(
                 1, signal.SIGKILL
-            )  # no child outlives its mother, nor she the test that started her
+            )  # no child outlives its parent, nor the parent its test
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
                 work(**json.loads(line))

@@ -203,7 +203,7 @@ def test_all_code_that_a_simulation_runs_through_makes_an_older_point_stale(tmp_
         str(Path(file).relative_to(here)) for file in files if Path(file).is_relative_to(here)
     }
     for part in ("aggregators/", "learners/", "privacy/", "simulation/simulate.py"):
-        assert any(file.startswith(part) for file in within)  # the profiler sees what it is to see
+        assert any(file.startswith(part) for file in within)  # the profiler sees what it should
     carriers = {"files/durable.py", "progress.py", "simulation/report.py", "simulation/sweep.py"}
     assert [file for file in within - carriers if not file.startswith(CODE)] == []
 
@@ -308,7 +308,7 @@ def test_a_table_of_another_definition_counts_as_not_run(folder, capsys):
     ):
         panels = (replace(panel, **change), *figure.panels[1:])
         page = page_of(folder, [replace(paper, figures=(replace(figure, panels=panels),))])
-        assert "Stored numbers of xie2016/3a are of an earlier definition" in page, change
+        assert "Stored numbers of xie2016/3a belong to an earlier definition" in page, change
         assert 'id="xie2016-3"' not in page
         assert "Run these panels again" in capsys.readouterr().err
     assert picture.read_bytes() == b"of all panels"
@@ -320,7 +320,7 @@ def test_folders_may_mix_the_full_and_the_quick_run(folder):
     tables = folder / "xie2016"
     shutil.copy(
         tables / "3a.parquet", tables / "3b.parquet"
-    )  # as if: its lines are the same, and so shall x be
+    )  # pretend that 3b was run: it has the same lines, and below the same x
     panels = (
         figure.panels[0],
         replace(figure.panels[1], x=figure.panels[0].x, quick_x=None),
@@ -331,7 +331,7 @@ def test_folders_may_mix_the_full_and_the_quick_run(folder):
     assert (
         "make reproduce FIGURE=xie2016/3a FULL=1; make reproduce FIGURE=xie2016/3b SEED=7" in page
     )
-    assert "Not all of it is the full run" in page
+    assert "Not all panels are from the full run" in page
 
 
 def test_what_was_made_up_and_its_seed_are_known_from_what_is_stored(folder):

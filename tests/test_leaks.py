@@ -289,7 +289,7 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
     for file in tmp_path.rglob("*"):
         if file.is_file() and file.parent != records:
             everything[f"file: {file.relative_to(tmp_path)}"] = file.read_bytes()
-    # The story was told: what should be among it is.
+    # The whole study took place: its traces are among what is searched.
     assert "file: hub.log" in everything
     assert len(rows["contributions"]) > 200
     assert any("/contributions/" in path for path in shown)

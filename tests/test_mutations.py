@@ -95,7 +95,7 @@ def test_row_1_scaling_rows_and_their_norm_changes_nothing_but_the_unit():
 
 
 class FreeIntercept(PrivateLogisticRegression):
-    """Row 2: the ridge leaves the intercept out, the accounting does not know."""
+    """Row 2: the ridge leaves the intercept out, and the accounting does not know it."""
 
     def _plan(self, task):
         plan = super()._plan(task)
@@ -162,7 +162,7 @@ def test_row_3_a_generator_copied_across_processes_is_caught(copied):
 
 
 class SameNoiseForEveryClass(PrivateLinearSVC):
-    """Row 3, as it was seen: each class' worker starts from the same copy of the generator."""
+    """Row 3, as found in use: each class' worker starts from the same copy of the generator."""
 
     def _train(self, task, plan, source):
         copy = Noise(seed=int(source.words(1)[0]))
@@ -515,9 +515,7 @@ def test_row_12_naive_float_noise_is_caught():
 
 
 def test_row_12_a_release_without_closing_is_caught():
-    """Without the closing step the same b gives the same bits: what the solver did to them is laid
-    open.
-    """
+    """Without the closing step the same b gives the same bits, which expose the solver's work."""
     learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
     task, plan = plan_training(learner, Table(X, y))
 

@@ -355,7 +355,7 @@ class Plot:
             "aggregator": {},
             "epsilon": math.inf,
         }
-        one_site = {"m": 1, "N": 1}  # whoever trains on public records only needs no sites
+        one_site = {"m": 1, "N": 1}  # training on public records alone needs no sites
         given = {"learner": {"paper": svc(self.ridge, "chaudhuri2011")}, "aggregator": literal}
         given |= {"draws": DRAWS if self.private and self.data == MNIST else 1}
         if self.leveled and self.exact:

@@ -92,7 +92,7 @@ STATED = {"guarantee_", "events_", "public_size_", "data_norm", "fit_intercept",
 
 
 class Glass:
-    """A member behind glass: it notes what an aggregator reads of it."""
+    """A member that records which of its attributes an aggregator reads."""
 
     def __init__(self, learner, seen):
         self.__dict__.update(_learner=learner, _seen=seen)
@@ -119,7 +119,7 @@ class BlendByAccuracy(PublicBlend):
 
 
 class BoostBySize(SiteBoosting):
-    """Twin: as many rounds as the first site has records in fact."""
+    """Twin: use as many rounds as the first site really has records."""
 
     def combine(self, members, public=None):
         return SiteBoosting(1 + members[0].n_seen_ % 40).combine(members, public)
@@ -609,8 +609,8 @@ def test_noise_at_the_aggregator_covers_the_smallest_site_and_one_size_for_all_d
 
 
 def test_members_of_different_relations_or_with_seeded_noise_are_no_exact_members():
-    """Under add-remove a record reaches half as far: beside a replace-one member its reach would be
-    stated as that.
+    """Under add-remove a record moves a minimum half as far, so the guarantee of a mixture with a
+    replace-one member would be stated under the wrong relation.
     """
     hidden, plain = svc(40, 0, neighbours="add-remove", public_size=40), svc(40, 1)
     reach = [
@@ -731,7 +731,7 @@ def small_members(kind=PrivateLogisticRegression, n=4, seed=0, **settings):
 
 
 class ByMargin(Choice):
-    """Twin: scores are summed margins, which one record moves by as much as it likes."""
+    """Twin: scores are summed margins, which one record can move without bound."""
 
     def counts(self, chosen, candidates):
         signs = np.where(self.labels == 1, 1.0, -1.0)
@@ -815,9 +815,7 @@ class ForFree(FeatureMethod):
 
 
 def choice_reveals(kind, members, worlds):
-    """Whether two tables are told apart by which member is used: one that only the first can
-    choose.
-    """
+    """Whether the members used distinguish two tables: one can only be chosen on the first."""
     seen = []
     for X, y in worlds:
         runs = []

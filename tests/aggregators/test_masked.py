@@ -60,7 +60,7 @@ def looks_uniform(words):
 
 
 class NoMasks(MaskedSum):
-    """Sends what it has."""
+    """Sends its numbers without masks."""
 
     def hide(self, numbers):
         return np.asarray(numbers).astype(np.uint64)
@@ -98,9 +98,7 @@ class ReusedMasks(MaskedSum):
 
 
 def what_changed(kind):
-    """Return the difference of a site's messages in two sums, between which it got seven records
-    more.
-    """
+    """Return how a site's message changes from one sum to the next, after seven new records."""
     before, after = messages([[5], [17], [11]], kind), messages([[5], [24], [11]], kind)
     return int((after[1] - before[1]).view(np.int64)[0])
 
@@ -149,7 +147,7 @@ def test_numbers_that_do_not_fit_are_refused_without_being_shown(numbers):
 
 
 def test_noisy_counts_of_all_sites_make_the_accuracy_of_all():
-    """Totals are exact; noise that each site adds and charges before makes them private."""
+    """Totals are exact; noise that each site adds and charges beforehand makes them private."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-0.5, 0.5, (900, 3))
     y = (X[:, 0] > 0).astype(int)

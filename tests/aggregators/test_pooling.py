@@ -69,7 +69,7 @@ def test_a_structure_of_public_records_is_the_greedy_one_and_costs_nothing():
     X, y = table(400, 9)
     found = Structure.greedy(Public(X, y), BINS, [0, 1], n_trees=3, max_depth=2, max_features=None)
     assert found.guarantee is None
-    assert (found.shape.feature[:, 0] == 0).all()  # the first feature tells most
+    assert (found.shape.feature[:, 0] == 0).all()  # the first feature is the most informative
     ensemble = PooledCounts().combine([counted(scaffold=found, epsilon=0.5)])
     assert ensemble.guarantee.epsilon == pytest.approx(0.5)
     with pytest.raises(SettingsError, match="labelled"):
@@ -431,7 +431,7 @@ def test_half_the_noise_is_caught_by_enumeration(neighbours, monkeypatch):
 
 
 def test_records_assigned_to_trees_by_position_are_caught_by_enumeration(monkeypatch):
-    """Row 4: a record more moves others to another tree."""
+    """Row 4: an additional record moves others to another tree."""
     by_position = {"assignment": "disjoint", "place": lambda i, n: min(1, i // max(1, n // 2))}
     assert worst_loss(monkeypatch, "add-remove", **by_position) > 1.9 * EPSILON
 

@@ -38,7 +38,7 @@ def forest(n=200, seed=0, epsilon=1.0, **settings):
 
 
 class Says:
-    """A classifier that says the same about every record."""
+    """A classifier that gives the same answer for every record."""
 
     def __init__(self, classes, chances):
         self.classes_, self.chances = np.array(classes), np.array(chances, dtype=float)
@@ -83,7 +83,7 @@ def test_an_exact_member_counts_as_the_cap():
 
 
 def test_epsilons_of_two_relations_are_compared_as_one():
-    """One that hides whether a record is there is worth twice as much if records are replaced."""
+    """An add-remove epsilon counts twice when it is compared with a replace-one epsilon."""
     settings = {"classes": [0, 1], "epsilon": 0.25}
     hides = PrivateLogisticRegression(**settings, neighbours="add-remove", public_size=100).fit(
         *table(100, 0)
@@ -121,7 +121,7 @@ def brought(correct, n, epsilon=1.0):
 
 
 def test_a_private_accuracy_counts_as_much_as_its_noise_allows():
-    """Far above its error it counts as it is; far below, as the mean of all."""
+    """With little noise it counts as it is, with much noise as the mean of all."""
     members = [forest(100, s, neighbours="replace-one") for s in range(2)]
     known = [
         add_accuracy(m, brought(c, 10**6)) for m, c in zip(members, (800_000, 400_000), strict=True)
@@ -241,7 +241,7 @@ def test_a_member_that_answers_nonsense_is_undecided():
 
 
 def test_a_member_says_nothing_about_classes_it_does_not_know():
-    """How likely class 2 is, only the second knows; what is left is divided by both."""
+    """Only the second member knows how likely class 2 is; both divide the rest."""
     members = [Says([0, 1], [0.9, 0.1]), Says([0, 1, 2], [0.1, 0.1, 0.8])]
     found = WeightedVote([9, 1]).combine(members).predict_proba(TEN)[0]
     assert found[2] == pytest.approx(0.8)
@@ -383,7 +383,7 @@ def test_a_raw_accuracy_is_caught():
 
 
 class AboveHalf:
-    """A classifier fixed before anyone looked."""
+    """A classifier that was fixed before any record was seen."""
 
     neighbours = "replace-one"
     classes_ = np.array([0, 1])
@@ -475,7 +475,7 @@ def test_right_and_all_instead_of_right_and_wrong_is_caught_by_enumeration(monke
 
 
 def test_an_exact_number_of_records_is_caught_by_enumeration(monkeypatch):
-    """What replace-one releases, under a relation that hides the number."""
+    """Twin: release what replace-one may, under a relation that hides the number."""
     one, two = (released(RECORDS[:n], monkeypatch, neighbours="replace-one") for n in (2, 3))
     assert enumerated_loss(one, two) == math.inf
 

@@ -97,7 +97,7 @@ def select_told(steps, grain, *, event, source):
 
 
 def hide(counts, *, event, source):
-    """Note the counts and return what tells nothing about them."""
+    """Record the counts and return values that do not depend on them."""
     for count in np.ravel(counts).tolist():
         source.hidden.append((source.noise_drawn, count, event))
         source.noise_drawn += 1
@@ -160,7 +160,7 @@ def outputs(learner, X, y, persons=None):
 
 
 def density(runs, cells, lows, highs, scale):
-    """Probability, but for a factor common to all, at every point of a window of counts."""
+    """Probability, up to a common factor, at every point of a window of counts."""
     whole = 0.0
     for log_p, counts, _ in runs:
         one = np.array(math.exp(log_p))
@@ -237,7 +237,7 @@ def tables(records, largest):
 
 
 def neighbours(table, records, relation):
-    """Every table with one record less, or with another in its place.
+    """Every table with one record fewer, or with another in its place.
 
     Pairs with a longer table are met when it is the longer one's turn.
     """
@@ -362,7 +362,7 @@ def test_no_output_tells_larger_neighbours_apart_by_more_than_is_claimed(name, l
 def crowds(relation):
     """Pairs of tables with many equal records: one record moves one impurity by almost 2."""
     for n in (3, 1000):
-        even = ((0, 0, 0),) * n + ((1, 1, 1),) * n  # either feature tells the classes apart
+        even = ((0, 0, 0),) * n + ((1, 1, 1),) * n  # either feature separates the classes
         lopsided = (
             ((0, 0, 0),) * n + ((0, 1, 1),) * n + ((1, 1, 1),) * n
         )  # only the second one does
@@ -541,7 +541,7 @@ def test_row_7_add_remove_exponents_stated_as_replace_one_are_caught():
 
 
 class Midpoints(PrivateTreeClassifier):
-    """Cuts half-way between records, as textbooks have it."""
+    """Cuts half-way between records, as textbooks do."""
 
     def fit(self, X, y, **more):
         seen = [np.unique(column) for column in X.T]

@@ -76,7 +76,7 @@ def test_simulate_takes_sites_from_a_column_and_prints_json(run, records):
     values = json.loads(out)
     assert code == 0
     assert values["settings"]["sites"] == 3
-    assert values["settings"]["features"] == 4  # the hospital is none
+    assert values["settings"]["features"] == 4  # the hospital is not one of them
     assert values["guarantee"]["void_reason"] is None
     assert values["files"] == []
     code, _, err = run(*data, "--site-column", "ward")

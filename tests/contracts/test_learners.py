@@ -41,9 +41,7 @@ MECHANISMS = ["objective", "output", "generalized", "matrix"]
 
 
 def make(learner, **settings):
-    """Return a learner with the relation of the others and, for trees, the bounds they cannot do
-    without.
-    """
+    """Return a learner with the relation of the others and, for trees, the bounds they need."""
     return learner(
         **({"neighbours": "replace-one", "bounds": (-1, 1)} if learner in TREES else {}) | settings
     )
@@ -157,7 +155,7 @@ def test_a_ledger_that_cannot_be_written_stops_the_fit(learner, ledger, table, m
 def test_a_seed_voids_the_guarantee_and_repeats_the_noise(learner, table):
     seeded = make(learner, epsilon=0.5, noise=Noise(seed=3))
     assert not seeded.fit(*table).guarantee_.holds
-    # Public randomness is public randomness: a forest's own features are drawn again.
+    # A forest's features are public randomness, and are drawn again.
     seeded.set_params(random_state=0).fit(*table)
     assert released(clone(seeded).fit(*table)) == released(seeded)
 

@@ -92,9 +92,7 @@ class Postgres:
     def database(self) -> str:
         import psycopg
 
-        name = (
-            "hub_" + uuid.uuid4().hex[:12]
-        )  # a schema: as good as a database, and made in no time
+        name = "hub_" + uuid.uuid4().hex[:12]  # a schema is as good as a database and quick to make
         with psycopg.connect(
             host=str(self.folder), user="hub", dbname="postgres", autocommit=True
         ) as db:

@@ -471,7 +471,7 @@ def test_an_address_beyond_its_rate_is_told_so_in_the_words_it_reads(
         assert "Too many" in page.text
         assert page.headers["content-type"].startswith("text/html")
         assert tools.code(machine) == "too-many"
-        assert client.get("/healthz").status_code == 200  # whoever watches the hub is never limited
+        assert client.get("/healthz").status_code == 200  # monitoring is never limited
 
 
 def test_every_route_refuses_in_one_shape(world: Any, tools: Any) -> None:

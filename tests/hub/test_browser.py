@@ -266,7 +266,7 @@ def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(
     paths += [f"/studies/demo/contributions/{digest_}"]
     with page_of(chromium, live, width=360) as page:
         page.set_content("<p style='color: #888; background: #fff'>grey</p>")
-        assert len(page.evaluate(CONTRAST)) == 1  # what measures can also find something
+        assert len(page.evaluate(CONTRAST)) == 1  # the check can also fail
         log_in(page)
         for path in paths:
             page.goto(path)

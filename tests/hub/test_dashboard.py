@@ -58,7 +58,7 @@ class Browser:
         )
 
     def log_in(self) -> "Browser":
-        """Come with a session, without the password that is slow on purpose."""
+        """Log in with a session, without the password check, which is slow on purpose."""
         self.cookies["consilience"], _ = new_token(
             self.world.hub.store, "ann", hours=1, kind="test"
         )
@@ -165,7 +165,7 @@ def test_logging_out_ends_the_session_at_the_hub(hub: Any, ann: Browser) -> None
         assert visitor.post("/logout").headers["location"].startswith("/login")
         visitor.cookies = before
         assert visitor.get(page).status_code == 303
-    Browser(hub).open_as(ward)  # another view is another's
+    Browser(hub).open_as(ward)  # ending one view does not end others
 
 
 # --------------------------------------------------------------------------------------- every page
@@ -377,7 +377,7 @@ def test_a_link_is_good_for_five_minutes_and_cannot_be_forged(hub: Any, monkeypa
     text, _, signature = path.removeprefix("/visits/").partition(".")
     site = Browser(hub)
     assert site.get(f"/visits/{text[:-2]}AA.{signature}").status_code == 401
-    site.cookies["consilience-site"] = path.removeprefix("/visits/")  # a link is no view
+    site.cookies["consilience-site"] = path.removeprefix("/visits/")  # a link is not a session
     assert site.get("/studies/demo").status_code == 303
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + 301)
     assert site.get(path).status_code == 401

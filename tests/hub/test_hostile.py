@@ -242,7 +242,7 @@ def _lie_in_tensors(rng: random.Random, forge: Forge) -> None:
 
 
 def _lie_in_text(rng: random.Random, forge: Forge) -> None:
-    """Write the facts in a form that is not theirs; it is this form that is signed."""
+    """Write the facts in a form that is not canonical, and sign that form."""
     ways: tuple[Callable[[dict[str, Any]], str], ...] = (
         lambda facts: json.dumps(facts, sort_keys=True, ensure_ascii=False),
         lambda facts: json.dumps(facts, separators=(",", ":"), ensure_ascii=False),
@@ -598,7 +598,7 @@ def _request(rng: random.Random, target: Target) -> tuple[str, str, dict[str, by
     headers = {}
     if rng.random() < 0.4 and not known[1].endswith(
         ("/close", "/key")
-    ):  # what a coordinator may end would be ended
+    ):  # a coordinator's request would end the study or the key
         headers |= target.world.coordinator
     elif rng.random() < 0.2:
         headers["authorization"] = rng.choice(
@@ -796,7 +796,7 @@ def test_inspecting_refuses_what_loading_refuses(target: Target, tmp_path: Path)
 
 
 def test_a_forged_file_that_tells_no_lie_is_the_honest_one(target: Target) -> None:
-    """The forge itself is sound: what the attempts above are refused for is their lie."""
+    """Honest files from the forge are accepted: the attempts above are refused for their lies."""
     for honest in target.honest:
         forge = Forge(honest.sealed, target.ward.key)
         assert canonical(forge.facts) == canonical(
@@ -811,7 +811,7 @@ def test_a_forged_file_that_tells_no_lie_is_the_honest_one(target: Target) -> No
 
 
 def test_a_key_for_which_anyone_can_sign_is_nobodys(target: Target) -> None:
-    """Points of small order: a signature of zeros fits some message in four, whoever makes it."""
+    """Points of small order: a signature of zeros fits about one message in four."""
     prime, eighth = (
         2**255 - 19,
         bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),

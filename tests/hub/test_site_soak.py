@@ -33,7 +33,7 @@ IDLE = (
 
 
 class Ward:
-    """A site of its own folder, whose process is started and killed again and again."""
+    """A site with its own folder, whose process is started and killed again and again."""
 
     def __init__(self, i: int, folder: Path, server: HubProcess, code: str, tools: Any) -> None:
         self.folder, self.log = folder / f"site {i}", folder / f"site {i}.log"

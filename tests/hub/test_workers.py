@@ -302,7 +302,7 @@ def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> No
         assert {answer.result() for answer in answers} <= {
             200,
             201,
-        }  # 200: it had it, and died before it said so
+        }  # 200: it had stored the file, and died before it answered
     until = time.monotonic() + 60
     while world.hub.store.due() and time.monotonic() < until:
         time.sleep(0.05)

@@ -217,7 +217,7 @@ def test_the_answer_depends_neither_on_threads_nor_on_other_sites_records(monkey
         solve_many(X, y, SiteProblems(Logistic(), **how)).coef[7], first[7]
     )
     task = batch._Task(X, y, SiteProblems(Logistic(), **how))
-    X[others] = np.nan  # its companions never end, or never begin
+    X[others] = np.nan  # the other sites never converge, or never start
     for block in task.blocks():
         task.solve_block(block)
     np.testing.assert_array_equal(task.coef[7, 0], first[7])
@@ -231,7 +231,7 @@ def test_sites_that_the_fast_method_misses_or_refuses_are_solved_alone(monkeypat
     np.testing.assert_array_equal(found.alone, [3])  # too large
     monkeypatch.setattr(
         batch, "_solve_sites", lambda *arguments: arguments[-1][0].fill(1e-3)
-    )  # finds nothing
+    )  # so that no site is solved
     missed = solve_many(X, y, SiteProblems(Logistic(), **how))
     np.testing.assert_array_equal(missed.alone, [0, 1, 2, 3])
     np.testing.assert_allclose(missed.coef, found.coef, atol=1e-6)

@@ -428,7 +428,7 @@ def test_a_bar_is_shown_on_a_terminal(folder):
         stderr=side,
         check=True,
         text=True,
-        env={**os.environ, "TERM": "xterm"},  # a dumb one is shown no bar
+        env={**os.environ, "TERM": "xterm"},  # a dumb terminal is shown no bar
     )
     os.close(side)
     shown = os.read(main, 1 << 16).decode()

@@ -47,9 +47,7 @@ def logistic(**settings) -> PrivateLogisticRegression:
 
 
 class Watched(PrivateLogisticRegression):
-    """Notes which records each training saw and what it cost; records are told apart by their first
-    column.
-    """
+    """Notes which records, by their first column, each training saw and what it cost."""
 
     seen: list[tuple[np.ndarray, float, float]] = []
 

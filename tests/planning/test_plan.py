@@ -121,7 +121,7 @@ def test_expected_loss_of_joined_sites_is_that_of_real_averages():
 
 
 def test_for_an_average_with_a_weak_ridge_only_the_simulated_estimate_holds():
-    # A limit of the method, kept in sight: over 40 repeats the excess was 0.0028 ± 0.0011, the
+    # A known limit of the method: over 40 repeats the excess was 0.0028 ± 0.0011, the
     # estimate 0.0064.
     settings = {"regularization": 1e-3}
     row = plan(n_records=1000, epsilon=1.0, n_sites=8, public=PUBLIC, **settings).at(1.0)

@@ -1,4 +1,4 @@
-"""Privacy recipes stand once, in the trusted core: this scan finds a copy anywhere else.
+"""Each privacy recipe exists once, in the trusted core: this scan finds copies anywhere else.
 
 A recipe is: calibrating vector noise, the scale of the closing noise, drawing by event, the
 variance of an event, and turning events into a guarantee. Elsewhere they are called, not written
@@ -27,9 +27,9 @@ CALLS = {
     "close": "vector_noise.close_vector",
 }
 VECTOR_EVENTS = {"L2Laplace", "Gaussian", "ObjectiveL2Laplace", "ObjectiveGaussian", "Objective"}
-CLOSING_SHARE = "CLOSING_SHARE"  # whoever reads it computes a share of epsilon
+CLOSING_SHARE = "CLOSING_SHARE"  # code that reads it computes a share of epsilon
 
-# What may stand outside, and why.
+# What is allowed outside, and why.
 ALLOWED = {
     ("auditing/", "isinstance"): "an attack knows the density of each noise apart from the core",
     ("learners/perturbation.py", "calibrate_scale"): "a ridge is chosen by the scale it would need",

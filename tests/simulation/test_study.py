@@ -63,7 +63,7 @@ def test_a_person_is_at_one_site_and_in_one_part_and_has_the_guarantee():
         held = [set(persons[rows]) for rows in cut.sites]
         assert not held[0] & held[1] | held[0] & held[2] | held[1] & held[2]
         used = set.union(*held)
-        # Whoever is tested on, or public, is at no site: no row of a site equals theirs.
+        # Persons who are tested on or public are at no site: no site has a row equal to theirs.
         assert len(used) + len(cut.public.y) <= 240 + 50
         rows = np.flatnonzero(np.isin(persons, list(used)))
         assert np.array_equal(np.sort(np.concatenate(cut.sites)), rows)

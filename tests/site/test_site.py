@@ -66,7 +66,7 @@ def test_sites_with_similar_names_have_different_files(shared, tmp_path):
     for i, site in enumerate(sites.values()):
         site.train("heart-risk", table(300, seed=i), epsilon=1.0)
         site.submit("heart-risk")
-    assert sites["north"].fetch("heart-risk") is None  # the site of that name is no release
+    assert sites["north"].fetch("heart-risk") is None  # the site named "release" is not one
 
     def there():
         return {Contribution.load(file).site for file in shared.glob("contribution-*.safetensors")}
@@ -180,7 +180,7 @@ def test_a_folder_that_is_no_site_and_names_that_cannot_be(tmp_path, shared):
 
 
 class Stopped(BaseException):
-    """What a machine does that stops: nothing after it is done."""
+    """Raised where a machine stops: nothing after it is done."""
 
 
 def stop(*_, **__):

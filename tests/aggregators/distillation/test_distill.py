@@ -41,7 +41,7 @@ from voters import made_up, sites, tally_of, vectors
 
 
 class Says:
-    """A member that says what it was told to, record by record, whatever the records."""
+    """A member with prescribed answers, record by record, whatever the records are."""
 
     def __init__(self, labels, classes=(0, 1), probabilities=None):
         self.classes_, self.labels = np.asarray(classes), np.asarray(labels)

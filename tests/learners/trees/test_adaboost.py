@@ -55,7 +55,7 @@ def test_a_weight_depends_on_its_own_record_alone():
     scores, y = source.normal(300).reshape(100, 3), (source.words(100) % 3).astype(np.int64)
     whole = adaboost._weights(scores, y)
     assert whole.min() >= 0
-    assert whole.max() == GRAIN  # whoever is on the wrong side counts fully
+    assert whole.max() == GRAIN  # records on the wrong side count fully
     for kept in (slice(0, 50), slice(3, 4), slice(20, None)):
         np.testing.assert_array_equal(adaboost._weights(scores[kept], y[kept]), whole[kept])
 

@@ -43,7 +43,7 @@ def test_missing_values_have_a_bin_of_their_own_at_the_declared_end(missing, pla
     assert (codes[1:, 0] != place).all()
     assert bins.sizes.tolist() == [4, 2]
     assert (codes < bins.sizes).all()
-    assert bins.splittable.tolist() == [0, 1]  # what is missing is told from what is not
+    assert bins.splittable.tolist() == [0, 1]  # missing values are distinguished from others
 
 
 def test_no_value_leaves_the_range_of_bins_even_where_none_is_declared_for_it():
