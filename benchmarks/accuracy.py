@@ -51,6 +51,8 @@ from consilience.privacy.mechanisms import Noise, clip_rows
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from pages import write_page
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 EPSILONS = (0.05, 0.1, 0.25, 0.5, 1.0)
@@ -208,7 +210,7 @@ class Method:
     panel: int = 0
 
 
-# Okabe and Ito's colours, told apart with any kind of colour vision; markers differ as well.
+# Okabe and Ito's colours, distinct for any kind of colour vision; markers differ as well.
 OURS, OURS_SVC, OLD, OLD_SVC = "objective", "svc", "2011", "svc 2011"
 METHODS = {
     OURS: Method("objective (default)", PrivateLogisticRegression, {}, "#0072B2", "o"),
@@ -868,7 +870,7 @@ def main() -> int:
     collected = collect(problems, runs, epsilons, data, peer, console)
     command = " ".join(["python benchmarks/accuracy.py", *(["--quick"] if options.quick else [])])
     text = report(collected, epsilons, problems, command, machine(peer))
-    (out / "accuracy.md").write_text(text)
+    write_page(out / "accuracy.md", text)
     for problem in problems:
         plot(problem, collected["errors"][problem.key], epsilons, out)
     print(text if partial else "\n".join(check_lines(collected, epsilons, problems)))

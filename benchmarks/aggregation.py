@@ -33,6 +33,8 @@ from consilience.simulation.report import Report, Row
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from pages import write_page
+
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("CONSILIENCE_DATA") or HERE.parent / "data")
 EPSILONS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 1.0, 2.0)
@@ -85,7 +87,7 @@ class Problem:
     size: int  # records at each site, and the most that are public
     regularization: float
     repeats: tuple  # for each number of public records; what few labels say varies most
-    thinned: int = 1  # the table of unequal sites takes every so-manieth record
+    thinned: int = 1  # the table of unequal sites takes every n-th record
 
     @property
     def n_records(self):
@@ -221,8 +223,8 @@ def verdict(cells):
         "## Is PublicBlend within 0.003 of the best?",
         "",
         "Of the best of average, precision, feature, feature (private), boosting, local and "
-        "public only; pooling is no rival, as it needs the records that may not be shared. **In "
-        f"{len(cells) - len(misses)} of {len(cells)} cells it is**; in {first} it is the best "
+        "public only; pooling does not compete, as it needs the records that may not be shared. "
+        f"**In {len(cells) - len(misses)} of {len(cells)} cells it is**; in {first} it is the best "
         "itself.",
         "",
     ]
@@ -257,7 +259,7 @@ def verdict(cells):
 # What looking into the repeats that carry the misses showed; the tables around it are computed.
 WHY = [
     "**Why.** Three or four repeats of forty carry the gap: cross-validation on 50 labels, of "
-    "which one in four or five is against any linear rule, picks the wrong centre in some of "
+    "which one in four or five contradicts any linear rule, picks the wrong centre in some of "
     "them and seems to pick too weak a ridge in others. With ε = 2 in one the average is wrong "
     "on 15 of the 50 public records instead of the expected 11, is trusted by 0.43 only, and the "
     "result errs on 0.308 instead of 0.226; with ε = 0.2 two others trust the average fully and "
@@ -531,7 +533,7 @@ def main():
         ]
     )
     print(text)
-    (out / "aggregation.md").write_text(text + "\n")
+    write_page(out / "aggregation.md", text)
     print(f"Written to {out} after {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     return 0
 

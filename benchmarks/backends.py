@@ -30,6 +30,7 @@ from experiments.run import SEED, Settings, plan, watched  # noqa: E402
 
 import consilience as cs  # noqa: E402
 from federation import descendants  # noqa: E402
+from pages import write_page  # noqa: E402
 
 CLOSE = 1e-9
 RUNS = (("loky", False), ("ray", False), ("dask", False), ("ray", True), ("dask", True))
@@ -180,7 +181,7 @@ def main():
     text = report(options, lines, worst)
     if worst > CLOSE:
         raise SystemExit(f"{text}\nTables differ by {worst:g}: nothing was written.")
-    options.out.write_text(text, encoding="utf-8")
+    write_page(options.out, text)
 
 
 def report(options, lines, worst):
@@ -196,12 +197,12 @@ def report(options, lines, worst):
 
 Made by `CONSILIENCE_DATA=… {command}`; do not edit, run it again.
 
-- Figure 3 of Hamm et al. 2016 as `experiments` runs it: {what}, 5,000, 10,000 and 20,000 parties
-  of 22 records, five levels of ε, and reference runs; seed {SEED}, {options.repeats} repeats. A
-  cell is one repeat of one run.
-- Two workers on this machine ({os.cpu_count()} cores, shared with other work: the load average is
-  that at the start of each row), each backend in a process of its own; seconds include starting
-  and stopping the backend.
+- Figure 3 of Hamm et al. 2016 as `experiments` runs it: {what}, 5,000, 10,000 and 20,000 parties \
+of 22 records, five levels of ε, and reference runs; seed {SEED}, {options.repeats} repeats. A \
+cell is one repeat of one run.
+- Two workers on this machine ({os.cpu_count()} cores, shared with other work: the load average is \
+that at the start of each row), each backend in a process of its own; seconds include starting \
+and stopping the backend.
 - Killed: SIGKILL to a worker in the middle of a cell. What is stored stays; the rest is run again
   or elsewhere.
 - Peak: resident memory of all processes together, each shared page counted once.

@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from experiments.comparators import PATE, ClippedAverage  # noqa: E402
 
+from pages import write_page  # noqa: E402
+
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
 STRENGTH = 1e-4  # the paper's λ, for local and distilled models alike
 DELTA = 1e-5
@@ -457,7 +459,7 @@ def main():
     if arguments.quick or arguments.only:
         print(text)
         return
-    (ROOT / "benchmarks" / "distillation.md").write_text(text)
+    write_page(ROOT / "benchmarks" / "distillation.md", text)
     plot(drawn, ROOT / "benchmarks" / "distillation.png")
 
 

@@ -24,6 +24,7 @@ from consilience.aggregators.members import Member
 from consilience.learners.batch import SiteProblems, solve_many
 from consilience.learners.erm import Logistic, Problem, solve
 from many_sites import BOUNDS, DATA, ROOT, SERVICES, STRENGTH, into_unit_ball, kdd
+from pages import write_page
 
 N_SITES, SIZE, N_AUXILIARY = 20_000, 22, 43_000
 EPSILON = 1.0
@@ -158,7 +159,7 @@ Goal: {SECONDS} s and {GIBIBYTES} GiB on two cores: {met} {GIBIBYTES} GiB. \
 Accuracy on the test records {accuracy:.4f}; all sites' records pooled without privacy \
 {at_most:.4f}, which is no part of the times above."""
     print(text)
-    (ROOT / "benchmarks" / "end_to_end.md").write_text(text + "\n")
+    write_page(ROOT / "benchmarks" / "end_to_end.md", text)
     return 0
 
 

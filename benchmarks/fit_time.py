@@ -31,6 +31,7 @@ from consilience.learners.erm import (
     certified_gradient,
     solve,
 )
+from pages import write_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
@@ -165,7 +166,7 @@ def main():
         for line in rows():
             print(line, flush=True)
             lines.append(line)
-    (ROOT / "benchmarks" / "fit_time.md").write_text("\n".join(lines) + "\n")
+    write_page(ROOT / "benchmarks" / "fit_time.md", "\n".join(lines))
     return 0
 
 

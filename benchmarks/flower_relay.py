@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from consilience import Budget, Ledger  # noqa: E402
 from consilience.files.release import Release  # noqa: E402
 from federation import BIN, Consortium, Federation, descendants, drawing_study, memory, wait_for  # noqa: E402
+from pages import write_page  # noqa: E402
 from studies import study_text, table  # noqa: E402
 
 NAMES = ("north", "south", "west")
@@ -235,7 +236,7 @@ def main():
         "",
     ]  # fmt: skip
     text = "\n".join(lines)
-    (ROOT / "benchmarks" / "flower_relay.md").write_text(text)
+    write_page(ROOT / "benchmarks" / "flower_relay.md", text)
     print(text)
 
 

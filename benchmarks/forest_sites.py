@@ -51,6 +51,7 @@ from forests import (
     plt,
     seed_of,
 )
+from pages import write_page
 
 Array = np.ndarray
 N_PUBLIC = 500  # labelled public records, taken from the test records
@@ -732,7 +733,7 @@ def main() -> int:
         *sizes,
     ]
     text = "\n".join(lines) + "\n"
-    (out / "forest_sites.md").write_text(text)
+    write_page(out / "forest_sites.md", text)
     plot_settings(found, out / "forest_sites.png")
     plot_figures(*figures, out / "forest_sites-paper.png")
     print(text)

@@ -50,6 +50,7 @@ from forests import (
     plt,
     seed_of,
 )
+from pages import write_page
 
 N_TREES = 10
 DEPTHS = (5, 8, 10)
@@ -515,7 +516,7 @@ def main() -> int:
         *size_table(grown),
     ]
     text = "\n".join(lines) + "\n"
-    (out / "forest_speed.md").write_text(text)
+    write_page(out / "forest_speed.md", text)
     plot(times, grown, out / "forest_speed.png")
     print(text)
     console.print(f"Written: forest_speed.md and forest_speed.png in {os.path.relpath(out)}")

@@ -54,6 +54,8 @@ from consilience.tables.schema import Categorical, Numeric, Schema
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from pages import write_page
+
 HERE = Path(__file__).resolve().parent
 EPSILONS = (0.1, 0.5, 2.0)
 DELTA = 1e-5
@@ -740,7 +742,7 @@ def main() -> int:
         *height_table(high, times),
     ]
     text = "\n".join(lines) + "\n"
-    (out / "forests.md").write_text(text)
+    write_page(out / "forests.md", text)
     plot_scores(problems, [scores for scores, _ in results], out / "forests.png")
     plot_heights(high, times, out / "forests-height.png")
     print(text)

@@ -44,6 +44,7 @@ from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import HEADER, digest, sign_request
 from consilience.study.study import Study
+from pages import write_page
 
 
 def study_text(name: str, n_features: int, classes: int, min_sites: int) -> str:
@@ -331,7 +332,8 @@ def main() -> None:
     packages = ", ".join(
         f"{name} {version(name)}" for name in ("consilience", "fastapi", "uvicorn", "sqlalchemy")
     )
-    given.out.write_text(
+    write_page(
+        given.out,
         TEXT.format(
             python=platform.python_version(),
             packages=packages,
@@ -342,12 +344,11 @@ def main() -> None:
             large=large,
             pages="\n".join(shown),
         ),
-        encoding="utf-8",
     )
     print(given.out.read_text(encoding="utf-8"))
 
 
-TEXT = """# What the hub bears
+TEXT = """# How much load the hub takes
 
 `python benchmarks/hub_load.py`, Python {python}, {packages}, SQLite; \
 client and server on one machine with two cores, \

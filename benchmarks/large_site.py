@@ -33,6 +33,7 @@ from consilience import (
     PrivateLogisticRegression,
     Schema,
 )
+from pages import write_page
 
 N_FEATURES, N_FILES, BATCH = 20, 10, 32768
 NAMES = [f"v{i}" for i in range(N_FEATURES)]
@@ -221,7 +222,7 @@ def main():
             )
             rows.append(row(label, limit, facts, (before, after), load))
             print(rows[-1], flush=True)
-            options.out.write_text(report(options.records, size, rows), encoding="utf-8")
+            write_page(options.out, report(options.records, size, rows))
             before = after
 
 

@@ -37,6 +37,8 @@ from many_sites import DATA, ROOT, kdd
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from pages import write_page
+
 NUMBERS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 N_TRAINED, SIZE, N_PUBLIC, KEPT = 500, 22, 1_000, 20
 STEEPER = 1.2  # exponents up to here count as linear
@@ -206,7 +208,7 @@ def write(found, n_features, load, most):
         if left_out
         else ""
     )
-    text = f"""# What combining costs as sites become many
+    text = f"""# What combining costs as the number of sites grows
 
 `CONSILIENCE_DATA=… python benchmarks/many_members.py`, \
 Python {platform.python_version()}, {packages}; one thread, load average up to {load:.0f}.
@@ -233,7 +235,7 @@ neighbouring N from 30 on.{empty}
 {reading(found)}"""
     print(text)
     if most == NUMBERS[-1]:
-        (ROOT / "benchmarks" / "many_members.md").write_text(text + "\n")
+        write_page(ROOT / "benchmarks" / "many_members.md", text)
         plot(found, ROOT / "benchmarks" / "many_members.png")
 
 

@@ -36,6 +36,7 @@ from consilience.learners.erm import (
     gradient_error,
     solve,
 )
+from pages import write_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
@@ -310,14 +311,14 @@ sites hold one class only. Memory is the peak beyond the records, workspace + an
 First call in a new process: {cold:.1f} s ({cold_cpu:.1f} s of processor time) while it compiles, \
 {cached:.1f} s once the compiled code is on disk.
 
-## scikit-learn's solvers on the logistic rows, \
+## scikit-learn on the logistic rows, \
 at the loosest tolerance that comes within {ENOUGH:g} of the answer
 
 | solver | tol | largest difference | processor ms per site | |
 |---|---:|---:|---:|---|
 """ + "\n".join(peers)
     print(text)
-    (ROOT / "benchmarks" / "many_sites.md").write_text(text + "\n")
+    write_page(ROOT / "benchmarks" / "many_sites.md", text)
     return 0
 
 

@@ -36,6 +36,7 @@ from consilience.evaluation.measures import measures
 from consilience.planning.plan import plan
 from consilience.privacy.mechanisms import clip_rows
 from consilience.simulation.simulate import simulate
+from pages import write_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CONSILIENCE_DATA", ROOT / "data"))
@@ -348,7 +349,7 @@ def main():
         print(text)
         return
     chart(results, ROOT / "benchmarks" / "planning.png")
-    (ROOT / "benchmarks" / "planning.md").write_text(text)
+    write_page(ROOT / "benchmarks" / "planning.md", text)
 
 
 if __name__ == "__main__":
