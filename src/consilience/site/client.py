@@ -1,4 +1,4 @@
-"""Where a site hands in its files: a hub, by requests signed with the site's key, or a shared folder."""
+"""Where a site hands in its files: a hub, by requests that it signs, or a shared folder."""
 
 from __future__ import annotations
 

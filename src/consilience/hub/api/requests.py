@@ -1,4 +1,4 @@
-"""Who sends a request, and what its body says: small ones in memory, files on disk, within limits."""
+"""Who sends a request, and its body: small ones in memory, files on disk, within limits."""
 
 from __future__ import annotations
 

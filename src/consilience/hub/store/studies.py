@@ -27,7 +27,7 @@ def get_open_study(db: sa.Connection, name: str) -> Row:
 
 
 class Studies(Database):
-    """Studies and the public files that they name; coordinators, and their sessions by a token's hash."""
+    """Studies and the public files they name; coordinators, and their sessions by token hash."""
 
     @writing
     def add_study(self, db: sa.Connection, name: str, digest: str, text: str, actor: str) -> Row:
