@@ -20,8 +20,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -271,11 +269,11 @@ def _running_hub(folder: Path) -> Iterator[str]:
 
 
 def _answers(address: str) -> bool:
+    import httpx
+
     try:
-        # The address is our own, and http.
-        with urllib.request.urlopen(f"{address}/healthz", timeout=2) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        return httpx.get(f"{address}/healthz", timeout=2).status_code == 200
+    except httpx.HTTPError:
         return False
 
 

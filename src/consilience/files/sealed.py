@@ -424,9 +424,7 @@ def _parse(text: object, most: int) -> Any:
         return int(digits)
 
     def finite(digits: str) -> float:
-        number = float(
-            digits
-        )  # JSON has 1e999, and Python's also NaN; no signed text can hold them
+        number = float(digits)  # JSON has 1e999, Python also NaN; no signed text can hold them
         if not math.isfinite(number):
             raise ValueError
         return number

@@ -13,8 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 
 from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
@@ -186,15 +185,13 @@ class Combiner:
         for row in contributions:
             if row["digest"] not in used:
                 earlier.setdefault(row["site"], []).append(Guarantee.from_dict(row["guarantee"]))
-        publication = Publication(self.hub.key, store.next_release(study.name), earlier)
-        if not study.draws_noise:
-            return collect(study, members, public=public, test=test, publication=publication)
+        number = store.next_release(study.name)
         # The same request with other members is another draw, so it is charged separately.
         whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
-        with self.hub.charging() as ledger:
+        with self.hub.charging() if study.draws_noise else nullcontext() as ledger:
             account = Account(ledger, study.digest, f"{request}:{whole[:32]}")
-            paid = replace(publication, account=account)
-            return collect(study, members, public=public, test=test, publication=paid)
+            publication = Publication(self.hub.key, number, earlier, account)
+            return collect(study, members, public=public, test=test, publication=publication)
 
     def _records(self, study: Study, part: PublicFile | None) -> Public | None:
         """Read a file of public records, or say that it was not uploaded yet."""

@@ -22,7 +22,7 @@ from consilience.tables.schema import Categorical, Encoded, Numeric, Schema
 from consilience.tables.values import (
     as_number,
     as_texts,
-    code_values,
+    find_places,
     is_readable,
     read_numbers,
     spell,
@@ -140,10 +140,7 @@ class Encoder:
 
     def encode_all(self, source: object) -> Iterator[Encoded]:
         """Encode labelled records block by block."""
-        needed = self.schema.table_columns
-        table = read_table(source, self.schema)
-        self.check_columns(table.schema, needed)
-        batches = table.select(needed).to_batches(max_chunksize=CHUNK_RECORDS)
+        batches = self._batches(source, self.schema.table_columns)
         yield from self.encode_blocks(map(self.read_batch, batches))
 
     def read_batch(self, batch: pa.RecordBatch, where: str = "The table") -> ReadBatch:
@@ -163,11 +160,13 @@ class Encoder:
 
     def encode(self, source: object, needed: tuple[str, ...]) -> Encoded:
         """Encode the `needed` columns of anything `read_table` takes."""
+        return self.encode_batches(self._batches(source, needed), needed)
+
+    def _batches(self, source: object, needed: tuple[str, ...]) -> list[pa.RecordBatch]:
         table = read_table(source, self.schema)
         self.check_columns(table.schema, needed)
-        return self.encode_batches(
-            table.select(needed).to_batches(max_chunksize=CHUNK_RECORDS), needed
-        )
+        batches: list[pa.RecordBatch] = table.select(needed).to_batches(CHUNK_RECORDS)
+        return batches
 
     def encode_batches(
         self, batches: Sequence[pa.RecordBatch], needed: tuple[str, ...], where: str = "The table"
@@ -294,8 +293,7 @@ class Encoder:
         rule: Any = self.schema.unknown_label
         if self.schema.classes is not None:
             known = self._classes
-            index, place, _ = code_values(column, known)
-            y = place.take(index)
+            y, _ = find_places(column, known)
             unknown, rule = y < 0, None if rule is None else known.index(spell(rule))
         else:
             y = np.clip(

@@ -95,33 +95,17 @@ def read_numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[Any]
 def find_places(
     column: pa.Array, known: Sequence[Value], absent: Sequence[Value] = ()
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the index of each value among the `known` spellings, or -1, and if it is missing."""
-    index, place, gone = code_values(column, known, absent)
-    return place.take(index), gone.take(index)
+    """Return the index of each value among the `known` spellings, or -1, and if it is missing.
 
-
-def code_values(
-    column: pa.Array, known: Sequence[Value], absent: Sequence[Value] = ()
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return which distinct value each record holds, and what is known of the distinct values.
-
-    That is the index of each among the `known` spellings, or -1, and if it is missing. Distinct
-    values are spelled once each, however many records hold them.
+    Distinct values are spelled once each, however many records hold them.
     """
     coded = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
-    texts = as_texts(coded.dictionary, absent)
-    index = coded.indices
-    index = pc.fill_null(index.cast(pa.int64()), -1) if index.null_count else index
-    return (
-        np.asarray(index),
-        np.append(_codes(texts, known), -1),
-        np.append(np.asarray(texts.is_null()), True),
-    )
-
-
-def _codes(texts: pa.Array, known: Sequence[Value]) -> NDArray[np.int64]:
+    texts, index = as_texts(coded.dictionary, absent), coded.indices
     places = pc.index_in(texts, value_set=pa.array(known, pa.large_string()))
-    return np.array(pc.fill_null(places, -1), np.int64)
+    index = np.asarray(pc.fill_null(index.cast(pa.int64()), -1) if index.null_count else index)
+    # Index -1, of a record without a value, finds what is appended.
+    place = np.append(np.array(pc.fill_null(places, -1), np.int64), -1)
+    return place.take(index), np.append(np.asarray(texts.is_null()), True).take(index)
 
 
 def to_python(value: object) -> Any:

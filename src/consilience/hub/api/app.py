@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -80,8 +80,10 @@ def create_app(settings: Settings) -> FastAPI:
     state.by_key, state.by_guess = Buckets(settings.by_key), Buckets(settings.by_guess)
     state.uploads = asyncio.Semaphore(settings.most_uploads)
     state.checks = asyncio.Semaphore(MOST_CHECKED_TOGETHER)
-    for kind, handler in _HANDLERS.items():
-        app.add_exception_handler(kind, handler)
+    for refused in (Refusal, HTTPException):
+        app.add_exception_handler(refused, _refuse)
+    for failed in _FAILURES:
+        app.add_exception_handler(failed, _fail)
     for route in ROUTES:
         route.add_to(app)
     _add_pages(app)
@@ -131,33 +133,26 @@ def _refuse(request: Request, problem: Exception) -> Response:
     return answer_refusal(request, problem, as_visitor=True)
 
 
-def _malformed(request: Request, _: Exception) -> Response:
-    message = "A part of the request is missing or has the wrong type."
-    return answer_refusal(request, Refusal("malformed", message))
-
-
-def _no_database(request: Request, problem: Exception) -> Response:
-    logger.error("the database did not answer: %s", type(problem).__name__)
-    return answer_refusal(request, Refusal("unavailable", "The hub's database does not answer."))
-
-
-def _failed(request: Request, _: Exception) -> Response:
-    message = "The hub could not finish this request; its log says why."
-    return answer_refusal(request, Refusal("unavailable", message))
+def _fail(request: Request, problem: Exception) -> Response:
+    """Answer a request that cannot be read, or one during which something failed."""
+    code, message = next(said for kind, said in _FAILURES.items() if isinstance(problem, kind))
+    if isinstance(problem, DBAPIError):
+        logger.error("the database did not answer: %s", type(problem).__name__)
+    return answer_refusal(request, Refusal(code, message))
 
 
 _UNREADABLE = ("malformed", "The request cannot be read.")
+_MALFORMED = ("malformed", "A part of the request is missing or has the wrong type.")
+_NO_DATABASE = ("unavailable", "The hub's database does not answer.")
 _NO_ROUTE = {
     404: ("not-found", "There is nothing at this address."),
     405: ("wrong-method", "This address does not take this method."),
     413: ("too-large", "The request cannot be read."),
 }
-_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
-    Refusal: _refuse,
-    HTTPException: _refuse,
-    RequestValidationError: _malformed,
-    ClientDisconnect: _malformed,
-    OperationalError: _no_database,
-    InterfaceError: _no_database,
-    Exception: _failed,
+_FAILURES: dict[type[Exception], tuple[str, str]] = {
+    RequestValidationError: _MALFORMED,
+    ClientDisconnect: _MALFORMED,
+    OperationalError: _NO_DATABASE,
+    InterfaceError: _NO_DATABASE,
+    Exception: ("unavailable", "The hub could not finish this request; its log says why."),
 }
