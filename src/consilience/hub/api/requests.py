@@ -17,10 +17,13 @@ from consilience.hub.hub import Hub
 from consilience.hub.store import Row
 from consilience.protocol import HEADER, Refusal, Signed, digest, read_request
 
-# ------------------------------------------------------------------------------------------- bodies
-
-
 MOST_JSON = 1 << 20
+
+
+def hub_of(request: Request) -> Hub:
+    """Return the hub that a request was sent to."""
+    hub: Hub = request.app.state.hub
+    return hub
 
 
 async def read_body(request: Request) -> bytes:
@@ -37,8 +40,7 @@ async def read_body(request: Request) -> bytes:
 @asynccontextmanager
 async def upload_slot(request: Request) -> AsyncIterator[Path]:
     """Wait until an upload may begin; return where its file goes, and remove what is left there."""
-    hub: Hub = request.app.state.hub
-    arrived = hub.store.files.new()
+    arrived = hub_of(request).store.files.new()
     try:
         async with request.app.state.uploads:
             yield arrived
@@ -53,11 +55,11 @@ async def receive_file(
 
     Return its SHA-256, and the path or the bytes.
     """
-    hub: Hub = request.app.state.hub
+    settings = hub_of(request).settings
     digest, size, parts, file = hashlib.sha256(), 0, [], None
     with ExitStack() as opened:
         try:
-            async with asyncio.timeout(hub.settings.upload_seconds):
+            async with asyncio.timeout(settings.upload_seconds):
                 async for part in request.stream():
                     size += len(part)
                     if size > most:
@@ -129,12 +131,6 @@ def parse_body(model: type[ModelT], body: bytes) -> ModelT:
     except (ValidationError, ValueError):
         names = ", ".join(model.model_fields)
         raise Refusal("malformed", f"The body must be a JSON object with: {names}.") from None
-
-
-def hub_of(request: Request) -> Hub:
-    """Return the hub that a request was sent to."""
-    hub: Hub = request.app.state.hub
-    return hub
 
 
 def address_of(request: Request) -> str:

@@ -39,9 +39,6 @@ from consilience.hub.store import Row
 from consilience.protocol import ERRORS, Refusal
 from consilience.study.study import Study
 
-# ----------------------------------------------------------------------------------------- visitors
-
-
 SITE_COOKIE = f"{auth.COOKIE}-site"
 FORM_COOKIE = f"{auth.COOKIE}-form"
 LINK_SECONDS = 300  # less than the store remembers a nonce
@@ -128,16 +125,9 @@ def end_view(hub: Hub, visitor: Visitor) -> None:
         hub.store.spend_nonce(facts["key"], facts["nonce"], seconds=VIEW_SECONDS)
 
 
-def form_token(secret: str) -> str:
+def _form_token(secret: str) -> str:
     """Return what every form of a visitor carries; pages of other origins cannot know it."""
     return hashlib.sha256(f"form {secret}".encode(errors="replace")).hexdigest()
-
-
-def is_own_form(secret: str | None, token: str) -> bool:
-    """Tell whether a form came from a page that was sent to this visitor."""
-    return secret is not None and hmac.compare_digest(
-        form_token(secret).encode(), token.encode(errors="replace")
-    )
 
 
 def _sign_facts(hub: Hub, kind: str, study: str, key: str, until: float) -> str:
@@ -219,7 +209,7 @@ class Visit:
         secret = self.secret or secrets.token_urlsafe(24)
         common = {
             "visitor": self.visitor,
-            "token": form_token(secret),
+            "token": _form_token(secret),
             "style": _style_address(),
             "notice": NOTICES.get(self.request.query_params.get("done", "")),
             "path": self.request.url.path,
@@ -361,8 +351,10 @@ def is_local_path(path: str) -> bool:
 
 
 def _check_form(visit: Visit) -> None:
+    """Refuse a form that is not from a page that was sent to this visitor."""
     origin = visit.request.headers.get("sec-fetch-site", "same-origin")
-    is_own = is_own_form(visit.secret, visit.form.get("token", ""))
+    token = visit.form.get("token", "").encode(errors="replace")
+    is_own = visit.secret and hmac.compare_digest(_form_token(visit.secret).encode(), token)
     if origin not in ("same-origin", "none") or not is_own:
         raise Refusal(
             "not-allowed",
