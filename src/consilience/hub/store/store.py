@@ -20,9 +20,8 @@ from consilience.errors import SettingsError
 from consilience.hub.store.audit import AuditLog, Chain, append_entry
 from consilience.hub.store.database import Database, now, set_setting, writing
 from consilience.hub.store.files import Bucket, Files
-from consilience.hub.store.releases import Releases, restored_setting
 from consilience.hub.store.sites import Sites
-from consilience.hub.store.studies import Studies
+from consilience.hub.store.studies import Studies, restored_setting
 from consilience.hub.store.tables import (
     audit,
     bodies,
@@ -42,7 +41,7 @@ from consilience.study.records import file_digest
 _BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of"))
 
 
-class Store(AuditLog, Studies, Sites, Releases):
+class Store(AuditLog, Studies, Sites):
     """Open the hub's database and folder, or create them.
 
     Opening brings the tables up to date and removes files that a crash left behind. Any number of
