@@ -13,6 +13,7 @@ from consilience.aggregators.masked import MaskedSum, add_up
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.pooling import CHANCE, PooledCounts, PrivateLeafCounts, Structure
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
+from consilience.learners.trees import forest as trees
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import PrivateForestClassifier, Shape, probabilities
 from consilience.privacy.accounting import total
@@ -366,7 +367,7 @@ def worlds(records, monkeypatch, *, assignment, neighbours, place=None, halve=Fa
             seen.append((counts.ravel(), plan.leaves.scale / (2 if halve else 1)))
             return counts
 
-        monkeypatch.setattr(pooling, "add_noise", look)
+        monkeypatch.setattr(trees, "add_noise", look)
         monkeypatch.setattr(
             pooling, "owners", lambda task, n_trees, source, owner=owner: np.array(owner, dtype=int)
         )

@@ -105,13 +105,13 @@ class ToyPrior(ClassifierMixin, PrivateLearner):
         self.records_per_person = records_per_person
         self.noise = noise
 
-    def fit(self, X, y, *, ledger=None, dataset=None, key=None):
+    def make_task(self, X, y, persons=None):
         self._check_privacy(("counts",))
         X, y = np.asarray(X), np.asarray(y)
         self.n_features_in_, self.public_size_ = X.shape[1], len(y)
         self.classes_ = np.asarray(self.classes if self.classes is not None else np.unique(y))
         counts = np.array([(y == label).sum() for label in self.classes_], dtype=np.int64)
-        return self._fit(counts, (), ledger, dataset, key)
+        return counts, []
 
     def _plan(self, task):
         if math.isinf(self.epsilon):

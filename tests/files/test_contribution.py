@@ -238,9 +238,9 @@ class PrivateShare(ClassifierMixin, PrivateLearner):
         self.neighbours = neighbours
         self.noise = noise
 
-    def fit(self, X, y, *, ledger=None, dataset=None, key=None):
+    def make_task(self, X, y, persons=None):
         self.n_features_in_, self.classes_ = X.shape[1], np.array([0, 1])
-        return self._fit(np.asarray(y), [], ledger, dataset, key)
+        return np.asarray(y), []
 
     def _plan(self, task):
         unit, neighbours = Unit.RECORD, Neighbours(self.neighbours)

@@ -256,9 +256,9 @@ class Constant(ClassifierMixin, PrivateLearner):
         self.epsilon, self.label, self.neighbours, self.noise = epsilon, label, neighbours, noise
         self.unit, self.records_per_person = unit, records_per_person
 
-    def fit(self, X, y, *, persons=None, ledger=None, dataset=None, key=None):
+    def make_task(self, X, y, persons=None):
         self.classes_ = np.array([0, 1])
-        return self._fit(None, [], ledger, dataset, key)
+        return None, []
 
     def _plan(self, task):
         event = Laplace(

@@ -34,19 +34,16 @@ from consilience.aggregators.members import as_members, joint_guarantee
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
-    MOST_LEVELS,
     PrivateForestClassifier,
     Shape,
     Task,
     TreePlan,
-    add_noise,
+    are_splits,
     cap_persons,
     leaf_counts,
     owners,
     probabilities,
-    random_shape,
-    some_features,
-    stack_trees,
+    random_trees,
 )
 from consilience.privacy.guarantee import Guarantee, compose
 from consilience.privacy.mechanisms import Noise, Source
@@ -82,11 +79,8 @@ class Structure:
     ) -> Self:
         """Draw the splits from public randomness."""
         generator = check_random_state(random_state)
-        trees = []
-        for _ in range(n_trees):
-            features = some_features(max_features, bins.splittable, generator)
-            trees.append(random_shape(bins, features, max_depth, generator))
-        return cls(stack_trees(trees), bins, tuple(classes))
+        shape = random_trees(bins, max_features, n_trees, max_depth, generator)
+        return cls(shape, bins, tuple(classes))
 
     @classmethod
     def greedy(
@@ -182,14 +176,8 @@ class PrivateLeafCounts(PrivateForestClassifier):
         task, shape = cap_persons(task, self, source), self.structure.shape
         owner = owners(task, plan.n_trees, source) if self._disjoint else None
         self.shape_ = shape
-        self.counts_ = add_noise(
-            leaf_counts(task, shape, np.ones(1, np.int64), owner), plan, source
-        )
-        # Replace-one makes the number of units public; that of persons' records never is.
-        public = not plan.events or (self.neighbours == "replace-one" and task.persons is None)
-        whole = float(self.counts_.sum() / (1 if self._disjoint else plan.n_trees))
-        self.public_size_ = max(1, task.n_records if public else round(whole))
-        self.leaf_variance_ = plan.leaf_variance
+        counts = leaf_counts(task, shape, np.ones(1, np.int64), owner)
+        self._release(task, plan, counts, source)
 
 
 @dataclass(eq=False)
@@ -365,17 +353,11 @@ class PooledForest(Ensemble):
         bins, classes, n_features = Bins(**facts["bins"]), facts["classes"], facts["n_features"]
         feature, last, values = tensors["feature"], tensors["last"], tensors["values"]
         n_trees, n_leaves = values.shape[:2]
-        depth = n_leaves.bit_length() - 1
         fits = (
-            feature.dtype == last.dtype == np.int64
-            and values.shape == (n_trees, 2**depth, len(classes))
-            and feature.shape == last.shape == (n_trees, n_leaves - 1)
-            and 1 <= depth <= MOST_LEVELS
+            values.shape == (n_trees, n_leaves, len(classes))
+            and feature.shape == (n_trees, n_leaves - 1)
             and len(bins.sizes) == n_features
-            and feature.min() >= 0
-            and feature.max() < n_features
-            and last.min() >= 0
-            and not (last >= bins.sizes[feature]).any()
+            and are_splits(feature, last, bins)
         )
         if not fits:
             raise ContributionRejected("tensors")

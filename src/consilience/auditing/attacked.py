@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from consilience.errors import SettingsError
-from consilience.learners.base import Plan, PrivateLearner
+from consilience.learners.base import Plan, PrivateLearner, plan_fit
 
 Array = NDArray[Any]
 Learner = PrivateLearner[Any, Any]
@@ -34,20 +34,14 @@ def copy_learner(learner: Learner, n_records: int) -> Learner:
 
 def plan_training(twin: Learner, table: Table) -> tuple[Any, Plan]:
     """Return the task and plan that the learner's own code makes of a table, without training."""
-    caught: list[Any] = []
-    twin._fit = lambda task, *_: caught.append(task)  # type: ignore[method-assign, assignment]
-    try:
-        persons = {} if table.persons is None else {"persons": table.persons}
-        twin.fit(table.X, table.y, **persons)
-    finally:
-        del twin._fit
-    plan: Plan = twin._plan(caught[0])
+    persons = {} if table.persons is None else {"persons": table.persons}
+    task, plan = plan_fit(twin, table.X, table.y, **persons)
     if not plan.events:
         raise SettingsError(
             "An audit needs a claim to attack, but this learner promises nothing (epsilon=inf). "
             "Nothing was attacked. Audit it with a finite epsilon."
         )
-    return caught[0], plan
+    return task, plan
 
 
 def records_per_unit(learner: Learner) -> int:

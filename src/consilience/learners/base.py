@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from consilience.errors import SettingsError
@@ -25,6 +25,7 @@ from consilience.privacy.spending import Account, Receipt, run_charged, state_gu
 if TYPE_CHECKING:
     from consilience.tables.schema import Schema
 
+Rows = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
 State = Mapping[str, NDArray[Any]]
 StateCheck = Literal["whole", "shapes", "rows"]
 
@@ -69,6 +70,32 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     receipt_: Receipt | None
     unit: str = "record"
 
+    def fit(
+        self,
+        X: Rows,
+        y: ArrayLike | None = None,
+        *,
+        persons: ArrayLike | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        key: str | None = None,
+    ) -> Self:
+        """Train; with a ledger, charge `dataset` first.
+
+        A retry with the same `key` draws nothing and returns the first result. Where the learner
+        takes them, `X` may also be sparse, a Dask collection (then `y` is one too), or a table in
+        chunks that brings its own labels (`ParquetRows`, `DaskRows`). Such a table is read once,
+        and refused if necessary, before the charge.
+        """
+        task, assumptions = self.make_task(X, y, persons)
+        return self._fit(task, assumptions, ledger, dataset, key)
+
+    def make_task(
+        self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
+    ) -> tuple[TaskT, list[str]]:
+        """Check settings and records; return the task and what the guarantee assumes of it."""
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
     def _fit(
         self,
         task: TaskT,
@@ -91,9 +118,8 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             purpose=type(self).__name__,
         )
         self.restore_state(state)
-        self.events_ = tuple(
-            plan.events
-        )  # public: what was drawn, so that others can recompute and weigh it
+        # Public: what was drawn, so that others can recompute and weigh it.
+        self.events_ = tuple(plan.events)
         self.guarantee_ = self._guarantee(plan.events, assumptions)
         return self
 
@@ -157,6 +183,7 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             )
 
     def _check_privacy(self, mechanisms: Sequence[str]) -> None:
+        """Refuse what no guarantee could be about; `mechanisms` are those that there are."""
         infinite = isinstance(self.epsilon, float) and self.epsilon == math.inf
         self._require("epsilon", infinite or is_positive(self.epsilon), "a number > 0, or math.inf")
         no_delta = not isinstance(self.delta, bool) and self.delta == 0
@@ -176,6 +203,38 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
         self._require(
             "noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value"
         )
+        self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
+        if self.unit == "person" and hasattr(self, "records_per_person"):
+            fits, must = is_count(self.records_per_person), "an integer >= 1 with unit='person'"
+            self._require("records_per_person", fits, must)
+
+
+class _Planned(Exception):
+    """Carries the task out of `fit`, which ends here."""
+
+
+def plan_fit(
+    learner: PrivateLearner[TaskT, PlanT], X: Rows, y: ArrayLike | None, **whose: Any
+) -> tuple[TaskT, PlanT]:
+    """Return what `fit` would train on and draw, by its own code; nothing is charged or drawn."""
+
+    def stop(task: TaskT, *_: object) -> NoReturn:
+        raise _Planned(task)
+
+    learner._fit = stop  # type: ignore[method-assign, assignment]
+    try:
+        learner.fit(X, y, **whose)
+        raise AssertionError("a learner trained without a charge")  # pragma: no cover
+    except _Planned as planned:
+        task = planned.args[0]
+    finally:
+        del learner._fit
+    return task, learner._plan(task)
+
+
+def is_count(value: object) -> bool:
+    """Tell whether `value` is a whole number above zero, and not a truth value."""
+    return isinstance(value, int | np.integer) and type(value) is not bool and bool(value > 0)
 
 
 def is_positive(value: object) -> bool:

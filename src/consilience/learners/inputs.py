@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
+from sklearn.base import BaseEstimator
 
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.base import PrivateLearner
+from consilience.learners.base import PrivateLearner, Rows
 
 if TYPE_CHECKING:
     from consilience.learners.erm import Chunks
 
 Array: TypeAlias = NDArray[Any]
-Rows: TypeAlias = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
 Chunked: TypeAlias = Any  # a table in chunks: chunks(), n_features, n_records, perhaps gather()
 Learner: TypeAlias = PrivateLearner[Any, Any]
 
@@ -28,7 +28,7 @@ READ_LABELS = "the set of labels is public: it was read from the training labels
 
 
 def validate_table(
-    learner: Learner, X: Rows, y: ArrayLike | None = "no_validation", **settings: object
+    learner: BaseEstimator, X: Rows, y: ArrayLike | None = "no_validation", **settings: object
 ) -> Any:
     """Validate as scikit-learn does, but never repeat a record's value in an error."""
     from sklearn.utils.validation import validate_data

@@ -8,7 +8,7 @@ drawn in `perturbation.py`.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
@@ -20,7 +20,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.ball import Ball, into_ball, out_of_ball
-from consilience.learners.base import PrivateLearner, State, StateCheck, is_positive
+from consilience.learners.base import (
+    PrivateLearner,
+    Rows,
+    State,
+    StateCheck,
+    is_count,
+    is_positive,
+)
 from consilience.learners.encoded import (
     EncodedChunks,
     EncodedPartitions,
@@ -32,7 +39,6 @@ from consilience.learners.erm import Huber, HuberHinge, Logistic, Loss, Softmax
 from consilience.learners.inputs import (
     READ_LABELS,
     Chunked,
-    Rows,
     as_chunks,
     check_persons,
     chunk_classes,
@@ -48,7 +54,6 @@ from consilience.learners.perturbation import (
     public_size,
     train_linear,
 )
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.groups import cap_records
 
@@ -91,25 +96,31 @@ def class_chances(classes: Array, scores: Array) -> Array:
     return np.asarray(special.softmax(scores, axis=1))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
     """What the linear learners share: settings, tasks and released coefficients."""
 
     is_linear: ClassVar[bool] = True
-    predicts_number: ClassVar[bool] = False
     state_check: ClassVar[StateCheck] = "shapes"  # any finite coefficients are possible
-    mechanism: str
-    regularization: float
-    data_norm: float
-    fit_intercept: bool
-    classes: ArrayLike | None  # classifiers only
-    public_size: int | None
-    records_per_person: int | None
-    calibration: str
-    random_state: Any
-    coef_: Array
-    intercept_: Array
-    n_features_in_: int
-    public_size_: int
+
+    epsilon: float
+    delta: float = 0.0
+    mechanism: str = "objective"
+    regularization: float = 1e-2
+    data_norm: float = 1.0
+    fit_intercept: bool = True
+    neighbours: str = "replace-one"
+    public_size: int | None = None
+    unit: str = "record"
+    records_per_person: int | None = None
+    calibration: str = "tight"
+    random_state: Any = None
+    noise: Noise | None = None
+
+    coef_: Array = field(init=False)
+    intercept_: Array = field(init=False)
+    n_features_in_: int = field(init=False)
+    public_size_: int = field(init=False)
 
     @classmethod
     def for_schema(cls, schema: Schema, **settings: Any) -> Self:
@@ -131,7 +142,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         cls = type(self)
         known = next(base for base in cls.__mro__ if base.__module__ == __name__)
         alike = all(getattr(cls, name, None) is getattr(known, name, None) for name in _TRAINING)
-        declared = self.predicts_number or self.classes is not None
+        declared = getattr(self, "classes", ()) is not None
         return alike and self.mechanism != "matrix" and self.unit == "record" and declared
 
     def check_settings(self) -> None:
@@ -139,14 +150,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         self._check_privacy(("objective", "output", "generalized", "matrix"))
         for name in ("regularization", "data_norm"):
             self._require(name, is_positive(getattr(self, name)), "a finite number > 0")
-        self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
-        if self.unit == "person":
-            self._require(
-                "records_per_person",
-                _is_count(self.records_per_person),
-                "an integer >= 1 with unit='person'",
-            )
-        if self.neighbours == "add-remove" and not _is_count(self.public_size):
+        if self.neighbours == "add-remove" and not is_count(self.public_size):
             raise SettingsError(
                 f"{type(self).__name__} with neighbours='add-remove' hides how many records there "
                 "are, so the regularisation cannot be scaled by their number. Nothing was "
@@ -239,40 +243,17 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         return tags
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and bool(value >= 1)
-
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class LinearClassifier(ClassifierMixin, LinearLearner):  # type: ignore[misc]
     """What the two linear classifiers share."""
 
-    classes_: Array
-
-    def fit(
-        self,
-        X: Rows,
-        y: ArrayLike | None = None,
-        *,
-        persons: ArrayLike | None = None,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
-    ) -> Self:
-        """Train; with a ledger, charge `dataset` first.
-
-        A retry with the same `key` returns the first result. `X` may be dense, sparse, a data
-        frame, a Dask collection (then `y` is one too), or a table in chunks that brings its own
-        labels (`ParquetRows`, `DaskRows`). In the last two cases every record is read once, and
-        refused if necessary, before the charge.
-        """
-        task, assumptions, self.classes_ = self.make_task(X, y, persons)
-        self.public_size_ = public_size(self, task)
-        return self._fit(task, assumptions, ledger, dataset, key)
+    classes: ArrayLike | None = None
+    classes_: Array = field(init=False)
 
     def make_task(
         self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
-    ) -> tuple[LinearTask, list[str], Array]:
-        """Check settings and data; return the task, the guarantee's assumptions and the classes."""
+    ) -> tuple[LinearTask, list[str]]:
+        """Check settings and data; return the task and the guarantee's assumptions."""
         self.check_settings()
         classes = declared_classes(self)
         assumptions: list[str] = []
@@ -297,7 +278,8 @@ class LinearClassifier(ClassifierMixin, LinearLearner):  # type: ignore[misc]
             task = self._task_in_memory(X, labels, ids, loss, encode)
         if not two and loss.n_outputs == 1:
             task = replace(task, n_problems=len(classes))
-        return task, assumptions, classes
+        self.classes_, self.public_size_ = classes, public_size(self, task)
+        return task, assumptions
 
     def decision_function(self, X: Rows) -> Array:
         """Return the margin of the second of two classes, or one score for each of more classes."""
@@ -371,39 +353,6 @@ class PrivateLogisticRegression(LinearClassifier):
     shorthand = "logistic"
     has_known_noise = True
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float = 0.0,
-        mechanism: str = "objective",
-        regularization: float = 1e-2,
-        data_norm: float = 1.0,
-        fit_intercept: bool = True,
-        classes: ArrayLike | None = None,
-        neighbours: str = "replace-one",
-        public_size: int | None = None,
-        unit: str = "record",
-        records_per_person: int | None = None,
-        calibration: str = "tight",
-        random_state: Any = None,
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.mechanism = mechanism
-        self.regularization = regularization
-        self.data_norm = data_norm
-        self.fit_intercept = fit_intercept
-        self.classes = classes
-        self.neighbours = neighbours
-        self.public_size = public_size
-        self.unit = unit
-        self.records_per_person = records_per_person
-        self.calibration = calibration
-        self.random_state = random_state
-        self.noise = noise
-
     def predict_proba(self, X: Rows) -> Array:
         """Return each class' probability under the fitted model."""
         scores = self.decision_function(X)  # first: it says if nothing was fitted
@@ -418,6 +367,7 @@ class PrivateLogisticRegression(LinearClassifier):
         self.coef_, self.intercept_ = out_of_ball(train_linear(task, plan, source), self)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateLinearSVC(LinearClassifier):
     """Fit a linear support-vector classifier (Huber-smoothed hinge) under differential privacy.
 
@@ -432,41 +382,7 @@ class PrivateLinearSVC(LinearClassifier):
 
     shorthand = "svm"
     has_known_noise = True
-
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        huber: float = 0.5,
-        delta: float = 0.0,
-        mechanism: str = "objective",
-        regularization: float = 1e-2,
-        data_norm: float = 1.0,
-        fit_intercept: bool = True,
-        classes: ArrayLike | None = None,
-        neighbours: str = "replace-one",
-        public_size: int | None = None,
-        unit: str = "record",
-        records_per_person: int | None = None,
-        calibration: str = "tight",
-        random_state: Any = None,
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.huber = huber
-        self.delta = delta
-        self.mechanism = mechanism
-        self.regularization = regularization
-        self.data_norm = data_norm
-        self.fit_intercept = fit_intercept
-        self.classes = classes
-        self.neighbours = neighbours
-        self.public_size = public_size
-        self.unit = unit
-        self.records_per_person = records_per_person
-        self.calibration = calibration
-        self.random_state = random_state
-        self.noise = noise
+    huber: float = 0.5
 
     def loss(self, n_classes: int) -> Loss:
         """Return the loss of one record."""
@@ -489,6 +405,7 @@ class PrivateLinearSVC(LinearClassifier):
             self.coef_, self.intercept_ = out_of_ball(np.stack(parts), self)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
     """Fit a ridge regression, robust to large residuals, under differential privacy.
 
@@ -507,58 +424,18 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
 
     shorthand = "ridge"
     predicts_number = True
+    label_bound: float = 1.0
+    huber: float = 1.0
 
     @classmethod
     def for_schema(cls, schema: Schema, **settings: Any) -> Self:
         """Return an unfitted learner for tables of `schema`, which bounds rows and labels."""
         return super().for_schema(schema, label_bound=schema.label_bound, **settings)
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        label_bound: float = 1.0,
-        huber: float = 1.0,
-        delta: float = 0.0,
-        mechanism: str = "objective",
-        regularization: float = 1e-2,
-        data_norm: float = 1.0,
-        fit_intercept: bool = True,
-        neighbours: str = "replace-one",
-        public_size: int | None = None,
-        unit: str = "record",
-        records_per_person: int | None = None,
-        calibration: str = "tight",
-        random_state: Any = None,
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.label_bound = label_bound
-        self.huber = huber
-        self.delta = delta
-        self.mechanism = mechanism
-        self.regularization = regularization
-        self.data_norm = data_norm
-        self.fit_intercept = fit_intercept
-        self.neighbours = neighbours
-        self.public_size = public_size
-        self.unit = unit
-        self.records_per_person = records_per_person
-        self.calibration = calibration
-        self.random_state = random_state
-        self.noise = noise
-
-    def fit(
-        self,
-        X: Rows,
-        y: ArrayLike | None = None,
-        *,
-        persons: ArrayLike | None = None,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
-    ) -> Self:
-        """Train; arguments as in `PrivateLogisticRegression.fit`."""
+    def make_task(
+        self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
+    ) -> tuple[LinearTask, list[str]]:
+        """Check settings and data; return the task, which assumes nothing."""
         self.check_settings()
         for name in ("label_bound", "huber"):
             value = getattr(self, name)
@@ -573,7 +450,7 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
             ids = check_persons(self, persons, X.shape[0])
             task = self._task_in_memory(X, labels, ids, self.loss(1), encode)
         self.public_size_ = public_size(self, task)
-        return self._fit(task, [], ledger, dataset, key)
+        return task, []
 
     def predict(self, X: Rows) -> Array:
         """Return the predicted label of each row."""

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, sparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.base import PrivateLearner, is_positive
-from consilience.learners.inputs import check_persons
+from consilience.learners.base import PrivateLearner, Rows, is_count, is_positive
+from consilience.learners.inputs import check_persons, validate_table
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import (
     Noise,
     Source,
@@ -137,20 +136,7 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
     def transform(self, X: Any) -> Array:
         """Return each row's coordinates along the principal axes; no row gets longer."""
         check_is_fitted(self)
-        return np.asarray(self._rows(X, reset=False) @ self.components_.T)
-
-    def _rows(self, X: Any, **options: Any) -> Any:
-        """Validate as scikit-learn does, but never repeat a record's value in an error."""
-        try:
-            return validate_data(self, X, accept_sparse="csr", dtype=np.float64, **options)
-        except ValueError as error:
-            if "could not convert" not in str(error):
-                raise
-            raise SchemaMismatch(
-                f"{type(self).__name__} was given a table with text where it needs numbers. "
-                "Nothing was done. Encode the table with Schema.encode, which turns declared "
-                "categories into columns."
-            ) from None
+        return np.asarray(validate_table(self, X, reset=False) @ self.components_.T)
 
     def _set_axes(self, moment: Array) -> None:
         """Set the leading eigenvectors and their shares; a negative eigenvalue counts as 0."""
@@ -167,13 +153,12 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
 
     def _check_settings(self) -> None:
         wanted, most = self.n_components, self.n_features_in_
-        whole = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
         require: Any = PrivateLearner._require
         require(self, "data_norm", is_positive(self.data_norm), "a finite number > 0")
         require(
             self,
             "n_components",
-            whole and 1 <= wanted <= most,
+            is_count(wanted) and wanted <= most,
             f"an integer from 1 to {most}, the columns",
         )
 
@@ -212,7 +197,7 @@ class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the principal axes of public records."""
-        X = self._rows(X)
+        X = validate_table(self, X)
         self._check_settings()
         self._set_axes(_second_moment(X, self.n_features_in_, self.data_norm, on_grid=False))
         return self
@@ -239,6 +224,7 @@ class MomentPlan:
         return [event for event in (self.noise, self.closing) if event is not None]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
     """Project on the principal axes of private records, found in a noisy second moment.
 
@@ -279,47 +265,22 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
     ((4000, 2), Guarantee(epsilon=1, delta=1e-06, per record, replace-one))
     """
 
-    moment_: Array
+    epsilon: float
+    n_components: int
+    delta: float = 0.0
+    data_norm: float = 1.0
+    neighbours: str = "replace-one"
+    unit: str = "record"
+    records_per_person: int | None = None
+    noise: Noise | None = None
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        n_components: int,
-        delta: float = 0.0,
-        data_norm: float = 1.0,
-        neighbours: str = "replace-one",
-        unit: str = "record",
-        records_per_person: int | None = None,
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.n_components = n_components
-        self.delta = delta
-        self.data_norm = data_norm
-        self.neighbours = neighbours
-        self.unit = unit
-        self.records_per_person = records_per_person
-        self.noise = noise
+    moment_: Array = field(init=False)
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        persons: ArrayLike | None = None,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
-    ) -> Self:
-        """Release the noisy moment; with a ledger, charge `dataset` first."""
+    def make_task(
+        self, X: Rows, y: ArrayLike | None = None, persons: ArrayLike | None = None
+    ) -> tuple[MomentTask, list[str]]:
+        """Check settings and records; labels are not used."""
         self._check_privacy(("moment",))
-        self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
-        if self.unit == "person":
-            cap, must = self.records_per_person, "an integer >= 1 with unit='person'"
-            self._require(
-                "records_per_person", isinstance(cap, int | np.integer) and cap >= 1, must
-            )
         if hasattr(X, "chunks"):
             if self.unit == "person":
                 raise SettingsError(
@@ -332,12 +293,10 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
             # Under add-remove even "the table is empty" is about the records, so an empty table
             # trains.
             least = 0 if self.neighbours == "add-remove" else 1
-            X = self._rows(X, ensure_min_samples=least)
+            X = validate_table(self, X, ensure_min_samples=least)
         self._check_settings()
-        task = MomentTask(
-            X, None if hasattr(X, "chunks") else check_persons(self, persons, X.shape[0])
-        )
-        return self._fit(task, [], ledger, dataset, key)
+        ids = None if hasattr(X, "chunks") else check_persons(self, persons, X.shape[0])
+        return MomentTask(X, ids), []
 
     @property
     def second_moment_(self) -> SecondMoment:

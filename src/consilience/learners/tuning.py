@@ -9,9 +9,9 @@ record is used once and the whole costs one epsilon.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,20 +24,19 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.base import PrivateLearner
-from consilience.learners.inputs import check_persons, validate_records
+from consilience.learners.base import PrivateLearner, Rows, plan_fit
+from consilience.learners.inputs import READ_LABELS, check_persons, validate_records
 from consilience.privacy.accounting import Event, Selection, total, total_rho
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
-from consilience.privacy.ledger import NANO, Ledger, spent_units
+from consilience.privacy.ledger import NANO, spent_units
 from consilience.privacy.mechanisms import Noise, Source, select
 from consilience.tables.groups import cap_records
 
 Array = NDArray[Any]
 Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
-PREDICTED_AT_ONCE = (
-    1024  # rows, always: BLAS rounds a row's score by the shape of the table it stands in
-)
+# Rows, always: BLAS rounds a row's score by the shape of the table it stands in.
+PREDICTED_AT_ONCE = 1024
 DISJOINT = "each record, or person, is in one part of the tuning: drawn by slot, whatever it holds"
 # What a candidate must not change: it decides what is promised, or is public and the same for all.
 NOT_TUNABLE = frozenset(
@@ -75,17 +74,59 @@ def _listed(learner: Any, candidates: Candidates) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------- public
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """How training is rehearsed on public records; every field is a keyword of `choose_on_public`.
+
+    Parameters
+    ----------
+    n_records
+        How many records the private table has, or about how many, if that is not public. Unless
+        given, as many as the public table.
+    cv, repeats, seed
+        Folds, draws of noise in each fold, and the seed of both.
+    """
+
+    n_records: int | None = None
+    cv: int = 5
+    repeats: int = 3
+    seed: int = 0
+
+    def run(
+        self, y: Array, persons: Array | None, *, stratified: bool
+    ) -> Iterator[tuple[Array, Array | None, Array, Noise]]:
+        """Yield the rows to train on, whose each is, the rows to test on, and the noise."""
+        size = self.n_records or len(y)
+        if min(size, self.repeats) < 1:
+            raise SettingsError(
+                "'n_records' and 'repeats' must be at least 1. Nothing was trained. Correct the "
+                "call."
+            )
+        source = Noise(seed=self.seed).open()
+        shuffled = source.permutation(len(y))
+        groups = None if persons is None else persons[shuffled]
+        folds = (
+            check_cv(self.cv, y[shuffled], classifier=stratified)
+            if groups is None
+            else GroupKFold(self.cv)
+        )
+        for train, test in folds.split(shuffled, y[shuffled], groups):
+            for _ in range(self.repeats):
+                order = shuffled[train][source.permutation(len(train))]
+                rows, copy = np.resize(order, size), np.arange(size) // len(order)
+                # A copy is another person's.
+                whose = None if persons is None else persons[rows] + copy * len(y)
+                yield rows, whose, shuffled[test], Noise(seed=int(source.words(1)[0]))
+
+
 def choose_on_public(
     learner: Any,
     candidates: Candidates,
     X_public: Any,
     y_public: ArrayLike,
     *,
-    n_records: int | None = None,
-    cv: int = 5,
-    repeats: int = 3,
     persons: ArrayLike | None = None,
-    seed: int = 0,
+    **rehearsal: Any,
 ) -> dict[str, Any]:
     """Return the candidate that does best when private training is rehearsed on public records.
 
@@ -97,54 +138,28 @@ def choose_on_public(
 
     Parameters
     ----------
-    n_records
-        How many records the private table has, or about how many, if that is not public. Unless
-        given, as many as the public table.
-    cv, repeats, seed
-        Folds, draws of noise in each fold, and the seed of both.
     persons
         Whose each public record is; needed by a learner with ``unit="person"``. Persons are never
         cut in two.
+    n_records, cv, repeats, seed
+        As in `Rehearsal`.
 
     Privacy
     -------
     Costs nothing, because no private record is seen, and promises nothing to the public ones.
     """
-    listed = _listed(learner, candidates)
-    y, ids = (
-        np.asarray(y_public),
-        None if persons is None else np.unique(persons, return_inverse=True)[1],
-    )
-    X, size = X_public if hasattr(X_public, "shape") else np.asarray(X_public), n_records or len(y)
-    if min(size, repeats) < 1:
-        raise SettingsError(
-            "'n_records' and 'repeats' must be at least 1. Nothing was trained. Correct the call."
-        )
-    source = Noise(seed=seed).open()
-    shuffled = source.permutation(len(y))
-    folds = (
-        check_cv(cv, y[shuffled], classifier=is_classifier(learner))
-        if ids is None
-        else GroupKFold(cv)
-    )
+    listed, y = _listed(learner, candidates), np.asarray(y_public)
+    X = X_public if hasattr(X_public, "shape") else np.asarray(X_public)
+    ids = None if persons is None else np.unique(persons, return_inverse=True)[1]
     scores = np.zeros(len(listed))
-    for train, test in folds.split(shuffled, y[shuffled], None if ids is None else ids[shuffled]):
-        for _ in range(repeats):
-            order = shuffled[train][source.permutation(len(train))]
-            rows, copy = np.resize(order, size), np.arange(size) // len(order)
-            whose = (
-                {} if ids is None else {"persons": ids[rows] + copy * len(y)}
-            )  # a copy is another person's
-            noise = Noise(
-                seed=int(source.words(1)[0])
-            )  # the same for all candidates, which compares them fairly
-            for i, settings in enumerate(listed):
-                fitted = (
-                    clone(learner)
-                    .set_params(**settings, noise=noise)
-                    .fit(_take(X, rows), y[rows], **whose)
-                )
-                scores[i] += fitted.score(_take(X, shuffled[test]), y[shuffled[test]])
+    rehearsals = Rehearsal(**rehearsal).run(y, ids, stratified=is_classifier(learner))
+    for rows, whose, test, noise in rehearsals:
+        given = {} if whose is None else {"persons": whose}
+        # The noise is the same for all candidates, which compares them fairly.
+        for i, settings in enumerate(listed):
+            fitted = clone(learner).set_params(**settings, noise=noise)
+            fitted.fit(_take(X, rows), y[rows], **given)
+            scores[i] += fitted.score(_take(X, test), y[test])
     return listed[int(scores.argmax())]
 
 
@@ -167,41 +182,16 @@ class TuningTask:
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """What each part of the records will meet: one training each, or the selection."""
+    """What one part of the records will meet, the selection, and another a training."""
 
-    trainings: tuple[tuple[Event, ...], ...]
     selection: Selection | None
-    events: Sequence[
-        Event
-    ]  # of the costliest part: a record is in one part, so they are all that it can cost
+    # Of the costliest part: a record is in one part, so they are all that it can cost.
+    events: Sequence[Event]
 
 
-class _DryRun:
-    """Takes a ledger's place to learn what a training costs, just before it would draw."""
-
-    class Charged(Exception):
-        """Carries the events out of the fit, which ends here."""
-
-    def charge(self, events: Sequence[Event], **_: Any) -> NoReturn:
-        """Stop the training."""
-        raise self.Charged(tuple(events))
-
-
-def _part(task: TuningTask, rows: Array) -> tuple[Any, Array, dict[str, Array]]:
-    return (
-        task.X[rows],
-        task.y[rows],
-        {} if task.persons is None else {"persons": task.persons[rows]},
-    )
-
-
-def _events(learner: Any, X: Any, y: Array, whose: dict[str, Array]) -> tuple[Event, ...]:
-    """Return what a fit would charge; the data are checked, nothing is drawn or trained."""
-    try:
-        learner.fit(X, y, **whose, ledger=_DryRun(), dataset="dry run", key="dry run")
-    except _DryRun.Charged as charged:
-        return tuple(charged.args[0])
-    raise AssertionError("a learner trained without asking its ledger")  # pragma: no cover
+def _part(task: TuningTask, rows: Array) -> dict[str, Any]:
+    whose = {} if task.persons is None else {"persons": task.persons[rows]}
+    return {"X": task.X[rows], "y": task.y[rows], **whose}
 
 
 def _units(events: Sequence[Event]) -> tuple[float, float, float]:
@@ -331,20 +321,10 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         check_is_fitted(self, "best_learner_")
         return np.asarray(self.best_learner_.classes_)
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike | None = None,
-        *,
-        persons: ArrayLike | None = None,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
-    ) -> Self:
-        """Tune and train; with a ledger, charge `dataset` first.
-
-        A retry with the same `key` returns the first result.
-        """
+    def make_task(
+        self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
+    ) -> tuple[TuningTask, list[str]]:
+        """Check settings and records; return the task and the guarantee's assumptions."""
         if not is_classifier(self.learner) or not isinstance(self.learner, PrivateLearner):
             raise SettingsError(
                 "PrivateTuning counts wrong predictions, so it tunes this project's classifiers "
@@ -357,16 +337,19 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         assumptions, classes = [], getattr(self.learner, "classes", None)
         if classes is None:
             classes = np.unique(y)
-            assumptions.append("the set of labels is public: it was read from the training labels")
+            assumptions.append(READ_LABELS)
         elif not np.isin(y, classes).all():
             raise SchemaMismatch(
                 "PrivateTuning found a label that is not among its learner's declared classes. "
                 "Nothing was trained. Add it to 'classes', or remove such records before "
                 "training."
             )
-        task = TuningTask(X, y, check_persons(self, persons, X.shape[0]), np.asarray(classes))
+        persons = check_persons(self, persons, X.shape[0])
+        return TuningTask(X, y, persons, np.asarray(classes)), assumptions
+
+    def _fit(self, task: TuningTask, assumptions: Sequence[str], *account: Any) -> Self:
         try:
-            self._fit(task, assumptions, ledger, dataset, key)
+            super()._fit(task, assumptions, *account)
         finally:
             self._learners = ()  # candidates that were not chosen are not released
         # The best learner is what is released, so it carries what tuning promises and the proof
@@ -413,19 +396,19 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             self._candidate(settings, task.classes, n_parts) for settings in listed
         )
         if math.isinf(self.epsilon):
-            return TuningPlan((), None, ())
+            return TuningPlan(None, ())
         # A part's cost follows from its size alone, so any slots serve to find it; which they will
         # be is not drawn yet.
         some = _part(task, slots < n_slots // n_parts)
-        trainings = tuple(_events(learner, *some) for learner in self._learners)
-        costliest = _costliest(trainings)
+        costliest = _costliest(
+            [tuple(plan_fit(learner, **some)[1].events) for learner in self._learners]
+        )
         # Selecting may cost as much as the costliest training: all of epsilon, unless that has less
         # rho than it would.
         rho = total_rho(costliest, Neighbours(self.neighbours))
         most = min(total(costliest).epsilon, math.inf if rho is None else math.sqrt(8 * rho))
-        monotone = (
-            self.neighbours == "add-remove"
-        )  # one unit more adds errors to every candidate, or none
+        # One unit more adds errors to every candidate, or none.
+        monotone = self.neighbours == "add-remove"
         selection = Selection(
             unit=Unit(self.unit),
             neighbours=Neighbours(self.neighbours),
@@ -433,14 +416,13 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             scale=(1 if monotone else 2) * self._cap / most,
             monotone="yes" if monotone else "no",
         )
-        return TuningPlan(trainings, selection, costliest)
+        return TuningPlan(selection, costliest)
 
     def _parts(self, task: TuningTask, n_parts: int, source: Source) -> list[Array]:
         """Draw the part of each slot, whatever it holds; return a mask of the records in each."""
         slots, n_slots = self._slots(task)
-        if (
-            self.neighbours == "replace-one"
-        ):  # parts of public sizes; a replaced unit inherits its slot
+        if self.neighbours == "replace-one":
+            # Parts of public sizes; a replaced unit inherits its slot.
             rank = np.argsort(source.permutation(n_slots))
             part = np.minimum(rank // (n_slots // n_parts), n_parts - 1)
         else:  # independently for each, so that one more or less moves no other
@@ -452,8 +434,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         for learner, rows in zip(self._learners, parts, strict=False):
             if source.seeded:
                 learner.set_params(noise=Noise(seed=int(source.words(1)[0])))
-            X, y, whose = _part(task, rows)
-            learner.fit(X, y, **whose)
+            learner.fit(**_part(task, rows))
         judged = np.flatnonzero(parts[-1])
         if task.persons is not None:
             judged = judged[

@@ -160,10 +160,11 @@ class PublicRecords(Population):
     shows_errors = True
 
     def __init__(self, learner: Linear, X: ArrayLike, y: ArrayLike, source: Source) -> None:
-        task, _, classes = clone(learner).set_params(unit="record").make_task(X, y)
-        if len(classes) != 2:
+        learner = clone(learner).set_params(unit="record")
+        task, _ = learner.make_task(X, y)
+        if len(learner.classes_) != 2:
             raise SettingsError(
-                f"Advice was asked for with public data of {len(classes)} classes, but formulas "
+                f"Advice was asked for with public data of {len(learner.classes_)} classes, but formulas "
                 "are known for two. Nothing was computed. Plan for one class against the others, "
                 "or simulate: consilience simulate study.toml --data TABLE."
             )

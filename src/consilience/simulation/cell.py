@@ -332,7 +332,7 @@ class Cell:
     ) -> Learner:
         made = self.setup.make(self.name, epsilon, noise, size=size, who=(self.repeat, who))
         persons = self.records.persons
-        whose = {} if persons is None else {"persons": persons[rows]}
+        whose: dict[str, Any] = {} if persons is None else {"persons": persons[rows]}
         made.fit(self.cut.X[rows], self.records.y[rows], **whose)
         return made
 

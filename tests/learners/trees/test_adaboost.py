@@ -11,7 +11,7 @@ from consilience.errors import SettingsError
 from consilience.learners.trees import adaboost
 from consilience.learners.trees.adaboost import GRAIN, PrivateAdaBoostClassifier
 from consilience.learners.trees.bins import Bins
-from consilience.learners.trees.forest import TreeTask, candidates_of, leaf_counts, random_shape
+from consilience.learners.trees.forest import TreeTask, candidates_of, leaf_counts, random_trees
 from consilience.learners.trees.histograms import STEPS, count, impurities
 from consilience.privacy.accounting import DiscreteGaussian, Laplace
 
@@ -100,7 +100,7 @@ def one_round(records, weigh, neighbours):
     log -= np.logaddexp.reduce(log)
     sums = []
     for cut in range(len(place)):
-        shape = random_shape(Bins([[BINS.cuts[0][cut]]]), np.arange(1), 1, np.random.RandomState(0))
+        shape = random_trees(Bins([[BINS.cuts[0][cut]]]), None, 1, 1, np.random.RandomState(0))
         assert shape.last[0, 0] == 0
         split = (codes > cut).astype(np.uint8)
         sums.append(leaf_counts(TreeTask(split, y, 2), shape, weight))

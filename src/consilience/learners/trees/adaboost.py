@@ -11,36 +11,32 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import special
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
-from consilience.learners.base import State, is_positive
+from consilience.learners.base import State, is_count, is_positive
 from consilience.learners.trees.binned import FiledTask, TreeTask
-from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
     Dealt,
-    RandomState,
-    Shape,
     Task,
     TreeLearner,
     TreePlan,
     add_noise,
     cap_persons,
-    declared_bins,
     grow,
-    is_whole,
     plan_trees,
     probabilities,
     some_features,
     stack_trees,
 )
-from consilience.privacy.mechanisms import Noise, Source
+from consilience.privacy.mechanisms import Source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +48,7 @@ MOST_RECORDS = 1 << 22  # so that GRAIN times their number, squared, is a 64-bit
 LARGEST_SAY = 2.0  # the most that a leaf adds to a score, before the rate
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateAdaBoostClassifier(TreeLearner):
     """Boost small trees under differential privacy.
 
@@ -87,53 +84,16 @@ class PrivateAdaBoostClassifier(TreeLearner):
     """
 
     shorthand: ClassVar[str | None] = "adaboost"
-    shape_: Shape
-    counts_: NDArray[np.int64]
-    values_: Array
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float = 0.0,
-        n_rounds: int = 10,
-        max_depth: int = 2,
-        algorithm: str = "real",
-        learning_rate: float = 0.5,
-        max_features: int | float | str | None = None,
-        split_share: float = 0.5,
-        bins: int | Bins = 16,
-        bounds: ArrayLike | None = None,
-        classes: ArrayLike | None = None,
-        neighbours: str = "add-remove",
-        unit: str = "record",
-        records_per_person: int | None = None,
-        random_state: RandomState = None,
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.n_rounds = n_rounds
-        self.max_depth = max_depth
-        self.algorithm = algorithm
-        self.learning_rate = learning_rate
-        self.max_features = max_features
-        self.split_share = split_share
-        self.bins = bins
-        self.bounds = bounds
-        self.classes = classes
-        self.neighbours = neighbours
-        self.unit = unit
-        self.records_per_person = records_per_person
-        self.random_state = random_state
-        self.noise = noise
+    n_rounds: int = 10
+    max_depth: int | str = 2
+    algorithm: str = "real"
+    learning_rate: float = 0.5
 
     def _check(self) -> None:
         super()._check()
-        self._require(
-            "n_rounds", is_whole(self.n_rounds) and self.n_rounds >= 1, "a whole number >= 1"
-        )
-        self._require("max_depth", is_whole(self.max_depth), "a whole number")
+        self._require("n_rounds", is_count(self.n_rounds), "a whole number >= 1")
+        self._require("max_depth", is_count(self.max_depth), "a whole number")
         self._require("algorithm", self.algorithm in ("real", "discrete"), "'real' or 'discrete'")
         rate = self.learning_rate
         self._require("learning_rate", is_positive(rate) and rate <= 1, "a number in (0, 1]")
@@ -254,13 +214,8 @@ class PrivateAdaBoostClassifier(TreeLearner):
         return figure
 
     def released_state(self) -> dict[str, Array]:
-        """Return the released arrays."""
-        released = {
-            "counts": self.counts_,
-            "values": self.values_,
-            "size": np.array(self.public_size_),
-        }
-        return {"feature": self.shape_.feature, "last": self.shape_.last, **released}
+        """Return the trees and what each leaf adds to the scores."""
+        return {**super().released_state(), "values": self.values_}
 
     def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
         if set(state) != {"values"}:
@@ -274,13 +229,8 @@ class PrivateAdaBoostClassifier(TreeLearner):
 
     def restore_state(self, state: dict[str, Array]) -> None:
         """Set the fitted attributes from what `released_state` returned."""
-        self.bins_ = declared_bins(self, self.n_features_in_)
-        self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
-        self.counts_, self.values_, self.public_size_ = (
-            state["counts"],
-            state["values"],
-            int(state["size"]),
-        )
+        super().restore_state(state)
+        self.values_ = state["values"]
 
     def _probabilities(self, codes: Array) -> Array:
         scores = self.shape_.add_up(codes, self.values_, np.zeros((len(codes), len(self.classes_))))

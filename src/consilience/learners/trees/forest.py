@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
@@ -23,7 +23,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
-from consilience.learners.base import PrivateLearner, State, StateCheck, is_positive
+from consilience.learners.base import (
+    PrivateLearner,
+    Rows,
+    State,
+    StateCheck,
+    is_count,
+    is_positive,
+)
 from consilience.learners.inputs import (
     READ_LABELS,
     as_chunks,
@@ -47,7 +54,6 @@ from consilience.privacy.accounting import (
     zcdp_rho,
 )
 from consilience.privacy.guarantee import Neighbours, Unit
-from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import (
     Noise,
     Source,
@@ -214,13 +220,23 @@ def no_cuts() -> SettingsError:
     )
 
 
-def random_shape(bins: Bins, features: Array, depth: int, generator: Generator) -> Shape:
-    """Draw a tree's splits from public randomness: a feature, then one of its cuts."""
-    feature, _, last, single = candidates_of(bins, features)
-    kinds, start, width = np.unique(feature, return_index=True, return_counts=True)
-    which = generator.randint(0, len(kinds), 2**depth - 1)
-    at = start[which] + np.floor(generator.uniform(size=len(which)) * width[which]).astype(np.int64)
-    return Shape(feature[at][None], last[at][None], single[at][None])
+def random_trees(
+    bins: Bins, wish: int | float | str | None, n_trees: int, depth: int, generator: Generator
+) -> Shape:
+    """Draw splits from public randomness: a tree's features, then for each split one of its cuts.
+
+    `wish` says how many features a tree may split on, as in `some_features`.
+    """
+    trees = []
+    for _ in range(n_trees):
+        features = some_features(wish, bins.splittable, generator)
+        feature, _, last, single = candidates_of(bins, features)
+        kinds, start, width = np.unique(feature, return_index=True, return_counts=True)
+        which = generator.randint(0, len(kinds), 2**depth - 1)
+        step = np.floor(generator.uniform(size=len(which)) * width[which]).astype(np.int64)
+        at = start[which] + step
+        trees.append(Shape(feature[at][None], last[at][None], single[at][None]))
+    return stack_trees(trees)
 
 
 @dataclass(frozen=True)
@@ -376,41 +392,6 @@ def _purity(counts: Array) -> Array:
     return np.asarray(np.where(n > 0, (positive**2).sum(axis=2) / np.where(n > 0, n, 1.0), 0.0))
 
 
-def check_tree_settings(learner: TreeLearner) -> None:
-    """Refuse settings that cannot work, before any record is looked at."""
-    learner._check_privacy(("trees",))
-    need = learner._require
-    depth = learner.max_depth
-    fits = depth == "auto" or (is_whole(depth) and 1 <= int(depth) <= MOST_LEVELS)
-    need("max_depth", fits, f"a whole number from 1 to {MOST_LEVELS}, or 'auto'")
-    size = getattr(learner, "public_size", None)
-    need(
-        "public_size", size is None or (is_whole(size) and size >= 1), "None or a whole number >= 1"
-    )
-    need(
-        "split_share",
-        is_positive(learner.split_share) and learner.split_share < 1,
-        "a number in (0, 1)",
-    )
-    need("unit", learner.unit in ("record", "person"), "'record' or 'person'")
-    cap = learner.records_per_person
-    if learner.unit == "person":
-        need(
-            "records_per_person",
-            cap is not None and is_whole(cap) and cap >= 1,
-            "an integer >= 1 with unit='person'",
-        )
-    try:
-        check_random_state(learner.random_state)
-    except ValueError:
-        need("random_state", False, "None, a whole number or a numpy RandomState")
-
-
-def is_whole(value: object) -> bool:
-    """Tell whether `value` is a whole number, and not a truth value."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def declared_bins(learner: TreeLearner, n_features: int) -> Bins:
     """Return the learner's bins, or even ones between its bounds for all columns or for each."""
     if isinstance(learner.bins, Bins):
@@ -430,43 +411,6 @@ def declared_bins(learner: TreeLearner, n_features: int) -> Bins:
         )
     low, high = np.asarray(learner.bounds, dtype=float).T
     return Bins.even(low, high, n_features=n_features, n_bins=learner.bins)
-
-
-def tree_task(
-    learner: TreeLearner, X: Any, y: ArrayLike | None, persons: ArrayLike | None
-) -> tuple[Task, list[str], Array, Bins]:
-    """Check a tree learner's data; return its task, assumptions, class list and bins."""
-    classes, assumptions, source = declared_classes(learner), [], as_chunks(X, y)
-    missing = isinstance(learner.bins, Bins) and learner.bins.missing != "error"
-    if source is not None:
-        classes, held = chunk_classes(learner, source)
-    else:
-        finite = "allow-nan" if missing else True
-        X, labels = validate_records(learner, X, y, accept_sparse=False, ensure_all_finite=finite)
-        if labels.size:
-            check_classification_targets(labels)
-        if classes is None:
-            classes = np.unique(labels)
-            assumptions.append(READ_LABELS)
-    bins = declared_bins(learner, learner.n_features_in_)
-    if not len(bins.splittable):
-        raise no_cuts()
-    if source is not None:
-        return (
-            _write_bins(learner, source, bins, held, finite=not missing),
-            assumptions,
-            classes,
-            bins,
-        )
-    ids = check_persons(learner, persons, len(labels))
-    whose = None if ids is None else np.unique(ids, return_inverse=True)[1]
-    task = TreeTask(
-        bins.codes(X),
-        label_codes(type(learner).__name__, classes, labels).astype(np.int64),
-        len(classes),
-        whose,
-    )
-    return task, assumptions, classes, bins
 
 
 def _write_bins(
@@ -495,42 +439,67 @@ def cap_persons(task: Task, learner: TreeLearner, source: Source) -> Task:
     return replace(task, codes=task.codes[keep], y=task.y[keep], persons=task.persons[keep])
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ignore[misc]
     """What tree learners share: how they fit, predict and keep what was released."""
 
     default_neighbours: ClassVar[str] = "add-remove"
     state_check: ClassVar[StateCheck] = "rows"  # a row of each array is one tree
-    max_depth: int | str
-    split_share: float
-    bins: int | Bins
-    bounds: ArrayLike | None
-    records_per_person: int | None
-    random_state: RandomState
-    classes_: Array
-    features_: Array
-    bins_: Bins
-    public_size_: int
 
-    def fit(
-        self,
-        X: Any,
-        y: ArrayLike | None = None,
-        *,
-        persons: ArrayLike | None = None,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        key: str | None = None,
-    ) -> Self:
-        """Train; with a ledger, charge `dataset` first. A retry with the same `key` draws nothing.
+    epsilon: float
+    delta: float = 0.0
+    max_depth: int | str = "auto"
+    max_features: int | float | str | None = None
+    split_share: float = 0.5
+    bins: int | Bins = 16
+    bounds: ArrayLike | None = None
+    classes: ArrayLike | None = None
+    neighbours: str = "add-remove"
+    unit: str = "record"
+    records_per_person: int | None = None
+    random_state: RandomState = None
+    noise: Noise | None = None
 
-        It returns the first result. `X` may be a table in chunks that has its own labels
-        (`ParquetRows`). It is read and checked once, before the charge; its bins are kept in a
-        temporary file that is removed after the training.
+    classes_: Array = field(init=False)
+    bins_: Bins = field(init=False)
+    shape_: Shape = field(init=False)
+    counts_: NDArray[np.int64] = field(init=False)
+    values_: Array = field(init=False)
+    public_size_: int = field(init=False)
+
+    def make_task(
+        self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
+    ) -> tuple[Task, list[str]]:
+        """Check settings and data; return the task and the guarantee's assumptions.
+
+        The bins of a table in chunks are kept in a temporary file that is removed after training.
         """
         self._check()
-        task, assumptions, self.classes_, self.bins_ = tree_task(self, X, y, persons)
-        self._fit(task, assumptions, ledger, dataset, key)
-        return self
+        classes, assumptions, source = declared_classes(self), [], as_chunks(X, y)
+        missing = isinstance(self.bins, Bins) and self.bins.missing != "error"
+        if source is not None:
+            classes, held = chunk_classes(self, source)
+        else:
+            finite = "allow-nan" if missing else True
+            X, labels = validate_records(self, X, y, accept_sparse=False, ensure_all_finite=finite)
+            if labels.size:
+                check_classification_targets(labels)
+            if classes is None:
+                classes = np.unique(labels)
+                assumptions.append(READ_LABELS)
+        bins = declared_bins(self, self.n_features_in_)
+        if not len(bins.splittable):
+            raise no_cuts()
+        task: Task
+        if source is not None:
+            task = _write_bins(self, source, bins, held, finite=not missing)
+        else:
+            ids = check_persons(self, persons, len(labels))
+            whose = None if ids is None else np.unique(ids, return_inverse=True)[1]
+            codes = label_codes(type(self).__name__, classes, labels).astype(np.int64)
+            task = TreeTask(bins.codes(X), codes, len(classes), whose)
+        self.classes_, self.bins_ = classes, bins
+        return task, assumptions
 
     @classmethod
     def for_schema(cls, schema: Schema, *, n_bins: int = 16, **settings: Any) -> Self:
@@ -545,7 +514,19 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         return "the splits of trees and noisy counts in their leaves"
 
     def _check(self) -> None:
-        check_tree_settings(self)
+        """Refuse settings that cannot work, before any record is looked at."""
+        self._check_privacy(("trees",))
+        need, depth = self._require, self.max_depth
+        fits = depth == "auto" or (is_count(depth) and int(depth) <= MOST_LEVELS)
+        need("max_depth", fits, f"a whole number from 1 to {MOST_LEVELS}, or 'auto'")
+        size = getattr(self, "public_size", None)
+        need("public_size", size is None or is_count(size), "None or a whole number >= 1")
+        fits = is_positive(self.split_share) and self.split_share < 1
+        need("split_share", fits, "a number in (0, 1)")
+        try:
+            check_random_state(self.random_state)
+        except ValueError:
+            need("random_state", False, "None, a whole number or a numpy RandomState")
 
     def check_state(self, state: State) -> bool:
         """Tell whether trees are complete and split only at bins that exist.
@@ -572,6 +553,17 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
             return False
         rest = {name: state[name] for name in state if name not in common}
         return self._check_values(rest, counts.shape)
+
+    def released_state(self) -> dict[str, Array]:
+        """Return what all trees release."""
+        shape, size = self.shape_, np.array(self.public_size_)
+        return {"feature": shape.feature, "last": shape.last, "counts": self.counts_, "size": size}
+
+    def restore_state(self, state: dict[str, Array]) -> None:
+        """Set the fitted attributes from what `released_state` returned."""
+        self.bins_ = declared_bins(self, self.n_features_in_)
+        self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
+        self.counts_, self.public_size_ = state["counts"], int(state["size"])
 
     def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
         """Check what one kind of learner releases beside splits, size and counts of `shape`."""
@@ -603,6 +595,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         return tags
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateForestClassifier(TreeLearner):
     """Fit a forest of greedy or random trees under differential privacy.
 
@@ -656,51 +649,15 @@ class PrivateForestClassifier(TreeLearner):
     """
 
     shorthand: ClassVar[str | None] = "forest"
-    shape_: Shape
-    counts_: NDArray[np.int64]
-    leaf_variance_: float
-    values_: Array
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float = 0.0,
-        n_trees: int | str = "auto",
-        max_depth: int | str = "auto",
-        max_features: int | float | str | None = "auto",
-        splitter: str = "greedy",
-        assignment: str = "auto",
-        split_share: float = 0.5,
-        bins: int | Bins = 16,
-        bounds: ArrayLike | None = None,
-        prune: bool = False,
-        classes: ArrayLike | None = None,
-        neighbours: str = "add-remove",
-        public_size: int | None = None,
-        unit: str = "record",
-        records_per_person: int | None = None,
-        random_state: RandomState = None,
-        noise: Noise | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.n_trees = n_trees
-        self.max_depth = max_depth
-        self.max_features = max_features
-        self.splitter = splitter
-        self.assignment = assignment
-        self.split_share = split_share
-        self.bins = bins
-        self.bounds = bounds
-        self.prune = prune
-        self.classes = classes
-        self.neighbours = neighbours
-        self.public_size = public_size
-        self.unit = unit
-        self.records_per_person = records_per_person
-        self.random_state = random_state
-        self.noise = noise
+    n_trees: int | str = "auto"
+    max_features: int | float | str | None = "auto"
+    splitter: str = "greedy"
+    assignment: str = "auto"
+    prune: bool = False
+    public_size: int | None = None
+
+    leaf_variance_: float = field(init=False)
 
     @property
     def _disjoint(self) -> bool:
@@ -708,10 +665,8 @@ class PrivateForestClassifier(TreeLearner):
 
     def _check(self) -> None:
         super()._check()
-        need = self._require
-        number = self.n_trees
-        fits = number == "auto" or (is_whole(number) and cast(int, number) >= 1)
-        need("n_trees", fits, "a whole number >= 1, or 'auto'")
+        need, number = self._require, self.n_trees
+        need("n_trees", number == "auto" or is_count(number), "a whole number >= 1, or 'auto'")
         need("splitter", self.splitter in ("greedy", "random"), "'greedy' or 'random'")
         need(
             "assignment",
@@ -720,15 +675,13 @@ class PrivateForestClassifier(TreeLearner):
         )
         share = self.max_features
         fits = share in (None, "auto", "sqrt") or (
-            is_positive(share) and (is_whole(share) or cast(float, share) <= 1)
+            is_positive(share) and (is_count(share) or cast(float, share) <= 1)
         )
         need("max_features", fits, "a whole number >= 1, a share in (0, 1], 'sqrt', 'auto' or None")
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic |= (
-            self._disjoint and self.noise is None
-        )  # trees of records are drawn
+        tags.non_deterministic |= self._disjoint and self.noise is None  # records' trees are drawn
         return tags
 
     def _plan(self, task: Task) -> TreePlan:
@@ -753,18 +706,12 @@ class PrivateForestClassifier(TreeLearner):
             dealt = Dealt.of(task, plan.n_trees, one, owner)
             self.shape_, counts = grow(dealt, plan, self.bins_, features, source)
         else:
-            self.shape_ = stack_trees(
-                [
-                    random_shape(
-                        self.bins_,
-                        some_features(wish, splittable, generator),
-                        plan.depth,
-                        generator,
-                    )
-                    for _ in range(plan.n_trees)
-                ]
-            )
+            self.shape_ = random_trees(self.bins_, wish, plan.n_trees, plan.depth, generator)
             counts = leaf_counts(task, self.shape_, one, owner)
+        self._release(task, plan, counts, source)
+
+    def _release(self, task: Task, plan: TreePlan, counts: Array, source: Source) -> None:
+        """Set what is released of exact leaf counts: noisy ones, and a size that follows."""
         self.counts_ = add_noise(counts, plan, source)
         # Under replace-one the number of units is public, but never how many records a person has.
         hidden = bool(plan.events) and (self.neighbours == "add-remove" or task.persons is not None)
@@ -773,10 +720,8 @@ class PrivateForestClassifier(TreeLearner):
         self.leaf_variance_ = plan.leaf_variance
 
     def released_state(self) -> dict[str, Array]:
-        """Return the released arrays."""
-        shape = self.shape_
-        facts = {"size": np.array(self.public_size_), "variance": np.array(self.leaf_variance_)}
-        return {"feature": shape.feature, "last": shape.last, "counts": self.counts_, **facts}
+        """Return the trees and the variance of their leaves' noise."""
+        return {**super().released_state(), "variance": np.array(self.leaf_variance_)}
 
     def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
         if set(state) != {"variance"}:
@@ -787,9 +732,7 @@ class PrivateForestClassifier(TreeLearner):
 
     def restore_state(self, state: dict[str, Array]) -> None:
         """Set the fitted attributes from what `released_state` returned."""
-        self.bins_ = declared_bins(self, self.n_features_in_)
-        self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
-        self.counts_, self.public_size_ = state["counts"], int(state["size"])
+        super().restore_state(state)
         self.leaf_variance_ = float(state["variance"])
         self.values_ = probabilities(self.counts_, self.leaf_variance_, prune=self.prune) / len(
             self.counts_
@@ -813,6 +756,7 @@ class PrivateForestClassifier(TreeLearner):
         return gains / gains.sum() if gains.sum() > 0 else np.full(len(gains), 1 / len(gains))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateTreeClassifier(PrivateForestClassifier):
     """Fit one greedy tree under differential privacy: small enough to read.
 
@@ -825,46 +769,9 @@ class PrivateTreeClassifier(PrivateForestClassifier):
 
     shorthand: ClassVar[str | None] = "tree"
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float = 0.0,
-        max_depth: int | str = "auto",
-        max_features: int | float | str | None = None,
-        splitter: str = "greedy",
-        split_share: float = 0.5,
-        bins: int | Bins = 16,
-        bounds: ArrayLike | None = None,
-        prune: bool = False,
-        classes: ArrayLike | None = None,
-        neighbours: str = "add-remove",
-        public_size: int | None = None,
-        unit: str = "record",
-        records_per_person: int | None = None,
-        random_state: RandomState = None,
-        noise: Noise | None = None,
-    ) -> None:
-        super().__init__(
-            epsilon=epsilon,
-            delta=delta,
-            n_trees=1,
-            max_depth=max_depth,
-            max_features=max_features,
-            splitter=splitter,
-            assignment="all",
-            split_share=split_share,
-            bins=bins,
-            bounds=bounds,
-            prune=prune,
-            classes=classes,
-            neighbours=neighbours,
-            public_size=public_size,
-            unit=unit,
-            records_per_person=records_per_person,
-            random_state=random_state,
-            noise=noise,
-        )
+    n_trees: int | str = field(default=1, init=False)
+    max_features: int | float | str | None = None
+    assignment: str = field(default="all", init=False)
 
 
 def _suggest_size(
@@ -912,7 +819,7 @@ def some_features(
         math.sqrt(len(among))
         if isinstance(wish, str)
         else wish
-        if is_whole(wish)
+        if is_count(wish)
         else wish * len(among)
     )
     chosen = generator.permutation(len(among))[: min(len(among), max(1, math.ceil(number)))]
