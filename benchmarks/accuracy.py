@@ -495,9 +495,7 @@ def noise_table(problem: Problem, d: int, epsilons: tuple[float, ...]) -> list[s
         "| ε | default: noise | ridge | 2011: noise | ridge | diffprivlib: noise | ridge |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    task = LinearTask(
-        None, None, np.zeros(0), None, Logistic(), d, problem.n_train, problem.n_train
-    )
+    task = LinearTask(Logistic(), d, problem.n_train, problem.n_train)
     for epsilon in epsilons:
         cells = []
         for calibration in ("tight", "chaudhuri2011"):

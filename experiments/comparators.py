@@ -218,19 +218,18 @@ class PATE(HidesSites):
         self._require("delta", is_positive(self.delta), "a number in (0, 1)")
         fits = is_positive(self.regularization)
         self._require("regularization", fits, "a finite number > 0")
-        ballot = self._ballot(members, public)
-        n_queries, limit = self.n_queries, ballot.public.X.shape[0]
+        tally = self._tally(members, public)
+        n_queries, limit = self.n_queries, tally.public.X.shape[0]
         fits = isinstance(n_queries, int) and 1 <= n_queries <= limit
         self._require("n_queries", fits, f"from 1 to {limit}")
         if not isinstance(members, Tally):  # members are not asked about the other records
-            ballot = self._ballot(members, Public(ballot.public.X[:n_queries]))
-        rows = Rows(
-            self._in_ball(ballot.public.X[:n_queries]), len(ballot.classes), len(ballot.own)
-        )
-        events = self._events(members.unit if isinstance(members, Tally) else rows.n_classes, rows)
+            tally = self._tally(members, Public(tally.public.X[:n_queries]))
+        X = self._in_ball(tally.public.X[:n_queries])
+        rows = Rows(X, len(tally.classes), tally.n_members)
+        events = self._events(tally.unit, rows)
 
         def draw(source: Source) -> dict[str, Array]:
-            counts = ballot.count().counts[:n_queries]
+            counts = tally.counts[:n_queries]
             for event in events:
                 counts = gaussian_counts(counts, event=event, source=source)
             return {"coef": self._student(counts, rows)}
@@ -238,12 +237,12 @@ class PATE(HidesSites):
         state = self._run(draw, events, Account(ledger, dataset, key))
         coef, intercept = out_of_ball(state["coef"], self)
         return DistilledEnsemble(
-            ballot.classes,
+            tally.classes,
             coef,
             intercept,
-            np.full(len(ballot.own), 1 / len(ballot.own)),
-            self._guarantee(events, ballot.declared, OPEN_RECORDS),
-            ballot.own,
+            np.full(tally.n_members, 1 / tally.n_members),
+            self._guarantee(events, tally.declared, OPEN_RECORDS),
+            tally.own,
             tuple(events),
             float(self.regularization),
         )

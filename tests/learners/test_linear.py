@@ -26,17 +26,7 @@ def made_up(n_records=600, n_features=5, n_classes=2, seed=1):
 
 
 def task(loss, *, n_units=789, dimension=50, n_problems=1):
-    return LinearTask(
-        None,
-        np.zeros((0, dimension)),
-        np.zeros(0),
-        None,
-        loss,
-        dimension,
-        n_units,
-        n_units,
-        n_problems,
-    )
+    return LinearTask(loss, dimension, n_units, n_units, n_problems, X=np.zeros((0, dimension)))
 
 
 def test_exact_training_agrees_with_scikit_learn():

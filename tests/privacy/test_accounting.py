@@ -550,9 +550,7 @@ def planned(loss, epsilon, *, n_units=500, dimension=6, n_problems=1, **settings
     made = learner(epsilon=epsilon, public_size=n_units, random_state=1, **settings)
     return plan_linear(
         made,
-        LinearTask(
-            None, None, np.zeros(0), None, with_loss, dimension, n_units, n_units, n_problems
-        ),
+        LinearTask(with_loss, dimension, n_units, n_units, n_problems),
     )
 
 

@@ -33,12 +33,11 @@ from consilience.aggregators.members import (
 from consilience.errors import SettingsError
 from consilience.learners.ball import HALF, label_bound
 from consilience.learners.base import PrivateLearner, is_positive
-from consilience.learners.erm import Loss
 from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_linear
-from consilience.privacy.accounting import Event
+from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise, Source, draw_error
-from consilience.privacy.spending import Account, run_charged, state_guarantee
+from consilience.privacy.spending import Account, state_guarantee
 from consilience.privacy.vector_noise import (
     calibrate_shared,
     close_vector,
@@ -166,13 +165,8 @@ class Average(Aggregator):
                 "was combined. Declare the classes at every site."
             )
         plan = _Central(self, found, shares)
-        state, _ = run_charged(
-            lambda source: plan.draw(mean, offset, source),
-            plan.events,
-            noise=plan.noise,
-            account=Account(**charge),
-            purpose=type(self).__name__,
-        )
+        account = Account(**charge)
+        state = self._run(lambda source: plan.draw(mean, offset, source), plan.events, account)
         whole, each = plan.guarantees()
         return LinearEnsemble(classes, state["coef"], state["intercept"], shares, whole, each)
 
@@ -250,13 +244,31 @@ def common_settings(members: Sequence[Member]) -> tuple[float, bool, str, str] |
     return facts.pop() if len(facts) == 1 and len(learners) == len(members) else None
 
 
-def empty_task(loss: Loss, dimension: int, n_records: int) -> LinearTask:
-    """Return the task of training on so many records, without any records in it."""
-    return LinearTask(None, None, np.zeros(0), None, loss, dimension, n_records, n_records)
+class TrustedNoise:
+    """Noise once, at an aggregator that is trusted with exact members, and what it promises."""
+
+    noise: Noise | None
+    event: L2Laplace | Gaussian
+    closing: Closing
+
+    @property
+    def events(self) -> list[Event]:
+        """What will be drawn."""
+        return [self.event, self.closing]
+
+    def stated(self, reach: float) -> Guarantee:
+        """Return what holds for those who can move the exact result by `reach`."""
+        return state_guarantee(
+            [with_sensitivity(self.event, reach), self.closing],
+            noise=self.noise,
+            unit=self.event.unit,
+            neighbours=self.event.neighbours,
+            assumptions=(DISJOINT, TRUSTED),
+        )
 
 
-class _Central:
-    """Noise once, at a trusted aggregator: enough for the site that needs most.
+class _Central(TrustedNoise):
+    """Noise on the average: enough for the site that needs most.
 
     Proof: docs/guarantees/average.md.
     """
@@ -307,7 +319,7 @@ class _Central:
             same = (type(member.learner), size, *_settings(member.learner))
             if same not in known:
                 loss = member.learner.loss(self.outputs if self.outputs > 1 else 2)
-                task = empty_task(loss, self.features + self.intercept, size)
+                task = LinearTask(loss, self.features + self.intercept, size, size)
                 plan = plan_linear(member.learner, task)
                 known[same] = _Move(
                     output_sensitivity(member.learner, task),
@@ -319,26 +331,11 @@ class _Central:
             moves.append(known[same])
         return moves
 
-    @property
-    def events(self) -> list[Event]:
-        return [self.event, self.closing]
-
     def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...]]:
         """Return the joint guarantee and each site's: its own reach against the common noise."""
-        each = {
-            reach: self._stated([with_sensitivity(self.event, reach), self.closing])
-            for reach in set(self.reach.tolist())
-        }
-        return self._stated(self.events), tuple(each[reach] for reach in self.reach.tolist())
-
-    def _stated(self, events: list[Event]) -> Guarantee:
-        return state_guarantee(
-            events,
-            noise=self.noise,
-            unit=self.event.unit,
-            neighbours=self.event.neighbours,
-            assumptions=(DISJOINT, TRUSTED),
-        )
+        each = {reach: self.stated(reach) for reach in set(self.reach.tolist())}
+        whole = self.stated(self.event.sensitivity)
+        return whole, tuple(each[reach] for reach in self.reach.tolist())
 
     def draw(self, coef: Array, intercept: Array, source: Source) -> dict[str, Array]:
         """Add the noise in coordinates of the unit ball, where sensitivities hold."""

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypedDict, Unpa
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from consilience.errors import SettingsError
-from consilience.learners.base import PrivateLearner
+from consilience.learners.base import PrivateLearner, Settings
+from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Ledger
-from consilience.privacy.mechanisms import Noise
+from consilience.privacy.mechanisms import Noise, Source
+from consilience.privacy.spending import Account, run_charged
 from consilience.tables.public import Features, Public
 from consilience.tables.schema import Schema
 
@@ -142,7 +143,7 @@ class Joining(Protocol):
         """Return law and bound of a model learned from the members' votes."""
 
 
-class Aggregator(ABC):
+class Aggregator(Settings, ABC):
     """Combine what sites handed over into one ensemble.
 
     The attributes and methods below are all that the rest of the package asks. A subclass with
@@ -209,14 +210,6 @@ class Aggregator(ABC):
             changes["random_state"] = random_state
         return self._with(**changes)
 
-    def _require(self, name: str, fits: bool, must: str) -> None:
-        """Refuse a setting that does not fit."""
-        if not fits:
-            raise SettingsError(
-                f"The {name!r} parameter of {type(self).__name__} must be {must}. "
-                f"Got {getattr(self, name)!r} instead."
-            )
-
     def _with(self, **changes: object) -> Self:
         """Return a copy with these settings changed."""
         made = copy.copy(self)
@@ -262,6 +255,15 @@ class Aggregator(ABC):
         return None
 
     # ------------------------------------------------------------------ what it does
+
+    def _run(
+        self, draw: Callable[[Source], Tensors], events: Sequence[Event], account: Account
+    ) -> Tensors:
+        """Charge, then draw."""
+        state, _ = run_charged(
+            draw, events, noise=self.noise, account=account, purpose=type(self).__name__
+        )
+        return state
 
     def question(self, public: Public) -> Question | None:
         """Return what members are asked about the public records; None if they are not asked."""

@@ -13,7 +13,7 @@ from consilience.aggregators.labelled import Labelled, UsesLabels, read_labelled
 from consilience.aggregators.members import LinearEnsemble, dense
 from consilience.aggregators.mixture import folds
 from consilience.errors import SettingsError
-from consilience.learners.base import is_positive
+from consilience.learners.base import is_count, is_positive
 from consilience.learners.erm import Loss
 from consilience.tables.public import Public
 
@@ -56,8 +56,7 @@ class SiteBoosting(UsesLabels):
         self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> LinearEnsemble:
         """Return the boosted combination of linear `members` on labelled `public` records."""
-        whole = isinstance(self.n_rounds, int | np.integer) and not isinstance(self.n_rounds, bool)
-        if not whole or self.n_rounds < 1 or not is_positive(self.shrinkage) or self.shrinkage > 1:
+        if not (is_count(self.n_rounds) and is_positive(self.shrinkage) and self.shrinkage <= 1):
             raise SettingsError(
                 "The 'n_rounds' parameter of SiteBoosting must be an integer >= 1 and "
                 f"'shrinkage' a number in (0, 1]. Got {self.n_rounds!r} and {self.shrinkage!r} "

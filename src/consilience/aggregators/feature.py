@@ -16,18 +16,19 @@ import numpy as np
 from scipy import linalg
 from sklearn.utils import check_random_state
 
-from consilience.aggregators.average import TRUSTED, common_settings, empty_task
+from consilience.aggregators.average import TrustedNoise, common_settings
 from consilience.aggregators.base import Array, Charge, Joining, Outlook
 from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member, dense
 from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.ball import HALF, Ball, out_of_ball
-from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.base import PrivateLearner, is_count, is_positive
 from consilience.learners.erm import Logistic, Problem, PublicFacts, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.perturbation import (
     TOLERANCE,
+    LinearTask,
     output_sensitivity,
     plan_linear,
 )
@@ -40,22 +41,19 @@ from consilience.privacy.mechanisms import (
     draw_error,
 )
 from consilience.privacy.mechanisms import select as draw_one
-from consilience.privacy.spending import Account, run_charged, state_guarantee
+from consilience.privacy.spending import Account, state_guarantee
 from consilience.privacy.vector_noise import (
     calibrate_vector,
     close_vector,
     closing_event,
     draw_vector,
     public_radius,
-    with_sensitivity,
 )
 from consilience.tables.public import Public
 
 STRENGTHS = (math.inf, *10.0 ** np.arange(2.0, -4.1, -0.5))
 PRIVATE_REGULARIZATION = 1e-2  # nothing about private aggregation records may choose it
-GRAIN = (
-    1 << 20
-)  # to which a regressor's error is rounded: scores stay integers, whose sums are exact
+GRAIN = 1 << 20  # a regressor's error is rounded to it: scores stay integers, whose sums are exact
 
 AGGREGATOR_ONLY = (
     "Noise at the aggregator was asked for over exact members (the thesis' second scenario). It "
@@ -228,9 +226,8 @@ class FeatureMethod(UsesLabels):
     def _on_private(self, task: Labelled, account: Account) -> FeatureEnsemble:
         epsilon, relation = float(self.epsilon or 0.0), Neighbours.REPLACE_ONE
         joint = task.ensemble(*task.average, task.shares).guarantee
-        if (
-            joint is not None
-        ):  # what cannot be stated together must be refused before anything is charged
+        if joint is not None:
+            # What cannot be stated together must be refused before anything is charged.
             planned = Guarantee(
                 epsilon=epsilon, delta=self.delta, unit=Unit.RECORD, neighbours=relation
             )
@@ -244,13 +241,12 @@ class FeatureMethod(UsesLabels):
         if self.max_members is not None and self.max_members < len(kept):
             if self.selection_share > 0:
                 choice = Choice.planned(task, self)
-            kept = independent(
-                task, self.max_members
-            )  # of the size that is planned for; a choice replaces it
+            # Of the size that is planned for; a choice replaces it.
+            kept = independent(task, self.max_members)
         chosen = [] if choice is None else choice.events
         learner = self._learner(task, epsilon - math.fsum(event.epsilon for event in chosen))
         n, dimension = len(task.y), len(kept) * task.n_outputs
-        one = empty_task(learner.loss(max(2, task.n_outputs)), dimension, n)
+        one = LinearTask(learner.loss(max(2, task.n_outputs)), dimension, n, n)
         training = tuple(plan_linear(learner, one).events)
         events = [*chosen, *training]
 
@@ -261,14 +257,11 @@ class FeatureMethod(UsesLabels):
             ).records
             learner.set_params(noise=Noise(seed=int(source.words(1)[0])) if source.seeded else None)
             learner.fit(records, task.labels)  # charged already, with the choice
-            assert (
-                learner.events_ == training
-            )  # a plan knows sizes only, whichever members were chosen
+            # A plan knows sizes only, whichever members were chosen.
+            assert learner.events_ == training
             return {"kept": final, "theta": np.asarray(learner.coef_)}
 
-        state, _ = run_charged(
-            draw, events, noise=self.noise, account=account, purpose=type(self).__name__
-        )
+        state = self._run(draw, events, account)
         features = _Features.on_private(
             task, state["kept"], self.data_norm, scaled=self.scaling == "public"
         )
@@ -295,22 +288,13 @@ class FeatureMethod(UsesLabels):
         self, task: Labelled, exact: bool, account: Account
     ) -> FeatureEnsemble:
         plan = TrustedAggregator(self, task, exact)
-        state, _ = run_charged(
-            plan.draw,
-            plan.events,
-            noise=self.noise,
-            account=account,
-            purpose=type(self).__name__,
-        )
+        state = self._run(plan.draw, plan.events, account)
         whole, each, own = plan.guarantees()
         return FeatureEnsemble(
             task.classes, state["coef"], state["intercept"], state["weights"], whole, each, own
         )
 
     def _check_settings(self) -> None:
-        def whole(value: object) -> bool:
-            return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
         need, most, share, delta = self._require, self.max_members, self.selection_share, self.delta
         automatic = isinstance(self.regularization, str) and self.regularization == "auto"
         fits = automatic or is_positive(self.regularization)
@@ -318,11 +302,10 @@ class FeatureMethod(UsesLabels):
         need("toward", self.toward in ("precision", "zero"), "'precision' or 'zero'")
         need("scaling", self.scaling in ("public", "none"), "'public' or 'none'")
         need("mechanism", self.mechanism in ("objective", "output"), "'objective' or 'output'")
-        fits = most is None or (whole(most) and most >= 1)
-        need("max_members", fits, "None or an integer >= 1")
+        need("max_members", most is None or is_count(most), "None or an integer >= 1")
         fits = isinstance(share, int | float) and 0 <= share < 1
         need("selection_share", fits, "a number in [0, 1)")
-        need("n_bags", whole(self.n_bags) and self.n_bags >= 0, "an integer >= 0")
+        need("n_bags", self.n_bags == 0 or is_count(self.n_bags), "an integer >= 0")
         need("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
         need("data_norm", is_positive(self.data_norm), "a number > 0")
         need("label_bound", is_positive(self.label_bound), "a number > 0")
@@ -592,7 +575,7 @@ def branch(
     )
 
 
-class TrustedAggregator:
+class TrustedAggregator(TrustedNoise):
     """Output perturbation over exact members: noise that hides sites and aggregation records.
 
     All in the coordinates of the unit ball. Members are at most `longest` long, so x'' = M
@@ -623,7 +606,7 @@ class TrustedAggregator:
         reaches, slack, lengths = [], [], []
         for member in task.members:
             loss, size = member.learner.loss(2), int(member.size or 1)
-            one = empty_task(loss, features, size)
+            one = LinearTask(loss, features, size, size)
             plan = plan_linear(member.learner, one)
             reaches.append(output_sensitivity(member.learner, one))
             slack.append(1.25 * plan.tolerance / plan.regularization)
@@ -634,8 +617,8 @@ class TrustedAggregator:
         self.site_reach = gain * np.asarray(reaches)
         self.record_reach = record_reach(self.strength, len(task.y))
         reach = max(float(self.site_reach.max()), self.record_reach)
-        self.who: dict[str, Any] = {"unit": Unit.RECORD, "neighbours": Neighbours.REPLACE_ONE}
-        self.event = calibrate_vector(reach, epsilon=self.epsilon, delta=method.delta, **self.who)
+        who: dict[str, Any] = {"unit": Unit.RECORD, "neighbours": Neighbours.REPLACE_ONE}
+        self.event = calibrate_vector(reach, epsilon=self.epsilon, delta=method.delta, **who)
         self.features = features
         rounding = gradient_error(
             PublicFacts(
@@ -651,12 +634,7 @@ class TrustedAggregator:
         rounded = 4 * (features + len(learners) + 8) * 2.0**-52 * site_gain(self.strength)
         distance = gain * math.fsum(slack) + 1.25 * self.tolerance / self.ridge + rounded
         distance += 2 * draw_error(features) * public_radius(self.event, features)
-        self.closing = closing_event(features, distance, epsilon=self.epsilon, **self.who)
-
-    @property
-    def events(self) -> list[Event]:
-        """What will be drawn."""
-        return [self.event, self.closing]
+        self.closing = closing_event(features, distance, epsilon=self.epsilon, **who)
 
     def members_in_ball(self) -> Array:
         """Return the members as rows of the ball's coordinates, at most `longest` long."""
@@ -699,16 +677,8 @@ class TrustedAggregator:
 
     def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...], Guarantee]:
         """Return the joint guarantee, each site's, and the aggregation records'."""
-        sites = tuple(self._stated(float(reach)) for reach in self.site_reach)
-        return self._stated(self.event.sensitivity), sites, self._stated(self.record_reach)
-
-    def _stated(self, reach: float) -> Guarantee:
-        return state_guarantee(
-            [with_sensitivity(self.event, reach), self.closing],
-            noise=self.noise,
-            assumptions=(DISJOINT, TRUSTED),
-            **self.who,
-        )
+        sites = tuple(self.stated(float(reach)) for reach in self.site_reach)
+        return self.stated(self.event.sensitivity), sites, self.stated(self.record_reach)
 
 
 def site_gain(strength: float) -> float:

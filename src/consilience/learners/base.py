@@ -42,7 +42,33 @@ PlanT = TypeVar("PlanT", bound=Plan)
 TaskT = TypeVar("TaskT")
 
 
-class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc]
+class Settings:
+    """Anything with parameters that users set, refused in one form of words."""
+
+    epsilon: Any
+    delta: float
+    noise: Noise | None
+
+    def _require(self, name: str, fits: bool, must: str) -> None:
+        """Refuse a parameter that does not fit."""
+        if not fits:
+            raise SettingsError(
+                f"The {name!r} parameter of {type(self).__name__} must be {must}. Got "
+                f"{getattr(self, name)!r} instead."
+            )
+
+    def _check_budget(self) -> None:
+        """Refuse an epsilon, a delta or noise that cannot be one."""
+        infinite = isinstance(self.epsilon, float) and self.epsilon == math.inf
+        self._require("epsilon", infinite or is_positive(self.epsilon), "a number > 0, or math.inf")
+        no_delta = not isinstance(self.delta, bool) and self.delta == 0
+        fits = no_delta or (is_positive(self.delta) and self.delta < 1)
+        self._require("delta", fits, "a number in [0, 1)")
+        fits = self.noise is None or isinstance(self.noise, Noise)
+        self._require("noise", fits, "None or a Noise value")
+
+
+class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc]
     """A scikit-learn estimator that trains privately and states its ``guarantee_``.
 
     Privacy
@@ -62,9 +88,7 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
     state_check: ClassVar[StateCheck] = "whole"
 
     epsilon: float
-    delta: float
     neighbours: str
-    noise: Noise | None
     guarantee_: Guarantee
     events_: tuple[Event, ...]
     receipt_: Receipt | None
@@ -175,21 +199,9 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
         """Tell whether this learner could have released these arrays; they may be hostile."""
         raise NotImplementedError  # pragma: no cover - learners that leave a site define it
 
-    def _require(self, name: str, fits: bool, must: str) -> None:
-        if not fits:
-            raise SettingsError(
-                f"The {name!r} parameter of {type(self).__name__} must be {must}. Got "
-                f"{getattr(self, name)!r} instead."
-            )
-
     def _check_privacy(self, mechanisms: Sequence[str]) -> None:
         """Refuse what no guarantee could be about; `mechanisms` are those that there are."""
-        infinite = isinstance(self.epsilon, float) and self.epsilon == math.inf
-        self._require("epsilon", infinite or is_positive(self.epsilon), "a number > 0, or math.inf")
-        no_delta = not isinstance(self.delta, bool) and self.delta == 0
-        self._require(
-            "delta", no_delta or (is_positive(self.delta) and self.delta < 1), "a number in [0, 1)"
-        )
+        self._check_budget()
         self._require(
             "neighbours",
             self.neighbours in ("replace-one", "add-remove"),
@@ -199,9 +211,6 @@ class PrivateLearner(BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc
             "mechanism",
             getattr(self, "mechanism", mechanisms[0]) in mechanisms,
             f"one of {mechanisms}",
-        )
-        self._require(
-            "noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value"
         )
         self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
         if self.unit == "person" and hasattr(self, "records_per_person"):

@@ -173,30 +173,21 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         self, X: Rows, labels: Array, persons: Array | None, loss: Loss, encode: Encoding
     ) -> LinearTask:
         return LinearTask(
-            records=None,
+            loss,
+            self._dimension,
+            n_records=X.shape[0],
+            n_units=X.shape[0] if persons is None else len(np.unique(persons)),
             X=into_ball(X, self),
             y=encode(labels),
             persons=persons,
-            loss=loss,
-            dimension=self._dimension,
-            n_records=X.shape[0],
-            n_units=X.shape[0] if persons is None else len(np.unique(persons)),
         )
 
     def _task_in_chunks(self, source: Chunked, loss: Loss, encode: Encoding) -> LinearTask:
         n_records, dimension = count_records(self, source, encode), self._dimension
         kind = EncodedPartitions if hasattr(source, "gather") else EncodedChunks
         ball = Ball(float(self.data_norm), bool(self.fit_intercept))
-        return LinearTask(
-            records=kind(source, ball, encode, dimension, n_records),
-            X=None,
-            y=np.zeros(0),
-            persons=None,
-            loss=loss,
-            dimension=dimension,
-            n_records=n_records,
-            n_units=n_records,
-        )
+        records = kind(source, ball, encode, dimension, n_records)
+        return LinearTask(loss, dimension, n_records, n_records, records=records)
 
     @property
     def _dimension(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -70,15 +70,15 @@ LOSS_NAMES: dict[type, Literal["logistic", "huber-hinge", "softmax", "huber"]] =
 class LinearTask:
     """Records in the unit ball with encoded labels, and the sizes that are public."""
 
-    records: ChunkedRecords | None
-    X: Any
-    y: Array
-    persons: Array | None
     loss: Loss
     dimension: int  # columns of X, the constant one included
     n_records: int
     n_units: int
     n_problems: int = 1  # one-against-rest problems that share the budget
+    X: Any = None  # a plan needs no records
+    y: Array = field(default_factory=lambda: np.zeros(0))
+    persons: Array | None = None
+    records: ChunkedRecords | None = None  # in place of X and y
 
     @property
     def dimension_of_noise(self) -> int:
@@ -95,9 +95,8 @@ class LinearPlan:
     regularization: float  # un-normalised λ of the ridge
     matrix: Array | None
     tolerance: float
-    longest: (
-        float  # public bound on the minimum's norm, unless there are far more records than declared
-    )
+    # Public bound on the minimum's norm, unless there are far more records than declared.
+    longest: float
     n_problems: int
 
     @property

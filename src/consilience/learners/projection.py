@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.learners.base import PrivateLearner, Rows, is_count, is_positive
+from consilience.learners.base import PrivateLearner, Rows, Settings, is_count, is_positive
 from consilience.learners.inputs import check_persons, validate_table
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
@@ -124,7 +124,7 @@ class SecondMoment:
 # -------------------------------------------------------------------------------------- projections
 
 
-class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
+class _Projection(Settings, ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
     """What the projections share: axes from a moment, and applying them."""
 
     n_components: int
@@ -153,14 +153,12 @@ class _Projection(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: i
 
     def _check_settings(self) -> None:
         wanted, most = self.n_components, self.n_features_in_
-        require: Any = PrivateLearner._require
-        require(self, "data_norm", is_positive(self.data_norm), "a finite number > 0")
-        require(
-            self,
-            "n_components",
+        self._require("data_norm", is_positive(self.data_norm), "a finite number > 0")
+        fits, must = (
             is_count(wanted) and wanted <= most,
             f"an integer from 1 to {most}, the columns",
         )
+        self._require("n_components", fits, must)
 
     @property
     def _n_features_out(self) -> int:

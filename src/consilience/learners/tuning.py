@@ -182,8 +182,9 @@ class TuningTask:
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """What one part of the records will meet, the selection, and another a training."""
+    """What each part of the records will meet: one training each, or the selection."""
 
+    trainings: tuple[tuple[Event, ...], ...]
     selection: Selection | None
     # Of the costliest part: a record is in one part, so they are all that it can cost.
     events: Sequence[Event]
@@ -396,13 +397,12 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             self._candidate(settings, task.classes, n_parts) for settings in listed
         )
         if math.isinf(self.epsilon):
-            return TuningPlan(None, ())
+            return TuningPlan((), None, ())
         # A part's cost follows from its size alone, so any slots serve to find it; which they will
         # be is not drawn yet.
         some = _part(task, slots < n_slots // n_parts)
-        costliest = _costliest(
-            [tuple(plan_fit(learner, **some)[1].events) for learner in self._learners]
-        )
+        trainings = tuple(tuple(plan_fit(learner, **some)[1].events) for learner in self._learners)
+        costliest = _costliest(trainings)
         # Selecting may cost as much as the costliest training: all of epsilon, unless that has less
         # rho than it would.
         rho = total_rho(costliest, Neighbours(self.neighbours))
@@ -416,7 +416,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             scale=(1 if monotone else 2) * self._cap / most,
             monotone="yes" if monotone else "no",
         )
-        return TuningPlan(selection, costliest)
+        return TuningPlan(trainings, selection, costliest)
 
     def _parts(self, task: TuningTask, n_parts: int, source: Source) -> list[Array]:
         """Draw the part of each slot, whatever it holds; return a mask of the records in each."""

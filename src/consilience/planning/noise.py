@@ -25,9 +25,7 @@ def site_task(learner: Linear, dimension: int, n_records: int) -> LinearTask:
     n_units = (
         n_records // int(learner.records_per_person or 1) if learner.unit == "person" else n_records
     )
-    return LinearTask(
-        None, None, np.zeros(0), None, learner.loss(2), dimension, n_records, max(1, n_units)
-    )
+    return LinearTask(learner.loss(2), dimension, n_records, max(1, n_units))
 
 
 def site_noise(learner: Linear, dimension: int, n_records: int, **settings: float) -> SiteNoise:

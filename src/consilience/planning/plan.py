@@ -24,13 +24,13 @@ from numpy.typing import ArrayLike
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SettingsError
-from consilience.learners.base import PrivateLearner
+from consilience.learners.base import PrivateLearner, is_count
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.planning.advice import Advice
 from consilience.planning.expectation import Planner
 from consilience.planning.joining import BASELINES, PREDICTABLE, Way
 from consilience.planning.population import Isotropic, Linear, PublicRecords
-from consilience.planning.sites import Case, Sites, is_count, require
+from consilience.planning.sites import Case, Sites, require
 from consilience.planning.trial import Trial, run_trial
 from consilience.privacy.mechanisms import Noise
 from consilience.study.study import Study

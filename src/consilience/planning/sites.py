@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from consilience.errors import SettingsError
+from consilience.learners.base import is_count
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,6 @@ class Sites:
         fits = len(epsilons) == len(sizes) and all(math.isfinite(e) and e > 0 for e in epsilons)
         require("epsilons", epsilons, fits, "as many finite numbers > 0 as there are sizes")
         return tuple(Site(1, int(n), float(e)) for n, e in zip(sizes, epsilons, strict=True))
-
-
-def is_count(value: object) -> bool:
-    """Tell whether a value is a whole number above 0."""
-    return isinstance(value, int | np.integer) and bool(value > 0)
 
 
 def require(name: str, value: object, fits: bool, must: str) -> None:

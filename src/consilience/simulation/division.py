@@ -20,6 +20,7 @@ from sklearn.base import clone
 from sklearn.utils.validation import check_X_y
 
 from consilience.errors import SettingsError
+from consilience.learners.base import is_count
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.groups import split_sites
 from consilience.tables.public import Features, Public
@@ -148,7 +149,7 @@ class Divider:
         else:
             fits = isinstance(test, float) and 0 < test < 1
             require("test", test, fits, "a share in (0, 1), or (X, y)")
-        fits = d.public is None or isinstance(d.public, Public) or is_whole(d.public)
+        fits = d.public is None or isinstance(d.public, Public) or is_count(d.public)
         require("public", d.public, fits, "Public records, a number > 0 of them, or None")
         same = not isinstance(d.public, Public) or d.public.X.shape[1] == records.X.shape[1]
         require("public", "another table", same, "like X in its features")
@@ -242,11 +243,6 @@ class Divider:
         return np.split(rest, np.cumsum(sizes))[:-1]
 
 
-def is_whole(value: object) -> bool:
-    """Tell whether `value` is a whole number above zero, and not a truth value."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
-
-
 def require(name: str, value: object, fits: bool, must: str) -> None:
     """Refuse an argument of `simulate` that does not fit."""
     if not fits:
@@ -270,10 +266,10 @@ def _check_sites(records: Records, division: Division) -> Array | None:
     sites, sizes, persons = division.sites, division.sizes, records.persons
     must = "a number > 0, an id per record, or a column of X"
     if sizes is not None:
-        fits = len(sizes) > 0 and all(map(is_whole, sizes))
+        fits = len(sizes) > 0 and all(map(is_count, sizes))
         require("sizes", sizes, fits, "a list of whole numbers > 0")
     if isinstance(sites, int | np.integer | float):
-        require("sites", sites, is_whole(sites), must)
+        require("sites", sites, is_count(sites), must)
         return None
     require("sites", sites, len(sites) == len(records.y), must)
     given = (sizes, division.label_skew, division.feature_skew)

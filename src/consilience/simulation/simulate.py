@@ -21,6 +21,7 @@ from sklearn.base import is_classifier
 from consilience.aggregators.base import Aggregator
 from consilience.errors import SettingsError
 from consilience.evaluation.baselines import BEST, LOCAL, POOLED, TITLES
+from consilience.learners.base import is_count
 from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.mechanisms import Noise
 from consilience.privacy.spending import void_by_seed
@@ -31,7 +32,6 @@ from consilience.simulation.division import (
     Division,
     Preparation,
     Records,
-    is_whole,
     require,
 )
 from consilience.simulation.report import Report, Row
@@ -82,8 +82,8 @@ class Runs:
 
     def check(self) -> None:
         """Refuse what cannot work, before anything is trained."""
-        require("repeats", self.repeats, is_whole(self.repeats), "a whole number > 0")
-        require("draws", self.draws, is_whole(self.draws), "a whole number > 0")
+        require("repeats", self.repeats, is_count(self.repeats), "a whole number > 0")
+        require("draws", self.draws, is_count(self.draws), "a whole number > 0")
         fits = self.n_jobs is None or self.n_jobs != 0
         require("n_jobs", self.n_jobs, fits, "None or a number other than 0, as joblib takes it")
         check_backend(self.backend)

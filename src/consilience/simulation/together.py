@@ -58,9 +58,7 @@ def fit_together(
     ball, (loss, problems) = into_ball(X[rows], first), _problems(first, y[rows])
     dimension = ball.shape[1]
     plans = {
-        n: plan_linear(
-            first, LinearTask(None, None, np.zeros(0), None, loss, dimension, n, n, len(problems))
-        )
+        n: plan_linear(first, LinearTask(loss, dimension, n, n, len(problems)))
         for n in np.unique(sizes).tolist()
     }
     trainings = SiteProblems(

@@ -112,24 +112,23 @@ class Distillation(HidesSites):
         nothing else. With a ledger, `dataset` is charged first.
         """
         self.check_settings()
-        ballot = self._ballot(members, public)
-        plan = self.plan(self._rows(ballot))
+        tally = self._tally(members, public)
+        plan = self.plan(self._rows(tally))
         events = plan.events
-        account = Account(**charge)
-        state = self._run(lambda source: plan.draw(ballot.count(), source), events, account)
+        state = self._run(lambda source: plan.draw(tally, source), events, Account(**charge))
         rests_on = ROW_BY_ROW if self.protect_public else OPEN_RECORDS
-        stated = self._guarantee(events, ballot.declared, rests_on)
+        stated = self._guarantee(events, tally.declared, rests_on)
         # What holds for a site and a record at once holds for one public record.
         hidden = replace(stated, unit=Unit.RECORD) if self.protect_public else None
         coef, intercept = out_of_ball(state["coef"], self)
-        n = len(ballot.own)
+        n = tally.n_members
         return DistilledEnsemble(
-            ballot.classes,
+            tally.classes,
             coef,
             intercept,
             np.full(n, 1 / n),
             stated,
-            ballot.own,
+            tally.own,
             tuple(events),
             float(state["regularization"]),
             hidden,
@@ -198,12 +197,9 @@ class SoftLabelDistillation(Distillation):
 
     Parameters
     ----------
-    epsilon, delta
-        The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact, which promises nothing.
     regularization
-        λ of ``mean(loss) + λ/2 ‖w‖²``, in coordinates where rows have norm <= 1. ``"auto"``, with
-        the statistic only, chooses it at no cost: by the labels of the public records, or without
-        them by the known noise.
+        A number, or ``"auto"``, which with the statistic only chooses it at no cost: by the labels
+        of the public records, or without them by the known noise.
     mechanism
         ``"statistic"`` or ``"output"``.
     protect_public
@@ -215,15 +211,8 @@ class SoftLabelDistillation(Distillation):
     soft
         ``"votes"``, or ``"probabilities"`` where members have them: same noise, labels that say
         more.
-    data_norm, fit_intercept
-        Declared bound on the norm of a public row, longer ones are scaled down; whether to append a
-        constant.
-    classes
-        The declared labels. Without it they are read from the members, and the guarantee says so.
-    calibration
-        ``"tight"``, or ``"hamm2016"`` for the paper's own noise with ``mechanism="output"``.
-    noise
-        ``Noise(seed=...)`` for tests and experiments; voids the guarantee.
+    epsilon, delta, data_norm, fit_intercept, classes, calibration, noise
+        As in `VoteDistillation`; the paper's own noise is for ``mechanism="output"``.
 
     Privacy
     -------

@@ -9,7 +9,7 @@ docs/guarantees/distillation.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,15 +20,15 @@ from sklearn.utils.validation import check_array
 from consilience.aggregators.average import TRUSTED
 from consilience.aggregators.base import Aggregator, Array, Learner, Table
 from consilience.aggregators.distillation.noise import Rows
-from consilience.aggregators.distillation.tally import Question, Tally, count_votes, voters
+from consilience.aggregators.distillation.tally import Question, Tally, ask
 from consilience.aggregators.members import DISJOINT, LinearEnsemble
 from consilience.errors import SettingsError
 from consilience.learners.ball import into_ball
 from consilience.learners.base import is_positive
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
-from consilience.privacy.mechanisms import Noise, Source
-from consilience.privacy.spending import Account, run_charged, state_guarantee
+from consilience.privacy.mechanisms import Noise
+from consilience.privacy.spending import state_guarantee
 from consilience.tables.public import Public
 
 OPEN_RECORDS = "the records that members labelled are public"
@@ -48,19 +48,6 @@ class DistilledEnsemble(LinearEnsemble):
     regularization: float = math.nan
     public_guarantee: Guarantee | None = None
     statistic: Array | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Ballot:
-    """What members are asked about, and all that is known before they are; `count` asks them."""
-
-    count: Callable[[], Tally]
-    public: Public
-    classes: Array
-    declared: bool
-    own: tuple[Guarantee | None, ...]
-    # Belongs to the tally, which may be asked again and again; see `Tally.known`.
-    known: dict[Any, Any] = field(default_factory=dict)
 
 
 class HidesSites(Aggregator):
@@ -97,59 +84,34 @@ class HidesSites(Aggregator):
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work."""
-        epsilon, delta = self.epsilon, self.delta
-        infinite = isinstance(epsilon, float) and epsilon == math.inf
-        self._require("epsilon", infinite or is_positive(epsilon), "a number > 0, or math.inf")
-        no_delta = not isinstance(delta, bool) and delta == 0
-        fits = no_delta or (is_positive(delta) and delta < 1)
-        self._require("delta", fits, "a number in [0, 1)")
+        self._check_budget()
         fits = self.neighbours in ("replace-one", "null-one")
         self._require("neighbours", fits, "'replace-one' or 'null-one'")
         self._require("data_norm", is_positive(self.data_norm), "a finite number > 0")
-        fits = self.noise is None or isinstance(self.noise, Noise)
-        self._require("noise", fits, "None or a Noise value")
 
-    def _ballot(self, members: Sequence[Any] | Tally, public: Public | None) -> Ballot:
-        """Return what `members` are asked about; a tally was asked before."""
+    def _tally(self, members: Sequence[Any] | Tally, public: Public | None) -> Tally:
+        """Return what `members` are asked about, and count when that is needed."""
         if isinstance(members, Tally):
-            tally = members
-            facts = (tally.public, tally.classes, tally.declared, tally.own, tally.known)
-            return Ballot(lambda: tally, *facts)
+            return members
         if public is None:
             raise SettingsError(
                 f"{type(self).__name__} needs public records for the members to label. Nothing "
                 "was combined. Pass public=Public(X)."
             )
-        found, every, declared = voters(members, self.classes)
-        return Ballot(
-            lambda: count_votes(found, public, classes=every.tolist(), soft=self.soft),
-            public,
-            every,
-            declared,
-            tuple(member.guarantee for member in found),
-        )
+        return ask(members, public, classes=self.classes, soft=self.soft)
 
-    def _rows(self, ballot: Ballot) -> Rows:
-        """Return the ballot's records in the unit ball, computed once for each tally."""
+    def _rows(self, tally: Tally) -> Rows:
+        """Return the tally's records in the unit ball, computed once."""
         key = ("rows", self.data_norm, self.fit_intercept)
-        if key not in ballot.known:
-            X = self._in_ball(ballot.public.X)
-            ballot.known[key] = Rows(X, len(ballot.classes), len(ballot.own))
-        return cast(Rows, ballot.known[key])
+        if key not in tally.known:
+            X = self._in_ball(tally.public.X)
+            tally.known[key] = Rows(X, len(tally.classes), tally.n_members)
+        return cast(Rows, tally.known[key])
 
     def _in_ball(self, table: Table) -> Array:
         """Return public records as dense rows of length <= 1, with a constant if one is learned."""
         X = check_array(table, accept_sparse="csr", dtype=np.float64)
         return np.ascontiguousarray(into_ball(X.toarray() if sparse.issparse(X) else X, self))
-
-    def _run(
-        self, draw: Callable[[Source], dict[str, Array]], events: Sequence[Event], account: Account
-    ) -> dict[str, Array]:
-        """Charge, then draw."""
-        state, _ = run_charged(
-            draw, events, noise=self.noise, account=account, purpose=type(self).__name__
-        )
-        return state
 
     def _guarantee(self, events: Sequence[Event], declared: bool, *extra: str) -> Guarantee:
         """Return what holds for a site."""

@@ -7,8 +7,9 @@ own votes and nothing else, rounding included. Distillation's sensitivities rest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -43,23 +44,28 @@ _ROWS = 1 << 14  # records at a time for a member of another kind
 class Tally:
     """What all members together say about each public record, as exact integers.
 
-    Every row of ``counts`` (record, class) sums to ``n_members * unit``.
+    Every row of ``counts`` (record, class) sums to ``n_members * unit``. ``votes`` are the counts,
+    or how they are counted: members are not asked before somebody looks.
 
     Privacy
     -------
     None: exact counts are for the hub alone.
     """
 
-    counts: NDArray[np.int64]
+    votes: NDArray[np.int64] | Callable[[], NDArray[np.int64]]
     unit: int
     n_members: int
     classes: Array
     public: Public
     own: tuple[Guarantee | None, ...] = field(repr=False)
     declared: bool = True
-    known: dict[Any, Any] = field(
-        default_factory=dict, repr=False, compare=False
-    )  # what was computed from it before
+    # What was computed from it before: it may be asked again and again.
+    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Counts by (record, class)."""
+        return self.votes() if callable(self.votes) else self.votes
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,16 @@ def count_votes(
     classes: Sequence[Any] | None = None,
     soft: str = "votes",
 ) -> Tally:
-    """Count what `members` say about the `public` records, in blocks that never hold all votes.
+    """Count what `members` say about the `public` records, as `ask` says, and at once."""
+    tally = ask(members, public, classes=classes, soft=soft)
+    tally.counts  # noqa: B018  looked at, so that it is counted here
+    return tally
+
+
+def ask(
+    members: Sequence[Any], public: Public, *, classes: Sequence[Any] | None, soft: str
+) -> Tally:
+    """Return the tally of what `members` say about the `public` records.
 
     ``soft="probabilities"`` adds up class probabilities instead; a member that has none votes. A
     member that answers with something else than a declared class, or with numbers that are no
@@ -93,34 +108,33 @@ def count_votes(
     """
     found, every, declared = voters(members, classes)
     grain = GRAIN if soft == "probabilities" else 1
-    unit = (
-        len(every) * grain
-    )  # divisible by K: an undecided member gives every class the same integer
-    counts = np.zeros((public.X.shape[0], len(every)), dtype=np.int64)
+    # Divisible by K: an undecided member gives every class the same integer.
+    unit = len(every) * grain
+    own = tuple(member.guarantee for member in found)
+    votes = partial(_count, found, public.X, every, grain)
+    return Tally(votes, unit, len(found), every, public, own, declared)
+
+
+def _count(found: Sequence[Member], X: Features, every: Array, grain: int) -> NDArray[np.int64]:
+    """Count in blocks that never hold all votes."""
+    counts = np.zeros((X.shape[0], len(every)), dtype=np.int64)
+    unit = len(every) * grain
     # A member's block and place in it depend on its number alone. Were members sorted by kind,
     # replacing one would move others, and their rounding with them.
     for begin in range(0, len(found), _SLOTS):
         slots = found[begin : begin + _SLOTS]
         fast = np.array([_is_fast(member, grain) for member in slots])
         if fast.any():
-            W, b = _stacked(slots, fast, every, public.X.shape[1])
+            W, b = _stacked(slots, fast, every, X.shape[1])
             step = max(1, _ENTRIES // b.size)
             for rows in _parts(len(counts), step):
                 counts[rows] += _linear_votes(
-                    public.X[rows], W, b, fast, unit if grain > 1 else 0, len(every)
+                    X[rows], W, b, fast, unit if grain > 1 else 0, len(every)
                 )
         for slot in np.flatnonzero(~fast).tolist():
             for rows in _parts(len(counts), _ROWS):
-                counts[rows] += _votes(slots[slot], public.X[rows], every, unit, grain)
-    return Tally(
-        counts,
-        unit,
-        len(found),
-        every,
-        public,
-        tuple(member.guarantee for member in found),
-        declared,
-    )
+                counts[rows] += _votes(slots[slot], X[rows], every, unit, grain)
+    return counts
 
 
 def voters(
