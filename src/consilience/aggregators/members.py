@@ -239,11 +239,7 @@ def class_shares(shares: Array, known: Array, n_outputs: int) -> Array:
 
 @dataclass(frozen=True)
 class LinearEnsemble(Ensemble):
-    """A linear classifier or regressor made of members.
-
-    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
-    their shares.
-    """
+    """A linear classifier or regressor made of members."""
 
     kind: ClassVar[str] = "linear"
 

@@ -227,9 +227,8 @@ class Mixture:
     centre: Array  # the members' average; records say how far to go in its direction
     candidates: tuple[tuple[bool, float], ...]  # (around the centre rather than around 0, strength)
     weights: Array
-    known: Known | None = (
-        None  # what strengths around the centre are measured in, if not in the ridge's t
-    )
+    # What strengths around the centre are measured in, if not in the ridge's t.
+    known: Known | None = None
 
     @classmethod
     def by_cross_validation(
@@ -252,9 +251,8 @@ class Mixture:
             total += [
                 held_out.losses(theta).sum() for theta in mixture._fits(np.flatnonzero(~test))
             ]
-        loss = total / (
-            len(tests) / min(N_FOLDS, len(ridge.y))
-        )  # of all records, each held out once
+        # Of all records, each held out once.
+        loss = total / (len(tests) / min(N_FOLDS, len(ridge.y)))
         worse = loss - loss.min()
         if ridge.loss.n_outputs == 1 and not ridge.loss.monotone:
             # A residual's log-likelihood is its square over twice the variance, and the best

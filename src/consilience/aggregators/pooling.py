@@ -315,8 +315,6 @@ class PooledForest(Ensemble):
     """A forest filled by all sites; predicts like a fitted scikit-learn estimator.
 
     ``counts`` are the weighted noisy counts (tree, leaf, class), ``variance`` that of their noise.
-    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
-    their shares.
     """
 
     kind: ClassVar[str] = "forest"

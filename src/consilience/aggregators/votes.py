@@ -222,11 +222,7 @@ def _accuracies(members: Sequence[Member], public: Public | None) -> Array:
 
 @dataclass(frozen=True)
 class VoteEnsemble(Ensemble):
-    """Classifiers that vote; predicts like a fitted scikit-learn estimator.
-
-    ``guarantee`` holds for one record at any site, ``guarantees`` are the members' own, ``weights``
-    their shares.
-    """
+    """Classifiers that vote; predicts like a fitted scikit-learn estimator."""
 
     kind: ClassVar[str] = "vote"
 

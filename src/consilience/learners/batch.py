@@ -47,9 +47,8 @@ _LANES = 32
 _UNKNOWNS = 160  # of the largest system solved here; beyond, LAPACK is faster than plain loops
 _RECORDS = 4096  # of the largest site solved here; `gradient_error` allows for no longer sum
 _ENTRIES = 1 << 20  # of the largest site solved here, and of a block of sites: 8 MB
-_PRIMAL_ENTRIES = (
-    1 << 15
-)  # of a site solved in as many unknowns as features: its records are copied into a lane
+# of a site solved in as many unknowns as features: its records are copied into a lane
+_PRIMAL_ENTRIES = 1 << 15
 _ITERATIONS = 60  # steps; Newton's method needs about seven
 _TRIALS = 40  # evaluations along one direction
 
@@ -224,9 +223,7 @@ class _Task:
         )
         chosen = np.flatnonzero(small & (np.where(narrow, self.counts, d) * k <= _UNKNOWNS))
         chosen = chosen[np.argsort(self.counts[chosen], kind="stable")]
-        filled = np.cumsum(
-            self.counts[chosen] * max(d, 1) + d
-        )  # an empty site still has coefficients
+        filled = np.cumsum(self.counts[chosen] * max(d, 1) + d)  # an empty site has coefficients
         begin = 0
         while begin < len(chosen):
             room = filled[begin - 1] + _ENTRIES if begin else _ENTRIES

@@ -92,9 +92,8 @@ class Logistic:
     def slope(self, z: Array, y: Labels) -> Array:
         """Return -y / (1 + exp(yz)), accurate relative to itself up to yz = 300."""
         odds = y * z
-        np.minimum(
-            odds, 300, out=odds
-        )  # nothing overflows or turns subnormal (slow), and exp(-300) is nothing
+        # Nothing overflows or turns subnormal (slow), and exp(-300) is nothing.
+        np.minimum(odds, 300, out=odds)
         np.exp(odds, out=odds)
         odds += 1
         return np.divide(-y, odds, out=odds)
@@ -389,9 +388,8 @@ class _Total:
 
     def _gather(self, function: Callable[[Chunks], T]) -> list[T]:
         self.passes += 1
-        if hasattr(
-            self.records, "gather"
-        ):  # isinstance of a Protocol would take small tasks a fifth of their time
+        # isinstance of a Protocol would take small tasks a fifth of their time.
+        if hasattr(self.records, "gather"):
             return cast(PartitionedRecords, self.records).gather(function)
         return [function(self.records.chunks())]
 
@@ -434,9 +432,8 @@ class _Total:
             try:
                 factor = linalg.cho_factor(hessian, check_finite=False)
                 break
-            except (
-                linalg.LinAlgError
-            ):  # λ is below the rounding of H; any definite matrix gives a descent
+            except linalg.LinAlgError:
+                # λ is below the rounding of H; any definite matrix gives a descent.
                 diagonal += shift
                 shift *= 10
 
@@ -461,9 +458,8 @@ class _Total:
 
     def thinned(self, stride: int) -> _Total:
         """Return the estimate of F from every `stride`-th record."""
-        if hasattr(
-            self.records, "gather"
-        ):  # by whom records are read, so that none is encoded for nothing
+        if hasattr(self.records, "gather"):
+            # Thinned by those who read the records, so that none is encoded for nothing.
             self.passes += 1
             gathered = cast(PartitionedRecords, self.records).gather(
                 functools.partial(_thin, 1), stride

@@ -16,8 +16,7 @@ from scipy import special
 from consilience.aggregators.distillation.distill import SoftLabelDistillation, VoteDistillation
 from consilience.aggregators.distillation.noise import STRENGTHS, Rows, StatisticPlan
 from consilience.learners.erm import Logistic
-from consilience.planning.laws import Law, Outlook
-from consilience.planning.population import NODES, WEIGHTS, Array, margin_spread
+from consilience.planning.population import NODES, WEIGHTS, Array, Law, Outlook, margin_spread
 from consilience.privacy.vector_noise import noise_variance
 
 if TYPE_CHECKING:

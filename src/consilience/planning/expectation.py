@@ -172,14 +172,23 @@ class Planner:
 
         errors = np.array([[facts.error(f) for f in pair] for *pair, _ in draws])
         losses = np.array([[facts.loss(f) for f in pair] for *pair, _ in draws])
-        held_out = facts.exact_error or 0.0
-        # Only the added error is measured on the records that made the model; its level comes from
-        # held-out ones.
+        loss, error = mean(losses.mean(axis=1)), mean(errors.mean(axis=1))
+        return self._complete(answer, exact, loss, error, errors)
+
+    def _complete(
+        self, answer: Expectation, exact: Array, loss: float, error: float, drawn: Array
+    ) -> Expectation:
+        """Add the loss and error of noisy models, and the spread of errors that were `drawn`.
+
+        Only the added error is measured on the records that made the model; its level comes from
+        held-out ones.
+        """
+        held_out = self.facts.exact_error or 0.0
         return replace(
             answer,
-            simulated_loss=mean(losses.mean(axis=1)) - facts.loss(exact),
-            error=min(1.0, max(0.0, held_out + mean(errors.mean(axis=1)) - facts.error(exact))),
-            error_spread=float(errors.std(ddof=1)),
+            simulated_loss=loss - self.facts.loss(exact),
+            error=min(1.0, max(0.0, held_out + error - self.facts.error(exact))),
+            error_spread=float(drawn.std(ddof=1)),
             exact_error=held_out,
         )
 
@@ -196,14 +205,7 @@ class Planner:
         drawn = [
             facts.error(law.mean + root @ source.normal(len(law.mean))) for _ in range(2 * PAIRS)
         ]
-        held_out = facts.exact_error or 0.0
-        return replace(
-            answer,
-            simulated_loss=at.loss - facts.loss(exact),
-            error=min(1.0, max(0.0, held_out + at.error - facts.error(exact))),
-            error_spread=float(np.std(drawn, ddof=1)),
-            exact_error=held_out,
-        )
+        return self._complete(answer, exact, at.loss, at.error, np.array(drawn))
 
     def bound(self, noise: SiteNoise, reference: Array, n_sites: int = 1) -> float:
         """Return the worst case over all data, but for the failure probability.

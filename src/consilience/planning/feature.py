@@ -15,9 +15,8 @@ from scipy import linalg, optimize
 from consilience.aggregators.feature import PRIVATE_REGULARIZATION, FeatureMethod
 from consilience.learners.erm import Logistic
 from consilience.learners.linear import PrivateLogisticRegression
-from consilience.planning.laws import Law, Outlook
 from consilience.planning.noise import SiteNoise, site_noise
-from consilience.planning.population import Array
+from consilience.planning.population import Array, Law, Outlook
 
 if TYPE_CHECKING:
     from consilience.planning.joining import Joining

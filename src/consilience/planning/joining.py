@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 from scipy import linalg, optimize
@@ -27,9 +28,8 @@ from consilience.aggregators.members import Member
 from consilience.learners.perturbation import output_sensitivity
 from consilience.planning.distilled import Distillation, DistillationForecast
 from consilience.planning.feature import FeatureForecast
-from consilience.planning.laws import Law, Outlook
 from consilience.planning.noise import SiteNoise, site_noise, site_task
-from consilience.planning.population import Array, Linear, Population
+from consilience.planning.population import Array, Law, Linear, Outlook, Population
 from consilience.planning.sites import Case, require
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.vector_noise import calibrate_shared, noise_variance
@@ -40,6 +40,7 @@ MOST_STEPS, SETTLED = 60, 1e-4  # of the iteration that finds a law, and when it
 # errors.
 BLEND_STRENGTHS = tuple(10.0 ** (half / 2) for half in range(1, -11, -1))
 ERROR_STRENGTHS = tuple(10.0**power for power in range(2, -5, -1))
+T = TypeVar("T")
 ALONE, PUBLIC = "one site alone", "public records alone"
 PREDICTABLE = "an aggregator whose result can be predicted for this learner with these records"
 
@@ -183,11 +184,16 @@ class Joining:
 
     def noise(self, n_records: int, epsilon: float) -> SiteNoise:
         """Return the noise that a site would draw."""
-        key = ("noise", n_records, epsilon)
+        return self._once(
+            ("noise", n_records, epsilon),
+            lambda: site_noise(self.learner, self.dimension, n_records, epsilon=epsilon),
+        )
+
+    def _once(self, key: tuple[object, ...], compute: Callable[[], T]) -> T:
+        """Return what is computed once, for all cases."""
         if key not in self.known:
-            self.known[key] = site_noise(self.learner, self.dimension, n_records, epsilon=epsilon)
-        noise: SiteNoise = self.known[key]
-        return noise
+            self.known[key] = compute()
+        return cast(T, self.known[key])
 
     def expect(self, name: str, way: Way) -> Joined:
         """Return the prediction and the bound of one way of joining."""
@@ -258,19 +264,19 @@ class Joining:
 
     def member(self, n_records: int, epsilon: float) -> Law:
         """Return the law of one site's model."""
-        key = ("law", n_records, epsilon)
-        if key not in self.known:
+
+        def compute() -> Law:
             noise = self.noise(n_records, epsilon)
             start = self.facts.model(noise.ridge, None)
             gradients = self.facts.gradients(start) / n_records
-            self.known[key] = self.solve_law(
+            return self.solve_law(
                 noise.ridge,
                 lambda inverse: (inverse @ gradients @ inverse, noise.covariance(inverse)),
                 start=start,
                 inside=noise.in_objective,
             )
-        law: Law = self.known[key]
-        return law
+
+        return self._once(("law", n_records, epsilon), compute)
 
     def average(self, shares: Array, *, exact: bool = False) -> Law:
         """Return the law of Σ share·model; `shares` are those of one site of each kind."""
@@ -362,14 +368,11 @@ class Joining:
         Without shares the ridge is around zero: public records alone.
         """
         one = np.eye(self.dimension)
-        laws = []
-        for t in BLEND_STRENGTHS:
-            key = ("public", t, self.n_public)
-            if key not in self.known:
-                self.known[key] = self._ridged(
-                    t * one, Law(np.zeros(self.dimension), 0 * one, 0 * one), t
-                )
-            laws.append(self.known[key])
+        zero = Law(np.zeros(self.dimension), 0 * one, 0 * one)
+        laws = [
+            self._once(("public", t, self.n_public), partial(self._ridged, t * one, zero, t))
+            for t in BLEND_STRENGTHS
+        ]
         loss, reference = self.learner.loss(2), self.reference_length
         bound = 2 * loss.lipschitz * reference / math.sqrt(self.n_public)
         if shares is not None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,12 +39,30 @@ from consilience.tables.public import Public
 GRID = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # of the asked epsilon: the rows of the table
 MOST_ROWS = 7  # of the table over the epsilons that a study allows
 Records = Public | tuple[Any, ArrayLike]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What a plan assumes beyond sites and learner; every field is also a keyword of `plan`."""
+    """What a plan assumes beyond sites and learner; every field is also a keyword of `plan`.
+
+    Parameters
+    ----------
+    n_features
+        Number of encoded features; the study or the public records know it otherwise.
+    n_public
+        How many public records the hub will have, labelled for the aggregators that need labels;
+        by default as many as `public` has.
+    curvature, signal
+        Without public records: the second derivative of the mean loss, the same in all directions
+        (default: that of rows of full length spread evenly over all coordinates), and the root
+        mean square of the best model's coordinates.
+    target
+        The excess loss whose requirements are reported.
+    failure
+        Probability with which the worst-case bound may fail.
+    seed
+        Of simulations, which draw around public records only.
+    """
 
     n_features: int | None = None
     n_public: int | None = None
@@ -199,24 +217,11 @@ def plan(
         How many such sites join. By default as many as a release of the study needs, or one.
     public
         Public records, encoded as the sites will encode theirs: (X, y) or a `Public`.
-    n_features
-        Number of encoded features; the study or the public records know it otherwise.
-    n_public
-        How many public records the hub will have, labelled for the aggregators that need labels;
-        by default as many as `public` has.
     sizes, epsilons
         Records and epsilon of each site, if they differ: then `n_records` and `epsilon` are those
         of the site that asks, and the sites are counted.
-    curvature, signal
-        Without public records: the second derivative of the mean loss, the same in all directions
-        (default: that of rows of full length spread evenly over all coordinates), and the root
-        mean square of the best model's coordinates.
-    target
-        The excess loss whose requirements are reported.
-    failure
-        Probability with which the worst-case bound may fail.
-    seed
-        Of simulations, which draw around public records only.
+    n_features, n_public, curvature, signal, target, failure, seed
+        As in `Assumptions`.
     learner, delta
         Without a study: the class of the learner (default: `PrivateLogisticRegression`), and
         delta. All other keywords are settings of that learner (regularization, mechanism, ...).
@@ -243,31 +248,20 @@ def plan(
     >>> plan(n_records=789, n_features=50, epsilon=1.0, n_sites=10, n_public=200).recommended.name
     'public blend'
     """
-    chosen = {f.name: more.pop(f.name) for f in fields(Assumptions) if f.name in more}
-    listed = {name: more.pop(name) for name in ("sizes", "epsilons") if name in more}
+    assumed = {f.name: more.pop(f.name) for f in fields(Assumptions) if f.name in more}
+    who: dict[str, Any] = {"n_records": n_records, "epsilon": epsilon, "n_sites": n_sites}
+    who = {name: value for name, value in who.items() if name == "n_records" or value is not None}
+    who |= {name: more.pop(name) for name in ("sizes", "epsilons") if name in more}
     records = public if public is None or isinstance(public, Public) else Public(*public)
-    if study is None:
-        require("epsilon", epsilon, epsilon is not None, "given where there is no study")
-        sites = Sites(
-            n_records=n_records, epsilon=epsilon or 0.0, n_sites=_or(n_sites, 1), **listed
-        )
-        return _ask(sites, Assumptions(**chosen), records, more).answer()
-    if more:
-        raise SettingsError(
-            f"A plan for a study was asked for with {', '.join(sorted(more))}, which the study "
-            "itself decides. Nothing was computed. Leave it out, or change the study."
-        )
-    folder = None
-    if not isinstance(study, Study):
-        folder, study = Path(study).parent, Study.load(study)
-    sites = Sites(
-        n_records=n_records,
-        epsilon=_or(epsilon, study.epsilon_range[1]),
-        n_sites=_or(n_sites, 1 if listed else study.min_sites),
-        **listed,
-    )
-    records = _read_public(study, folder) if records is None else records
-    return _ask_study(study, sites, Assumptions(**chosen), records).answer()
+    if study is not None:
+        if more:
+            raise SettingsError(
+                f"A plan for a study was asked for with {', '.join(sorted(more))}, which the study "
+                "itself decides. Nothing was computed. Leave it out, or change the study."
+            )
+        return _ask_study(study, who, assumed, records).answer()
+    require("epsilon", epsilon, epsilon is not None, "given where there is no study")
+    return _ask(Sites(**who), Assumptions(**assumed), records, more).answer()
 
 
 def _ask(
@@ -285,8 +279,21 @@ def _ask(
     return Question(learner, sites, grid, assume, public, aggregators)
 
 
-def _ask_study(study: Study, sites: Sites, assume: Assumptions, public: Public | None) -> Question:
-    """Return the question of what a study would bring."""
+def _ask_study(
+    study: Study | str | PathLike[str],
+    who: dict[str, Any],
+    assumed: dict[str, Any],
+    public: Public | None,
+) -> Question:
+    """Return the question of what a study would bring to those who would join."""
+    folder = None
+    if not isinstance(study, Study):
+        folder, study = Path(study).parent, Study.load(study)
+    listed = who.keys() & {"sizes", "epsilons"}
+    usual = {"n_sites": 1 if listed else study.min_sites, "epsilon": study.epsilon_range[1]}
+    sites = Sites(**(usual | who))
+    public = _read_public(study, folder) if public is None else public
+    assume = Assumptions(**assumed)
     low, high = study.epsilon_range
     if not low <= sites.epsilon <= high:
         raise SettingsError(
@@ -335,7 +342,3 @@ def _name_aggregators(
 def _rounded(epsilon: float) -> float:
     """Return an epsilon without the last bits of rounding, as it is shown and looked up."""
     return float(f"{epsilon:.12g}")
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value

@@ -1,4 +1,4 @@
-"""What is publicly known about the records of all sites, in the coordinates of the unit ball.
+"""What is publicly known about the records of all sites, and the law of a model of them.
 
 Planning reads no private record. A population is either a public table that stands in for the
 sites' records (`PublicRecords`), or an assumed loss with the same curvature in every direction
@@ -18,10 +18,7 @@ from sklearn.base import clone
 
 from consilience.errors import SettingsError
 from consilience.learners.erm import Logistic, Loss, Problem, solve
-from consilience.learners.linear import (
-    PrivateLinearSVC,
-    PrivateLogisticRegression,
-)
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
 from consilience.privacy.mechanisms import Source
 
 Array = NDArray[np.float64]
@@ -32,6 +29,32 @@ FOLDS = 5
 # Gauss-Hermite quadrature for means over a standard normal variable.
 NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+class Law(NamedTuple):
+    """Mean and covariance of a model over draws of records and of noise.
+
+    ``flattered`` and ``flattered_error`` are loss and error that the public table does not show
+    because the model was fitted to it.
+    """
+
+    mean: Array
+    sampling: Array
+    noise: Array
+    flattered: float = 0.0
+    flattered_error: float = 0.0
+
+    @property
+    def covariance(self) -> Array:
+        """Covariance due to records and noise together."""
+        return np.asarray(self.sampling + self.noise)
+
+    def times(self, k: float) -> Law:
+        """Return the law of k times the model."""
+        return Law(k * self.mean, k * k * self.sampling, k * k * self.noise)
+
+
+Outlook = tuple[Law, float]  # the law of a model, and a bound on its expected excess loss
 
 
 class Smoothed(NamedTuple):
