@@ -187,9 +187,9 @@ class PublicRecords(Population):
         task, _ = learner.make_task(X, y)
         if len(learner.classes_) != 2:
             raise SettingsError(
-                f"Advice was asked for with public data of {len(learner.classes_)} classes, but formulas "
-                "are known for two. Nothing was computed. Plan for one class against the others, "
-                "or simulate: consilience simulate study.toml --data TABLE."
+                f"Advice was asked for with public data of {len(learner.classes_)} classes, but "
+                "formulas are known for two. Nothing was computed. Plan for one class against the "
+                "others, or simulate: consilience simulate study.toml --data TABLE."
             )
         some = np.sort(source.permutation(task.n_records)[:MOST_PUBLIC])
         self.rows = task.X[some].toarray() if hasattr(task.X, "toarray") else task.X[some]
