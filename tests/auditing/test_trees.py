@@ -127,14 +127,16 @@ def outputs(learner, X, y, persons=None):
     Counts whose noise is used a second time are released exactly, as a difference, and so are part
     of the key.
     """
-    model = clone(learner)
-    asked = model.make_task(X, y, persons)
+    model, asked = clone(learner), []
+    model._fit = lambda *task: asked.append(task)
+    model.fit(X, y, **({} if persons is None else {"persons": persons}))
+    del model._fit
     found, scripts, params = defaultdict(list), [()], set(model.get_params())
     while scripts:
         script = scripts.pop()
         source = Told(script, learner.n_trees)
         model.noise = Teller(source=source)
-        model._fit(*asked, None, None, None)
+        model._fit(*asked[0])
         cells, repeated = {}, []
         for label, count, _ in source.hidden:
             if label in cells:
