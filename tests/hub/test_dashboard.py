@@ -575,7 +575,7 @@ def test_a_study_shows_quality_beside_baselines_and_weights_with_reasons(
     assert re.search(r"<svg[^>]*role=\"img\".*?<title>[^<]+</title><desc>[^<]+</desc>", page, re.S)
     assert re.search(r"(Better than|Worse than|Not clearly different from) one site alone", page)
     assert re.search(r"joining (helps|does not help|does not clearly help)", page)
-    assert "A member counts for more the less noise" in page  # the aggregator's own words
+    assert "A member with less noise counts for more" in page  # the aggregator's own words
 
 
 class Meeting(Average):
