@@ -65,6 +65,22 @@ def made(learner, **changes):
     return Contribution.make(learner, **facts)
 
 
+def restated(file, *, times):
+    facts = {name: file.sealed.facts[name] for name in file.sealed.facts if name != "key"}
+    lower = {**facts["guarantee"], "epsilon": facts["guarantee"]["epsilon"] * times}
+    return Sealed.seal("contribution", {**facts, "guarantee": lower}, file.sealed.tensors, KEY)
+
+
+def test_an_epsilon_that_an_earlier_version_rounded_down_is_read_as_the_true_one(books):
+    model, _ = fitted(PrivateLogisticRegression(epsilon=1.0, delta=1e-6, classes=[0, 1]), books)
+    earlier = Contribution.load(restated(made(model), times=1 - 1e-13).to_bytes())
+    assert earlier.sealed.facts["guarantee"]["epsilon"] < model.guarantee_.epsilon
+    assert earlier.guarantee == earlier.learner.guarantee_ == model.guarantee_
+    for times in (1 - 1e-5, 1 + 1e-13):
+        with pytest.raises(ContributionRejected, match="not the one that its events have"):
+            Contribution.load(restated(made(model), times=times).to_bytes())
+
+
 @pytest.mark.parametrize("learner", LEARNERS, ids=lambda learner: type(learner).__name__)
 def test_a_learner_comes_back_from_its_file_and_predicts_the_same(learner, books, tmp_path):
     model, X = fitted(learner, books)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +36,8 @@ _BLOCK_NUMBERS = 1 << 17  # checked at a time
 # What reading facts of any form and content can raise.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ConsilienceError)
 KIND = "contribution"
+# Earlier versions did not round an epsilon up that they read off a profile: theirs may be lower.
+_ROUNDED = 1e-6
 
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -104,7 +106,10 @@ def _are_classes(labels: object) -> bool:
 
 
 def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False) -> Guarantee:
-    """Recompute the guarantee from the events and refuse a statement that differs from it."""
+    """Recompute the guarantee from the events and refuse a statement that differs from it.
+
+    An epsilon that an earlier version rounded down becomes the recomputed one.
+    """
     stated: Guarantee = learner.guarantee_
     if not stated.holds:
         raise GuaranteeVoid(
@@ -123,6 +128,8 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
             )
         return stated
     whole = total(learner.events_)
+    if whole.epsilon * (1 - _ROUNDED) <= stated.epsilon < whole.epsilon:
+        stated = learner.guarantee_ = replace(stated, epsilon=whole.epsilon)
     if not (
         whole.promises_same(stated)
         and declared == (stated.unit, stated.neighbours)
@@ -266,6 +273,11 @@ class Contribution(SignedFile):
     def learner(self) -> Any:
         """The fitted learner."""
         return rebuild(self.sealed.facts, self.sealed.tensors)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What the file promises, recomputed from its events."""
+        return check_guarantee(self.learner, trusted=not self.events)
 
     @property
     def events(self) -> tuple[Event, ...]:

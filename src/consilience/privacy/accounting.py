@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, cast, get_args
 
+from numpy.polynomial.legendre import leggauss
 from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import erfcx, gammaln, log_ndtr, logsumexp
 
 from consilience.errors import SettingsError
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, name_the_unit
@@ -31,19 +32,31 @@ Loss = Literal["logistic", "huber-hinge", "softmax", "huber"]
 _CHOICES = {"loss": get_args(Loss), "monotone": ("yes", "no")}
 
 
+_NODES, _SHARES = leggauss(10)
+_UNIT = 2.0**-52
+
+
 def gaussian_log_delta(epsilon: float, mu: float) -> float:
-    """Return ln δ at `epsilon` of Gaussian noise, sensitivity/sigma = `mu` (Balle & Wang 2018)."""
+    """Return ln δ at `epsilon` of Gaussian noise, sensitivity/sigma = `mu`, rounded up.
+
+    Balle & Wang (2018); docs/guarantees/gaussian.md says why every rounding is covered.
+    """
     if mu == 0:
         return -math.inf
-    kept = float(log_ndtr(mu / 2 - epsilon / mu))
-    lost = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    if kept - lost > 1e-9:
-        return kept + math.log(-math.expm1(lost - kept))
-    # The difference drowns in rounding, and a δ of 0 would be a lie. δ is the integral over m from
-    # 0 to mu of the normal density at m/2 - ε/m, which increases with m up to its top at 0: at most
-    # mu times the largest.
-    top = min(mu / 2 - epsilon / mu, 0.0)
-    return math.log(mu) - top * top / 2 - math.log(2 * math.pi) / 2
+    x, size = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    slack = _UNIT * (64 + 8 * size * size)
+    if mu > 1:
+        kept, lost = float(log_ndtr(-x)), epsilon + float(log_ndtr(-x - mu))
+        return min(0.0, kept + slack + math.log(-math.expm1(lost - kept - slack)))
+    # The two terms nearly cancel for small mu. With R the ratio of the normal tail to its density,
+    # δ = φ(x)·(R(x) - R(x+mu)), and -R'(t) = 1 - t·R(t) > 0: an integral that cancels nothing.
+    t = x + mu * (_NODES + 1) / 2
+    if x > 30:
+        falling = (1 - (3 - (15 - (105 - 945 / t**2) / t**2) / t**2) / t**2) / t**2
+    else:
+        falling = 1 - t * math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
+    area = mu / 2 * float(_SHARES @ falling)
+    return math.log(area) - x * x / 2 - math.log(2 * math.pi) / 2 + slack
 
 
 def gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
@@ -314,7 +327,7 @@ class ObjectiveGaussian(Objective):
 
     def log_delta(self, epsilon: float) -> float:
         """Return ln δ at `epsilon`; valid from the Jacobian term upwards."""
-        rest = epsilon - self.jacobian
+        rest = self._beyond_jacobian(epsilon)
         if rest < 0:
             return 0.0
         mu, moved = self.lipschitz / self.sigma, self.moved
@@ -333,7 +346,13 @@ class ObjectiveGaussian(Objective):
             + gaussian_log_delta(rest, j * mu)
             for j in range(1, moved + 1)
         ]
-        return float(logsumexp(terms))
+        largest = max(map(abs, terms))
+        return float(logsumexp(terms)) + 16 * _UNIT * (1 + largest)
+
+    def _beyond_jacobian(self, epsilon: float) -> float:
+        """Return what `epsilon` leaves for the noise, rounded down."""
+        jacobian = self.jacobian
+        return epsilon - jacobian - 4 * _UNIT * (epsilon + jacobian)
 
     @property
     def epsilon(self) -> float:
@@ -370,7 +389,7 @@ class SoftObjectiveGaussian(ObjectiveGaussian):
 
     def log_delta(self, epsilon: float) -> float:
         """Return ln δ at `epsilon`; valid from the Jacobian term upwards."""
-        rest = epsilon - self.jacobian
+        rest = self._beyond_jacobian(epsilon)
         if rest < 0:
             return 0.0
         # Each of the two records' probabilities is in a simplex of K corners. No corner is free: a
