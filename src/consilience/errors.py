@@ -12,8 +12,18 @@
     └── HubUnavailable        nothing was lost: try again later
 
 A message has four short parts: what was asked, what is wrong, what state things are in, and what to
-do. It may show settings. It never shows anything computed from records.
+do. It may show settings. It never shows anything computed from records. Other libraries keep no
+such rule, so methods that see records are `shielded`: of an error from outside this package only
+sentences that are known to hold no value reach the user.
 """
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 
 class ConsilienceError(Exception):
@@ -46,3 +56,75 @@ class ContributionRejected(ConsilienceError):
 
 class HubUnavailable(ConsilienceError):
     """The hub did not answer, or not in time."""
+
+
+# What scikit-learn says about shapes, types and names of columns. The part that a pattern does not
+# match is cut off: it may show values.
+_HARMLESS = re.compile(
+    "|".join(
+        (
+            r"This \w+ instance is not fitted yet\..*",
+            r"Found array with (dim )?\d+[^\n]*",
+            r"Found input variables with inconsistent numbers of samples: [\[\]\d, ]+",
+            r"\w+ has \d+ features, but \w+ is expecting \d+ features[^\n]*",
+            r"(Input|Data) (\w+ )?contains (NaN|infinity or a value too large for dtype\('\w+'\))",
+            r"[\w.]+\(\) (got an unexpected keyword|missing|takes)[^\n]*",
+            r"\w+\(\) argument must be a string or a (real )?number, not '\w+'",
+            r"Expected 2D array, got (1D|scalar) array instead",
+            r"y should be a 1d array, got an array of shape [(\d, )]+ instead",
+            r"y cannot be None",
+            r"This \w+ estimator requires y to be passed, but the target y is None",
+            r"Unknown label type: [\w-]+",
+            r"Complex data not supported",
+            r"Sparse data was passed[^\n]*",
+            r"Sparse matrices? [^\n]*64-bit[^\n]*",
+            r"The feature names should match those that were passed during fit\..*",
+            r"dtype='numeric' is not compatible with arrays of bytes/strings",
+        )
+    ),
+    re.DOTALL,
+)
+_RESHAPE = " Reshape your data: one row for each record, one column for each feature."
+_SEES_RECORDS = ("fit", "predict", "predict_proba", "decision_function", "score", "transform")
+Kind = TypeVar("Kind", bound=type)
+
+
+def shield(kind: Kind, names: Iterable[str] = _SEES_RECORDS) -> Kind:
+    """Shield the methods of a class that are given records; return the class."""
+    for name in names:
+        method = inspect.getattr_static(kind, name, None)  # not what a descriptor would return
+        if inspect.isfunction(method) and not hasattr(method, "_is_shielded"):
+            setattr(kind, name, shielded(method))
+    return kind
+
+
+def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with errors that repeat no value of the records it is given.
+
+    Errors of this package pass. Of others, only what they say about shapes, types and columns is
+    kept; the original error is dropped, for its traceback would show it.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **settings: Any) -> Any:
+        try:
+            return function(*arguments, **settings)
+        except ConsilienceError:
+            raise
+        except (ValueError, TypeError, ArithmeticError, LookupError) as problem:
+            kind, said = type(problem), _HARMLESS.match(str(problem))
+            if said is not None and said.end() == len(str(problem)):
+                raise
+        if said is not None:
+            raise kind(f"{said[0]}.{_RESHAPE if said[0].startswith('Expected 2D') else ''}")
+        owner = type(arguments[0]).__name__ if arguments else ""
+        name = function.__name__ if function.__qualname__ == function.__name__ else owner
+        raise SchemaMismatch(
+            f"{name} was given records or labels that cannot be used ({kind.__name__}; its text "
+            "is not shown, because it may repeat their values). Nothing was computed. Check that "
+            "every column is numeric, every row has the same columns and every label is known. "
+            "Schema.encode checks a table and says what is wrong with it."
+        )
+
+    call._is_shielded = True  # type: ignore[attr-defined]
+    return call

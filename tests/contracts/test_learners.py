@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,13 +15,16 @@ from scipy import sparse
 from sklearn.base import clone
 
 from consilience import (
+    Average,
     Budget,
     Ledger,
     Noise,
     PrivateLinearSVC,
     PrivateLogisticRegression,
     PrivateRidge,
+    evaluate,
 )
+from consilience.aggregators.accuracy import private_accuracy
 from consilience.errors import (
     BudgetExceeded,
     ConsilienceError,
@@ -467,3 +471,133 @@ def test_a_budget_in_rho_takes_what_has_a_rho(tmp_path, table):
         *table, ledger=ledger, dataset="ward"
     )
     assert 0 < ledger.balance("ward").spent.rho < 0.125
+
+
+# ------------------------------------------------------------------------- all of a fit, or nothing
+
+
+@pytest.mark.parametrize("learner", EVERY)
+def test_a_fit_whose_seal_fails_leaves_the_learner_as_it_was(learner, table, tmp_path, monkeypatch):
+    X, y = table
+    books = Ledger(tmp_path / "books.sqlite")
+    books.allow("ward", Budget(epsilon=9.0))
+    model = make(learner, epsilon=1.0)
+    model.fit(X, y, ledger=books, dataset="ward")
+    before, kept = dict(vars(model)), released(model)
+
+    def fail(*_):
+        raise LedgerDamaged("The disk is full.")
+
+    monkeypatch.setattr(Ledger, "seal", fail)
+    with pytest.raises(LedgerDamaged):
+        model.set_params(epsilon=1.0).fit(X[:, :2], y, ledger=books, dataset="ward")
+    assert vars(model).keys() == before.keys()
+    assert all(vars(model)[name] is before[name] for name in before)
+    assert released(model) == kept
+    new = make(learner, epsilon=1.0)
+    with pytest.raises(LedgerDamaged):
+        new.fit(X, y, ledger=books, dataset="ward")
+    assert not [name for name in vars(new) if name.endswith("_") and not name.startswith("_")]
+
+
+# ----------------------------------------------------------------- values in the errors of others
+
+SECRET = ("Ängström-4711", 8.4711002233e17)
+
+
+def everything_said(call):
+    """Return the texts of the error of a call, if there is one, and of all that it drags along."""
+    try:
+        call()
+    except Exception as problem:
+        said, waiting = [], [problem]
+    else:
+        return ""
+    while waiting:
+        error = waiting.pop()
+        said.append(repr(error) + str(error))
+        waiting += [each for each in (error.__cause__, error.__context__) if each is not None]
+    return " ".join(said)
+
+
+def spoiled(kind):
+    """Return a table and labels that no learner can use, because of one value."""
+    X = np.zeros((60, 3))
+    y = np.arange(60) % 2
+    text, number = SECRET
+    if kind == "text in the table":
+        X = X.astype(object)
+        X[3, 1] = text
+    elif kind == "a flat table":
+        X = np.full(60, number)
+    elif kind == "a text":
+        X = text
+    elif kind == "ragged rows":
+        X = [[0.0, 0.0, 0.0], [text]] * 30
+    elif kind == "a number too long":
+        X = [[10**400 + int(number), 0, 0]] * 60
+    elif kind == "text in the labels":
+        y = [text, *y[1:].tolist()]
+    elif kind == "labels of two kinds":
+        y = [text, None, *y[2:].tolist()]
+    elif kind == "labels in rows":
+        y = np.full((60, 2), number)
+    elif kind == "continuous labels":
+        y = np.linspace(0, number, 60)
+    elif kind == "missing labels":
+        y = [number, float("nan")] * 30
+    return X, y
+
+
+KINDS = (
+    *("text in the table", "a flat table", "a text", "ragged rows", "a number too long"),
+    *("text in the labels", "labels of two kinds", "labels in rows", "continuous labels"),
+    "missing labels",
+)
+
+
+def shows_secret(said):
+    text, number = SECRET
+    return text in said or "4711" in said or str(int(number)) in said
+
+
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+@pytest.mark.parametrize("learner", EVERY)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("declared", [True, False])
+def test_no_error_repeats_a_value_of_a_record(learner, kind, declared, table):
+    settings = {"classes": [0, 1]} if declared and learner is not PrivateRidge else {}
+    X, y = spoiled(kind)
+    model = make(learner, epsilon=1.0, noise=Noise(seed=1), **settings)
+    assert not shows_secret(everything_said(lambda: model.fit(X, y)))
+    fitted = make(learner, epsilon=1.0, noise=Noise(seed=1), **settings).fit(*table)
+    for method in ("predict", "predict_proba", "decision_function", "score"):
+        if hasattr(fitted, method):
+            given = (X, y) if method == "score" else (X,)
+            asked = partial(getattr(fitted, method), *given)
+            assert not shows_secret(everything_said(asked))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("combined", [True, False], ids=["ensemble", "learner"])
+def test_no_error_of_ensembles_and_measures_repeats_a_value(kind, combined, table):
+    trained = [PrivateLogisticRegression(epsilon=9.0, classes=[0, 1]).fit(*table) for _ in range(2)]
+    model = Average("equal").combine(trained) if combined else trained[0]
+    X, y = spoiled(kind)
+    asked = (
+        lambda: model.predict(X),
+        lambda: model.predict_proba(X),
+        lambda: private_accuracy(
+            model, X, y, epsilon=1.0, neighbours="replace-one", noise=Noise(seed=1)
+        ),
+        lambda: evaluate(model, X, y),
+    )
+    for ask in asked:
+        assert not shows_secret(everything_said(ask))
+
+
+def test_the_search_for_values_finds_them_where_nothing_is_shielded():
+    from sklearn.linear_model import LogisticRegression
+
+    found = everything_said(lambda: LogisticRegression().fit(*spoiled("text in the table")))
+    assert shows_secret(found)

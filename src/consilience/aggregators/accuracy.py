@@ -16,7 +16,7 @@ from scipy import sparse
 
 from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.members import Classifier, Member, as_members
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import SchemaMismatch, SettingsError, shielded
 from consilience.learners.base import is_positive
 from consilience.learners.tuning import count_errors
 from consilience.privacy.accounting import Event, Laplace
@@ -62,6 +62,7 @@ class PrivateAccuracy:
         return noise / max(self.total, 1) ** 2 + 0.25 / max(self.total, 1)
 
 
+@shielded
 def hold_out(
     n_records: int,
     *,
@@ -110,6 +111,7 @@ class Counting(Charge, total=False):
     noise: Noise | None
 
 
+@shielded
 def private_accuracy(
     learner: Classifier, X: Any, y: ArrayLike, *, epsilon: float, **settings: Unpack[Counting]
 ) -> PrivateAccuracy:
@@ -230,6 +232,7 @@ class ScoredMember(Member):
         return self.events[: len(self.events) - len(self.accuracy.events)]
 
 
+@shielded
 def add_accuracy(
     member: object, accuracy: PrivateAccuracy, *, held_out: bool = False
 ) -> ScoredMember:

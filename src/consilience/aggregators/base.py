@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypedDict, Unpa
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from consilience.errors import shield
 from consilience.learners.base import PrivateLearner, Settings
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -70,6 +71,7 @@ class Ensemble(ABC):
         super().__init_subclass__(**more)
         if "kind" in vars(cls):
             ENSEMBLES[cls.kind] = cls
+        shield(cls)
 
     @property
     def classes_(self) -> Array:

@@ -17,7 +17,7 @@ from scipy import stats
 from sklearn.base import BaseEstimator, is_regressor
 from sklearn.utils.multiclass import type_of_target
 
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import SchemaMismatch, SettingsError, shielded
 from consilience.evaluation import intervals
 from consilience.evaluation.intervals import Bootstrap, Measure
 from consilience.privacy.mechanisms import Noise
@@ -100,6 +100,7 @@ def main_metric(found: Mapping[str, Any]) -> str:
     return "error" if "error" in found else "rmse"
 
 
+@shielded
 def evaluate(
     model: Predictor,
     X: object,

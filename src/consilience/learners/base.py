@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
-from consilience.errors import SettingsError
+from consilience.errors import SettingsError, shield
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.ledger import Ledger
@@ -94,6 +94,10 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
     receipt_: Receipt | None
     unit: str = "record"
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        shield(cls)
+
     def fit(
         self,
         X: Rows,
@@ -111,8 +115,16 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
         chunks that brings its own labels (`ParquetRows`, `DaskRows`). Such a table is read once,
         and refused if necessary, before the charge.
         """
-        task, assumptions = self.make_task(X, y, persons)
-        return self._fit(task, assumptions, ledger, dataset, key)
+        before = dict(vars(self))
+        try:
+            task, assumptions = self.make_task(X, y, persons)
+            return self._fit(task, assumptions, ledger, dataset, key)
+        except BaseException:
+            # All of the fitted state, or none: a failure between training and the receipt would
+            # leave new coefficients beside the guarantee of an earlier fit.
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def make_task(
         self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
@@ -218,26 +230,11 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
             self._require("records_per_person", fits, must)
 
 
-class _Planned(Exception):
-    """Carries the task out of `fit`, which ends here."""
-
-
 def plan_fit(
     learner: PrivateLearner[TaskT, PlanT], X: Rows, y: ArrayLike | None, **whose: Any
 ) -> tuple[TaskT, PlanT]:
-    """Return what `fit` would train on and draw, by its own code; nothing is charged or drawn."""
-
-    def stop(task: TaskT, *_: object) -> NoReturn:
-        raise _Planned(task)
-
-    learner._fit = stop  # type: ignore[method-assign, assignment]
-    try:
-        learner.fit(X, y, **whose)
-        raise AssertionError("a learner trained without a charge")  # pragma: no cover
-    except _Planned as planned:
-        task = planned.args[0]
-    finally:
-        del learner._fit
+    """Return what `fit` would train on and draw; nothing is charged or drawn."""
+    task, _ = learner.make_task(X, y, **whose)
     return task, learner._plan(task)
 
 

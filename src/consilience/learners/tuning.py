@@ -23,7 +23,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import SchemaMismatch, SettingsError, shielded
 from consilience.learners.base import PrivateLearner, Rows, plan_fit
 from consilience.learners.inputs import READ_LABELS, check_persons, validate_records
 from consilience.privacy.accounting import Event, Selection, total, total_rho
@@ -55,11 +55,11 @@ NOT_TUNABLE = frozenset(
 
 def _listed(learner: Any, candidates: Candidates) -> list[dict[str, Any]]:
     """Return the candidates one by one; a mapping of lists stands for all their combinations."""
-    listed = (
-        list(ParameterGrid(candidates))
-        if isinstance(candidates, Mapping)
-        else [dict(c) for c in candidates]
-    )
+    try:
+        grid = ParameterGrid(candidates) if isinstance(candidates, Mapping) else candidates
+        listed = [dict(candidate) for candidate in grid]
+    except (ValueError, TypeError):  # an empty list of values, or no list
+        listed = []
     known = set(learner.get_params()) - NOT_TUNABLE
     wrong = sorted({name for candidate in listed for name in candidate} - known)
     if not listed or wrong:
@@ -119,6 +119,7 @@ class Rehearsal:
                 yield rows, whose, shuffled[test], Noise(seed=int(source.words(1)[0]))
 
 
+@shielded
 def choose_on_public(
     learner: Any,
     candidates: Candidates,

@@ -346,7 +346,7 @@ class ObjectiveGaussian(Objective):
             + gaussian_log_delta(rest, j * mu)
             for j in range(1, moved + 1)
         ]
-        largest = max(map(abs, terms))
+        largest = float(max(map(abs, terms)))
         return float(logsumexp(terms)) + 16 * _UNIT * (1 + largest)
 
     def _beyond_jacobian(self, epsilon: float) -> float:
