@@ -62,3 +62,8 @@ def test_the_exit_code_is_that_of_the_answer(invoke):
 def test_only_commands_that_answer_take_json(invoke):
     assert invoke("wait").exit_code == 0
     assert invoke("wait", "--json").exit_code == 2
+
+
+def test_text_of_others_cannot_hide_lines_of_an_answer(invoke):
+    shown = invoke("draw", "a\x1b[1A\x1b[2K\u202eb", "--sides", "3")
+    assert shown.stdout == "a\\u{1b}[1A\\u{1b}[2K\\u{202e}b with 3 sides\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from consilience.files.certificate import meaning, of_release
+from consilience.files.certificate import Page, meaning, of_release
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -63,3 +63,10 @@ def test_a_release_without_paired_gains_is_shown_without_a_verdict():
     assert "not compared with the alternatives record by record" in page
     assert "joining" not in page
     assert "Average" in page
+
+
+def test_a_page_is_printable_whatever_text_it_is_given():
+    page = Page("a\x1b[1Ab", [("c\nd", ["e\u202ef"], [("g\x9bh", "i\rj")])])
+    for text in (page.as_text(), page.as_html()):
+        assert text.replace("\n", "").isprintable()
+    assert "c d" in page.as_text()

@@ -18,7 +18,7 @@ from typer import Option
 
 from consilience import __version__
 from consilience.cli import files, hub, ledger, prepare, site, study
-from consilience.cli.command import Commands, UsageError, ask_for_command
+from consilience.cli.command import Commands, UsageError, ask_for_command, show
 from consilience.errors import ConsilienceError
 
 app = Commands("Learn one good classifier together without sharing records.")
@@ -30,7 +30,7 @@ def _root(
     version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        print(f"consilience {__version__}")
+        show(f"consilience {__version__}")
         raise typer.Exit()
     ask_for_command(context)
 
@@ -97,5 +97,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"consilience: {message}", file=sys.stderr)
+    show(f"consilience: {message}", as_error=True)
     return code

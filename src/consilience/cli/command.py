@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
 from typer import Option
+
+from consilience.text import printable
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
 Function = TypeVar("Function", bound=Callable[..., "Answer | None"])
@@ -24,6 +27,11 @@ class Answer(NamedTuple):
     facts: Mapping[str, object]
     text: str
     code: int = 0
+
+
+def show(text: str, *, as_error: bool = False) -> None:
+    """Print text for people: all that commands print, which may repeat text of others."""
+    print(printable(text, lines=True), file=sys.stderr if as_error else sys.stdout)
 
 
 class Commands(typer.Typer):
@@ -50,7 +58,7 @@ class Commands(typer.Typer):
 def ask_for_command(context: typer.Context) -> None:
     """Print the help of a group that was called without a command."""
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        show(context.get_help())
         raise typer.Exit(2)
 
 
@@ -70,7 +78,7 @@ def as_command(function: Callable[..., Answer | None]) -> Callable[..., None]:
         answer = function(**values, **({"as_json": as_json} if "as_json" in hints else {}))
         if answer is not None:
             facts = json.dumps(answer.facts, indent=2, allow_nan=False, default=str)
-            print(facts if as_json else answer.text)
+            show(facts if as_json else answer.text)
             raise typer.Exit(answer.code)
 
     options = {option.name: option for option in _options(function)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from consilience.cli.command import Answer, Commands
+from consilience.cli.command import Answer, Commands, show
 from consilience.cli.options import FilePath, StudyName
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def serve(listening: Listening, place: Place) -> None:
     from consilience.hub.hub import Settings
 
     scheme = "https" if listening.cert is not None else "http"
-    typer.echo(
+    show(
         f"Starting the hub on {scheme}://{listening.host}:{listening.port}. Open it in a browser "
         "for the dashboard (log in as a coordinator; 'consilience hub add-coordinator' makes "
         "one). The API is described at /docs. Stop the hub with Ctrl-C.",
-        err=True,
+        as_error=True,
     )
     operating.serve(Settings(place.folder, place.database), **vars(listening))
 

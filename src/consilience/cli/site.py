@@ -11,9 +11,10 @@ import typer
 from typer import Argument, Option
 
 import consilience as cs
-from consilience.cli.command import Answer, Commands, Json
+from consilience.cli.command import Answer, Commands, Json, show
 from consilience.cli.options import FilePath, Neighbours, StudyName, TablePath
 from consilience.errors import SettingsError
+from consilience.text import printable
 
 if TYPE_CHECKING:
     from consilience.site.site import Preview
@@ -120,7 +121,7 @@ def train(
         return Answer(facts, f"{shown.page.as_text()}\n{filed}")
 
     def approve(preview: Preview) -> bool:
-        typer.echo(preview.page.as_text(), err=as_json)
+        show(preview.page.as_text(), as_error=as_json)
         return approval.yes or (
             sys.stdin.isatty() and typer.confirm("Train, and charge this to the ledger?")
         )
@@ -145,7 +146,7 @@ def submit(study: StudyName, folder: Folder = SITE) -> Answer:
     answer = cs.Site(folder).submit(study)
     return Answer(
         answer,
-        f"Handed over: {answer.get('state')}, digest {answer.get('digest')}\n"
+        f"Handed over: {printable(str(answer.get('state')))}, digest {answer.get('digest')}\n"
         f"Next, once enough sites have submitted: consilience site fetch {study}",
     )
 

@@ -18,6 +18,7 @@ from consilience.evaluation.baselines import compare_rows
 from consilience.files.contribution import Contribution
 from consilience.files.release import MEASURED, Release
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.text import printable
 
 UNITS = {
     Unit.RECORD: "one record",
@@ -41,10 +42,22 @@ Section = tuple[str, Sequence[str], Sequence[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Page:
-    """A title and sections, each of paragraphs and rows of (name, value)."""
+    """A title and sections, each of paragraphs and rows of (name, value), in printable text."""
 
     title: str
     sections: Sequence[Section]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", printable(self.title))
+        sections = [
+            (
+                printable(heading),
+                [printable(paragraph) for paragraph in paragraphs],
+                [(printable(name), printable(value)) for name, value in rows],
+            )
+            for heading, paragraphs, rows in self.sections
+        ]
+        object.__setattr__(self, "sections", sections)
 
     def as_text(self, width: int = 88) -> str:
         """Return the page for a terminal or an e-mail."""

@@ -25,6 +25,7 @@ from consilience.files.sealed import SealedFile, SigningKey
 from consilience.protocol import HEADER, digest, rotation_message, sign_request
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study
+from consilience.text import printable
 
 TIMEOUT_SECONDS = 60.0
 MOST_BYTES = 1 << 30  # in one answer
@@ -37,6 +38,8 @@ _ERRORS: dict[str, type[ConsilienceError]] = {
     "too-many": HubUnavailable,
     "budget": BudgetExceeded,
 }
+
+_VISIT = re.compile("/visits/[A-Za-z0-9_.=-]+")
 
 Answer = dict[str, Any]
 
@@ -102,7 +105,13 @@ class HubClient:
     def open_view(self, study: str) -> str:
         """Return a link that shows the site its own page on the dashboard, once."""
         answer = self.request_json("POST", f"{_path(study)}/visits", b"{}")
-        return f"{self.address}{answer['path']}"
+        path = str(answer.get("path"))
+        if not _VISIT.fullmatch(path):
+            raise ContributionRejected(
+                "The hub's link leads somewhere else than to its dashboard. It is not shown. Ask "
+                "its operator."
+            )
+        return self.address + path
 
     def rotate_key(self, study: str, new: SigningKey) -> None:
         """Make the hub accept a new key instead of the present one."""
@@ -199,7 +208,8 @@ def _read_error(content: bytes) -> tuple[str | None, str, str]:
     """Return code, message and advice of a hub's error, shortened: the hub is not trusted."""
     try:
         error = json.loads(content)["error"]
-        return str(error["code"])[:40], str(error["message"])[:500], str(error["fix"])[:500]
+        code, message, fix = (str(error[part])[:500] for part in ("code", "message", "fix"))
+        return code, printable(message), printable(fix)
     except (ValueError, KeyError, TypeError):
         return None, "its answer could not be read.", "Try again later."
 

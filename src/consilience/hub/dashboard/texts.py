@@ -19,6 +19,7 @@ from consilience.hub.dashboard.queries import Numbers
 from consilience.hub.store import Row
 from consilience.privacy.guarantee import Guarantee
 from consilience.study.study import Study
+from consilience.text import printable
 
 NOTICES = {
     "created": "The study is open. Invite its sites next.",
@@ -164,10 +165,16 @@ def _fact(value: object) -> str:
     return f"{text[:16]}…" if len(text) > 40 and " " not in text else text
 
 
+def _finalize(value: object) -> object:
+    """Show text of others, which is no markup, in characters that can be seen."""
+    return printable(value, lines=True) if type(value) is str else value
+
+
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=_finalize,
     trim_blocks=True,
     lstrip_blocks=True,
 )

@@ -1,0 +1,22 @@
+import pytest
+
+from consilience.text import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Größe ≤ 3 µm, 患者", "Größe ≤ 3 µm, 患者"),
+        ("\x1b[2J\x1b[1Aapproved", r"\u{1b}[2J\u{1b}[1Aapproved"),
+        ("one\rtwo\tthree\u2028four\nfive\x85six", "one two three four five six"),
+        ("\u202eevil\u2066 \u200b\x9b\x07\x00", r"\u{202e}evil\u{2066} \u{200b}\u{9b}\u{7}\u{0}"),
+        ("half \ud800 a pair", r"half \u{d800} a pair"),
+    ],
+)
+def test_only_what_can_be_seen_is_shown(text, shown):
+    assert printable(text) == shown
+    assert printable(text).isprintable()
+
+
+def test_line_breaks_stay_where_a_text_has_lines():
+    assert printable("one\ntwo\r\x1b", lines=True) == "one\ntwo \\u{1b}"
