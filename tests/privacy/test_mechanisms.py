@@ -500,3 +500,19 @@ def test_a_norm_that_bounds_nothing_is_refused(norm):
 def test_rows_that_are_not_finite_are_refused(shape, value):
     with pytest.raises(SettingsError, match="not finite"):
         clip_rows(shape(np.array([[value, 1.0]])), 1.0)
+
+
+@pytest.mark.parametrize("n_features", [3, 7, 64, 129])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_row_is_clipped_alike_in_every_table_and_every_layout(n_features, dtype):
+    X = (Noise(seed=1).open().normal(40 * n_features).reshape(40, n_features) * 5).astype(dtype)
+    whole = clip_rows(X, 1.0)
+    assert (np.linalg.norm(whole, axis=1) <= 1).all()
+    assert np.array_equal(clip_rows(np.asfortranarray(X), 1.0), whole)
+    assert np.array_equal(clip_rows(np.repeat(X, 2, axis=1)[:, ::2], 1.0), whole)
+    for row in range(len(X)):
+        for layout in (np.ascontiguousarray, np.asfortranarray):
+            alone = clip_rows(layout(X[row : row + 1].copy()), 1.0)
+            assert np.array_equal(alone, whole[row : row + 1])
+            two = clip_rows(layout(X[[row, 0]]), 1.0)
+            assert np.array_equal(two[:1], whole[row : row + 1])

@@ -387,6 +387,9 @@ def clip_rows(X: Any, norm: float) -> Any:
     )
 
 
+_ROWS_AT_ONCE = 1 << 12
+
+
 def _all_short(X: Any, limit: float) -> bool:
     """Tell whether all dense rows are clearly shorter than `limit`."""
     with np.errstate(over="ignore"):
@@ -399,14 +402,13 @@ def _lengths(X: Any) -> Floats:
         if sparse.issparse(X):
             X = X.astype(np.float64, copy=False)
             return np.asarray(np.sqrt(X.multiply(X).sum(axis=1)), dtype=np.float64).ravel()
-        if (
-            X.strides[0] < X.strides[1]
-        ):  # feature by feature; numpy's own sum is another for a record alone
-            total, square = np.zeros(len(X)), np.empty(len(X))
-            for feature in X.T:
-                total += np.multiply(feature, feature, out=square, dtype=np.float64)
-            return np.sqrt(total)
-        return np.asarray(np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64)))
+        # Row by row in memory, whatever the table's layout: numpy's sum has another order in
+        # another layout, and a record's length may not depend on the table it stands in.
+        squares = np.empty(len(X))
+        for start in range(0, len(X), _ROWS_AT_ONCE):
+            rows = np.ascontiguousarray(X[start : start + _ROWS_AT_ONCE], np.float64)
+            np.einsum("ij,ij->i", rows, rows, out=squares[start : start + _ROWS_AT_ONCE])
+        return np.asarray(np.sqrt(squares))
 
 
 def _scaled(X: Any, factors: Floats) -> Any:
