@@ -512,3 +512,40 @@ def extras(kind):
 def test_nothing_but_noisy_counts_leaves_the_site():
     assert extras(PrivateLeafCounts) == set()
     assert extras(TellsItsSize) == {"public_size_"}
+
+
+# ------------------------------------------------------------------------- the cost of a structure
+
+
+def grown(seed, epsilon=5.0):
+    forest = PrivateForestClassifier(
+        epsilon=epsilon, n_trees=1, max_depth=1, bins=BINS, classes=[0, 1], assignment="all"
+    )
+    return forest.fit(*table(400, seed))
+
+
+def with_trees_of(other, forest):
+    """Return `other` with the trees of `forest`: equal splits by chance."""
+    other.shape_ = forest.shape_
+    return other
+
+
+def test_a_structure_is_paid_for_even_if_another_greedy_forest_has_equal_splits():
+    origin = grown(0)
+    scaffold = Structure.of(origin)
+    members = [counted(200, seed, scaffold=scaffold) for seed in (1, 2)]
+    stranger = with_trees_of(grown(3, epsilon=1.0), origin)
+    assert PooledCounts().combine(members).guarantee.epsilon == pytest.approx(6.0)
+    assert PooledCounts().combine([*members, stranger]).guarantee.epsilon == pytest.approx(6.0)
+    assert PooledCounts().combine([*members, origin]).guarantee.epsilon == pytest.approx(5.0)
+
+
+def test_different_structures_of_equal_cost_are_both_paid_for():
+    first, second = grown(0), grown(1)
+    second = with_trees_of(second, first)
+    scaffolds = [Structure.of(first), Structure.of(second)]
+    assert scaffolds[0].guarantee == scaffolds[1].guarantee
+    members = [counted(200, 5, scaffold=scaffold) for scaffold in scaffolds]
+    assert PooledCounts().combine(members).guarantee.epsilon == pytest.approx(11.0)
+    again = [counted(200, seed, scaffold=scaffolds[0]) for seed in (1, 2)]
+    assert PooledCounts().combine(again).guarantee.epsilon == pytest.approx(6.0)

@@ -323,7 +323,7 @@ class _Central(TrustedNoise):
                 plan = plan_linear(member.learner, task)
                 known[same] = _Move(
                     output_sensitivity(member.learner, task),
-                    1.375 * plan.tolerance / plan.regularization,
+                    plan.inexactness,
                     plan.longest,
                     loss.n_outputs,
                     task.dimension_of_noise,

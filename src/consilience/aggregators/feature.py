@@ -609,7 +609,7 @@ class TrustedAggregator(TrustedNoise):
             one = LinearTask(loss, features, size, size)
             plan = plan_linear(member.learner, one)
             reaches.append(output_sensitivity(member.learner, one))
-            slack.append(1.25 * plan.tolerance / plan.regularization)
+            slack.append(plan.inexactness)
             strength = member.learner.regularization
             lengths.append(min(math.sqrt(2 * loss.at_zero / strength), loss.lipschitz / strength))
         self.longest, self.stretch = max(lengths), math.sqrt(len(learners)) * max(lengths)

@@ -8,6 +8,7 @@ sites counted.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -58,13 +59,14 @@ class Structure:
     """The trees that all sites count over: public, or released before.
 
     ``guarantee`` is that of the records it was grown on, None if they were public or there were
-    none.
+    none; ``origin`` then identifies the forest that it was taken from.
     """
 
     shape: Shape
     bins: Bins
     classes: tuple[Any, ...]
     guarantee: Guarantee | None = None
+    origin: str | None = None
 
     @classmethod
     def random(
@@ -115,7 +117,8 @@ class Structure:
     def of(cls, forest: PrivateForestClassifier) -> Self:
         """Take over the trees of a fitted forest, a site's or an earlier release."""
         check_is_fitted(forest)
-        return cls(forest.shape_, forest.bins_, tuple(forest.classes_.tolist()), forest.guarantee_)
+        labels = tuple(forest.classes_.tolist())
+        return cls(forest.shape_, forest.bins_, labels, forest.guarantee_, _fingerprint(forest))
 
 
 class PrivateLeafCounts(PrivateForestClassifier):
@@ -303,11 +306,29 @@ def _precision(forest: PrivateForestClassifier) -> float:
 def _with_structure(
     joint: Guarantee | None, forests: Sequence[PrivateForestClassifier]
 ) -> Guarantee | None:
-    """Add what growing the structure cost, unless the forest it was grown in is a member itself."""
-    grown = [one.structure.guarantee for one in forests if isinstance(one, PrivateLeafCounts)]
-    costs = [guarantee for guarantee in grown if guarantee is not None]
-    brought = any(one.splitter == "greedy" for one in forests)
-    return joint if joint is None or not costs or brought else compose(joint, *dict.fromkeys(costs))
+    """Add what growing the structures cost, unless the forest of one is a member itself.
+
+    A structure of unknown origin is counted for each object, which may be too often, never too
+    seldom.
+    """
+    if joint is None:
+        return None
+    brought = {_fingerprint(forest) for forest in forests}
+    costs: dict[object, Guarantee] = {}
+    for forest in forests:
+        if isinstance(forest, PrivateLeafCounts):
+            grown = forest.structure
+            if grown.guarantee is not None and grown.origin not in brought:
+                costs[grown.origin or id(grown)] = grown.guarantee
+    return compose(joint, *costs.values()) if costs else joint
+
+
+def _fingerprint(forest: PrivateForestClassifier) -> str:
+    """Return what tells a fitted forest from every other: a digest of all that it released."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(forest.released_state().items()):
+        digest.update(f"{name} {tensor.shape} {tensor.dtype}".encode() + tensor.tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

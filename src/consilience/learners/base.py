@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator
 
 from consilience.errors import SettingsError, shield
 from consilience.privacy.accounting import Event
-from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.guarantee import Guarantee, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
@@ -188,6 +188,16 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
     def describe_state(cls, schema: Schema) -> str:
         """Say what leaves a site that trains this learner on tables of `schema`."""
         return "the numbers of a fitted model"
+
+    def may_state(self, count: Unit) -> bool:
+        """Tell whether the exact number of `count` may be stated beside what is released."""
+        exact = math.isinf(self.epsilon)  # promises nothing
+        return exact or count_is_public(count, unit=self.unit, neighbours=self.neighbours)
+
+    def describe_size(self) -> str:
+        """Say which number of records or persons a file of this learner states."""
+        unit = Unit(self.unit)
+        return f"the exact number of {unit}s" if self.may_state(unit) else "none"
 
     def can_train_together(self) -> bool:
         """Tell whether exact models of many sites can be trained in one batch."""

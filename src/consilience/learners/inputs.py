@@ -111,6 +111,7 @@ def chunk_classes(learner: Learner, source: Chunked) -> tuple[Array, Array]:
 
     Refuses what such a table cannot tell (its classes) or do (cap the records of a person).
     """
+    check_record_unit(learner, source)
     names, classes = getattr(source, "names", None), getattr(learner, "classes", ())
     learner.n_features_in_ = source.n_features
     if (
@@ -126,6 +127,22 @@ def chunk_classes(learner: Learner, source: Chunked) -> tuple[Array, Array]:
             "be capped only in one that fits in memory."
         )
     return np.asarray(classes), np.asarray(classes)
+
+
+def check_record_unit(learner: Learner, source: Chunked) -> None:
+    """Refuse a table whose records were capped per person where single records are hidden.
+
+    Which records such a cap keeps depends on other records: one more record of a person can push
+    out another one, so a record moves more than itself.
+    """
+    schema = getattr(source, "schema", None)
+    if learner.unit == "record" and schema is not None and schema.person is not None:
+        raise SettingsError(
+            f"{type(learner).__name__} hides single records (unit='record'), but its table names "
+            "persons and keeps some records of each, so that records depend on one another. "
+            "Nothing was trained or charged. Train in memory with unit='person', or drop the "
+            "schema's person."
+        )
 
 
 def count_records(learner: Learner, source: Chunked, encode: Callable[[Array], Array]) -> int:

@@ -54,6 +54,7 @@ from consilience.learners.perturbation import (
     public_size,
     train_linear,
 )
+from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.groups import cap_records
 
@@ -133,6 +134,12 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         n_classes = 1 if schema.classes is None else len(schema.classes)
         rows = 1 if n_classes <= 2 else n_classes
         return f"{rows * (schema.n_features + 1):,} coefficients of a linear model"
+
+    def describe_size(self) -> str:
+        """Say which number of records or persons a file states."""
+        if self.may_state(Unit(self.unit)):
+            return super().describe_size()
+        return f"the declared number of {self.unit}s ({self.public_size:,}); the true one is hidden"
 
     def can_train_together(self) -> bool:
         """Tell whether exact models of many sites can be trained in one batch.

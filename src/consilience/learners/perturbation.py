@@ -39,7 +39,7 @@ from consilience.privacy.accounting import (
     ObjectiveL2Laplace,
     calibrate_scale,
 )
-from consilience.privacy.guarantee import Neighbours, Unit
+from consilience.privacy.guarantee import Neighbours, Unit, count_is_public
 from consilience.privacy.mechanisms import Noise, Source, draw_error
 from consilience.privacy.vector_noise import (
     VectorNoise,
@@ -100,6 +100,11 @@ class LinearPlan:
     n_problems: int
 
     @property
+    def inexactness(self) -> float:
+        """How far an exact learner's coefficients may be from the minimum."""
+        return _inexactness(self.tolerance, self.regularization, self.regularization)
+
+    @property
     def events(self) -> Sequence[Event]:
         """Everything that will be drawn, for all problems."""
         one = [event for event in (self.noise, self.closing) if event is not None]
@@ -107,8 +112,10 @@ class LinearPlan:
 
 
 def public_size(learner: Any, task: LinearTask) -> int:
-    """Return the public number of units: true under replace-one, otherwise declared."""
-    return int(learner.public_size) if learner.neighbours == "add-remove" else max(task.n_units, 1)
+    """Return the true number of units where it is public, otherwise the declared one."""
+    who = {"unit": learner.unit, "neighbours": learner.neighbours}
+    exact = count_is_public(learner.unit, **who)
+    return max(task.n_units, 1) if exact else int(learner.public_size)
 
 
 def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
@@ -148,10 +155,8 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
         # Softmax noise passes through one more product, of K terms.
         drawn = draw_error(released + 4 * task.loss.n_outputs) * radius
         # An objective's noise moves the minimum by 1/strong of itself; output noise is added as it
-        # is. The solver vouches for its tolerance and an error of a quarter of it, whatever the
-        # number of records; rounding the result (or its sum with the noise) to doubles moves it by
-        # at most tolerance / (16 ridge).
-        distance = 1.25 * tolerance / strong + tolerance / (8 * ridge)
+        # is.
+        distance = _inexactness(tolerance, strong, ridge)
         distance += drawn / strong if is_in_objective(noise) else 2 * drawn
         closing = closing_event(
             released, distance, epsilon=epsilon, unit=noise.unit, neighbours=noise.neighbours
@@ -160,6 +165,16 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
         in_objective + math.sqrt(in_objective**2 + 2 * ridge * bound * task.loss.at_zero)
     ) / ridge
     return LinearPlan(noise, closing, ridge, matrix, tolerance, longest, task.n_problems)
+
+
+def _inexactness(tolerance: float, strong: float, ridge: float) -> float:
+    """Return how far a computed minimum may be from the true one.
+
+    The solver vouches for its tolerance and an error of a quarter of it, whatever the number of
+    records; rounding the result (or its sum with the noise) to doubles moves it by at most
+    tolerance / (16 ridge).
+    """
+    return 1.25 * tolerance / strong + tolerance / (8 * ridge)
 
 
 def output_sensitivity(learner: Any, task: LinearTask) -> float:

@@ -20,9 +20,14 @@ from scipy import linalg, sparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import SchemaMismatch, SettingsError, shield
 from consilience.learners.base import PrivateLearner, Rows, Settings, is_count, is_positive
-from consilience.learners.inputs import check_persons, validate_table
+from consilience.learners.inputs import (
+    check_persons,
+    check_record_unit,
+    count_records,
+    validate_table,
+)
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.mechanisms import (
@@ -170,6 +175,7 @@ class _Projection(Settings, ClassNamePrefixFeaturesOutMixin, TransformerMixin): 
         return tags
 
 
+@shield
 class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
     """Project on the principal axes of records that are public.
 
@@ -287,6 +293,8 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
                     "the table, or use unit='record'."
                 )
             self.n_features_in_ = X.n_features
+            check_record_unit(self, X)
+            count_records(self, X, np.asarray)  # bad rows are refused before the charge
         else:
             # Under add-remove even "the table is empty" is about the records, so an empty table
             # trains.

@@ -37,6 +37,15 @@ class Neighbours(StrEnum):
     NULL_ONE = "null-one"
 
 
+def count_is_public(of: Unit | str, *, unit: Unit | str, neighbours: Neighbours | str) -> bool:
+    """Tell whether the exact number of records, persons or sites may be stated.
+
+    Only the number of the hidden units themselves, and only where one is exchanged for another: a
+    person who is exchanged may bring more records, and a site more of both.
+    """
+    return of == unit and neighbours != Neighbours.ADD_REMOVE
+
+
 def name_the_unit(value: Any) -> None:
     """Turn the strings ``unit`` and ``neighbours`` of a frozen value into enum members."""
     for name, kind in (("unit", Unit), ("neighbours", Neighbours)):

@@ -147,13 +147,10 @@ def of_training(
 
 def _content(study: Study, site: str) -> Rows:
     """Say what is in the file that leaves the site."""
-    size = "their exact number is in the file"
-    if study.neighbours == "add-remove":
-        size = "hidden; the file states a declared number, or one with noise, if any"
     return [
         ("learner", study.learner),
         ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
-        (f"number of {study.unit}s", size),
+        ("number", study.build(study.epsilon_range[0]).describe_size()),
         ("names", f"the site's name ({site}), the data set's name, the key"),
     ]
 

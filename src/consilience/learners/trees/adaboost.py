@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
-from consilience.learners.base import State, is_count, is_positive
+from consilience.learners.base import Rows, State, is_count, is_positive
 from consilience.learners.trees.binned import FiledTask, TreeTask
 from consilience.learners.trees.forest import (
     Dealt,
@@ -36,6 +36,7 @@ from consilience.learners.trees.forest import (
     some_features,
     stack_trees,
 )
+from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Source
 
 if TYPE_CHECKING:
@@ -98,6 +99,16 @@ class PrivateAdaBoostClassifier(TreeLearner):
         rate = self.learning_rate
         self._require("learning_rate", is_positive(rate) and rate <= 1, "a number in (0, 1]")
 
+    def make_task(
+        self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
+    ) -> tuple[Task, list[str]]:
+        """Check settings and records; return the task and what the guarantee assumes of it."""
+        task, assumptions = super().make_task(X, y, persons)
+        if not self.may_state(Unit.RECORD):  # or its absence would tell how many there are
+            few = f"that there are at most {MOST_RECORDS:,} records is public"
+            assumptions = [*assumptions, few]
+        return task, assumptions
+
     def _plan(self, task: Task) -> TreePlan:
         if task.n_records > MOST_RECORDS:
             raise SettingsError(
@@ -126,8 +137,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
         self.counts_, self.values_ = np.concatenate(counts), np.concatenate(values)
         # In the first round every record weighs one: the sum of its noisy counts is a noisy number
         # of records.
-        hidden = self.neighbours == "add-remove" and bool(plan.events)
-        self.public_size_ = max(1, round(float(counts[0].sum() / GRAIN)) if hidden else len(task.y))
+        self._state_size(task, counts[0].sum() / GRAIN)
 
     def _say(self, counts: Array, variance: float) -> Array:
         """Return what each leaf adds to the scores, from noisy counts; classes sum to zero."""

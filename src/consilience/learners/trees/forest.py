@@ -565,6 +565,17 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         self.shape_ = Shape.on(self.bins_, state["feature"], state["last"])
         self.counts_, self.public_size_ = state["counts"], int(state["size"])
 
+    def _state_size(self, task: Task, noisy: float) -> None:
+        """State how many records there are: exactly where that is public, otherwise `noisy`."""
+        exact = self.may_state(Unit.RECORD)
+        self.public_size_ = max(1, task.n_records if exact else round(float(noisy)))
+
+    def describe_size(self) -> str:
+        """Say which number of records a file states."""
+        if self.may_state(Unit.RECORD):
+            return super().describe_size()
+        return "a number of records with noise; the exact one is hidden"
+
     def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
         """Check what one kind of learner releases beside splits, size and counts of `shape`."""
         raise NotImplementedError  # pragma: no cover - every learner defines it
@@ -713,10 +724,7 @@ class PrivateForestClassifier(TreeLearner):
     def _release(self, task: Task, plan: TreePlan, counts: Array, source: Source) -> None:
         """Set what is released of exact leaf counts: noisy ones, and a size that follows."""
         self.counts_ = add_noise(counts, plan, source)
-        # Under replace-one the number of units is public, but never how many records a person has.
-        hidden = bool(plan.events) and (self.neighbours == "add-remove" or task.persons is not None)
-        whole = self.counts_.sum() / (1 if self._disjoint else plan.n_trees)
-        self.public_size_ = max(1, round(float(whole)) if hidden else task.n_records)
+        self._state_size(task, self.counts_.sum() / (1 if self._disjoint else plan.n_trees))
         self.leaf_variance_ = plan.leaf_variance
 
     def released_state(self) -> dict[str, Array]:
