@@ -68,6 +68,11 @@ ACCEPTED_ONCE = {
         + PUBLIC_PART,
         "draws no noise",
     ),
+    "exact average at a trusted hub": (study_text(privacy=TRUSTED), "draws no noise"),
+    "votes at a trusted hub": (
+        study_text(aggregator="WeightedVote", privacy=TRUSTED),
+        "draws no noise",
+    ),
     "votes on numbers": (
         study_text("PrivateRidge", "WeightedVote").replace("classes = [0, 1]", "label_bound = 3.0"),
         "combines classifiers",

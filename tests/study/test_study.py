@@ -14,7 +14,7 @@ from consilience.study.draft import Draft
 from consilience.study.pages import of_study
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study, check
-from studies import study, study_text, table
+from studies import PUBLIC_PART, TRUSTED, study, study_text, table
 
 KEYS = [SigningKey.generate() for _ in range(3)]
 
@@ -96,9 +96,23 @@ def test_the_page_of_a_study_with_a_trusted_hub_says_what_its_releases_hide(publ
         ("Average", "epsilon = 2.0", "one record"),
         ("Average", "", "its releases promise nothing either"),
     ):
-        page = of_study(study(aggregator=aggregator, privacy=hub, more=more)).as_text()
+        text = study_text(aggregator=aggregator, privacy=hub, more=more)
+        page = of_study(Study.from_text(text, stored=True)).as_text()
         assert says in page
         assert "nothing is promised against the hub" in page
+
+
+@pytest.mark.parametrize("aggregator", ["Average", "WeightedVote", "SiteBoosting"])
+def test_a_trusted_study_without_noise_is_refused_and_a_stored_one_is_closed(aggregator, tmp_path):
+    text = study_text(aggregator=aggregator, privacy=TRUSTED, more=PUBLIC_PART)
+    with pytest.raises(SettingsError, match="draws no noise"):
+        Study.from_text(text)
+    stored = Study.from_text(text, stored=True)
+    assert "nothing: no noise is drawn" in of_study(stored).as_text()
+    with pytest.raises(SettingsError, match="draws no noise"):
+        stored.train(None, None, epsilon=1.0, site="a", signing=KEYS[0], dataset="ward")
+    with pytest.raises(SettingsError, match="draws no noise"):
+        stored.accept(contributions(study(), tmp_path)[0])
 
 
 def test_noise_drawn_once_by_a_trusted_hub_is_what_the_release_states(tmp_path):

@@ -7,7 +7,9 @@ refused, and so is every tensor that the learner could not have produced.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -36,6 +38,7 @@ _BLOCK_NUMBERS = 1 << 17  # checked at a time
 # What reading facts of any form and content can raise.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ConsilienceError)
 KIND = "contribution"
+_NONCE = re.compile("[0-9a-f]{64}")
 # Earlier versions did not round an epsilon up that they read off a profile: theirs may be lower.
 _ROUNDED = 1e-6
 
@@ -96,6 +99,11 @@ def accept(part: str, fits: bool) -> None:
         raise ContributionRejected(part)
 
 
+def is_nonce(value: object) -> bool:
+    """Tell whether a fact is a nonce: 32 random bytes."""
+    return isinstance(value, str) and _NONCE.fullmatch(value) is not None
+
+
 def _are_classes(labels: object) -> bool:
     """Tell whether labels from a file are different plain values."""
     return (
@@ -128,8 +136,7 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
             )
         return stated
     whole = total(learner.events_)
-    if whole.epsilon * (1 - _ROUNDED) <= stated.epsilon < whole.epsilon:
-        stated = learner.guarantee_ = replace(stated, epsilon=whole.epsilon)
+    stated = learner.guarantee_ = _rounded_up(stated, learner.events_)
     if not (
         whole.promises_same(stated)
         and declared == (stated.unit, stated.neighbours)
@@ -138,6 +145,13 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
     ):
         raise refused("its guarantee is not the one that its events have")
     return stated
+
+
+def _rounded_up(stated: Guarantee, events: Sequence[Event]) -> Guarantee:
+    """Return the stated guarantee, with the true epsilon where it was rounded down."""
+    epsilon = total(events).epsilon if events else stated.epsilon
+    is_rounded = epsilon * (1 - _ROUNDED) <= stated.epsilon < epsilon
+    return replace(stated, epsilon=epsilon) if is_rounded else stated
 
 
 def to_plain(value: object) -> Any:
@@ -201,6 +215,7 @@ class Contribution(SignedFile):
             )
         facts, tensors = take_apart(learner)
         facts |= {"site": site, "receipt": learner.receipt_, **cls.stamp(study, sequence)}
+        facts["nonce"] = secrets.token_hex(32)
         return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
     @classmethod
@@ -264,6 +279,7 @@ class Contribution(SignedFile):
             and 1 <= len(facts["site"]) <= 200
             and isinstance(facts.get("receipt"), dict | None)
             and 1 <= facts["sequence"] < 2**53
+            and ("nonce" not in facts or is_nonce(facts["nonce"]))
         ):
             raise refused("a fact is missing or of the wrong kind")
         check_guarantee(self.learner, trusted=trusted)
@@ -277,7 +293,16 @@ class Contribution(SignedFile):
     @cached_property
     def guarantee(self) -> Guarantee:
         """What the file promises, recomputed from its events."""
-        return check_guarantee(self.learner, trusted=not self.events)
+        return _rounded_up(super().guarantee, self.events)
+
+    @property
+    def is_hidden_by_digest(self) -> bool:
+        """Whether the digest tells nothing of the content: a secret nonce is in the signed facts.
+
+        Without one, whoever can guess the content can check the guess against a published digest.
+        Files of versions before 0.2 have none.
+        """
+        return "nonce" in self.sealed.facts
 
     @property
     def events(self) -> tuple[Event, ...]:

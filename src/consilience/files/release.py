@@ -46,14 +46,15 @@ MEASURED = ("error", "auc", "rmse", "r2", "gain")  # of a row of quality, each w
 class Source:
     """A member of a release, and the cost of everything that its site ever contributed.
 
-    ``reason`` says in words what its weight was computed from.
+    ``size`` is what may be stated of its number of records or persons, and ``reason`` says in words
+    what its weight was computed from; both follow from the contribution that the digest names.
     """
 
     site: str
     digest: str
     sequence: int
     guarantee: Guarantee
-    size: int | None = None
+    size: int | None = field(default=None, compare=False)
     reason: str | None = field(default=None, compare=False)
 
     @classmethod
@@ -62,15 +63,19 @@ class Source:
         contribution: Contribution,
         earlier: Sequence[Guarantee] = (),
         *,
+        size: int | None = None,
         reason: str | None = None,
     ) -> Self:
-        """Describe a contribution; `earlier` is what else its site submitted, withdrawn or not."""
+        """Describe a contribution; `earlier` is what else its site submitted, withdrawn or not.
+
+        `size` is what may be stated of its number of records or persons.
+        """
         return cls(
             contribution.site,
             contribution.digest,
             contribution.sequence,
             compose(contribution.guarantee, *earlier),
-            contribution.sealed.facts.get("size"),
+            size,
             reason,
         )
 

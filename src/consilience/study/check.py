@@ -145,6 +145,12 @@ def _aggregator_problems(study: Study) -> list[str]:
                 f'{name} adds the noise itself and needs hub = "trusted"',
             ),
             (
+                not study.trusted or aggregator.draws_noise,
+                f'hub = "trusted" hands exact models to the hub, and {name} with these settings '
+                "draws no noise: its releases would protect nothing. Set its epsilon, choose an "
+                'aggregator that draws noise, or leave out hub = "trusted"',
+            ),
+            (
                 public is not None or not aggregator.needs_public,
                 f"{name} needs public records: add a [public] part",
             ),
@@ -198,6 +204,11 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
     guarantee = contribution.guarantee
     if study.trusted:
         yield math.isinf(guarantee.epsilon), "the hub is trusted, and it is not exact"
+        yield (
+            contribution.is_hidden_by_digest,
+            "its digest, which a release states, would confirm a guess of the exact model: it "
+            "was made by an earlier version, without a nonce",
+        )
         return
     low, high = study.epsilon_range
     yield low <= learner.epsilon <= high, f"its epsilon is not between {low:g} and {high:g}"

@@ -75,7 +75,8 @@ def collect(
         Source.of(
             contribution,
             publication.earlier.get(contribution.site, ()),
-            reason=_describe_member(member),
+            size=_stated_size(study, member),
+            reason=_describe_member(study, member),
         )
         for contribution, member in zip(contributions, members, strict=True)
     ]
@@ -161,8 +162,13 @@ def _charged_events(account: Account) -> tuple[Event, ...]:
     return next(charge.events for charge in charges if charge.key == account.key)
 
 
-def _describe_member(member: Any) -> str:
+def _stated_size(study: Study, member: Any) -> int | None:
+    """Return the number of records or persons that a release may state of a member."""
+    return getattr(member, "public_size_", None) if study.may_state_sizes else None
+
+
+def _describe_member(study: Study, member: Any) -> str:
     """Say in a few words what a member's weight rests on."""
-    size, epsilon = getattr(member, "public_size_", None), member.guarantee_.epsilon
+    size, epsilon = _stated_size(study, member), member.guarantee_.epsilon
     facts = f"n = {size:,}, " if size is not None else ""
     return f"{facts}epsilon = {epsilon:g}" if math.isfinite(epsilon) else f"{facts}exact"

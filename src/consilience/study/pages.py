@@ -70,10 +70,12 @@ def _contribution_rows(study: Study) -> Rows:
 
 def _release_rows(study: Study) -> Rows:
     """Say what the aggregator's own noise hides."""
-    aggregator = study.build_aggregator()
-    if not aggregator.draws_noise:
-        return [("protects, by the release", "nothing")]
-    return [("protects, by the release", UNITS[aggregator.hidden_unit or study.unit])]
+    unit, neighbours = study.hidden
+    protects = UNITS[unit] if study.draws_noise else "nothing: no noise is drawn"
+    return [
+        ("protects, by the release", protects),
+        ("neighbours, of the release", f"{neighbours}: {RELATIONS[neighbours]}"),
+    ]
 
 
 def _name_with(name: str, settings: Mapping[str, Any]) -> str:

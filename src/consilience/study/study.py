@@ -25,7 +25,7 @@ from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
 from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS
-from consilience.privacy.guarantee import Unit
+from consilience.privacy.guarantee import Neighbours, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.study import toml
 from consilience.study.check import StudyRefused, check_contribution, find_problems
@@ -184,6 +184,24 @@ class Study:
     def draws_noise(self) -> bool:
         """Whether combining draws noise: it is then charged, and done only on request."""
         return self.build_aggregator().draws_noise
+
+    @cached_property
+    def hidden(self) -> tuple[Unit, Neighbours]:
+        """Whom a release hides, and under which relation: the aggregator's noise, or the sites'."""
+        aggregator = self.build_aggregator()
+        if not aggregator.draws_noise:
+            return self.unit, Neighbours(self.neighbours)
+        relation = aggregator.hidden_neighbours or Neighbours(self.neighbours)
+        return aggregator.hidden_unit or self.unit, relation
+
+    @property
+    def may_state_sizes(self) -> bool:
+        """Whether a release may state what sites say about their number of records or persons.
+
+        What a private contribution says is private already. An exact one says the exact number.
+        """
+        unit, neighbours = self.hidden
+        return not self.trusted or count_is_public(self.unit, unit=unit, neighbours=neighbours)
 
     def build(self, epsilon: float) -> PrivateLearner[Any, Any]:
         """Return the learner that a site trains: an exact one if the hub is trusted."""

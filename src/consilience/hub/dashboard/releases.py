@@ -26,7 +26,7 @@ from consilience.hub.dashboard.charts import Interval
 from consilience.hub.dashboard.queries import Paged
 from consilience.hub.dashboard.visits import HEADERS, Visit, download, fix_for
 from consilience.hub.store import Row
-from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit
+from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.protocol import Refusal
 from consilience.study.study import Study
 
@@ -119,7 +119,7 @@ def show_aggregate(visit: Visit, status: int = 200, problem: str | None = None) 
             "not-allowed",
             "The hub makes this study's releases by itself, at no cost, after every change.",
         )
-    unit, neighbours = hidden_unit(study)
+    unit, neighbours = study.hidden
     return visit.page(
         "aggregate.html",
         status,
@@ -157,7 +157,7 @@ def set_budget(visit: Visit) -> Response:
     row, study = visit.study()
     try:
         epsilon, delta = (float(visit.form.get(name) or "0") for name in ("epsilon", "delta"))
-        unit, neighbours = hidden_unit(study)
+        unit, neighbours = study.hidden
         budget = Budget(epsilon=epsilon, delta=delta, unit=unit, neighbours=neighbours)
         visit.hub.allow(row["name"], budget, visit.someone.actor)
     except ConsilienceError as problem:
@@ -165,13 +165,6 @@ def set_budget(visit: Visit) -> Response:
     except ValueError:
         return show_aggregate(visit, 400, "Epsilon and delta must be numbers.")
     return visit.redirect(f"/studies/{row['name']}/aggregate?done=allowed")
-
-
-def hidden_unit(study: Study) -> tuple[Unit, Neighbours]:
-    """Return whom the noise of a study's aggregator hides, and how."""
-    aggregator = study.build_aggregator()
-    neighbours = aggregator.hidden_neighbours or Neighbours(study.neighbours)
-    return aggregator.hidden_unit or study.unit, neighbours
 
 
 # ---------------------------------------------------------------------------- how good a release is

@@ -14,10 +14,11 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from consilience.files.certificate import UNITS
 from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.queries import Numbers
 from consilience.hub.store import Row
-from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.study.study import Study
 from consilience.text import printable
 
@@ -182,6 +183,7 @@ TEMPLATES.filters |= {
     "when": _when,
     "day": _day,
     "promise": _promise,
+    "protected": lambda unit: UNITS[Unit(unit)],
     "bytes": _bytes,
     "weight": _weight,
     "measured": _measured,
