@@ -35,6 +35,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "replayed": (409, "Send the request again with a fresh signature."),
     "malformed": (400, "Use this version's client, or read the protocol page."),
     "too-large": (413, "Stay within the hub's size limit, or ask its operator to raise it."),
+    "too-slow": (408, "Try again on a faster connection, or ask the hub's operator."),
     "too-many": (429, "Wait a minute and try again."),
     "invitation": (
         403,
@@ -56,6 +57,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "cannot-combine": (409, "Change what the message names, then ask again."),
     "wrong-method": (405, "Look up the address on the protocol page or at /docs."),
     "unavailable": (503, "Try again later; nothing was lost."),
+    "failed": (500, "Tell the hub's operator; trying again will not help."),
 }
 
 

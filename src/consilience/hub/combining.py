@@ -49,7 +49,7 @@ class Combiner:
         self._waiting: dict[str, float] = {}  # since when a study has been due
         # As long as the last combining took: requests keep half of the machine.
         self._pause = 0.0
-        self.seconds: list[float] = []
+        self.combined, self.seconds = 0, 0.0  # attempts, and how long they took together
 
     def start(self) -> None:
         """Begin to look for work."""
@@ -97,7 +97,7 @@ class Combiner:
             except Refusal as refusal:  # the study's row says why, or another worker combines it
                 logger.info("study %s was not combined: %s", row["name"], refusal.code)
             self._pause = time.monotonic() - began
-            self.seconds.append(self._pause)
+            self.combined, self.seconds = self.combined + 1, self.seconds + self._pause
         return waiting
 
     def _is_quiet(self, row: Row, waited: float) -> bool:
