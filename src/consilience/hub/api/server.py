@@ -49,7 +49,7 @@ class Lobby:
         if address not in self.proxies and self.addresses[address] > each:
             waiting = (other for other in self.waiting if other.address == address)
         elif self.n > self.most:
-            waiting = iter(self.waiting)
+            waiting = (other for other in self.waiting)
         else:
             return
         next(waiting, newcomer).close()
