@@ -37,7 +37,7 @@ demo: setup
 
 ## test    everything a change must pass
 test: check
-	@$(BIN)/python -m pytest -n 2 -m "not soak"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak"
 
 ## check   lint, types, import order
 check: setup
@@ -73,7 +73,7 @@ reproduce: setup
 
 ## soak    the long form of the proofs: kills, concurrency, full audits
 soak: setup
-	@$(BIN)/python -m pytest -n 2 -m soak
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m soak
 
 ## format  let ruff rewrite the files
 format: setup

@@ -40,6 +40,7 @@ DATA = Path(os.environ.get("CONSILIENCE_DATA") or HERE.parent / "data")
 EPSILONS = (0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 1.0, 2.0)
 N_SITES = 10
 SCALE = 1  # sizes are divided by it: more than 1 only to try the script
+JOBS = 2
 CLOSE = 0.003  # how near PublicBlend must come to the best
 LEARNER = "PrivateLogisticRegression"
 BLEND, UNCHOSEN = "PublicBlend", "unchosen"
@@ -116,7 +117,7 @@ def simulated(name, folder, **settings):
     """Run a simulation, or read the rows of one that was run before."""
     path = folder / f"{name}.parquet"
     if not path.exists():
-        report = cs.simulate(**settings, seed=1, n_jobs=2)
+        report = cs.simulate(**settings, seed=1, n_jobs=JOBS)
         report.to_parquet(path)
         print(f"{name}: {report.seconds:.0f} s", file=sys.stderr, flush=True)
     rows = tuple(Row(**row) for row in pq.read_table(path).to_pylist())

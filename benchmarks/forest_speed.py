@@ -57,6 +57,7 @@ DEPTHS = (5, 8, 10)
 EPSILONS = (0.5, 2.0)  # timed at the first
 TARGET = 0.5
 TIMES = 3  # that a size below a million is fitted
+LEAST = 100_000  # records from which on time is compared with size
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 2_000_000, 5_000_000)
 ROWS, PREDICT_DEPTH, PREDICT_TARGET = 1_000_000, 10, 2.0
 PURE, ZCDP, PLAIN, PEER = "pure", "zCDP", "scikit-learn", "diffprivlib"
@@ -288,9 +289,9 @@ def measure_sizes(sizes: tuple[int, ...], console: Console) -> dict[str, list[di
     return found
 
 
-def slope(rows: list[dict[str, float]], least: int = 100_000) -> float:
-    """Return the exponent b of seconds ∝ n^b, from `least` records on."""
-    chosen = [row for row in rows if row["n"] >= least]
+def slope(rows: list[dict[str, float]]) -> float:
+    """Return the exponent b of seconds ∝ n^b, from `LEAST` records on."""
+    chosen = [row for row in rows if row["n"] >= LEAST]
     return float(
         np.polyfit(np.log([r["n"] for r in chosen]), np.log([r["processor"] for r in chosen]), 1)[0]
     )

@@ -41,6 +41,7 @@ from pages import write_page
 
 NUMBERS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 N_TRAINED, SIZE, N_PUBLIC, KEPT = 500, 22, 1_000, 20
+TIMES = 5  # that a cell is measured, at most
 STEEPER = 1.2  # exponents up to here count as linear
 TOO_LONG = 150.0  # processor seconds; a cell that is expected to take longer is left out
 CLASSES = [-1.0, 1.0]
@@ -73,7 +74,7 @@ def make_members(X, y, n):
 def measure(aggregator, members, public):
     """Return median elapsed and processor seconds, extra peak memory, and the range."""
     pairs, begun = [], time.perf_counter()
-    while len(pairs) < 5 and (len(pairs) < 1 or time.perf_counter() - begun < 20):
+    while len(pairs) < TIMES and (len(pairs) < 1 or time.perf_counter() - begun < 20):
         wall, processor = time.perf_counter(), time.process_time()
         aggregator.combine(members, public)
         pairs.append((time.perf_counter() - wall, time.process_time() - processor))

@@ -2,13 +2,18 @@
 
 ``python benchmarks/miniature.py NAME FOLDER`` runs the script of that name as it is, with the
 settings of `SMALL`, and writes its page into the folder. Its numbers mean nothing; the tests run
-every script so, because nobody would otherwise notice that one is broken.
+every script so, because nobody would otherwise notice that one is broken. Without a name the
+process reads lines of NAME and FOLDER, runs each in a fork of its own and prints how it ended: what
+all scripts import is imported once.
 """
 
 import importlib
+import json
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import pandas as pd
@@ -45,13 +50,14 @@ ADULT = {
 }
 
 
-# Arguments of a script, and the constants of its module that say how much it does.
+# Arguments of a script, and the constants of its module that say how much it does; a slice takes a
+# part of the constant.
 SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
     "accuracy": (["--quick", "--problem", "adult", "--runs", "2"], {"find_peer": lambda _: None}),
-    "aggregation": (["--quick"], {"SIZES": [20] * 10, "SCALE": 10}),
+    "aggregation": (["--quick"], {"SIZES": [20] * 10, "SCALE": 10, "JOBS": 1}),
     "backends": (
         ["--miniature", "--repeats", "1", "--out", "{out}"],
-        {"RUNS": (("loky", False),) * 2},
+        {"RUNS": (("loky", False),)},
     ),
     "distillation": (
         [],
@@ -63,6 +69,8 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         ["--quick"],
         {
             "forests.N_TRAIN": 2_000,
+            "forests.HEIGHTS": (3, 4),
+            "SETTINGS": slice(1, None, 7),  # five and ten sites, equal and uneven
             "N_PUBLIC": 100,
             "GROUPS": ((5, 10, 15, 20, 25),),
             "PARTIES": (2, 3),
@@ -73,19 +81,26 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         {
             "forests.N_TRAIN": 600,
             "find_peer": lambda _: None,
-            "SIZES": (100_000, 110_000),
+            "SIZES": (1_000, 2_000),
+            "LEAST": 1_000,
             "TIMES": 1,
-            "DEPTHS": (3, 5, 8),
+            "DEPTHS": (3, 4, 5),
             "ROWS": 10_000,
         },
     ),
-    "forests": (["--quick"], {"N_TRAIN": 600, "find_peer": lambda _: None}),
+    "forests": (
+        ["--quick"],
+        {
+            "N_TRAIN": 600,
+            "HEIGHTS": (3, 4),
+            "find_peer": lambda _: None,
+        },
+    ),
     "hub_load": (
         [
             "--contributions",
             "6",
             "--at-once",
-            "1",
             "2",
             "--repeats",
             "1",
@@ -97,7 +112,7 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         {},
     ),
     "large_site": (["--records", "20000", "--only", "logistic", "forest", "--out", "{out}"], {}),
-    "many_members": ([], {"NUMBERS": (10, 30, 100), "N_TRAINED": 20, "N_PUBLIC": 100}),
+    "many_members": ([], {"NUMBERS": (10, 30, 40), "TIMES": 1, "N_TRAINED": 20, "N_PUBLIC": 100}),
     "many_sites": (
         [],
         {"SITES": (40, 20), "SAMPLE": 5, "REPEATS": 1, "first_calls": lambda: ((1, 1), (1, 1))},
@@ -122,6 +137,8 @@ def run(name: str, folder: Path) -> None:
         script = importlib.import_module(module or name)
         if not hasattr(script, attribute):
             raise SystemExit(f"{module or name}.py has no {attribute}: correct SMALL.")
+        if isinstance(value, slice):
+            value = getattr(script, attribute)[value]
         setattr(script, attribute, value)
     script = importlib.import_module(name)
     for place, target in (("ROOT", folder), ("HERE", folder)):
@@ -227,5 +244,30 @@ def _credit(random, n):
     return pa.table({**found, "default_next_month": late.astype(np.int8)})
 
 
+def fork_for_each(lines: TextIO) -> None:
+    """Run a script for each line, which is its name and a folder as JSON."""
+    import matplotlib.pyplot  # noqa: F401
+    import sklearn.linear_model  # noqa: F401
+
+    import consilience
+
+    for name in consilience.__all__:
+        getattr(consilience, name)
+    for line in lines:
+        name, folder = json.loads(line)
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            signal.alarm(600)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            with open(Path(folder) / "said", "w") as said:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                run(name, Path(folder))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    run(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1:]:
+        run(sys.argv[1], Path(sys.argv[2]))
+    else:
+        fork_for_each(sys.stdin)

@@ -15,6 +15,8 @@ from consilience.privacy.ledger import Ledger
 from consilience.site.site import Site
 from consilience.study.study import Study
 
+pytestmark = pytest.mark.xdist_group("demo")  # the demo is played once, not by every worker
+
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):

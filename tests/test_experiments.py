@@ -52,10 +52,20 @@ def around(*means, repeats=5, spread=0.01):
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_paper_runs_in_miniature_and_its_report_and_pictures_are_written(name, tmp_path):
-    """Six panels at most, spread over the paper: the others differ from these in their numbers."""
+    """Three panels at most, spread over the paper: the others differ from these in numbers."""
+    _run_in_miniature(name, tmp_path, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_panel_of_a_paper_runs_in_miniature(name, tmp_path):
+    _run_in_miniature(name, tmp_path, len(select([name])))
+
+
+def _run_in_miniature(name, tmp_path, most):
     paper, settings = PAPERS[name], miniature(tmp_path)
     everything = select([name])
-    chosen = everything[:: -(-len(everything) // 6)]
+    chosen = everything[:: -(-len(everything) // most)]
     run(chosen, settings)
     page = report.write([paper], settings, chosen).read_text(encoding="utf-8")
     for _, figure, panel in chosen:

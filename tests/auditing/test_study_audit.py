@@ -95,7 +95,11 @@ def test_a_study_of_trees_is_attacked_by_sampling():
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"unit": "person", "records_per_person": 2}],
+    [
+        # Forests of records are audited exactly in test_trees.py, replaced ones by samples below.
+        pytest.param({}, marks=pytest.mark.soak),
+        {"unit": "person", "records_per_person": 2},
+    ],
     ids=str,
 )
 def test_forests_keep_their_epsilon_and_half_the_noise_is_caught(settings):

@@ -421,15 +421,23 @@ def test_predicted_loss_of_aggregators_is_that_of_simulations_within_a_factor_of
     ("way", "first", "second", "change"),
     [
         ("average", {"sites": 2}, {"sites": 12}, 6),
-        ("average", {"epsilon": 0.5}, {"epsilon": 2.0}, 4),
-        ("average", {"n": 150, "epsilon": 1.0}, {"n": 600, "epsilon": 1.0}, 4),
         ("blend", {"public": 100}, {"public": 800}, 8),
         ("feature", {"public": 100, "sites": 12}, {"public": 800, "sites": 12}, 8),
-        (
+        # The cells above hold these levels of epsilon, n and sites to a factor.
+        pytest.param("average", {"epsilon": 0.5}, {"epsilon": 2.0}, 4, marks=pytest.mark.soak),
+        pytest.param(
+            "average",
+            {"n": 150, "epsilon": 1.0},
+            {"n": 600, "epsilon": 1.0},
+            4,
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
             "feature",
             {"sites": 2, "epsilon": 2.0, "public": 200},
             {"sites": 10, "epsilon": 2.0, "public": 200},
             5,
+            marks=pytest.mark.soak,
         ),
     ],
 )
