@@ -55,6 +55,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "study-invalid": (422, "Correct the study file; `consilience study check` lists all problems."),
     "file-differs": (409, "Send the file whose SHA-256 the study names."),
     "cannot-combine": (409, "Change what the message names, then ask again."),
+    "withheld": (409, "The study's page says why; a coordinator can publish it all the same."),
     "wrong-method": (405, "Look up the address on the protocol page or at /docs."),
     "unavailable": (503, "Try again later; nothing was lost."),
     "failed": (500, "Tell the hub's operator; trying again will not help."),

@@ -13,7 +13,7 @@ from consilience import (
     PrivateRidge,
 )
 from consilience.aggregators.average import TRUSTED, Average
-from consilience.aggregators.members import DISJOINT, as_members
+from consilience.aggregators.members import DISJOINT, as_members, cap_shares
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
 from consilience.privacy.vector_noise import CLOSING_SHARE
 from consilience.tables.public import Public
@@ -279,3 +279,82 @@ def test_noise_at_the_aggregator_refuses_members_that_move_in_different_ways():
     for mixed in (members, members[::-1]):
         with pytest.raises(SettingsError, match="one kind of learner"):
             Average("equal", epsilon=1.0).combine(mixed)
+
+
+def poisoned(members, scale):
+    """Return the members and a last one that claims the opposite, `scale` times as loudly."""
+    wrong = sites([400], [1.0])[0]
+    wrong.coef_, wrong.intercept_ = members[0].coef_ * scale, members[0].intercept_ * scale
+    return [*members, wrong]
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed"])
+def test_a_robust_average_hardly_moves_for_one_wrong_member(robust):
+    members = sites([400] * 4, [5.0] * 4)
+    X, y = table(2000, 77)
+    honest = Average(robust=robust).combine(members)
+    assert (honest.predict(X) != y).mean() < 0.15
+    for scale in (-1.0, -1e3, -1e100):
+        spoilt = Average(robust=robust).combine(poisoned(members, scale))
+        assert (spoilt.predict(X) != y).mean() < 0.2
+        np.testing.assert_allclose(spoilt.weights, 0.2)
+        assert spoilt.guarantee.epsilon == max(m.guarantee_.epsilon for m in members)
+    assert (Average().combine(poisoned(members, -1e3)).predict(X) != y).mean() > 0.8
+
+
+def test_a_robust_average_is_the_median_or_the_trimmed_mean_of_each_coefficient():
+    members = sites([100] * 5, [1.0] * 5)
+    rows = np.sort([member.coef_[0] for member in members], axis=0)
+    np.testing.assert_array_equal(Average(robust="median").combine(members).coef[0], rows[2])
+    trimmed = Average(robust="trimmed").combine(members).coef[0]
+    np.testing.assert_allclose(trimmed, rows[2])  # two of five are cut at both ends
+    four = Average(robust="trimmed").combine(members[:4]).coef[0]
+    expected = np.sort([member.coef_[0] for member in members[:4]], axis=0)[1:3].mean(axis=0)
+    np.testing.assert_allclose(four, expected)
+    pair = Average(robust="median").combine(members[:2]).coef[0]
+    np.testing.assert_allclose(pair, (members[0].coef_[0] + members[1].coef_[0]) / 2)
+
+
+def test_a_robust_average_asks_only_members_that_know_a_class():
+    some = sites([200, 200], [5.0, 5.0], classes=[0, 1, 2])
+    others = sites([200], [5.0], classes=[0, 1])
+    ensemble = Average(robust="median").combine([*some, *others], None)
+    np.testing.assert_allclose(ensemble.coef[2], (some[0].coef_[2] + some[1].coef_[2]) / 2)
+
+
+def test_a_robust_average_draws_no_noise():
+    with pytest.raises(SettingsError, match="robust"):
+        Average(robust="median", epsilon=1.0)
+    with pytest.raises(SettingsError, match="robust"):
+        Average(robust="mode")
+    assert "median" in Average(robust="median").describe().title
+    assert not Average(robust="median").is_predictable(None, public=False)
+
+
+def test_no_member_weighs_more_than_the_study_allows():
+    members = sites([100, 100, 100, 9700], [1.0] * 4)
+    for weights in ("size", "precision"):
+        average = Average(weights)
+        assert average.combine(members).weights[3] > 0.8
+        average.max_weight = 0.4
+        shares = average.combine(members).weights
+        np.testing.assert_allclose(shares, [0.2, 0.2, 0.2, 0.4])
+        average.max_weight = 0.1  # four members cannot weigh a tenth each
+        np.testing.assert_allclose(average.combine(members).weights, 0.25)
+
+
+def test_shares_are_capped_in_proportion_and_free_ones_are_the_same_numbers():
+    shares = np.array([0.6, 0.3, 0.1])
+    assert cap_shares(shares, 1.0) is shares
+    assert cap_shares(shares, 0.6) is shares
+    np.testing.assert_allclose(cap_shares(shares, 0.5), [0.5, 0.375, 0.125])
+    np.testing.assert_allclose(cap_shares(shares, 0.4), [0.4, 0.4, 0.2])
+    np.testing.assert_allclose(cap_shares(np.array([1.0, 0.0, 0.0]), 0.5), [0.5, 0.25, 0.25])
+    rng = np.random.default_rng(0)
+    for n in (2, 5, 50):
+        drawn = rng.dirichlet(np.full(n, 0.1))
+        for most in (0.01, 0.3, 0.9):
+            capped = cap_shares(drawn, most)
+            assert capped.sum() == pytest.approx(1)
+            assert capped.max() <= max(most, 1 / n) * (1 + 1e-9)
+            assert (np.diff(capped[np.argsort(drawn)]) >= -1e-12).all()

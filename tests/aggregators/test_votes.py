@@ -626,3 +626,11 @@ def test_every_slot_is_held_out_as_often_as_asked():
 def test_members_can_be_given_as_they_are():
     (member,) = as_members([forest()])
     assert WeightedVote().combine([member]).weights.tolist() == [1.0]
+
+
+def test_no_voter_weighs_more_than_the_study_allows():
+    vote = WeightedVote("size")
+    members = [forest(n=n, neighbours="replace-one") for n in (100, 100, 9800)]
+    assert vote.combine(members).weights[2] > 0.9
+    vote.max_weight = 0.4
+    np.testing.assert_allclose(vote.combine(members).weights, [0.3, 0.3, 0.4])

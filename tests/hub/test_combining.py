@@ -121,7 +121,7 @@ def test_a_member_withdrawn_meanwhile_does_not_come_back(world: Any) -> None:
     study = world.hub.study("demo")[1]
     release = world.combiner._release(study, every, every, None)
     world.call(wards[0], "POST", "/api/studies/demo/withdrawals", b"{}")
-    published = world.combiner._publish(release, row, every, None, "me")
+    published = world.combiner._publish(release, row, None, "me")
     assert published["state"] == "withdrawn"
     world.combiner.run(at_once=True)
     assert [source.site for source in newest(world).sources] == [ward.name for ward in wards[1:]]

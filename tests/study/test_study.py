@@ -319,3 +319,17 @@ def test_certificates_say_it_in_words(tmp_path):
         "<script"
         not in of_study(dataclasses.replace(found, purpose="<script>alert(1)</script>")).as_html()
     )
+
+
+def test_limits_are_part_of_the_study_only_if_it_sets_them():
+    plain = Study.from_text(study_text())
+    assert "max_size" not in plain.to_dict()["privacy"]
+    stated = Study.from_text(study_text(privacy=f"max_size = {2**31}\nmax_weight = 1.0"))
+    assert stated.digest == plain.digest
+    limited = Study.from_text(study_text(privacy="max_size = 1000\nmax_weight = 0.4"))
+    assert limited.digest != plain.digest
+    assert Study.from_dict(limited.to_dict()) == limited
+    assert (limited.max_size, limited.build_aggregator().max_weight) == (1000, 0.4)
+    for wrong in ("max_size = 0", "max_size = 2.5", "max_weight = 0", "max_weight = 1.5"):
+        with pytest.raises(SettingsError, match=wrong.split(maxsplit=1)[0]):
+            Study.from_text(study_text(privacy=wrong))

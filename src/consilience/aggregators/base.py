@@ -159,6 +159,7 @@ class Aggregator(Settings, ABC):
     combines_coefficients: ClassVar[bool] = False  # so members must be linear
     asks_votes: ClassVar[bool] = False  # `combine` also takes the `Tally` that `question` counts
     weighing: ClassVar[str] = "The aggregator decides how members count."
+    max_weight: float = 1.0  # of any member before labels are used; the study sets it
     # What its own noise hides; None is the members' own unit, a record or a person.
     hidden_unit: ClassVar[Unit | None] = None
 

@@ -16,6 +16,7 @@ from consilience.aggregators.members import (
     Member,
     align_members,
     as_members,
+    cap_shares,
     class_shares,
     joint_guarantee,
 )
@@ -90,7 +91,7 @@ class UsesLabels(Aggregator):
 
     def weigh(self, members: Sequence[Member], public: Public | None) -> Array:
         """Return the members' weights before any label is used."""
-        return prior_shares(members, public)
+        return cap_shares(prior_shares(members, public), self.max_weight)
 
 
 def read_labelled(
@@ -111,7 +112,7 @@ def read_labelled(
     aggregator._require("huber", huber is None or is_positive(huber), "None or a number > 0")
     classes, coef, intercept, known = align_members(found, aggregator.classes)
     X, labels = _checked(public, name, coef.shape[2])
-    shares = prior_shares(found, Public(X) if weigh_by_public else None)
+    shares = aggregator.weigh(found, Public(X) if weigh_by_public else None)
     mass = class_shares(shares, known, coef.shape[1])
     y, loss, scale = _encoded(labels, classes, huber, name)
     return Labelled(found, classes, coef, intercept, shares, mass, X, labels, y, loss, scale)

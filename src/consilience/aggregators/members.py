@@ -231,6 +231,21 @@ def public_sizes(members: Sequence[Member], weights: str, advice: str) -> Array:
     return np.array([max(member.size or 0, 1) for member in members], dtype=np.float64)
 
 
+def cap_shares(shares: Array, most: float) -> Array:
+    """Return shares of at most `most` each, or equal ones if there are too few members for that.
+
+    What is cut off one share is divided among the others in proportion to theirs.
+    """
+    most = max(most, 1 / len(shares))
+    capped = np.zeros(len(shares), dtype=bool)
+    while (shares > most * (1 + 1e-12)).any():
+        capped |= shares > most
+        rest = np.where(capped, 0.0, shares)
+        rest = np.where(capped, 0.0, 1.0) if not rest.any() else rest
+        shares = np.where(capped, most, rest * (1 - most * capped.sum()) / max(rest.sum(), 1e-300))
+    return shares
+
+
 def class_shares(shares: Array, known: Array, n_outputs: int) -> Array:
     """Divide each output's weight among the members that know its class; 0 if none does."""
     mass = shares[:, None] * (known if n_outputs > 1 else known.any(axis=1, keepdims=True))

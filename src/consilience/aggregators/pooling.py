@@ -31,7 +31,7 @@ from consilience.aggregators.base import (
     TakeApart,
     Tensors,
 )
-from consilience.aggregators.members import as_members, joint_guarantee
+from consilience.aggregators.members import as_members, cap_shares, joint_guarantee
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
@@ -244,7 +244,7 @@ class PooledCounts(Aggregator):
         )
         if not scales.any():
             scales = np.ones(len(scales))
-        scales = scales / scales.max()
+        scales = self._capped(scales / scales.max(), forests)
         counts = sum(
             scale * forest.counts_ for scale, forest in zip(scales.tolist(), forests, strict=True)
         )
@@ -263,6 +263,13 @@ class PooledCounts(Aggregator):
             guarantee=_with_structure(joint_guarantee(found), forests),
             guarantees=tuple(member.guarantee for member in found),
         )
+
+    def _capped(self, scales: Array, forests: Sequence[PrivateForestClassifier]) -> Array:
+        """Return scales at which no member has more than its share of all counts."""
+        whole = np.array([max(float(forest.counts_.sum()), 1.0) for forest in forests]) * scales
+        shares = whole / whole.sum()
+        capped = cap_shares(shares, self.max_weight)
+        return scales if capped is shares else scales * capped / np.maximum(shares, 1e-300)
 
 
 def _check_counts(learner: object) -> PrivateForestClassifier:

@@ -35,6 +35,7 @@ from consilience.aggregators.members import (
     LinearEnsemble,
     Member,
     as_members,
+    cap_shares,
     common_classes,
     joint_guarantee,
     public_sizes,
@@ -137,7 +138,7 @@ class WeightedVote(Aggregator):
         """Return the ensemble of `members`; labelled `public` records measure their accuracies."""
         found = as_members(members)
         classes = _declared(found, self.classes)
-        shares = self._weights(found, public)
+        shares = cap_shares(self._weights(found, public), self.max_weight)
         own = tuple(member.guarantee for member in found)
         learners = tuple(_voter(member) for member in found)
         return VoteEnsemble(learners, classes, shares, self.voting, joint_guarantee(found), own)

@@ -6,20 +6,29 @@ refused, and so is every tensor that the learner could not have produced.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
-from consilience.files.sealed import Sealed, SealedFile, SignedFile, SigningKey, refused
+from consilience.files.sealed import (
+    Sealed,
+    SealedFile,
+    SignedFile,
+    SigningKey,
+    canonical,
+    refused,
+)
 from consilience.learners.base import PrivateLearner, State
+from consilience.learners.implied import Extent, Implied
 from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
@@ -63,27 +72,34 @@ def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[
     return facts, {name: np.asarray(tensor) for name, tensor in learner.released_state().items()}
 
 
+def _unfitted(facts: Mapping[str, Any]) -> Any:
+    """Return the learner that facts describe, with what is public of its fit but its tensors."""
+    kind = LEARNERS[facts["learner"]]
+    settings = {name: from_plain(value) for name, value in facts["settings"].items()}
+    numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
+    named = set(kind._get_param_names()) - {"noise"}
+    accept("settings", settings.keys() == named and numbers)
+    learner: Any = kind(**settings)
+    n_features, classes, size = facts["n_features"], facts["classes"], facts["size"]
+    accept("features", type(n_features) is int and 1 <= n_features <= MOST_FEATURES)
+    accept("classes", (classes is None) == kind.predicts_number)
+    accept("classes", classes is None or _are_classes(classes))
+    accept("size", size is None or (type(size) is int and 1 <= size < 2**60))
+    learner.n_features_in_ = n_features
+    if classes is not None:
+        learner.classes_ = np.asarray(classes)
+    if size is not None:
+        learner.public_size_ = size
+    return learner
+
+
 def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
     """Return the fitted learner that `take_apart` took apart, or refuse facts of no learner."""
     try:
-        kind = LEARNERS[facts["learner"]]
-        settings = {name: from_plain(value) for name, value in facts["settings"].items()}
-        numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
-        named = set(kind._get_param_names()) - {"noise"}
-        accept("settings", settings.keys() == named and numbers)
-        learner: Any = kind(**settings)
-        n_features, classes, size = facts["n_features"], facts["classes"], facts["size"]
-        accept("features", type(n_features) is int and 1 <= n_features <= MOST_FEATURES)
-        accept("classes", (classes is None) == kind.predicts_number)
-        accept("classes", classes is None or _are_classes(classes))
-        learner.n_features_in_ = n_features
-        if classes is not None:
-            learner.classes_ = np.asarray(classes)
+        learner = _unfitted(facts)
         accept("tensors", learner.check_state(tensors))
         learner.restore_state(dict(tensors))
-        accept("size", size is None or (type(size) is int and 1 <= size < 2**60))
-        if size is not None:
-            learner.public_size_ = size
+        accept("size", getattr(learner, "public_size_", None) == facts["size"])
         learner.events_ = events_from_json(facts["events"])
         learner.guarantee_ = Guarantee.from_dict(facts["guarantee"])
         learner.receipt_ = facts.get("receipt")
@@ -91,6 +107,52 @@ def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
         part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
         raise refused(UNKNOWN.format(part)) from None
     return learner
+
+
+def _imply(facts: Mapping[str, Any]) -> Implied | None:
+    """Return what the facts imply of events and tensors; None if the learner cannot say."""
+    known = ("learner", "settings", "n_features", "classes", "size", "tensors")
+    try:
+        public = {name: facts[name] for name in known}
+        public["tensors"] = {name: form["shape"] for name, form in facts["tensors"].items()}
+        return _imply_from(canonical(public))
+    except (*MALFORMED, ArithmeticError) as problem:
+        part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
+        raise refused(UNKNOWN.format(part)) from None
+
+
+@lru_cache(maxsize=1 << 12)  # a hub looks at every contribution again for every release
+def _imply_from(text: str) -> Implied | None:
+    facts = json.loads(text)
+    implied: Implied | None = _unfitted(facts).implied(facts["tensors"])
+    return implied
+
+
+def _check_implied(
+    facts: Mapping[str, Any], extents: Mapping[str, Extent] | None = None
+) -> Implied | None:
+    """Refuse events, shapes and, with `extents`, numbers that no fit with such facts has.
+
+    Everything here is public. It is checked before any number is read that the sender stated of
+    its own noise.
+    """
+    implied = _imply(facts)
+    if implied is None:
+        return None
+    if not implied.has_shapes({name: form["shape"] for name, form in facts["tensors"].items()}):
+        raise refused("its tensors do not have the shapes that its settings imply")
+    if not implied.has_events(_read_events(facts)):
+        raise refused("its events are not the ones that its settings and its size imply")
+    if extents is not None and not implied.has_numbers(extents):
+        raise refused("its numbers are larger than its settings, its size and its noise allow")
+    return implied
+
+
+def _read_events(facts: Mapping[str, Any]) -> tuple[Event, ...]:
+    try:
+        return events_from_json(facts["events"])
+    except MALFORMED:
+        raise refused(UNKNOWN.format("events")) from None
 
 
 def accept(part: str, fits: bool) -> None:
@@ -229,19 +291,27 @@ class Contribution(SignedFile):
 
         The result has every fact, but not all numbers of the learner: do not predict with it.
         """
-        file.check_tensors()
+        _check_implied(file.facts)
+        extents = dict.fromkeys(file.facts["tensors"], Extent())
+
+        def watch(name: str, block: Array) -> None:
+            extents[name] = extents[name].include(block)
+
+        file.check_tensors(watch)
         kind = LEARNERS.get(str(file.facts.get("learner")))
         check = "whole" if kind is None else kind.state_check
         if check == "rows":
-            return cls._inspect_rows(file, trusted=trusted)
+            return cls._inspect_rows(file, extents, trusted=trusted)
         names = file.facts["tensors"]
         state = {
             name: file.tensor(name) if check == "whole" else file.zeros(name) for name in names
         }
-        return cls(file.filled(state))._check(trusted)
+        return cls(file.filled(state))._check(trusted, extents)
 
     @classmethod
-    def _inspect_rows(cls, file: SealedFile, *, trusted: bool) -> Self:
+    def _inspect_rows(
+        cls, file: SealedFile, extents: Mapping[str, Extent], *, trusted: bool
+    ) -> Self:
         """Check a file some rows of its tensors at a time."""
         forms = {name: tuple(form["shape"]) for name, form in file.facts["tensors"].items()}
         lengths = {form[0] for form in forms.values() if form}
@@ -258,14 +328,17 @@ class Contribution(SignedFile):
                 for name, form in forms.items()
             }
             if first is None:
-                first = cls(file.filled(state))._check(trusted)
+                first = cls(file.filled(state))._check(trusted, extents)
             elif not first.learner.check_state(state):
                 raise refused(UNKNOWN.format("tensors"))
         assert first is not None
         return first
 
-    def _check(self, trusted: bool) -> Self:
+    def _check(self, trusted: bool, extents: Mapping[str, Extent] | None = None) -> Self:
+        """Check everything; `extents` are of the whole tensors, if `sealed` has only a part."""
         facts = self.sealed.facts
+        if extents is None:
+            extents = {name: Extent.of([one]) for name, one in self.sealed.tensors.items()}
         expected: dict[type, tuple[str, ...]] = {
             str: ("learner", "events", "site", "software", "created"),
             int: ("n_features", "sequence"),
@@ -282,6 +355,7 @@ class Contribution(SignedFile):
             and ("nonce" not in facts or is_nonce(facts["nonce"]))
         ):
             raise refused("a fact is missing or of the wrong kind")
+        _check_implied(facts, extents)
         check_guarantee(self.learner, trusted=trusted)
         return self
 

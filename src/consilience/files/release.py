@@ -128,6 +128,13 @@ def _take_apart(ensemble: Ensemble) -> tuple[dict[str, Any], dict[str, Array]]:
     return {"classes": labels, "ensemble": kind, **facts}, tensors
 
 
+def check_finite(ensemble: Ensemble) -> None:
+    """Refuse an ensemble whose numbers overflowed: it cannot be released."""
+    _, tensors = _take_apart(ensemble)
+    if not all(np.isfinite(tensor).all() for tensor in (*tensors.values(), ensemble.weights)):
+        raise SettingsError("Numbers of the combined model are too large. Nothing was released.")
+
+
 def _rebuild(
     facts: Mapping[str, Any], tensors: Mapping[str, Array], guarantee: Guarantee, weights: Array
 ) -> Ensemble:

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -294,10 +294,13 @@ class SealedFile:
         """Return the file with these tensors, which may be a part of its own."""
         return Sealed(self.kind, self.facts, tensors, self.signature)
 
-    def check_tensors(self) -> None:
-        """Check digest and finiteness of every tensor, holding one block of it at a time."""
+    def check_tensors(self, watch: Callable[[str, Array], None] | None = None) -> None:
+        """Check digest and finiteness of every tensor, holding one block of it at a time.
+
+        `watch` is called with the name of a tensor and each of its blocks.
+        """
         for name, form in self.facts["tensors"].items():
-            if _digest(self._blocks(name)) != form["sha256"]:
+            if _digest(self._watched(name, watch)) != form["sha256"]:
                 raise refused("a tensor differs from its digest")
 
     def rows(self, name: str, begin: int, stop: int) -> Array:
@@ -315,6 +318,12 @@ class SealedFile:
         """Return zeros of a tensor's shape and type, which take no memory."""
         form = self._forms[name]
         return np.broadcast_to(np.zeros((), _DTYPES[form["dtype"]]), form["shape"])
+
+    def _watched(self, name: str, watch: Callable[[str, Array], None] | None) -> Iterator[Array]:
+        for block in self._blocks(name):
+            yield block
+            if watch is not None:
+                watch(name, block)
 
     def _blocks(self, name: str) -> Iterator[Array]:
         n_numbers = math.prod(self._forms[name]["shape"])

@@ -12,19 +12,30 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from typing import NamedTuple
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from consilience.aggregators.outliers import find_far
 from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.hub.hub import Hub
 from consilience.hub.store import Row
+from consilience.hub.store.studies import describe_absent
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.spending import Account
 from consilience.protocol import Refusal
-from consilience.study.collect import Publication, collect
+from consilience.study.collect import (
+    Publication,
+    collect,
+    find_breaking,
+    find_withheld,
+    name_problem,
+)
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.tables.public import Public
@@ -32,6 +43,19 @@ from consilience.tables.public import Public
 POLL_SECONDS = 1.0  # how soon a change that another process accepted is noticed
 
 logger = logging.getLogger("consilience.hub")
+
+
+# Nothing that a member or a study can cause: a later attempt may work.
+MACHINE = (OSError, MemoryError, SQLAlchemyError)
+
+
+class _Made(NamedTuple):
+    """A release, the contributions in it, and the sites that were left out or look unusual."""
+
+    release: Release
+    digests: list[str]
+    absent: dict[str, str]
+    alerts: dict[str, str]
 
 
 class Combiner:
@@ -81,7 +105,7 @@ class Combiner:
 
         Return how many others still wait for that. With `at_once`, none waits.
         """
-        due = [row for row in self.hub.store.due() if not self.hub.agreed(row["name"]).draws_noise]
+        due = [row for row in self.hub.store.due() if self._combines_itself(row)]
         names = {row["name"] for row in due}
         self._waiting = {name: since for name, since in self._waiting.items() if name in names}
         waiting = 0
@@ -96,9 +120,25 @@ class Combiner:
                 self.combine(row["name"])
             except Refusal as refusal:  # the study's row says why, or another worker combines it
                 logger.info("study %s was not combined: %s", row["name"], refusal.code)
+            except Exception:  # the study stays due, and the others have their turn
+                logger.exception("combining study %s was interrupted", row["name"])
             self._pause = time.monotonic() - began
             self.combined, self.seconds = self.combined + 1, self.seconds + self._pause
         return waiting
+
+    def _combines_itself(self, row: Row) -> bool:
+        """Tell whether the hub combines a study unasked; one that cannot be read it gives up."""
+        try:
+            return not self.hub.agreed(row["name"]).draws_noise
+        except MACHINE:
+            raise
+        except Exception as problem:
+            logger.exception("study %s cannot be read", row["name"])
+            store, worker = self.hub.store, f"{self.worker}-{secrets.token_hex(4)}"
+            if store.claim(row["name"], worker, self.hub.settings.lease_seconds) is not None:
+                text = f"This version cannot read the study: {name_problem(problem)}"
+                store.give_up(row["name"], row["changes"], worker, text)
+            return False
 
     def _is_quiet(self, row: Row, waited: float) -> bool:
         settings = self.hub.settings
@@ -144,16 +184,26 @@ class Combiner:
                 if (n := len(accepted)) < study.min_sites:
                     message = f"A release needs {study.min_sites} sites; so far {n} contributed."
                     raise Refusal("too-few-sites", message)
-                release = self._release(study, accepted, contributions, request)
-            except (Refusal, ConsilienceError) as problem:
+                made = self._release(study, accepted, contributions, request)
+                reason = None if request is not None else find_withheld(made.release)
+                if reason is not None:
+                    raise Refusal("withheld", reason)
+            except MACHINE:
+                store.unclaim(name, worker)
+                raise
+            except Exception as problem:
+                if not isinstance(problem, Refusal | ConsilienceError):
+                    logger.exception("study %s cannot be combined", name)
                 refusal = _as_refusal(problem)
                 expected = refusal.code == "too-few-sites" or study.draws_noise
-                store.give_up(name, row["changes"], worker, None if expected else refusal.message)
+                reported = None if expected else refusal.message
+                withheld = refusal.code == "withheld"
+                store.give_up(name, row["changes"], worker, reported, withheld=withheld)
                 raise refusal from None
             except BaseException:
                 store.unclaim(name, worker)
                 raise
-            return self._publish(release, row, accepted, request, worker)
+            return self._publish(made, row, request, worker)
 
     def _check_noise(self, study: Study, request: str | None) -> None:
         if study.draws_noise and request is None:
@@ -173,14 +223,68 @@ class Combiner:
         accepted: Sequence[Row],
         contributions: Sequence[Row],
         request: str | None,
-    ) -> Release:
-        store = self.hub.store
+    ) -> _Made:
+        study.require_valid()
         public, test = (self._records(study, part) for part in (study.public, study.test))
-        members = [
-            Contribution.load(store.content(row["sha256"]), trusted=study.trusted)
-            for row in accepted
-        ]
-        used = {row["digest"] for row in accepted}
+        members, absent = self._members(study, accepted)
+        _require_enough(study, members, absent)
+        try:
+            release = self._collect(study, members, contributions, request, public, test)
+        except (Refusal, BudgetExceeded, *MACHINE):
+            raise
+        except Exception:
+            breaking: dict[str, str] = {}
+            if not study.draws_noise:
+                breaking = find_breaking(study, members, public=public, test=test)
+            if not breaking:
+                raise
+            logger.warning("study %s: %d members are left out", study.name, len(breaking))
+            absent |= breaking
+            members = [member for member in members if member.site not in breaking]
+            _require_enough(study, members, absent)
+            release = self._collect(study, members, contributions, request, public, test)
+        # What is unusual about an exact member is not private.
+        far = {} if study.trusted else self._find_far(members, release, public, test)
+        return _Made(release, [member.digest for member in members], absent, far)
+
+    def _find_far(
+        self, members: Sequence[Contribution], release: Release, *records: Public | None
+    ) -> dict[str, str]:
+        try:
+            far = find_far([member.learner for member in members], release.ensemble, *records)
+        except (ArithmeticError, ValueError, ConsilienceError):
+            logger.exception("members of study %s cannot be compared", release.study["name"])
+            return {}
+        return {members[place].site: text for place, text in far.items()}
+
+    def _members(
+        self, study: Study, accepted: Sequence[Row]
+    ) -> tuple[list[Contribution], dict[str, str]]:
+        """Return the contributions that fit the study, and why those of other sites do not.
+
+        Earlier versions checked less when they accepted one.
+        """
+        members, absent = [], {}
+        for row in accepted:
+            content = self.hub.store.content(row["sha256"])
+            try:
+                members.append(study.accept(Contribution.load(content, trusted=study.trusted)))
+            except MACHINE:
+                raise
+            except Exception as problem:
+                absent[row["site"]] = name_problem(problem)
+        return members, absent
+
+    def _collect(
+        self,
+        study: Study,
+        members: Sequence[Contribution],
+        contributions: Sequence[Row],
+        request: str | None,
+        public: Public | None,
+        test: Public | None,
+    ) -> Release:
+        store, used = self.hub.store, {member.digest for member in members}
         earlier: dict[str, list[Guarantee]] = {}
         for row in contributions:
             if row["digest"] not in used:
@@ -208,9 +312,8 @@ class Combiner:
             named.symlink_to(place)
         return part.read(study.schema, folder)
 
-    def _publish(
-        self, release: Release, row: Row, accepted: Sequence[Row], request: str | None, worker: str
-    ) -> Row:
+    def _publish(self, made: _Made, row: Row, request: str | None, worker: str) -> Row:
+        release = made.release
         store, arrived = self.hub.store, self.hub.store.files.new()
         content = release.sealed.to_bytes()
         arrived.write_bytes(content)
@@ -224,10 +327,10 @@ class Combiner:
             "change": row["changes"],
             "request": request,
             "size": len(content),
-            "n_sites": len(accepted),
+            "n_sites": len(made.digests),
             "guarantee": release.guarantee.as_dict(),
         }
-        return store.publish(facts, [member["digest"] for member in accepted], worker)
+        return store.publish(facts, made.digests, worker, absent=made.absent, alerts=made.alerts)
 
     @contextmanager
     def _renewing(self, name: str, worker: str) -> Iterator[None]:
@@ -247,8 +350,20 @@ class Combiner:
             thread.join()
 
 
-def _as_refusal(problem: Refusal | ConsilienceError) -> Refusal:
+def _require_enough(
+    study: Study, members: Sequence[Contribution], absent: Mapping[str, str]
+) -> None:
+    """Refuse if too few sites are left once those that cannot be combined are not counted."""
+    if len(members) < study.min_sites:
+        raise Refusal(
+            "cannot-combine",
+            f"A release needs {study.min_sites} sites, and {len(members)} can be combined. "
+            f"{describe_absent(absent)}",
+        )
+
+
+def _as_refusal(problem: Exception) -> Refusal:
     if isinstance(problem, Refusal):
         return problem
     code = "budget" if isinstance(problem, BudgetExceeded) else "cannot-combine"
-    return Refusal(code, str(problem))
+    return Refusal(code, name_problem(problem))

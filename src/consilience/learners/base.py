@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 
 from consilience.errors import SettingsError, shield
+from consilience.learners.implied import Implied
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
@@ -220,6 +221,14 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
     def check_state(self, state: State) -> bool:
         """Tell whether this learner could have released these arrays; they may be hostile."""
         raise NotImplementedError  # pragma: no cover - learners that leave a site define it
+
+    def implied(self, shapes: Mapping[str, Sequence[int]]) -> Implied | None:
+        """Return what these settings and public facts imply of a fit that released such arrays.
+
+        The learner need not be fitted: it has ``n_features_in_``, its classes, and its public size
+        if the file states one. None if they imply nothing, and the sender's word has to be taken.
+        """
+        return None
 
     def _check_privacy(self, mechanisms: Sequence[str]) -> None:
         """Refuse what no guarantee could be about; `mechanisms` are those that there are."""

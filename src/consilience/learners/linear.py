@@ -8,18 +8,26 @@ drawn in `perturbation.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from consilience.errors import GuaranteeVoid, SettingsError
-from consilience.learners.ball import Ball, into_ball, out_of_ball
+from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
+from consilience.learners.ball import (
+    HALF,
+    Ball,
+    into_ball,
+    label_bound,
+    out_of_ball,
+    scale_to_user,
+)
 from consilience.learners.base import (
     PrivateLearner,
     Rows,
@@ -36,6 +44,7 @@ from consilience.learners.encoded import (
     LabelScale,
 )
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Loss, Softmax
+from consilience.learners.implied import ROUNDING, Bound, Implied
 from consilience.learners.inputs import (
     READ_LABELS,
     Chunked,
@@ -50,6 +59,7 @@ from consilience.learners.inputs import (
 from consilience.learners.perturbation import (
     LinearPlan,
     LinearTask,
+    longest_release,
     plan_linear,
     public_size,
     train_linear,
@@ -74,6 +84,8 @@ _NO_THESIS = (
     "calibration='thesis' names the thesis' matrix perturbation and applies to "
     "mechanism='matrix' only. Nothing was trained. Use calibration='tight'."
 )
+MOST_DRAWN_AGAIN = 1 << 10  # columns of a random matrix that is checked: a second's work at most
+UNSEEDED = 64.0  # the factor by which an unknown random matrix may move a convexity or a length
 # What the batch in `simulation/together.py` does in its own way, for models and their scores.
 _TRAINING = (
     *("fit", "make_task", "loss", "_fit", "_plan", "_train", "_dimension"),
@@ -213,11 +225,41 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         X = validate_table(self, X, reset=False)
         return np.asarray(X @ self.coef_.T + self.intercept_)
 
-    def check_state(self, state: State) -> bool:
-        """Tell whether coefficients and intercepts have the shapes that this learner gives them."""
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         n_classes = len(getattr(self, "classes_", ()))
         rows = () if n_classes == 0 else (1,) if n_classes <= 2 else (n_classes,)
-        shapes = {"coef": (*rows, self.n_features_in_), "intercept": rows or (1,)}
+        return {"coef": (*rows, self.n_features_in_), "intercept": rows or (1,)}
+
+    def implied(self, shapes: Mapping[str, Sequence[int]]) -> Implied:
+        """Return the noise that was planned, and a bound on the length of the coefficients.
+
+        A minimum of mean loss and ridge is at most Lipschitz constant over ridge long, and noise
+        makes it longer by a known length. A random matrix that is large, or without a declared
+        seed, is not drawn again; it moves events and length by a limited factor.
+        """
+        self.check_settings()
+        if not is_count(getattr(self, "public_size_", None)):
+            raise ContributionRejected("size")
+        n_classes = len(getattr(self, "classes_", ()))
+        loss, size = self.loss(n_classes), int(self.public_size_)
+        n_problems = n_classes if n_classes > 2 and loss.n_outputs == 1 else 1
+        task = LinearTask(loss, self._dimension, size, size, n_problems)
+        large = self._dimension > MOST_DRAWN_AGAIN
+        unknown = self.mechanism == "matrix" and (large or self.random_state is None)
+        learner = clone(self).set_params(mechanism="objective") if unknown else self
+        plan, factor = plan_linear(learner, task), UNSEEDED if unknown else 1.0
+        longest = longest_release(learner, task, plan) * math.sqrt(n_problems) * factor
+        lengths = {
+            "coef": longest * scale_to_user(self),
+            "intercept": longest * HALF * label_bound(self) if self.fit_intercept else 0.0,
+        }
+        bounds = {name: Bound(shape, norm=lengths[name]) for name, shape in self._shapes.items()}
+        return Implied(plan.events, bounds, slack=factor if unknown else ROUNDING)
+
+    def check_state(self, state: State) -> bool:
+        """Tell whether coefficients and intercepts have the shapes that this learner gives them."""
+        shapes = self._shapes
         return set(state) == set(shapes) and all(
             state[name].shape == shape and state[name].dtype == np.float64
             for name, shape in shapes.items()

@@ -32,6 +32,7 @@ from consilience.learners.erm import (
     gradient_error,
     solve,
 )
+from consilience.learners.implied import ROUNDING, UNLIKELY
 from consilience.privacy.accounting import (
     Closing,
     Event,
@@ -51,6 +52,7 @@ from consilience.privacy.vector_noise import (
     is_in_objective,
     main_share,
     public_radius,
+    public_sum,
 )
 
 Array = NDArray[Any]
@@ -58,6 +60,7 @@ Array = NDArray[Any]
 # Of the un-normalised gradient norm, relative to the total regularisation: near what doubles can
 # reach, so that the closing noise stays invisible.
 TOLERANCE = 1e-8
+MOST_RECORDS = 1 << 31  # of one site
 LOSS_NAMES: dict[type, Literal["logistic", "huber-hinge", "softmax", "huber"]] = {
     Logistic: "logistic",
     HuberHinge: "huber-hinge",
@@ -175,6 +178,31 @@ def _inexactness(tolerance: float, strong: float, ridge: float) -> float:
     tolerance / (16 ridge).
     """
     return 1.25 * tolerance / strong + tolerance / (8 * ridge)
+
+
+def longest_release(learner: Any, task: LinearTask, plan: LinearPlan) -> float:
+    """Return a length that `train_linear` exceeds with a probability of at most 2 `UNLIKELY`."""
+    loss, ridge = task.loss, plan.regularization
+    radius = public_radius(plan.noise, task.dimension_of_noise, probability=UNLIKELY)
+    linear = radius if is_in_objective(plan.noise) else 0.0
+    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    records = per_unit * max(task.n_units, 1)
+    if learner.neighbours == "add-remove":
+        # Hidden; where there is noise, `train_linear` cuts its minimum to the planned length.
+        records = per_unit * MOST_RECORDS
+    # The gradient vanishes at the minimum, and J there is at most J(0).
+    longest = min(
+        (records * loss.lipschitz + linear) / ridge,
+        (linear + math.sqrt(linear**2 + 2 * ridge * records * loss.at_zero)) / ridge,
+    )
+    if plan.noise is not None:
+        longest = min(longest, plan.longest)
+    longest += plan.tolerance / ridge + (radius - linear)
+    if plan.closing is not None:
+        dimension = plan.closing.dimension
+        each = public_sum(plan.closing, 1, probability=UNLIKELY / dimension)
+        longest += math.sqrt(dimension) * each
+    return longest * (1 + ROUNDING)
 
 
 def output_sensitivity(learner: Any, task: LinearTask) -> float:

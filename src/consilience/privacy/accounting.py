@@ -643,6 +643,25 @@ def _from_plain(row: dict[str, Any]) -> Event:
     return kind(**facts)
 
 
+def are_alike(stated: object, planned: object, *, slack: float) -> bool:
+    """Tell whether events, or lists of them, are equal up to a relative difference of numbers."""
+    if isinstance(planned, tuple):
+        return (
+            isinstance(stated, tuple)
+            and len(stated) == len(planned)
+            and all(are_alike(*pair, slack=slack) for pair in zip(stated, planned, strict=True))
+        )
+    if isinstance(planned, Event):
+        return type(stated) is type(planned) and all(
+            are_alike(getattr(stated, field.name), getattr(planned, field.name), slack=slack)
+            for field in fields(planned)
+        )
+    if isinstance(planned, float) and isinstance(stated, float | int):
+        low, high = sorted((float(stated), planned))
+        return high <= low * (1 + slack)
+    return bool(stated == planned)
+
+
 def events_from_json(text: str) -> tuple[Event, ...]:
     """Rebuild events written by `events_to_json`; nothing is ever imported."""
     try:

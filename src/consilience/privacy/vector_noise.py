@@ -204,6 +204,22 @@ def minimum_variance(event: VectorNoise, dimension: int, *, curvature: float = 0
     return noise_variance(event, dimension) / damping**2
 
 
+def public_sum(
+    event: Laplace | Gaussian | Closing | None, n_draws: int, *, probability: float
+) -> float:
+    """Return what a sum of independent scalar draws exceeds, either way, with that probability.
+
+    A Chernoff bound, so up to three times too large. Discrete and continuous noise have the same:
+    both have moments of at most exp(2λ²s²) up to λ² = 1/(2s²), or exp(λ²σ²/2).
+    """
+    if event is None:
+        return 0.0
+    unlikely = math.log(2 / probability)
+    if isinstance(event, Gaussian):
+        return float(event.sigma * math.sqrt(2 * n_draws * unlikely))
+    return float(event.scale * (math.sqrt(8 * n_draws * unlikely) + math.sqrt(8) * unlikely))
+
+
 def public_radius(
     event: VectorNoise | None, dimension: int, *, probability: float = RADIUS_PROBABILITY
 ) -> float:

@@ -92,6 +92,14 @@ def _privacy_checks(study: Study) -> Iterable[Check]:
         type(study.min_sites) is int and study.min_sites >= 1,
         f"min_sites={study.min_sites!r} must be a whole number of at least 1",
     )
+    yield (
+        type(study.max_size) is int and study.max_size >= 1,
+        f"max_size={study.max_size!r} must be a whole number of at least 1",
+    )
+    yield (
+        type(study.max_weight) in (int, float) and 0 < study.max_weight <= 1,
+        f"max_weight={study.max_weight!r} must be a number in (0, 1]",
+    )
     yield study.hub in HUBS, f"hub={study.hub!r} must be one of {HUBS}"
     yield (
         study.neighbours in RELATIONS,
@@ -201,6 +209,10 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
     )
     if study.schema.classes is not None:
         yield learner.classes_.tolist() == list(study.schema.classes), "it has other classes"
+    yield (
+        (facts["size"] or 0) <= study.max_size,
+        f"it states more records than the {study.max_size:,} that the study allows",
+    )
     guarantee = contribution.guarantee
     if study.trusted:
         yield math.isinf(guarantee.epsilon), "the hub is trusted, and it is not exact"

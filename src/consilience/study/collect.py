@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from consilience.errors import SettingsError
-from consilience.evaluation.baselines import assess
+from consilience.errors import ConsilienceError, SettingsError
+from consilience.evaluation.baselines import PUBLIC_ROW, assess, compare_rows
 from consilience.files.contribution import Contribution
-from consilience.files.release import Combination, Release, Source
+from consilience.files.release import Combination, Release, Source, check_finite
 from consilience.files.sealed import SigningKey
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
@@ -25,6 +25,8 @@ from consilience.tables.public import Public
 
 if TYPE_CHECKING:
     from consilience.study.study import Study
+
+MOST_BREAKING = 16  # members that are left out; more of them are no exception any more
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def collect(
     members = _accept_members(study, contributions)
     _check_records(study, public, test)
     account = _open_account(study, publication.account)
-    ensemble = study.build_aggregator().combine(members, public, **_as_keywords(account))
+    made = _combine(study, members, public, test, account)
     sources = [
         Source.of(
             contribution,
@@ -80,18 +82,96 @@ def collect(
         )
         for contribution, member in zip(contributions, members, strict=True)
     ]
-    made = Combination(
-        ensemble,
-        {"name": study.aggregator, **study.aggregator_settings},
-        _charged_events(account),
-        assess(ensemble, study=study, members=members, public=public, test=test),
-    )
     return Release.make(
         made,
         sources,
         study=study.reference,
         sequence=publication.sequence,
         key=publication.signing,
+    )
+
+
+def _combine(
+    study: Study,
+    members: Sequence[Any],
+    public: Public | None,
+    test: Public | None,
+    account: Account,
+) -> Combination:
+    """Combine and measure members that were accepted."""
+    ensemble = study.build_aggregator().combine(members, public, **_as_keywords(account))
+    return Combination(
+        ensemble,
+        {"name": study.aggregator, **study.aggregator_settings},
+        _charged_events(account),
+        assess(ensemble, study=study, members=members, public=public, test=test),
+    )
+
+
+def find_breaking(
+    study: Study,
+    contributions: Sequence[Contribution],
+    *,
+    public: Public | None = None,
+    test: Public | None = None,
+) -> dict[str, str]:
+    """Return the sites without which the others can be combined, and what each one caused.
+
+    For contributions that could not be combined although each fits the study. Whoever is the first
+    to break what the ones before it make is left out, until the rest can be combined. Empty if the
+    fault is no member's, because no two of them can be combined. Nothing is drawn, so this is not
+    for aggregators that draw noise.
+    """
+    left, breaking = list(contributions), dict[str, str]()
+    while len(left) > 1 and len(breaking) < MOST_BREAKING:
+        works, fails, cause = 0, len(left), ""  # how many of `left`, from the first on
+        while fails - works > 1:
+            middle = (works + fails) // 2
+            problem = _try_combining(study, left[:middle], public, test)
+            works, fails = (middle, fails) if problem is None else (works, middle)
+            cause = problem or cause
+        culprit = left.pop(fails - 1)
+        breaking[culprit.site] = cause
+        problem = _try_combining(study, left, public, test)
+        if problem is None:
+            return {site: why or "the others can be combined" for site, why in breaking.items()}
+        breaking = {site: why or problem for site, why in breaking.items()}
+    return {}
+
+
+def _try_combining(
+    study: Study, contributions: Sequence[Contribution], public: Public | None, test: Public | None
+) -> str | None:
+    """Combine without publishing; return what went wrong, or None."""
+    try:
+        members = [contribution.learner for contribution in contributions]
+        made = _combine(study, members, public, test, Account())
+        check_finite(made.ensemble)
+    except Exception as problem:
+        return name_problem(problem)
+    return None
+
+
+def name_problem(problem: Exception) -> str:
+    """Return an error in words: those of this package, or the kind of any other one."""
+    return str(problem) if isinstance(problem, ConsilienceError) else type(problem).__name__
+
+
+def find_withheld(release: Release) -> str | None:
+    """Return why a release should not be published without being asked for, or None.
+
+    By the one rule of `evaluation.compare`: its test records show it to be worse than a model of
+    the public records alone, which anybody can have without any site.
+    """
+    joining = compare_rows(release.sealed.facts["quality"])
+    gap = None if joining is None else joining.gaps.get(PUBLIC_ROW)
+    if joining is None or gap is None or gap.verdict != "worse":
+        return None
+    shown = f"{joining.show(gap.joined)} against {joining.show(gap.other)}"
+    return (
+        "A release was made and withheld: on the study's test records it is worse than a model of "
+        f"the public records alone ({joining.metric} {shown}). A contribution may be wrong, or "
+        "there is more noise than the records outweigh. A coordinator can publish it all the same."
     )
 
 

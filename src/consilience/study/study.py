@@ -74,6 +74,10 @@ class Study:
         The epsilons that a site may choose from, and the common delta.
     min_sites
         The smallest number of sites in a release.
+    max_size, max_weight
+        The largest number of records that a site may state, and the largest weight that a member
+        may have before labelled public records are used: what one wrong member can do. With fewer
+        members than 1 / max_weight all weigh the same.
     hub
         ``"untrusted"``: it sees only what is private already. ``"trusted"``: sites hand it exact
         learners, and the aggregator adds the noise.
@@ -95,6 +99,8 @@ class Study:
     neighbours: str = "replace-one"
     delta: float = 0.0
     min_sites: int = 2
+    max_size: int = toml.DEFAULTS["max_size"]
+    max_weight: float = toml.DEFAULTS["max_weight"]
     hub: str = "untrusted"
     public: PublicFile | None = None
     test: PublicFile | None = None
@@ -215,7 +221,9 @@ class Study:
 
     def build_aggregator(self) -> Aggregator:
         """Return the aggregator."""
-        return AGGREGATORS[self.aggregator].for_schema(self.schema, **self.aggregator_settings)
+        made = AGGREGATORS[self.aggregator].for_schema(self.schema, **self.aggregator_settings)
+        made.max_weight = self.max_weight
+        return made
 
     @cached_property
     def expected_settings(self) -> Settings:

@@ -26,10 +26,15 @@ PARTS = ("study", "privacy", "schema", "learner", "aggregator", "public", "test"
 # them. Schema checks its own.
 ALLOWED = {
     "study": {"name", "purpose"},
-    "privacy": {"neighbours", "epsilon_min", "epsilon_max", "delta", "min_sites", "hub"},
+    "privacy": {
+        *("neighbours", "epsilon_min", "epsilon_max", "delta", "min_sites", "hub"),
+        *("max_size", "max_weight"),
+    },
     "public": {"file", "sha256", "labelled"},
     "test": {"file", "sha256", "labelled"},
 }
+# Settings that studies had no word for once: a default is not written, so that digests stay.
+DEFAULTS: Facts = {"max_size": 1 << 31, "max_weight": 1.0}
 REQUIRED = {
     "study": ("name",),
     "privacy": ("epsilon_min", "epsilon_max"),
@@ -58,6 +63,8 @@ def to_facts(study: Study) -> Facts:
         "learner": {"name": study.learner, **_plain(study.learner_settings)},
         "aggregator": {"name": study.aggregator, **_plain(study.aggregator_settings)},
     }
+    limits = {name: getattr(study, name) for name in DEFAULTS}
+    facts["privacy"] |= {name: one for name, one in limits.items() if one != DEFAULTS[name]}
     for name, part in (("public", study.public), ("test", study.test)):
         if part is not None:
             facts[name] = {"file": part.file, "sha256": part.sha256, "labelled": part.labelled}
@@ -144,6 +151,7 @@ def to_arguments(facts: Mapping[str, Any]) -> tuple[Facts, list[str]]:
         "delta": privacy.get("delta", 0.0),
         "min_sites": privacy.get("min_sites", 2),
         "hub": privacy.get("hub", "untrusted"),
+        **{name: privacy.get(name, default) for name, default in DEFAULTS.items()},
     }
     return arguments | files, problems
 

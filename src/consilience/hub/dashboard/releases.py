@@ -114,6 +114,9 @@ def release_facts(
 def show_aggregate(visit: Visit, status: int = 200, problem: str | None = None) -> Response:
     """Say what a release would cost, and ask whether to make it."""
     row, study = visit.study()
+    if visit.hub.store.is_withheld(row):
+        key = secrets.token_hex(8)
+        return visit.page("withheld.html", status, key=key, row=row, study=study, problem=problem)
     if not study.draws_noise:
         raise Refusal(
             "not-allowed",
@@ -139,10 +142,15 @@ def show_aggregate(visit: Visit, status: int = 200, problem: str | None = None) 
 
 
 def aggregate(visit: Visit) -> Response:
-    """Make a release that draws noise; sending the same form twice makes one release."""
+    """Make a release that draws noise, or publish one that the hub withheld.
+
+    Sending the same form twice makes one release.
+    """
     row, study = visit.study()
     key = visit.form.get("key", "")
-    if not study.draws_noise or not re.fullmatch("[0-9a-f]{16}", key):
+    allowed = study.draws_noise or visit.hub.store.is_withheld(row)
+    known = visit.hub.store.release(row["name"], request=key) if key else None
+    if not (allowed or known) or not re.fullmatch("[0-9a-f]{16}", key):
         raise Refusal("malformed", "A part of the form is missing.")
     try:
         combiner: Combiner = visit.request.app.state.combiner

@@ -96,7 +96,15 @@ def show_study(visit: Visit) -> Response:
         "numbers": numbers,
         "sites": add_totals(queries.site_pages(store, name, 1, FEW)),
         "chart": chart if received else None,
-        "todo": list_tasks(row, study, numbers, current, files),
+        "todo": list_tasks(
+            row,
+            study,
+            numbers,
+            current,
+            files,
+            withheld=store.is_withheld(row),
+            alerts=store.alerts(name),
+        ),
     }
     return visit.page("study.html", **facts)
 

@@ -67,14 +67,31 @@ class Task(NamedTuple):
 
 
 def list_tasks(
-    row: Row, study: Study, numbers: Numbers, current: Row | None, files: Sequence[Row]
+    row: Row,
+    study: Study,
+    numbers: Numbers,
+    current: Row | None,
+    files: Sequence[Row],
+    *,
+    withheld: bool = False,
+    alerts: Mapping[str, str] | None = None,
 ) -> list[Task]:
     """Return what has to happen before a study's next release."""
     at, n_accepted = f"/studies/{row['name']}", numbers.contributions["accepted"]
     tasks = []
-    if row["problem"]:
+    if withheld:
+        task = Task("A release is withheld", row["problem"], f"{at}/aggregate", "Look at it")
+        tasks.append(task._replace(alarm=True))
+    elif row["problem"] and current is not None and current["change"] == row["combined"]:
+        text = f"{row['problem']} The newest release is made of the others."
+        tasks.append(Task("A contribution is left out", text, f"{at}#sites", "Sites", alarm=True))
+    elif row["problem"]:
         text = f"{row['problem']} The hub tries again after the next change."
         tasks.append(Task("Combining failed", text, alarm=True))
+    if alerts:
+        text = " ".join(f"{site}: {why}" for site, why in alerts.items())
+        text += " It may have other records, or be wrong; ask the site. It is in the release."
+        tasks.append(Task("A contribution is unlike the others", text, f"{at}#weights", "Weights"))
     if row["status"] != "open":
         return tasks
     for file in files:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
-from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
+from consilience.hub.store.database import (
+    Database,
+    Row,
+    fetch_row,
+    fetch_rows,
+    now,
+    set_setting,
+    writing,
+)
 from consilience.hub.store.tables import (
     claims,
     contributions,
@@ -41,6 +50,24 @@ def get_open_study(db: sa.Connection, name: str) -> Row:
 def restored_setting(dataset: str) -> str:
     """Return the name of the setting that forbids noise after a restore."""
     return f"restored {dataset}"
+
+
+def alerts_setting(study: str) -> str:
+    """Return the name of the setting that lists what is unusual in a study's newest release."""
+    return f"alerts {study}"
+
+
+def withheld_setting(study: str) -> str:
+    """Return the name of the setting with the last change whose release was withheld."""
+    return f"withheld {study}"
+
+
+def describe_absent(absent: Mapping[str, str]) -> str:
+    """Say which sites' contributions are left out, and why."""
+    return " ".join(
+        f"The contribution of {site!r} is left out: {why.rstrip('.')}."
+        for site, why in absent.items()
+    )
 
 
 class Studies(Database):
@@ -127,8 +154,21 @@ class Studies(Database):
         db.execute(held.values(until=now(seconds=seconds)))
 
     @writing
-    def publish(self, db: sa.Connection, row: Row, digests: Sequence[str], worker: str) -> Row:
-        """Add a release whose file is durable, and end the claim under which it was made."""
+    def publish(
+        self,
+        db: sa.Connection,
+        row: Row,
+        digests: Sequence[str],
+        worker: str,
+        *,
+        absent: Mapping[str, str] | None = None,
+        alerts: Mapping[str, str] | None = None,
+    ) -> Row:
+        """Add a release whose file is durable, and end the claim under which it was made.
+
+        `absent` says why the contributions of some sites are not in it, `alerts` what is unusual
+        about some that are.
+        """
         study = row["study"]
         _end_claim(db, study, worker)
         # If a member was withdrawn in the meantime, the release is withdrawn from the start.
@@ -141,25 +181,51 @@ class Studies(Database):
         rows = [{"release": row["digest"], "contribution": digest} for digest in digests]
         db.execute(members.insert(), rows)
         combined = studies.update().where(studies.c.name == study)
-        db.execute(combined.values(combined=row["change"], problem=None))
+        problem = describe_absent(absent) if absent else None
+        db.execute(combined.values(combined=row["change"], problem=problem))
+        set_setting(db, alerts_setting(study), json.dumps(dict(alerts or {})))
         facts = {"digest": row["digest"], "sequence": row["sequence"]}
         append_entry(db, "hub", "release published", study, **facts)
+        for action, sites in (("left out of a release", absent), ("unusual in a release", alerts)):
+            for site, why in (sites or {}).items():
+                append_entry(
+                    db, "hub", action, study, sequence=row["sequence"], site=site, reason=why
+                )
         return full
+
+    def alerts(self, study: str) -> dict[str, str]:
+        """Return what is unusual about members of the study's newest release, by site."""
+        return dict(json.loads(self.remembered(alerts_setting(study)) or "{}"))
 
     @writing
     def give_up(
-        self, db: sa.Connection, study: str, change: int, worker: str, problem: str | None
+        self,
+        db: sa.Connection,
+        study: str,
+        change: int,
+        worker: str,
+        problem: str | None,
+        *,
+        withheld: bool = False,
     ) -> None:
         """End a claim without a release.
 
         Either too few sites have contributed, or there is a `problem` that only another change can
-        solve.
+        solve, or a release was `withheld` that a coordinator can ask for.
         """
         _end_claim(db, study, worker)
         combined = studies.update().where(studies.c.name == study, studies.c.combined <= change)
         db.execute(combined.values(combined=change, problem=problem))
         if problem is not None:
-            append_entry(db, "hub", "combining failed", study, problem=problem)
+            action = "release withheld" if withheld else "combining failed"
+            append_entry(db, "hub", action, study, problem=problem)
+        if withheld:
+            set_setting(db, withheld_setting(study), str(change))
+
+    def is_withheld(self, row: Row) -> bool:
+        """Tell whether the study's newest release was made and not published."""
+        waiting = self.remembered(withheld_setting(row["name"])) == str(row["combined"])
+        return waiting and row["problem"] is not None
 
     def unclaim(self, study: str, worker: str) -> None:
         """End a claim and leave the work to the next worker."""

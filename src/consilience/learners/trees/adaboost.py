@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
 from consilience.learners.base import Rows, State, is_count, is_positive
+from consilience.learners.implied import Bound
 from consilience.learners.trees.binned import FiledTask, TreeTask
 from consilience.learners.trees.forest import (
     Dealt,
@@ -116,7 +117,21 @@ class PrivateAdaBoostClassifier(TreeLearner):
                 "weights stay exact. Nothing was trained. Use PrivateForestClassifier, which "
                 "takes two billion."
             )
-        return plan_trees(self, depth=int(self.max_depth), runs=int(self.n_rounds), grain=GRAIN)
+        return self._public_plan(self.n_rounds, int(self.max_depth))
+
+    def _public_plan(self, n_trees: int, depth: int) -> TreePlan:
+        runs = int(self.n_rounds)
+        plan = plan_trees(self, depth=int(self.max_depth), runs=runs, grain=GRAIN)
+        return replace(plan, n_trees=runs)
+
+    def _totals(self, plan: TreePlan, size: int, noise: float) -> tuple[float, float]:
+        # In the first round every record weighs one, later less.
+        low = GRAIN * (size - 1) if size > 1 else 0
+        return low - noise, plan.n_trees * (GRAIN * (size + 1) + noise)
+
+    def _bounds(self, plan: TreePlan, shape: tuple[int, ...]) -> dict[str, Bound]:
+        most = float(self.learning_rate) * LARGEST_SAY
+        return {"values": Bound(shape, low=-most, high=most)}
 
     def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
         task = cap_persons(task.load() if isinstance(task, FiledTask) else task, self, source)

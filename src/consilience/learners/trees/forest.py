@@ -9,7 +9,7 @@ a level share no record, so a level costs as much as one node. Proofs: docs/guar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
@@ -22,7 +22,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from consilience.errors import SettingsError
+from consilience.errors import ContributionRejected, SettingsError
 from consilience.learners.base import (
     PrivateLearner,
     Rows,
@@ -31,6 +31,7 @@ from consilience.learners.base import (
     is_count,
     is_positive,
 )
+from consilience.learners.implied import ROUNDING, UNLIKELY, Bound, Implied
 from consilience.learners.inputs import (
     READ_LABELS,
     as_chunks,
@@ -61,6 +62,7 @@ from consilience.privacy.mechanisms import (
     laplace_counts,
     select_many,
 )
+from consilience.privacy.vector_noise import public_sum
 from consilience.tables.groups import cap_records
 
 if TYPE_CHECKING:
@@ -501,6 +503,40 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         self.classes_, self.bins_ = classes, bins
         return task, assumptions
 
+    def implied(self, shapes: Mapping[str, Sequence[int]]) -> Implied:
+        """Return the noise that was planned for trees of this shape, and bounds on their counts.
+
+        A count is not below zero by more than its noise, nor above the number of records, which is
+        the public one, or differs from it by the noise of all counts together.
+        """
+        self._check()
+        size = getattr(self, "public_size_", 0)
+        if not is_count(size):
+            raise ContributionRejected("size")
+        form = (*shapes.get("counts", ()), 0, 0)
+        plan = self._public_plan(form[0], max(1, form[1]).bit_length() - 1)
+        counts = (plan.n_trees, 2**plan.depth, len(self.classes_))
+        inner, one = (plan.n_trees, 2**plan.depth - 1), plan.grain
+        n_counts = math.prod(counts)
+        each = public_sum(plan.leaves, 1, probability=UNLIKELY / n_counts)
+        every = public_sum(plan.leaves, n_counts, probability=UNLIKELY)
+        low, high = self._totals(plan, int(size), every)
+        return Implied(
+            plan.events,
+            {
+                "feature": Bound(inner),
+                "last": Bound(inner),
+                "counts": Bound(
+                    counts,
+                    low=-each - 1,
+                    high=one * (int(size) + 1) + every + each,
+                    total=(low - every - 1, high + every + 1),
+                ),
+                "size": Bound((), low=int(size), high=int(size)),
+                **self._bounds(plan, counts),
+            },
+        )
+
     @classmethod
     def for_schema(cls, schema: Schema, *, n_bins: int = 16, **settings: Any) -> Self:
         """Return an unfitted learner for tables of `schema`, cut into `n_bins` by its bounds."""
@@ -575,6 +611,18 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         if self.may_state(Unit.RECORD):
             return super().describe_size()
         return "a number of records with noise; the exact one is hidden"
+
+    def _public_plan(self, n_trees: int, depth: int) -> TreePlan:
+        """Return the plan as far as public facts decide it, and for the rest these trees."""
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def _totals(self, plan: TreePlan, size: int, noise: float) -> tuple[float, float]:
+        """Return between what the exact counts add up, if the size may be wrong by `noise`."""
+        raise NotImplementedError  # pragma: no cover - every learner defines it
+
+    def _bounds(self, plan: TreePlan, shape: tuple[int, ...]) -> dict[str, Bound]:
+        """Return the bounds of what one kind of learner releases beside splits, size and counts."""
+        raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
         """Check what one kind of learner releases beside splits, size and counts of `shape`."""
@@ -698,11 +746,35 @@ class PrivateForestClassifier(TreeLearner):
     def _plan(self, task: Task) -> TreePlan:
         size = self.public_size if self.neighbours == "add-remove" else task.n_units
         greedy = self.splitter == "greedy"
-        n_trees, depth = _suggest_size(self, size, disjoint=self._disjoint, greedy=greedy)
+        return self._plan_trees(*_suggest_size(self, size, disjoint=self._disjoint, greedy=greedy))
+
+    def _plan_trees(self, n_trees: int, depth: int) -> TreePlan:
+        """Return the plan of these trees, or of those that the settings declare."""
+        greedy = self.splitter == "greedy"
         n_trees = n_trees if self.n_trees == "auto" else int(self.n_trees)
         depth = depth if self.max_depth == "auto" else int(self.max_depth)
         plan = plan_trees(self, depth=depth, runs=1 if self._disjoint else n_trees, greedy=greedy)
         return replace(plan, n_trees=n_trees)
+
+    def _public_plan(self, n_trees: int, depth: int) -> TreePlan:
+        hidden = math.isfinite(self.epsilon) and self.neighbours == "replace-one"
+        if hidden and self.unit == "person":
+            # Only the site knows how many persons it has, by which it chose.
+            most_trees, most_depth = MOST_SUGGESTED
+            return self._plan_trees(
+                min(max(1, n_trees), most_trees), min(max(1, depth), most_depth)
+            )
+        size = self.public_size if self.neighbours == "add-remove" else self.public_size_
+        greedy = self.splitter == "greedy"
+        return self._plan_trees(*_suggest_size(self, size, disjoint=self._disjoint, greedy=greedy))
+
+    def _totals(self, plan: TreePlan, size: int, noise: float) -> tuple[float, float]:
+        copies = 1 if self._disjoint else plan.n_trees
+        return copies * (size - 1 if size > 1 else 0), copies * (size + 1)
+
+    def _bounds(self, plan: TreePlan, shape: tuple[int, ...]) -> dict[str, Bound]:
+        low, high = (plan.leaf_variance * (1 + side * ROUNDING) for side in (-1, 1))
+        return {"variance": Bound((), low=low, high=high)}
 
     def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
         task = cap_persons(task, self, source)
@@ -780,6 +852,9 @@ class PrivateTreeClassifier(PrivateForestClassifier):
     n_trees: int | str = field(default=1, init=False)
     max_features: int | float | str | None = None
     assignment: str = field(default="all", init=False)
+
+
+MOST_SUGGESTED = (60, 6)  # trees and levels
 
 
 def _suggest_size(

@@ -1,0 +1,247 @@
+"""One wrong member stops no study, and what it spoils is not published unasked."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from consilience.files.contribution import Contribution
+from consilience.files.release import Release
+from consilience.files.sealed import Sealed
+from consilience.hub.auth import new_token
+from consilience.protocol import Refusal
+from consilience.study import collect as collecting
+
+
+def newest(world: Any, study: str = "demo") -> Release:
+    _, path = world.hub.release_path(study)
+    return Release.load(path, key=world.hub.key.public)
+
+
+def read_page(world: Any, path: str) -> str:
+    token, _ = new_token(world.hub.store, "ann", hours=1, kind="test")
+    answer = world.client.get(path, headers={"cookie": f"consilience={token}"})
+    assert answer.status_code == 200, answer.text
+    return str(answer.text)
+
+
+def forge(contribution: Contribution, ward: Any, scale: float = 1.0, **facts: Any) -> bytes:
+    """Return a contribution with other numbers and facts, signed by its own site all the same."""
+    sealed = contribution.sealed
+    tensors = {name: np.asarray(one) * scale for name, one in sealed.tensors.items()}
+    kept = {name: value for name, value in sealed.facts.items() if name not in ("key", "tensors")}
+    return Sealed.seal("contribution", {**kept, **facts}, tensors, ward.key).to_bytes()
+
+
+def lie_about_events(contribution: Contribution, **changes: Any) -> str:
+    events = json.loads(contribution.sealed.facts["events"])
+    events[0] |= changes
+    return json.dumps(events, sort_keys=True, separators=(",", ":"))
+
+
+@pytest.fixture
+def world(sqlite_world: Any) -> Any:
+    return sqlite_world
+
+
+def test_the_door_recomputes_what_a_sender_states(world: Any, tools: Any) -> None:
+    study = world.add_study()
+    ward = world.ward("mallory")
+    honest = ward.train(study)
+    events = honest.sealed.facts["events"]
+    for scale, facts in (
+        (-1000.0, {}),
+        (1e100, {}),
+        (1e307, {}),
+        (1.0, {"size": None}),
+        (1.0, {"size": 2**59}),
+        (1.0, {"size": 201}),
+        (1.0, {"events": lie_about_events(honest, strong_convexity=1e300)}),
+        (1.0, {"events": lie_about_events(honest, scale=1e-6)}),
+        (1.0, {"events": events.replace("]", "," + events[1:], 1)}),
+        (1.0, {"events": "[]"}),
+        (1.0, {"events": "nothing"}),
+    ):
+        answer = world.submit(ward, forge(honest, ward, scale, **facts))
+        assert tools.code(answer) == "rejected", (scale, facts, answer.text)
+    assert world.submit(ward, honest).status_code == 201
+
+
+def test_a_study_limits_what_a_site_may_state(world: Any, tools: Any) -> None:
+    limited = tools.study_text().replace("min_sites = 2", "min_sites = 2\nmax_size = 199")
+    ward = world.ward("north", world.add_study(limited).name)
+    answer = world.submit(ward, ward.train(world.hub.agreed("demo")))
+    assert tools.code(answer) == "rejected"
+    assert "199" in answer.text
+
+
+def accept_unchecked(world: Any, monkeypatch: pytest.MonkeyPatch, ward: Any, body: bytes) -> None:
+    """Submit as a hub of an earlier version took it: without recomputing anything."""
+    with monkeypatch.context() as patch:
+        patch.setattr("consilience.files.contribution._check_implied", lambda *_: None)
+        assert world.submit(ward, body).status_code == 201
+
+
+def test_a_member_that_does_not_fit_any_more_is_left_out_and_named(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.add_study()
+    world.fill(study, 2)
+    mallory = world.ward("mallory")
+    accept_unchecked(world, monkeypatch, mallory, forge(mallory.train(study), mallory, 1e300))
+    world.combiner.run(at_once=True)
+    assert [source.site for source in newest(world).sources] == ["ward 0", "ward 1"]
+    row = world.hub.store.study("demo")
+    assert "mallory" in row["problem"]
+    page = read_page(world, "/studies/demo")
+    assert "A contribution is left out" in page
+    assert "left out of a release" in {entry["action"] for entry in world.hub.store.audit()}
+
+
+def test_too_few_members_are_left_and_the_problem_names_the_wrong_one(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.add_study()
+    world.fill(study, 1)
+    mallory = world.ward("mallory")
+    accept_unchecked(world, monkeypatch, mallory, forge(mallory.train(study), mallory, 1e300))
+    world.combiner.run(at_once=True)
+    assert world.hub.store.release("demo") is None
+    assert "mallory" in world.hub.store.study("demo")["problem"]
+    assert world.hub.store.due() == []
+
+
+@pytest.mark.parametrize("error", [OverflowError, TypeError, np.linalg.LinAlgError])
+def test_a_member_that_breaks_combining_is_found_and_left_out(
+    world: Any, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Whatever the aggregator raises, it is the member's own fault and nobody else's."""
+    study = world.add_study()
+    wards = world.fill(study, 5)
+    poison = world.hub.store.contributions("demo", site=wards[3].name)[0]["digest"]
+    combine = type(study.build_aggregator()).combine
+
+    def fragile(self: Any, members: Any, public: Any = None, **charge: Any) -> Any:
+        if any(getattr(member, "poison", False) for member in members):
+            raise error("broken")
+        return combine(self, members, public, **charge)
+
+    load = Contribution.load.__func__
+
+    def marked(cls: Any, source: Any, **options: Any) -> Contribution:
+        contribution = load(cls, source, **options)
+        contribution.learner.poison = contribution.digest == poison
+        return contribution
+
+    monkeypatch.setattr(type(study.build_aggregator()), "combine", fragile)
+    monkeypatch.setattr(Contribution, "load", classmethod(marked))
+    world.combiner.run(at_once=True)
+    assert [source.site for source in newest(world).sources] == [f"ward {i}" for i in (0, 1, 2, 4)]
+    assert "ward 3" in world.hub.store.study("demo")["problem"]
+
+
+def test_the_failure_of_one_study_does_not_touch_another(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(world.add_study(), 2)
+    world.fill(world.add_study(tools.study_text("other")), 2)
+    original = collecting.collect
+
+    def broken(study: Any, *arguments: Any, **options: Any) -> Any:
+        if study.name == "demo":
+            raise RuntimeError("no such luck")
+        return original(study, *arguments, **options)
+
+    monkeypatch.setattr("consilience.hub.combining.collect", broken)
+    monkeypatch.setattr("consilience.hub.combining.find_breaking", lambda *_, **__: {})
+    world.combiner.run(at_once=True)
+    assert newest(world, "other").sequence == 1
+    row = world.hub.store.study("demo")
+    assert "RuntimeError" in row["problem"]
+    assert "luck" not in row["problem"]
+    assert world.hub.store.due() == []  # only another change tries it again
+
+
+def test_a_study_that_cannot_be_read_does_not_touch_another(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(world.add_study(), 2)
+    world.fill(world.add_study(tools.study_text("other")), 2)
+    agreed = type(world.hub).agreed
+
+    def unreadable(hub: Any, name: str) -> Any:
+        if name == "demo":
+            raise TypeError("gone")
+        return agreed(hub, name)
+
+    monkeypatch.setattr(type(world.hub), "agreed", unreadable)
+    world.combiner.run(at_once=True)
+    assert newest(world, "other").sequence == 1
+    assert "TypeError" in world.hub.store.study("demo")["problem"]
+
+
+def test_an_error_of_the_machine_leaves_the_study_due(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(world.add_study(), 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "consilience.hub.combining.collect",
+            lambda *_, **__: (_ for _ in ()).throw(OSError("full")),
+        )
+        world.combiner.run(at_once=True)
+    assert world.hub.store.study("demo")["problem"] is None
+    world.combiner.run(at_once=True)
+    assert newest(world).sequence == 1
+
+
+def add_measured_study(world: Any, tools: Any) -> Any:
+    folder = world.folder
+    shas = {
+        part: tools.write_csv(folder / f"{part}.csv", tools.table(600, seed))
+        for part, seed in (("public", 77), ("test", 78))
+    }
+    study = world.add_study(tools.study_text(**shas))
+    for part, sha in shas.items():
+        answer = world.client.put(
+            f"/api/studies/demo/files/{part}.csv",
+            content=(folder / f"{part}.csv").read_bytes(),
+            headers=world.coordinator,
+        )
+        assert answer.status_code in (200, 201), (answer.text, sha)
+    return study
+
+
+def test_a_release_worse_than_public_records_is_withheld_until_a_coordinator_publishes_it(
+    world: Any, tools: Any
+) -> None:
+    study = add_measured_study(world, tools)
+    world.fill(study, 3)
+    world.combiner.run(at_once=True)
+    assert newest(world).sequence == 1
+    flipped = world.ward("mallory")
+    learner = flipped.train(study, epsilon=5.0)
+    # As much as the door lets through: the sign is the only thing that is wrong with it.
+    body = forge(learner, flipped, -4.0)
+    assert world.submit(flipped, body).status_code == 201
+    world.combiner.run(at_once=True)
+    row = world.hub.store.study("demo")
+    assert "withheld" in row["problem"]
+    assert newest(world).sequence == 1
+    with pytest.raises(Refusal, match="withheld") as refused:
+        world.combiner.combine("demo")
+    assert refused.value.code == "withheld"
+    page = read_page(world, "/studies/demo")
+    assert "A release is withheld" in page
+    page = read_page(world, "/studies/demo/aggregate")
+    assert "public records alone" in page
+    asked = world.client.post(
+        "/api/studies/demo/releases", json={"key": "0123456789abcdef"}, headers=world.coordinator
+    )
+    assert asked.status_code == 201, asked.text
+    assert newest(world).sequence == 2
+    assert world.hub.store.study("demo")["problem"] is None
+    page = read_page(world, "/studies/demo")
+    assert "A contribution is unlike the others" in page
+    assert set(world.hub.store.alerts("demo")) == {"mallory"}
