@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import random
-import resource
 import signal
 import socket
 import subprocess
@@ -125,15 +124,13 @@ def settle(folder: Path, url: str | None) -> None:
     raise AssertionError("the hub did not combine what is due")
 
 
-def _hub(
-    folder: str, port: int, url: str | None, proxies: Any = (), files: int = 0, **more: Any
-) -> None:
+def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
     from consilience.hub.auth import Rate
     from consilience.hub.hub import Settings
     from consilience.hub.operating import serve
 
     free = Rate(1e6, 1e6)
-    more |= dict.fromkeys(("by_address", "by_key", "by_guess", "by_account"), free)
+    more |= {"by_address": free, "by_key": free, "by_guess": free}
     settings = Settings(
         Path(folder),
         url,
@@ -142,9 +139,7 @@ def _hub(
         sweep_after_seconds=0.0,
         **more,
     )
-    if files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    serve(settings, port=port, proxies=proxies)
+    serve(settings, port=port)
 
 
 def _site(

@@ -215,39 +215,12 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
             place = ("--folder", tmp_path / name)
             run("site", "init", "--name", name, "--dataset", "ward", "--epsilon", 3, *place)
             run("site", "join", relay.address, hub.invite("heart-risk", "operator")[0], *place)
-            run(
-                "site",
-                "train",
-                "heart-risk",
-                records / "good.csv",
-                "--epsilon",
-                1,
-                "--dry-run",
-                *place,
-            )
+            train = ("site", "train", "heart-risk", "--epsilon", 1, *place)
+            run(*train, records / "good.csv", "--dry-run")
+            approved = ("--approved", Site(tmp_path / name).preview("heart-risk", epsilon=1).digest)
             for file in bad:
-                run(
-                    "site",
-                    "train",
-                    "heart-risk",
-                    records / file,
-                    "--epsilon",
-                    1,
-                    "--yes",
-                    *place,
-                    fails=True,
-                )
-            run(
-                "site",
-                "train",
-                "heart-risk",
-                records / "good.csv",
-                "--epsilon",
-                1,
-                "--yes",
-                "--json",
-                *place,
-            )
+                run(*train, records / file, *approved, fails=True)
+            run(*train, records / "good.csv", *approved, "--json")
             run("site", "submit", "heart-risk", *place)
         until = time.monotonic() + 60
         while hub.store.release("heart-risk") is None:
@@ -270,7 +243,7 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
         run("release", "show", release, "--html", tmp_path / "release.html")
         run("site", "status", *place)
         run("site", "backup", tmp_path / "copy.sqlite", *place)
-        run("site", "withdraw", "heart-risk", *place)
+        run("site", "withdraw", "heart-risk", "--yes", *place)
         shown = pages(hub, server.address)
     finally:
         server.kill()

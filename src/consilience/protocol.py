@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from consilience.files.sealed import SigningKey, canonical, is_signed, message_of
 
@@ -26,6 +27,30 @@ _FORM = re.compile(
     r"body=([0-9a-f]{64});signature=([0-9a-f]{128})"
 )
 
+
+class Invitation(NamedTuple):
+    """A one-time code, and by whom and to what: the hub's public key and the study's digest.
+
+    The last two let a site check the first answer of a hub that it does not know yet. Codes of
+    earlier versions lack them.
+    """
+
+    code: str
+    hub_key: str | None = None
+    study: str | None = None
+
+    def __str__(self) -> str:
+        return ".".join(part for part in self if part is not None)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read an invitation, with or without key and digest."""
+        code, *facts = text.strip().split(".")
+        if len(facts) == 2 and all(DIGEST.fullmatch(fact) for fact in facts):
+            return cls(code, *facts)
+        return cls(text.strip())
+
+
 # code -> (HTTP status, what to do)
 ERRORS: dict[str, tuple[int, str]] = {
     "not-found": (404, "Check the address, the study's name and that you are enrolled in it."),
@@ -35,7 +60,6 @@ ERRORS: dict[str, tuple[int, str]] = {
     "replayed": (409, "Send the request again with a fresh signature."),
     "malformed": (400, "Use this version's client, or read the protocol page."),
     "too-large": (413, "Stay within the hub's size limit, or ask its operator to raise it."),
-    "too-slow": (408, "Try again on a faster connection, or ask the hub's operator."),
     "too-many": (429, "Wait a minute and try again."),
     "invitation": (
         403,
@@ -58,7 +82,6 @@ ERRORS: dict[str, tuple[int, str]] = {
     "withheld": (409, "The study's page says why; a coordinator can publish it all the same."),
     "wrong-method": (405, "Look up the address on the protocol page or at /docs."),
     "unavailable": (503, "Try again later; nothing was lost."),
-    "failed": (500, "Tell the hub's operator; trying again will not help."),
 }
 
 

@@ -61,17 +61,19 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
         site = ("--folder", f"site{i}")
         run("site", "init", "--name", f"north {i}", "--dataset", "ward", "--epsilon", 3, *site)
         assert "Nothing was trained or sent" in run("site", "join", "shared", *site)
-        assert "Nothing was trained or charged" in run(
+        assert "Nothing was trained or recorded" in run(
             "site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, "--dry-run", *site
         )
         assert "What will leave this site" in (tables / "approval.html").read_text()
-        # Nobody can be asked here, so nothing happens without --yes.
+        # Nobody can be asked here, so nothing happens without the digest of the page.
         assert "not approved" in run(
             "site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, *site, fails=1
         )
-        trained = json.loads(
-            run("site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, "--yes", "--json", *site)
-        )
+        train = ("site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, "--json", *site)
+        shown = json.loads(run(*train, "--dry-run"))
+        assert shown["digest"] in (tables / "approval.html").read_text()
+        assert "not approved" in run(*train, "--approved", "0" * 64, fails=1)
+        trained = json.loads(run(*train, "--approved", shown["digest"]))
         assert trained["guarantee"]["epsilon"] == pytest.approx(1.0)
         assert json.loads(run("contribution", "verify", trained["file"], "--json"))["holds"]
         assert "73.1 of 100" in run("contribution", "show", trained["file"], "--html", "page.html")
@@ -96,7 +98,8 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     truth = table(500, seed=2)["ill"].to_numpy()
     assert (predicted["prediction"].to_numpy() == truth).mean() > 0.6
     run("site", "backup", "copy.sqlite", "--folder", "site0")
-    assert "Withdrawn" in run("site", "withdraw", "heart", "--folder", "site0")
+    assert "not confirmed" in run("site", "withdraw", "heart", "--folder", "site0", fails=1)
+    assert "Withdrawn" in run("site", "withdraw", "heart", "--yes", "--folder", "site0")
     assert "at least 2 sites" in run(
         "release", "make", "shared", "--key", "coordinator.pem", fails=1
     )
@@ -130,7 +133,9 @@ def test_a_release_made_in_a_folder_is_measured_beside_its_baselines(run, tables
         site = ("--folder", f"site{i}")
         run("site", "init", "--name", f"north {i}", "--dataset", "ward", "--epsilon", 3, *site)
         run("site", "join", "shared", *site)
-        run("site", "train", "heart-risk", f"ward{i}.csv", "--epsilon", 1, "--yes", *site)
+        train = ("site", "train", "heart-risk", f"ward{i}.csv", "--epsilon", 1, *site)
+        shown = json.loads(run(*train, "--dry-run", "--json"))
+        run(*train, "--approved", shown["digest"])
         run("site", "submit", "heart-risk", *site)
     said = run("release", "make", "shared", "--key", "coordinator.pem")
     assert "public records alone" in said

@@ -105,7 +105,7 @@ def test_invitations_work_once_for_one_site_until_they_expire(world: Any, tools:
 
     invitation = world.invitation(site="north")
     assert re.fullmatch(
-        "[0-9a-f]{48}", invitation
+        r"[0-9a-f]{48}\.[0-9a-f]{64}\.[0-9a-f]{64}", invitation
     )  # a hyphen in front would be an option of `site join`
     assert tools.code(enrol(south, invitation)) == "invitation"
     assert tools.code(enrol(south, "guessed")) == "invitation"

@@ -24,6 +24,7 @@ from consilience.errors import (
     LedgerDamaged,
     SettingsError,
 )
+from consilience.privacy import ledger as ledgers
 from consilience.privacy.accounting import (
     Event,
     Gaussian,
@@ -774,8 +775,8 @@ def test_another_programs_database_is_refused(tmp_path):
 
 
 def test_a_newer_format_is_refused(ledger):
-    edit(ledger.path, "PRAGMA user_version = 2")
-    with pytest.raises(LedgerDamaged, match="format 2 and this version knows format 1"):
+    edit(ledger.path, "PRAGMA user_version = 3")
+    with pytest.raises(LedgerDamaged, match="format 3 and this version knows format 2"):
         Ledger(ledger.path)
     with pytest.raises(LedgerDamaged, match="newer version"):
         spend(ledger, 0.1, "one")
@@ -1023,3 +1024,69 @@ def test_all_data_sets_with_a_limit_are_listed_also_before_any_charge(tmp_path):
     for name in ("ward", "clinic", "ward"):
         ledger.allow(name, Budget(epsilon=1.0 + len(name)))
     assert ledger.datasets() == ["ward", "clinic"]
+
+
+# ---------------------------------------------------------------------------------- exact entries
+
+
+def test_an_exact_contribution_needs_a_permission_and_costs_no_epsilon(ledger):
+    with pytest.raises(BudgetExceeded, match="not permitted"):
+        ledger.record_exact(dataset="ward", key="one", purpose="exact")
+    ledger.permit_exact("ward", reason="the board said so")
+    ledger.permit_exact("ward", reason="again: no second entry")
+    note = ledger.record_exact(dataset="ward", key="one", purpose="exact", study="abc")
+    assert ledger.record_exact(dataset="ward", key="one", purpose="exact", study="abc") == note
+    assert [each.kind for each in ledger.notes("ward")] == ["allow", "permit", "exact"]
+    assert (note.study, note.dataset) == ("abc", "ward")
+    assert ledger.balance("ward").spent.epsilon == 0
+    ledger.permit_exact("ward", reason="no longer", permitted=False)
+    assert not ledger.permits_exact("ward")
+    with pytest.raises(BudgetExceeded, match="not permitted"):
+        ledger.record_exact(dataset="ward", key="two", purpose="exact")
+    ledger.verify(note.hash)
+    with pytest.raises(SettingsError, match="no limit"):
+        ledger.permit_exact("unknown", reason="why not")
+
+
+def test_the_reason_for_a_limit_is_kept(ledger):
+    ledger.allow("ward", Budget(epsilon=7.5), reason="the board met on Monday")
+    assert ledger.notes("ward")[-1].purpose == "the board met on Monday"
+    with pytest.raises(SettingsError, match="printable"):
+        ledger.allow("ward", Budget(epsilon=8.0), reason="a\x1b[1A")
+
+
+def test_an_exact_entry_without_a_permission_is_damage(ledger):
+    ledger.permit_exact("ward", reason="yes")
+    ledger.record_exact(dataset="ward", key="one", purpose="exact")
+    with sqlite3.connect(ledger.path) as db:
+        db.row_factory = sqlite3.Row
+        for trigger in ("entries_hold", "entries_stay"):
+            db.execute(f"DROP TRIGGER {trigger}")
+        rows = [dict(row) for row in db.execute("SELECT * FROM entries ORDER BY number")]
+        rows[1]["kind"], previous = "forbid", rows[0]["hash"]
+        db.execute("DELETE FROM entries WHERE number > 1")
+        for row in rows[1:]:
+            row["previous"] = previous
+            previous = row["hash"] = ledgers._digest(row)
+            db.execute(ledgers._INSERT, row)
+        db.execute("UPDATE head SET hash = ?", (previous,))
+    db.close()
+    with pytest.raises(LedgerDamaged, match="beyond the limit"):
+        ledger.verify()
+
+
+def test_a_ledger_of_format_1_takes_exact_entries_and_keeps_its_chain(tmp_path):
+    kept = Path(__file__).parents[1] / "fixtures" / "version-0.1" / "site" / "ledger.sqlite"
+    ledger = Ledger(shutil.copyfile(kept, tmp_path / "ledger.sqlite"))
+    dataset, head, charges = ledger.datasets()[0], ledger.verify(), ledger.charges()
+    written = sqlite3.connect(ledger.path)
+    assert written.execute("PRAGMA user_version").fetchone()[0] == 1  # reading changes nothing
+    written.close()
+    ledger.permit_exact(dataset, reason="yes")
+    ledger.record_exact(dataset=dataset, key="new", purpose="exact")
+    assert ledger.verify(head) != head
+    assert ledger.charges() == charges
+    db = sqlite3.connect(ledger.path)
+    with pytest.raises(sqlite3.IntegrityError, match="never deleted"):
+        db.execute("DELETE FROM entries")
+    db.close()

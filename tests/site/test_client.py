@@ -1,8 +1,11 @@
+import gzip
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from consilience.errors import ContributionRejected, SettingsError
+from consilience.errors import ContributionRejected, HubUnavailable, SettingsError
 from consilience.files.sealed import SigningKey
 from consilience.site.client import HubClient
 
@@ -32,3 +35,32 @@ def test_a_link_leads_to_the_hub_that_was_joined(client, monkeypatch, path):
         client.open_view("heart-risk")
     answering(monkeypatch, 201, {"path": "/visits/abc_-9"})
     assert client.open_view("heart-risk") == "https://hub.example/visits/abc_-9"
+
+
+def test_a_packed_answer_is_not_unpacked(client, monkeypatch):
+    """A few packed kilobytes could fill the memory."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers["accept-encoding"])
+            self.send_response(200)
+            self.send_header("content-encoding", "gzip")
+            self.end_headers()
+            self.wfile.write(gzip.compress(bytes(1 << 20)))
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        here = HubClient(f"http://127.0.0.1:{server.server_port}", client.key)
+        with pytest.raises(HubUnavailable, match="packed it"):
+            here.fetch_release("heart-risk")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert asked == ["identity"]

@@ -1,19 +1,29 @@
 import json
+import os
 import shutil
+import signal
+import time
 
 import pytest
 
 from consilience import Budget, Ledger
-from consilience.errors import BudgetExceeded, ContributionRejected, SettingsError
+from consilience.errors import (
+    BudgetExceeded,
+    ContributionRejected,
+    HubUnavailable,
+    LedgerDamaged,
+    SettingsError,
+)
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
 from consilience.hub.hub import Hub, Settings
+from consilience.protocol import Invitation
 from consilience.site.client import HubClient
 from consilience.site.site import Site
 from consilience.study.collect import Publication
 from consilience.study.study import Study
 from forks import HubProcess
-from studies import ACCEPTED_ONCE, study, study_text, table
+from studies import ACCEPTED_ONCE, TRUSTED, records_parts, study, study_text, table
 
 
 @pytest.fixture
@@ -284,3 +294,285 @@ def test_a_study_that_is_refused_today_is_shown_but_not_trained(text, problem, s
     with pytest.raises(SettingsError, match=problem):
         site.train("heart-risk", table(500), epsilon=1.0)
     assert site.ledger.balance("ward").left.epsilon == 3.0
+
+
+# ------------------------------------------------------------------ exact contributions
+
+
+@pytest.fixture
+def trusting(tmp_path):
+    folder = tmp_path / "trusting"
+    folder.mkdir()
+    text = study_text(more="epsilon = 1.0", privacy=TRUSTED)
+    (folder / "study.toml").write_text(text)
+    return folder
+
+
+def test_an_exact_model_leaves_only_a_site_that_allowed_it(trusting, tmp_path):
+    site = site_in(tmp_path / "north", trusting)
+    assert not site.preview("heart-risk").fits
+    with pytest.raises(BudgetExceeded, match="allow-exact"):
+        site.train("heart-risk", table(300))
+    assert [note.kind for note in site.ledger.notes()] == ["allow"]
+    site.allow_exact(reason="the board, 3 May")
+    with pytest.raises(SettingsError, match="Leave the epsilon out"):  # it would mean nothing
+        site.train("heart-risk", table(300), epsilon=1.0)
+    shown = site.preview("heart-risk")
+    assert shown.fits
+    assert "charged" not in shown.page.as_text()
+    assert "as an exact contribution" in " ".join(shown.page.as_text().split())
+    path = site.train("heart-risk", table(300))
+    note = site.ledger.notes("ward")[-1]
+    assert (note.kind, note.study) == ("exact", site.study("heart-risk").digest)
+    assert "exact contribution 1 to heart-risk" in note.purpose
+    assert site.ledger.balance("ward").spent.epsilon == 0
+    assert Contribution.load(path, trusted=True).guarantee.epsilon == float("inf")
+    site.allow_exact(reason="the board, 4 May", allowed=False)
+    with pytest.raises(BudgetExceeded, match="allow-exact"):
+        site.train("heart-risk", table(300))
+    allowed = Site.init(
+        tmp_path / "south", name="s", dataset="w", budget=Budget(epsilon=1.0), allow_exact=True
+    )
+    assert allowed.ledger.permits_exact("w")
+
+
+def test_a_training_of_a_site_names_its_epsilon(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    with pytest.raises(SettingsError, match="needs an epsilon"):
+        site.train("heart-risk", table(200))
+
+
+def test_an_approval_refers_to_everything_on_the_page(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    shown = site.preview("heart-risk", epsilon=1.0)
+    assert shown.digest == site.preview("heart-risk", epsilon=1.0).digest
+    assert shown.digest != site.preview("heart-risk", epsilon=1.1).digest
+    assert shown.digest in shown.page_to_file.as_text()
+    site.train("heart-risk", table(200), epsilon=1.0)  # now less is left
+    assert shown.digest != site.preview("heart-risk", epsilon=1.0).digest
+
+
+# ------------------------------------------------------------------ joining
+
+
+@pytest.fixture
+def hub(tmp_path):
+    hub = Hub(Settings(tmp_path / "hub"))
+    hub.add_study(study_text(), "operator")
+    server = HubProcess(tmp_path / "hub")
+    server.start()
+    server.wait()
+    hub.address = server.address
+    yield hub
+    server.kill()
+    server.end()
+    hub.close()
+
+
+def test_the_first_answer_of_a_hub_is_checked_against_the_invitation(hub, tmp_path):
+    site = Site.init(tmp_path / "north", name="north", dataset="ward", budget=Budget(epsilon=3.0))
+    text, _ = hub.invite("heart-risk", "operator")
+    invited = Invitation.parse(text)
+    assert invited[1:] == (hub.key.public, study().digest)
+    with pytest.raises(SettingsError, match="--unchecked"):
+        site.join(hub.address, invited.code)
+    for wrong in (
+        invited._replace(hub_key="0" * 64),
+        invited._replace(study="0" * 64),
+    ):
+        with pytest.raises(ContributionRejected, match="than the invitation names"):
+            site.join(hub.address, str(wrong))
+        assert site.studies == []
+    site.join(hub.address, text)
+    assert site._joined("heart-risk").hub_key == hub.key.public
+    old = Site.init(tmp_path / "south", name="south", dataset="ward", budget=Budget(epsilon=3.0))
+    code = Invitation.parse(hub.invite("heart-risk", "operator")[0]).code
+    assert old.join(hub.address, code, unchecked=True).name == "heart-risk"
+
+
+def test_a_study_is_not_replaced_by_another_of_its_name(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    site.train("heart-risk", table(200), epsilon=1.0)
+    site.submit("heart-risk")
+    before = site._joined("heart-risk")
+    other = tmp_path / "other"
+    shutil.copytree(shared, other)
+    with pytest.raises(SettingsError, match="Nothing was replaced"):  # another place
+        site.join_folder(other)
+    (shared / "study.toml").write_text(study_text().replace("epsilon_max = 3.0", "epsilon_max = 9"))
+    with pytest.raises(SettingsError, match="Nothing was replaced"):  # another version
+        site.join_folder(shared)
+    (shared / "study.toml").write_text(study_text())
+    site.join_folder(shared)  # the same again
+    assert site._joined("heart-risk") == before
+
+
+@pytest.mark.parametrize(
+    "name", ["study.json", "key.pem", "ledger.sqlite", "contribution-0001.safetensors", ".x.csv"]
+)
+def test_a_public_file_cannot_be_named_like_a_file_of_the_site(shared, tmp_path, name):
+    text = study_text() + records_parts(shared).replace("public.csv", name)
+    (shared / "public.csv").rename(shared / name)
+    (shared / "study.toml").write_text(text)
+    with pytest.raises(SettingsError, match="must be named by"):
+        site_in(tmp_path / "north", shared)
+    assert Study.from_text(text, stored=True).public.file == name  # old ones stay readable
+
+
+# ------------------------------------------------------------------ careless hands
+
+
+def test_two_commands_do_not_work_on_one_folder_at_once(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    with site._working():
+        other = Site(site.folder)
+        for attempt in (
+            lambda: other.train("heart-risk", table(200), epsilon=1.0),
+            lambda: other.join_folder(shared),
+            lambda: other.raise_budget(epsilon=5.0, reason="more"),
+            lambda: other.fetch("heart-risk"),
+        ):
+            with pytest.raises(SettingsError, match="Another command is at work"):
+                attempt()
+    child = os.fork()
+    if child == 0:
+        with Site(site.folder)._working():
+            (tmp_path / "held").touch()
+            time.sleep(60)
+        os._exit(0)
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    with pytest.raises(SettingsError, match="Another command is at work"):
+        site.train("heart-risk", table(200), epsilon=1.0)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert site.train("heart-risk", table(200), epsilon=1.0)  # a killed command holds nothing
+
+
+def test_an_interrupted_training_is_not_completed_with_another_table(shared, tmp_path, monkeypatch):
+    site = site_in(tmp_path / "north", shared)
+    with monkeypatch.context() as patch:
+        patch.setattr(Contribution, "save", stop)
+        with pytest.raises(Stopped):
+            site.train("heart-risk", table(200, seed=1), epsilon=1.0)
+    for records, epsilon in ((table(200, seed=2), 1.0), (table(200, seed=1), 0.5)):
+        with pytest.raises(SettingsError, match="another table or at another epsilon"):
+            site.train("heart-risk", records, epsilon=epsilon)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+    assert site.train("heart-risk", table(200, seed=1), epsilon=1.0)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Contribution, "save", stop)
+        with pytest.raises(Stopped):
+            site.train("heart-risk", table(200, seed=1), epsilon=1.0)
+    assert site.train("heart-risk", table(200, seed=2), epsilon=1.0, anew=True)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(3.0)
+
+
+def test_what_a_killed_command_left_is_removed(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    place = site.folder / "studies" / "heart-risk"
+    left = [
+        site.folder / ".site.json.0123.part",
+        place / ".study.json.0123.part",
+        place / "release.part",
+        site.folder / ".ledger.sqlite.abc",
+        site.folder / ".recovering-abc",
+    ]
+    for path in left[:-1]:
+        path.write_bytes(b"half")
+    left[-1].mkdir()
+    site.fetch("heart-risk")
+    assert not any(path.exists() for path in left)
+
+
+def test_a_delta_beyond_the_limit_does_not_fit(tmp_path, shared):
+    (shared / "study.toml").write_text(study_text(privacy="delta = 0.999999"))
+    site = Site.init(
+        tmp_path / "north", name="n", dataset="ward", budget=Budget(epsilon=3.0, delta=1e-6)
+    )
+    site.join_folder(shared)
+    shown = site.preview("heart-risk", epsilon=1.0)
+    assert not shown.fits
+    assert "more than is left: refused" in shown.page.as_text()
+    with pytest.raises(BudgetExceeded, match="delta=1e-06 is left"):
+        site.train("heart-risk", table(200), epsilon=1.0)
+
+
+def test_a_spent_budget_is_raised_with_a_reason_and_not_by_a_new_folder(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared, epsilon=1.0)
+    site.train("heart-risk", table(200), epsilon=1.0)
+    with pytest.raises(BudgetExceeded, match="site budget raise"):
+        site.train("heart-risk", table(200), epsilon=1.0)
+    with pytest.raises(SettingsError, match="site budget raise"):
+        Site.init(site.folder, name="n", dataset="ward", budget=Budget(epsilon=9.0))
+    with pytest.raises(SettingsError, match="to be lowered"):
+        site.raise_budget(epsilon=0.5, reason="less")
+    balance = site.raise_budget(epsilon=2.0, reason="the board met on 3 May")
+    assert balance.left.epsilon == pytest.approx(1.0)
+    assert site.ledger.notes("ward")[-1].purpose == "the board met on 3 May"
+    assert site.train("heart-risk", table(200), epsilon=1.0)
+
+
+# ------------------------------------------------------------------ an old copy
+
+
+def roll_back(site, copy):
+    for file in site.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    shutil.copyfile(copy, site.folder / "ledger.sqlite")
+
+
+def test_a_ledger_put_back_from_an_old_copy_is_noticed(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    site.backup(tmp_path / "old.sqlite")
+    site.train("heart-risk", table(200), epsilon=1.0)
+    roll_back(site, tmp_path / "old.sqlite")
+    for command in (
+        lambda: site.train("heart-risk", table(200), epsilon=1.0),
+        lambda: site.preview("heart-risk", epsilon=1.0),
+        lambda: site.submit("heart-risk"),
+        lambda: site.fetch("heart-risk"),
+    ):
+        with pytest.raises(LedgerDamaged, match="site recover"):
+            command()
+    (site.folder / "ledger.sqlite").rename(tmp_path / "aside.sqlite")
+    assert site.recover(tmp_path / "aside.sqlite") == 1
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+    assert site.train("heart-risk", table(200), epsilon=1.0)
+    for file in site.folder.glob("ledger.sqlite*"):  # a recovered ledger can be recovered again
+        file.rename(tmp_path / f"again{file.name}")
+    assert site.recover(tmp_path / "againledger.sqlite") == 0
+
+
+def test_a_ledger_that_forgot_an_exact_contribution_is_noticed(trusting, tmp_path):
+    site = site_in(tmp_path / "north", trusting)
+    site.backup(tmp_path / "old.sqlite")
+    site.allow_exact(reason="yes")
+    site.train("heart-risk", table(300))
+    roll_back(site, tmp_path / "old.sqlite")
+    with pytest.raises(LedgerDamaged, match="lacks 1 of the charges"):
+        site.preview("heart-risk")
+    (site.folder / "ledger.sqlite").unlink()
+    assert site.recover(tmp_path / "old.sqlite") == 1
+    assert site.ledger.notes()[-1].kind == "exact"
+    assert site.preview("heart-risk").fits
+
+
+def test_a_whole_folder_put_back_from_an_old_copy_is_noticed_by_what_the_hub_has(
+    shared, tmp_path, monkeypatch
+):
+    site = site_in(tmp_path / "north", shared)
+    shutil.copytree(site.folder, tmp_path / "copy")
+    site.train("heart-risk", table(200), epsilon=1.0)
+    site.submit("heart-risk")
+    copy = Site(tmp_path / "copy")
+    with pytest.raises(LedgerDamaged, match="older copy of the whole folder"):
+        copy.train("heart-risk", table(200), epsilon=1.0)
+    assert copy.ledger.charges() == []
+
+    def gone(*_):
+        raise HubUnavailable("gone")
+
+    monkeypatch.setattr("consilience.site.client.SharedFolder.contributions", gone)
+    assert copy.train("heart-risk", table(200), epsilon=1.0)

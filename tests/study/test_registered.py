@@ -55,7 +55,9 @@ def test_a_study_of_toys_goes_from_text_to_a_release(tmp_path):
 def test_pages_and_drafts_say_what_toys_say_of_themselves(tmp_path):
     toys = study("ToyLearner", "ToyAverage")
     assert "Every toy counts the same." in of_study(toys).as_text()
-    page = of_training(toys, site="north", dataset="ward", epsilon=1.0, left=3.0, limit=3.0)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    balance = ledger.allow("ward", Budget(epsilon=3.0))
+    page = of_training(toys, site="north", epsilon=1.0, balance=balance)
     assert "toy numbers for 4 features" in page.as_text()
     (tmp_path / "ward.csv").write_text("age,ill\n")
     text = Draft("first", "ill", learner="ToyLearner").write(tmp_path / "ward.csv")

@@ -14,7 +14,7 @@ from consilience.cli.command import Answer, Commands
 from consilience.errors import SettingsError
 
 if TYPE_CHECKING:
-    from consilience.privacy.ledger import Balance, Ledger
+    from consilience.privacy.ledger import Balance, Ledger, Note
 
 commands = Commands("Read a site's ledger: what its owner allowed and what was charged.")
 
@@ -43,8 +43,10 @@ def show(
             {**one.receipt, "purpose": one.purpose, "state": one.state, "time": one.time}
             for one in charges
         ],
+        "notes": [note._asdict() for note in ledger.notes(dataset)],
     }
-    lines = [line for balance in balances for line in _describe(balance)]
+    lines = [line for balance in balances for line in describe_balance(balance)]
+    lines += [describe_note(note) for note in ledger.notes(dataset)]
     lines += [
         f"{charge.time}  {charge.dataset}  {charge.purpose}  "
         f"epsilon={charge.epsilon:g} delta={charge.delta:g}  {charge.state}"
@@ -65,7 +67,20 @@ def verify(
     return Answer({"valid": True, "head": newest}, f"The chain is whole. Its head is {newest}")
 
 
-def _describe(balance: Balance) -> Iterator[str]:
+def describe_note(note: Note) -> str:
+    """Say what an entry that costs nothing records."""
+    kinds = {
+        "allow": "limit set",
+        "permit": "exact contributions allowed",
+        "forbid": "exact contributions forbidden",
+        "exact": "exact: no epsilon bounds it",
+    }
+    study = f"  study {note.study[:16]}" if note.study else ""
+    return f"{note.time}  {note.dataset}  {kinds[note.kind]}  {note.purpose or ''}{study}".rstrip()
+
+
+def describe_balance(balance: Balance) -> Iterator[str]:
+    """Say what the data owner allowed, and what was spent of it."""
     yield f"{balance.dataset} (per {balance.unit}, {balance.neighbours})"
     for name in ("epsilon", "delta", "rho"):
         limit, spent, left = (

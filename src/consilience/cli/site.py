@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 import consilience as cs
 from consilience.cli.command import Answer, Commands, Json, show
+from consilience.cli.ledger import describe_balance, describe_note
 from consilience.cli.options import FilePath, Neighbours, StudyName, TablePath
 from consilience.errors import SettingsError
 from consilience.text import printable
@@ -48,7 +49,16 @@ class ApprovalOptions:
     dry_run: Annotated[
         bool, Option("--dry-run", help="Write the page for approval; train nothing.")
     ] = False
-    yes: Annotated[bool, Option("--yes", help="Do not ask; the approval is on file.")] = False
+    approved: Annotated[
+        str | None,
+        Option(
+            help="Do not ask: the page with this digest was approved. --dry-run prints the digest.",
+            metavar="DIGEST",
+        ),
+    ] = None
+    anew: Annotated[
+        bool, Option("--anew", help="Give up a training that was interrupted; its charge stays.")
+    ] = False
     out: Annotated[Path, Option(help="Where --dry-run writes the page.")] = Path("approval.html")
 
 
@@ -59,12 +69,25 @@ def init(
         str, Option(help="The site's own name for its table; the budget is tied to it.")
     ],
     budget: BudgetOptions,
+    allow_exact: Annotated[
+        bool,
+        Option(
+            "--allow-exact",
+            help="Let exact models leave, for studies with a trusted hub. No limit bounds them.",
+        ),
+    ] = False,
     folder: Folder = SITE,
 ) -> Answer:
     """Create a site: its key, its ledger, and the budget that its data owner allows."""
     from consilience.privacy.guarantee import Budget
 
-    site = cs.Site.init(folder, name=name, dataset=dataset, budget=Budget(**vars(budget)))
+    site = cs.Site.init(
+        folder,
+        name=name,
+        dataset=dataset,
+        budget=Budget(**vars(budget)),
+        allow_exact=allow_exact,
+    )
     return Answer(
         {"site": site.name, "folder": str(folder), "key": site.key.public},
         f"Site {site.name!r} is ready in {folder}.\nIts public key is {site.key.public}\n"
@@ -85,6 +108,10 @@ def join(
     certificate: Annotated[
         str | None, Option(help="The hub's certificate file, if no public authority signed it.")
     ] = None,
+    unchecked: Annotated[
+        bool,
+        Option("--unchecked", help="Accept a short code, which does not name the hub's key."),
+    ] = False,
     folder: Folder = SITE,
 ) -> Answer:
     """Join a study at a hub or through a shared folder, and describe it."""
@@ -92,10 +119,17 @@ def join(
 
     site = cs.Site(folder)
     if where.startswith(("http://", "https://")):
-        study = site.join(where, invitation, fetch_only=fetch_only, certificate=certificate)
+        study = site.join(
+            where,
+            invitation,
+            fetch_only=fetch_only,
+            certificate=certificate,
+            unchecked=unchecked,
+        )
     else:
         study = site.join_folder(where)
-    hint = f"consilience site train {study.name} TABLE --epsilon E --dry-run"
+    epsilon = "" if study.trusted else " --epsilon E"
+    hint = f"consilience site train {study.name} TABLE{epsilon} --dry-run"
     text = f"{of_study(study).as_text()}\nJoined. Nothing was trained or sent. Next: {hint}"
     return Answer({**study.reference, "hub": where}, text)
 
@@ -104,7 +138,10 @@ def join(
 def train(
     study: StudyName,
     table: TablePath,
-    epsilon: Annotated[float, Option(help="What this training may cost.")],
+    epsilon: Annotated[
+        float | None, Option(help="What this training may cost; none if the hub is trusted.")
+    ] = None,
+    *,
     approval: ApprovalOptions,
     folder: Folder = SITE,
     as_json: Json = False,
@@ -115,22 +152,26 @@ def train(
     site = cs.Site(folder)
     if approval.dry_run:
         shown, file = site.preview(study, epsilon=epsilon), approval.out
-        file.write_text(shown.page.as_html(), encoding="utf-8")
+        file.write_text(shown.page_to_file.as_html(), encoding="utf-8")
         facts = {"page": str(file), "epsilon": epsilon, "left": shown.left, "fits": shown.fits}
-        filed = f"Written for filing: {file}. Nothing was trained or charged."
-        return Answer(facts, f"{shown.page.as_text()}\n{filed}")
+        fits = "" if shown.fits else "This training does not fit what the data owner allows.\n"
+        filed = f"{fits}Written for filing: {file}. Nothing was trained or recorded."
+        text = f"{shown.page.as_text()}\n{filed}\nOnce approved: --approved {shown.digest}"
+        return Answer({**facts, "digest": shown.digest}, text)
 
     def approve(preview: Preview) -> bool:
         show(preview.page.as_text(), as_error=as_json)
-        return approval.yes or (
-            sys.stdin.isatty() and typer.confirm("Train, and charge this to the ledger?")
-        )
+        if approval.approved is not None:
+            return approval.approved == preview.digest
+        question = "Train, and enter this in the ledger?"
+        return sys.stdin.isatty() and typer.confirm(question, err=as_json)
 
-    path = site.train(study, table, epsilon=epsilon, approve=approve)
+    path = site.train(study, table, epsilon=epsilon, approve=approve, anew=approval.anew)
     if path is None:
         raise SettingsError(
-            "The training was not approved. Nothing was trained or charged. Answer yes, or use "
-            "--yes where nobody can be asked and the approval is on file."
+            "The training was not approved. Nothing was trained or recorded. Answer yes; where "
+            "nobody can be asked, name the digest of the page that was approved with --approved. A "
+            "page differs from an earlier one if anything on it does, such as what is left."
         )
     made = cs.Contribution.load(path, trusted=site.study(study).trusted)
     return Answer(
@@ -172,8 +213,19 @@ def fetch(study: StudyName, folder: Folder = SITE) -> Answer:
 
 
 @commands.add("withdraw", "site withdraw heart")
-def withdraw(study: StudyName, folder: Folder = SITE) -> Answer:
-    """Take the site's contribution out of future releases."""
+def withdraw(
+    study: StudyName,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+    folder: Folder = SITE,
+    as_json: Json = False,
+) -> Answer:
+    """Take the site's contribution out of future releases, after asking."""
+    question = f"Withdraw this site's contribution to {study}? Its charge stays."
+    if not (yes or (sys.stdin.isatty() and typer.confirm(question, err=as_json))):
+        raise SettingsError(
+            "The withdrawal was not confirmed. Nothing was changed. Answer yes, or use --yes where "
+            "nobody can be asked."
+        )
     return Answer(
         cs.Site(folder).withdraw(study),
         "Withdrawn: future releases are made without it. Published releases stay with those who "
@@ -209,6 +261,54 @@ def status(folder: Folder = SITE) -> Answer:
     if not rows:
         lines.append("  no study yet: consilience site join HUB INVITATION")
     return Answer({**facts, "key": site.key.public, "studies": rows}, "\n".join(lines))
+
+
+budget = Commands("Read and change what the data owner allows; the ledger keeps the reasons.")
+commands.add_typer(budget, name="budget")
+
+Reason = Annotated[str, Option(help="Who decided it and why; the ledger keeps this sentence.")]
+
+
+@budget.add("show", "site budget show")
+def show_budget(folder: Folder = SITE) -> Answer:
+    """Show the limit, what is left of it, and every decision of the data owner."""
+    site = cs.Site(folder)
+    site.check_ledger()
+    ledger, balance = site.ledger, site.ledger.balance(site.dataset)
+    exact, notes = ledger.permits_exact(site.dataset), ledger.notes(site.dataset)
+    facts = {name: getattr(balance, name)._asdict() for name in ("limit", "spent", "left")}
+    lines = [*describe_balance(balance), f"  exact    {'allowed' if exact else 'not allowed'}"]
+    lines += [describe_note(note) for note in notes]
+    decisions = [note._asdict() for note in notes]
+    return Answer({**facts, "exact": exact, "decisions": decisions}, "\n".join(lines))
+
+
+@budget.add("raise", 'site budget raise --epsilon 5 --reason "Board, 3 May"')
+def raise_budget(
+    reason: Reason,
+    epsilon: Annotated[float | None, Option(help="The new lifetime limit, in total.")] = None,
+    delta: Annotated[float | None, Option(help="The same for delta.")] = None,
+    folder: Folder = SITE,
+) -> Answer:
+    """Raise the lifetime limit of the site's data set; what was spent stays spent."""
+    balance = cs.Site(folder).raise_budget(epsilon=epsilon, delta=delta, reason=reason)
+    left, limit = balance.left, balance.limit
+    text = f"Recorded. Left: epsilon {left.epsilon:g} of {limit.epsilon:g}"
+    return Answer({"left": left._asdict(), "limit": limit._asdict()}, text)
+
+
+@budget.add("allow-exact", 'site budget allow-exact --reason "Board, 3 May"')
+def allow_exact(reason: Reason, folder: Folder = SITE) -> Answer:
+    """Let exact models leave, for studies with a trusted hub; no limit bounds what they say."""
+    cs.Site(folder).allow_exact(reason=reason)
+    return Answer({"exact": True}, "Recorded: exact models may leave.")
+
+
+@budget.add("forbid-exact", 'site budget forbid-exact --reason "Board, 4 May"')
+def forbid_exact(reason: Reason, folder: Folder = SITE) -> Answer:
+    """Let no further exact model leave."""
+    cs.Site(folder).allow_exact(reason=reason, allowed=False)
+    return Answer({"exact": False}, "Recorded: no further exact model may leave.")
 
 
 @commands.add("rotate-key", "site rotate-key")

@@ -41,26 +41,22 @@ NANO = 10**9  # epsilon and rho are counted in whole billionths
 FEMTO = 10**15  # delta in whole units of 1e-15: near 1 a float is hardly finer
 
 _APPLICATION = 1129206604  # "CNSL", in the file's header
-_VERSION = 1
+_VERSION = 2
 _GENESIS = "0" * 64
 _LONGEST_TEXT = 200
 _LARGEST_PAYLOAD_BYTES = 2**29
 _LARGEST_LIMIT = 10_000  # beyond it nothing is hidden, and every amount below fits 64 bits
 
-_SCHEMA = """
-PRAGMA journal_mode = WAL;
-BEGIN;
-PRAGMA application_id = 1129206604;
-PRAGMA user_version = 1;
+_ENTRIES = """
 CREATE TABLE entries (
   number INTEGER PRIMARY KEY CHECK (number > 0),
-  kind TEXT NOT NULL CHECK (kind IN ('allow', 'charge', 'seal')),
+  kind TEXT NOT NULL CHECK (kind IN ('allow', 'charge', 'seal', 'permit', 'forbid', 'exact')),
   time TEXT NOT NULL,
   version TEXT NOT NULL,
   dataset TEXT NOT NULL,
   unit TEXT NOT NULL,
   neighbours TEXT NOT NULL,
-  key TEXT CHECK (kind = 'allow' OR key IS NOT NULL),
+  key TEXT CHECK (kind IN ('allow', 'permit', 'forbid') OR key IS NOT NULL),
   purpose TEXT,
   study TEXT,
   nano_epsilon INTEGER CHECK (nano_epsilon > 0 AND (kind != 'charge' OR nano_epsilon IS NOT NULL)),
@@ -70,30 +66,52 @@ CREATE TABLE entries (
   payload_hash TEXT,
   previous TEXT NOT NULL,
   hash TEXT NOT NULL UNIQUE
-) STRICT;
-CREATE UNIQUE INDEX one_per_key ON entries (key, kind);
-CREATE INDEX by_dataset ON entries (dataset, kind, nano_epsilon, femto_delta, nano_rho);
-CREATE TABLE payloads (key TEXT PRIMARY KEY, payload BLOB NOT NULL) STRICT;
-CREATE TABLE head (
-  one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, hash TEXT NOT NULL
-) STRICT;
-INSERT INTO head VALUES (1, 0, hex(zeroblob(32)));
-CREATE VIEW charges AS
+) STRICT
+"""
+_AROUND_ENTRIES = (
+    "CREATE UNIQUE INDEX one_per_key ON entries (key, kind)",
+    "CREATE INDEX by_dataset ON entries (dataset, kind, nano_epsilon, femto_delta, nano_rho)",
+    """CREATE VIEW charges AS
   SELECT charge.*, seal.payload_hash AS seal_hash FROM entries AS charge
   LEFT JOIN entries AS seal ON seal.key = charge.key AND seal.kind = 'seal'
-  WHERE charge.kind = 'charge';
-CREATE TRIGGER entries_stay BEFORE DELETE ON entries
-  BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END;
-CREATE TRIGGER entries_hold BEFORE UPDATE ON entries
-  BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
-CREATE TRIGGER payloads_stay BEFORE DELETE ON payloads
-  BEGIN SELECT RAISE(ABORT, 'payloads are never deleted'); END;
-CREATE TRIGGER payloads_hold BEFORE UPDATE ON payloads
-  BEGIN SELECT RAISE(ABORT, 'payloads are never changed'); END;
-CREATE TRIGGER head_stays BEFORE DELETE ON head
-  BEGIN SELECT RAISE(ABORT, 'the head is never deleted'); END;
-COMMIT;
-"""
+  WHERE charge.kind = 'charge'""",
+    """CREATE TRIGGER entries_stay BEFORE DELETE ON entries
+  BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END""",
+    """CREATE TRIGGER entries_hold BEFORE UPDATE ON entries
+  BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END""",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_SCHEMA = ";".join(
+    (
+        "PRAGMA journal_mode = WAL",
+        "BEGIN",
+        f"PRAGMA application_id = {_APPLICATION}",
+        _ENTRIES,
+        *_AROUND_ENTRIES,
+        "CREATE TABLE payloads (key TEXT PRIMARY KEY, payload BLOB NOT NULL) STRICT",
+        """CREATE TABLE head (
+  one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, hash TEXT NOT NULL
+) STRICT""",
+        "INSERT INTO head VALUES (1, 0, hex(zeroblob(32)))",
+        """CREATE TRIGGER payloads_stay BEFORE DELETE ON payloads
+  BEGIN SELECT RAISE(ABORT, 'payloads are never deleted'); END""",
+        """CREATE TRIGGER payloads_hold BEFORE UPDATE ON payloads
+  BEGIN SELECT RAISE(ABORT, 'payloads are never changed'); END""",
+        """CREATE TRIGGER head_stays BEFORE DELETE ON head
+  BEGIN SELECT RAISE(ABORT, 'the head is never deleted'); END""",
+        "COMMIT;",
+    )
+)
+# Format 1 knows limits, charges and seals only. Its entries move into a table that knows exact
+# contributions too; none of them changes, so the chain stays as it is.
+_FROM_FORMAT_1 = (
+    "DROP VIEW charges",
+    "ALTER TABLE entries RENAME TO entries_1",
+    _ENTRIES,
+    "INSERT INTO entries SELECT * FROM entries_1 ORDER BY number",
+    "DROP TABLE entries_1",
+    *_AROUND_ENTRIES,
+)
 _SUMS = """
 SELECT coalesce(sum(nano_epsilon), 0), coalesce(sum(femto_delta), 0),
   CASE WHEN count(*) = count(nano_rho) THEN coalesce(sum(nano_rho), 0) END
@@ -178,6 +196,23 @@ class Charge:
         }
 
 
+class Note(NamedTuple):
+    """An entry that costs nothing: a limit, or what the owner says about exact contributions.
+
+    ``kind`` is ``"allow"`` for a limit and the reason given for it, ``"permit"`` or ``"forbid"``
+    for exact contributions as such, and ``"exact"`` for one of them, which no epsilon bounds.
+    """
+
+    id: int
+    kind: str
+    dataset: str
+    key: str | None
+    purpose: str | None
+    study: str | None
+    time: str
+    hash: str
+
+
 class Amounts(NamedTuple):
     """One number for each additive quantity, or None: no limit, or an event without a rho."""
 
@@ -209,6 +244,7 @@ class _Account:
     neighbours: Neighbours
     limits: _Units
     sums: _Units = (0, 0, 0)
+    may_be_exact: bool = False
 
     def add(self, cost: _Units) -> None:
         epsilon, delta, rho = (
@@ -304,13 +340,14 @@ class Ledger:
         view._study = study
         return view
 
-    def allow(self, dataset: str, budget: Budget) -> Balance:
+    def allow(self, dataset: str, budget: Budget, *, reason: str = "") -> Balance:
         """Declare the lifetime limit that the data owner sets on `dataset`, or replace it.
 
         Unit, neighbour relation and kind (epsilon or rho) are fixed by the first call, and no limit
         goes below what is spent. The same limit again adds no entry.
         """
         _check_text("dataset", dataset)
+        _check_text("reason", reason, may_be_empty=True)
         limits = (
             None if budget.epsilon is None else limit_units(budget.epsilon, NANO),
             None if budget.epsilon is None else limit_units(budget.delta, FEMTO),
@@ -343,7 +380,8 @@ class Ledger:
                     "already. Nothing was recorded and the old limit stands. Choose at least "
                     "what is spent."
                 )
-            self._append(db, "allow", dataset, account, limits)
+            content = {"purpose": reason} if reason else {}
+            self._append(db, "allow", dataset, account, limits, **content)
         return account.balance(dataset)
 
     def charge(
@@ -413,6 +451,56 @@ class Ledger:
             charge = _find(db, key)
         assert charge is not None
         return charge
+
+    def permit_exact(self, dataset: str, *, reason: str, permitted: bool = True) -> None:
+        """Record whether the data owner lets exact contributions of `dataset` leave, and why.
+
+        Nothing bounds what an exact contribution discloses, so a limit says nothing about it: it
+        needs a permission of its own.
+        """
+        _check_text("reason", reason)
+        with self._session("Recording a permission", write=True) as db:
+            account = self._declared(db, dataset)
+            if _may_be_exact(db, dataset) != permitted:
+                kind = "permit" if permitted else "forbid"
+                self._append(db, kind, dataset, account, purpose=reason)
+
+    def permits_exact(self, dataset: str) -> bool:
+        """Tell whether the data owner lets exact contributions of `dataset` leave."""
+        with self._session("Reading a permission") as db:
+            return _may_be_exact(db, dataset)
+
+    def record_exact(self, *, dataset: str, key: str, purpose: str, study: str = "") -> Note:
+        """Record an exact contribution before it is made, or refuse; a repetition adds nothing."""
+        content = {"key": key, "purpose": purpose, "study": study or self._study}
+        for name, text in {"dataset": dataset, **content}.items():
+            _check_text(name, text, may_be_empty=name == "study")
+        with self._session("Recording an exact contribution", write=True) as db:
+            account = self._declared(db, dataset)
+            if not _may_be_exact(db, dataset):
+                raise BudgetExceeded(
+                    f"An exact contribution of data set {dataset!r} was to be recorded for "
+                    f"{purpose!r}, and its owner has not permitted any. Nothing was recorded. Ask "
+                    "the data owner."
+                )
+            if not _notes(db, "key = ? AND kind = 'exact'", key):
+                self._append(db, "exact", dataset, account, (None, None, None), **content)
+            return _notes(db, "key = ? AND kind = 'exact'", key)[0]
+
+    def _declared(self, db: sqlite3.Connection, dataset: str) -> _Account:
+        """Return the account of a data set that has a limit."""
+        account = _account(db, dataset)
+        if account is None:
+            raise SettingsError(
+                f"Data set {dataset!r} has no limit, and so no owner who decides about it. "
+                "Nothing was recorded. Check the name, or declare a limit with 'allow'."
+            )
+        return account
+
+    def notes(self, dataset: str | None = None) -> list[Note]:
+        """Return all entries that cost nothing in order, or those on one data set."""
+        with self._session("Reading the entries") as db:
+            return _notes(db, "?1 IS NULL OR dataset = ?1", dataset)
 
     def seal(self, charge: Charge, payload: bytes) -> Charge:
         """Store the one result of `charge`, after which it may leave; repeating is harmless."""
@@ -586,6 +674,9 @@ class Ledger:
             },
         }
         entry["hash"] = _digest(entry)
+        if kind in ("permit", "forbid", "exact") and _format(db) == 1:
+            for statement in _FROM_FORMAT_1:
+                db.execute(statement)
         db.execute(_INSERT, entry)
         db.execute("UPDATE head SET number = :number, hash = :hash", entry)
 
@@ -620,7 +711,7 @@ class Ledger:
     def _recognise(self, asked: str, db: sqlite3.Connection) -> None:
         if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             raise self._damage(asked, "the file is empty or belongs to another program")
-        written = db.execute("PRAGMA user_version").fetchone()[0]
+        written = _format(db)
         if written > _VERSION:
             raise LedgerDamaged(
                 f"{asked} needs the ledger {self.path}, but it has format {written} and this "
@@ -720,6 +811,23 @@ def _cost(
     return amounts
 
 
+def _format(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _notes(db: sqlite3.Connection, condition: str, value: str | None) -> list[Note]:
+    query = (
+        f"SELECT number AS id, {', '.join(Note._fields[1:])} FROM entries "  # noqa: S608
+        f"WHERE ({condition}) AND kind NOT IN ('charge', 'seal') ORDER BY number"
+    )
+    return [Note(*row) for row in db.execute(query, (value,))]
+
+
+def _may_be_exact(db: sqlite3.Connection, dataset: str) -> bool:
+    said = [note.kind for note in _notes(db, "dataset = ?", dataset)]
+    return [kind for kind in said if kind in ("permit", "forbid")][-1:] == ["permit"]
+
+
 def _account(db: sqlite3.Connection, dataset: str) -> _Account | None:
     limit = (
         "SELECT * FROM entries WHERE dataset = ? AND kind = 'allow' ORDER BY number DESC LIMIT 1"
@@ -744,6 +852,10 @@ def _replay(entry: sqlite3.Row, accounts: dict[str, _Account]) -> bool:
         accounts.setdefault(entry["dataset"], _opened(entry)).limits = _amounts(entry)
     account = accounts.get(entry["dataset"])
     if account is None:
+        return False
+    if entry["kind"] in ("permit", "forbid"):
+        account.may_be_exact = entry["kind"] == "permit"
+    if entry["kind"] == "exact" and not account.may_be_exact:
         return False
     cost = _amounts(entry) if entry["kind"] == "charge" else (0, 0, 0)
     fits = account.first_over(cost) is None

@@ -98,6 +98,11 @@ class HubClient:
         """Return the newest release's file, or None if there is none."""
         return self.request("GET", f"{_path(study)}/release", absent="no-release")
 
+    def contributions(self, study: str) -> list[str]:
+        """Return the digests of the site's own contributions."""
+        rows = self.request_json("GET", f"{_path(study)}/contributions").get("contributions")
+        return [str(row["digest"]) for row in rows] if isinstance(rows, list) else []
+
     def withdraw(self, study: str) -> Answer:
         """Take the site's contribution out of future releases."""
         return self.request_json("POST", f"{_path(study)}/withdrawals", b"{}")
@@ -166,19 +171,27 @@ class HubClient:
     def _send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         import httpx
 
-        headers = {HEADER: sign_request(self.key, method, path, digest(body))}
+        headers = {
+            HEADER: sign_request(self.key, method, path, digest(body)),
+            # Nothing is unpacked: a few packed bytes could fill the memory.
+            "accept-encoding": "identity",
+        }
         verify = True if self.certificate is None else self.certificate
         content = bytearray()
         with (
             httpx.Client(timeout=TIMEOUT_SECONDS, verify=verify, follow_redirects=False) as client,
             client.stream(method, self.address + path, content=body, headers=headers) as answer,
         ):
-            for chunk in answer.iter_bytes():
+            packed = answer.headers.get("content-encoding", "identity") != "identity"
+            for chunk in () if packed else answer.iter_raw():
                 content += chunk
-                if len(content) > MOST_BYTES:
-                    raise HubUnavailable(
-                        f"The hub at {self.address} sent more than it may. Nothing was kept."
-                    )
+                if packed := len(content) > MOST_BYTES:
+                    break
+            if packed:
+                raise HubUnavailable(
+                    f"The hub at {self.address} sent more than it may, or packed it. Nothing was "
+                    "kept. Ask its operator."
+                )
             return answer.status_code, bytes(content)
 
 
@@ -251,13 +264,23 @@ class SharedFolder:
         files = sorted(self.path.glob("release-*.safetensors"))
         return files[-1].read_bytes() if files else None
 
+    def contributions(self, _: str) -> list[str]:
+        """Return the digests of the site's own contributions."""
+        return [SealedFile(file, KIND).digest for file in self._own()]
+
     def withdraw(self, _: str) -> Answer:
         """Remove the site's contributions."""
+        for file in self._own():
+            file.unlink()
+        return {"state": "withdrawn"}
+
+    def _own(self) -> list[Path]:
+        own = []
         for file in self.path.glob("contribution-*.safetensors"):
             with suppress(ConsilienceError):  # not a contribution
                 if SealedFile(file, KIND).facts.get("site") == self.site:
-                    file.unlink()
-        return {"state": "withdrawn"}
+                    own.append(file)
+        return own
 
     def open_view(self, _: str) -> str:
         """Refuse: only a hub has a dashboard."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, NotRequired, Self, TypedDict
 
-from consilience.errors import SettingsError
+from consilience.errors import LedgerDamaged, SettingsError
+from consilience.files.contribution import KIND
 from consilience.files.durable import write_durably
 from consilience.files.release import Release
-from consilience.files.sealed import SigningKey
+from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import SITE_NAME
@@ -22,11 +26,16 @@ from consilience.tables.public import Public
 
 
 class Attempt(TypedDict):
-    """A training that was approved: after an interruption it is completed, not charged again."""
+    """A training that was approved: after an interruption it is completed, not charged again.
+
+    ``table`` is the digest of the records, which stays in this folder; ``epsilon`` is None for an
+    exact contribution.
+    """
 
     sequence: int
-    epsilon: float
+    epsilon: float | None
     key: str
+    table: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Joined:
     attempt: Attempt | None = None
     submitted: int | None = None
     release: int | None = None
+    exact: Mapping[str, str] = field(default_factory=dict)  # ledger entries, by key
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
@@ -50,7 +60,11 @@ class Joined:
 
 
 class SiteFolder:
-    """The files of a site. Every change is written durably before anything else happens."""
+    """The files of a site. Every change is written durably before anything else happens.
+
+    One command works on a folder at a time, and none with a ledger that lacks a charge of which the
+    folder holds the receipt.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -62,17 +76,28 @@ class SiteFolder:
             )
         self.name: str = facts["name"]
         self.dataset: str = facts["dataset"]
+        self._is_working = False
 
     @classmethod
     def init(
-        cls, folder: str | os.PathLike[str], *, name: str, dataset: str, budget: Budget
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        name: str,
+        dataset: str,
+        budget: Budget,
+        allow_exact: bool = False,
     ) -> Self:
-        """Make a site: a key, a ledger, and the limit that the data owner allows."""
+        """Make a site: a key, a ledger, and the limit that the data owner allows.
+
+        `allow_exact` lets exact models leave, for studies whose hub is trusted; no limit bounds
+        what these disclose.
+        """
         target = Path(folder)
         if (target / "site.json").exists():
             raise SettingsError(
-                f"The folder {target.name!r} holds a site already. Nothing was changed. Use "
-                "another folder."
+                f"The folder {target.name!r} holds a site already. Nothing was changed. To raise "
+                "the limit of its data set: consilience site budget raise"
             )
         if not SITE_NAME.fullmatch(name):
             raise SettingsError(
@@ -81,7 +106,10 @@ class SiteFolder:
             )
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         SigningKey.at(target / "key.pem")
-        Ledger(target / "ledger.sqlite").allow(dataset, budget)
+        ledger = Ledger(target / "ledger.sqlite")
+        ledger.allow(dataset, budget)
+        if allow_exact:
+            ledger.permit_exact(dataset, reason="allowed when the site was made")
         write_durably(target / "site.json", to_json({"name": name, "dataset": dataset}))
         return cls(target)
 
@@ -100,6 +128,75 @@ class SiteFolder:
                 "was done. Restore it from its backup with: consilience site recover"
             )
         return Ledger(path)
+
+    @contextmanager
+    def _working(self, *, with_ledger: bool = True) -> Iterator[None]:
+        """Hold the folder while something in it changes; tidy up what a killed command left.
+
+        Whatever is done begins with a look at the ledger, unless the ledger is to be replaced.
+        """
+        if self._is_working:
+            yield
+            return
+        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise SettingsError(
+                    f"Another command is at work in the folder {self.folder.name!r}. Nothing was "
+                    "done. Wait until it has ended, and try again."
+                ) from None
+            self._is_working = True
+            self._tidy()
+            if with_ledger:
+                self.check_ledger()
+            yield
+        finally:
+            self._is_working = False
+            os.close(descriptor)
+
+    def _tidy(self) -> None:
+        """Remove drafts of files that were never finished."""
+        drafts = (".*.part", ".ledger.sqlite.*", "studies/*/.*.part", "studies/*/release.part")
+        for draft in (path for pattern in drafts for path in self.folder.glob(pattern)):
+            draft.unlink(missing_ok=True)
+        for place in self.folder.glob(".recovering-*"):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def check_ledger(self) -> None:
+        """Refuse a ledger that lacks a charge of which this folder holds the receipt."""
+        missing = list(self._missing_receipts(self.ledger)) + self._missing_notes(self.ledger)
+        if missing:
+            raise LedgerDamaged(
+                f"The site's ledger lacks {len(missing)} of the charges whose receipts are in this "
+                "folder: an older copy of it was put in place. Nothing was done. Move "
+                "ledger.sqlite away, together with its -wal and -shm files, and enter what is "
+                "missing with: consilience site recover COPY"
+            )
+
+    def _missing_receipts(self, ledger: Ledger) -> Iterator[tuple[str, Path]]:
+        """Yield study and file of each contribution whose charge the ledger lacks."""
+        charges = ledger.charges()
+        known = {charge.hash for charge in charges} | {charge.key for charge in charges}
+        for name in self.studies:
+            for file in self._contributions(name):
+                receipt = SealedFile(file, KIND).facts.get("receipt")
+                if isinstance(receipt, Mapping) and known.isdisjoint(
+                    (receipt.get("hash"), f"recovered-{receipt.get('key')}")
+                ):
+                    yield name, file
+
+    def _missing_notes(self, ledger: Ledger) -> list[tuple[str, str]]:
+        """Return study and key of each exact contribution that the ledger lacks."""
+        notes = ledger.notes()
+        known = {note.hash for note in notes} | {note.key for note in notes}
+        return [
+            (name, key)
+            for name in self.studies
+            for key, entry in self._joined(name).exact.items()
+            if known.isdisjoint((entry, f"recovered-{key}"))
+        ]
 
     @property
     def studies(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 TO_FILL_IN = "FILL IN"  # what `study new` leaves to people
 MOST_PURPOSE = 10_000  # characters
+# No file of a site or hub has such a name, so a public file beside them replaces none.
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}\.(csv|csv\.gz|parquet|pq)")
 HUBS = ("untrusted", "trusted")
 RELATIONS = ("replace-one", "add-remove")
 # The study, its schema or its privacy part decide these; [learner] and [aggregator] may not.
@@ -52,7 +55,14 @@ def find_problems(study: Study) -> list[str]:
     texts = (study.name, study.purpose, study.learner, study.aggregator)
     if not all(isinstance(text, str) for text in (*texts, study.neighbours, study.hub)):
         return ["name, purpose, learner, aggregator, neighbours and hub must be text"]
-    problems = _failed((*_name_checks(study), *_privacy_checks(study), *_method_checks(study)))
+    problems = _failed(
+        (
+            *_name_checks(study),
+            *_file_checks(study),
+            *_privacy_checks(study),
+            *_method_checks(study),
+        )
+    )
     # A schema that could not be read is None; its problems were reported on reading.
     if problems or study.schema is None:
         return problems
@@ -76,6 +86,15 @@ def _name_checks(study: Study) -> Iterable[Check]:
         TO_FILL_IN not in study.purpose,
         "the purpose is still to be filled in: the people who approve the study will read it",
     )
+
+
+def _file_checks(study: Study) -> Iterable[Check]:
+    for part in study.files:
+        yield (
+            bool(FILE_NAME.fullmatch(part.file)),
+            f"the file {part.file[:100]!r} must be named by letters, digits, spaces and ._-, and "
+            "end with .csv, .csv.gz, .parquet or .pq",
+        )
 
 
 def _privacy_checks(study: Study) -> Iterable[Check]:

@@ -10,6 +10,7 @@ from consilience.files.certificate import RELATIONS, UNITS, Page, meaning
 from consilience.files.sealed import software
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Guarantee, Neighbours
+from consilience.privacy.ledger import Balance
 from consilience.study.study import Study
 
 Rows = list[tuple[str, str]]
@@ -83,24 +84,16 @@ def _name_with(name: str, settings: Mapping[str, Any]) -> str:
     return f"{name} with {listed}" if listed else name
 
 
-def of_training(
-    study: Study,
-    *,
-    site: str,
-    dataset: str,
-    epsilon: float,
-    left: float | None,
-    limit: float | None,
-) -> Page:
+def of_training(study: Study, *, site: str, epsilon: float | None, balance: Balance) -> Page:
     """Return the page that a data officer files before a training is approved.
 
-    `left` and `limit` are the epsilon that is left of the data set and its limit; None if the
-    limit is not one of epsilon.
+    `balance` is that of the data set that would be charged. There is no `epsilon` if the study's
+    hub is trusted.
     """
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     promise = Guarantee(
-        epsilon=math.inf if study.trusted else epsilon,
-        delta=0.0 if study.trusted else study.delta,
+        epsilon=math.inf if epsilon is None else epsilon,
+        delta=0.0 if epsilon is None else study.delta,
         unit=study.unit,
         neighbours=Neighbours(study.neighbours),
     )
@@ -108,9 +101,6 @@ def of_training(
         "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
         "learn about anyone's records."
     )
-    cost = [("charged to", f"data set {dataset!r} of this site's ledger, before any computation")]
-    if study.trusted:
-        cost = [("charged to", "nothing: an exact model has no cost that a ledger could add up")]
     return Page(
         f"Request to train for study {study.name} at {site}",
         [
@@ -137,7 +127,7 @@ def of_training(
                 [*meaning(promise, against=against), *([exact] if study.trusted else [])],
                 [],
             ),
-            ("What it costs", [], cost + _cost_rows(study, epsilon, left, limit)),
+            ("What it costs", [], _cost_rows(study, epsilon, balance)),
             (
                 "Approval",
                 ["Approved by: ______________________________   Date: ______________"],
@@ -157,20 +147,36 @@ def _content(study: Study, site: str) -> Rows:
     ]
 
 
-def _cost_rows(study: Study, epsilon: float, left: float | None, limit: float | None) -> Rows:
-    if study.trusted:
-        return []
+def _cost_rows(study: Study, epsilon: float | None, balance: Balance) -> Rows:
+    dataset = f"data set {balance.dataset!r} of this site's ledger"
+    if epsilon is None:
+        return [
+            ("recorded in", f"{dataset}, before any computation, as an exact contribution"),
+            ("bounded by", "nothing: no epsilon is paid, and no limit holds for an exact model"),
+        ]
     delta = f", delta = {study.delta:g}" if study.delta else ""
-    after = "not limited in epsilon"
-    if left is not None:
-        over = epsilon > left
-        after = "more than is left: refused" if over else _amount(left - epsilon, limit)
     return [
-        ("left before", _amount(left, limit)),
+        ("charged to", f"{dataset}, before any computation"),
+        ("left before", _describe_left(balance, 0.0, 0.0)),
         ("this training", f"epsilon = {epsilon:g}{delta}"),
-        ("left after", after),
+        ("left after", _describe_left(balance, epsilon, study.delta)),
     ]
 
 
-def _amount(left: float | None, limit: float | None) -> str:
-    return "not limited in epsilon" if left is None else f"epsilon = {left:.6g} of {limit:.6g}"
+def is_left(balance: Balance, epsilon: float, delta: float) -> bool:
+    """Tell whether so much is left of a data set."""
+    left = balance.left
+    return (left.epsilon is None or epsilon <= left.epsilon) and (
+        left.delta is None or delta <= left.delta
+    )
+
+
+def _describe_left(balance: Balance, epsilon: float, delta: float) -> str:
+    """Say what is left of a data set after a cost."""
+    left, limit = balance.left, balance.limit
+    if left.epsilon is None or left.delta is None:
+        return "not limited in epsilon"
+    if not is_left(balance, epsilon, delta):
+        return "more than is left: refused"
+    deltas = f", delta = {left.delta - delta:.6g} of {limit.delta:.6g}" if limit.delta else ""
+    return f"epsilon = {left.epsilon - epsilon:.6g} of {limit.epsilon:.6g}{deltas}"
