@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from consilience.aggregators.labelled import read_labelled
 from consilience.aggregators.members import as_members
 from consilience.errors import BudgetExceeded, GuaranteeVoid, SchemaMismatch, SettingsError
 from consilience.learners.erm import Logistic
+from consilience.learners.perturbation import LinearTask, plan_linear
 from consilience.privacy.accounting import ObjectiveL2Laplace
 from consilience.tables.public import Public
 
@@ -423,6 +425,23 @@ def test_calibrating_to_aggregation_records_alone_does_not_cover_a_site():
         f.append(plan.exact()[1])
     moved = np.linalg.norm(f[0] - f[1])
     assert plan.record_reach < moved <= plan.site_reach[0]
+
+
+def test_members_are_as_inexact_as_an_average_takes_them_to_be():
+    X0, y0 = records(200, 50)
+    method = FeatureMethod(epsilon=1.0, mechanism="output", regularization=0.1)
+    members = [exact_site(seed) for seed in (1, 2)]
+    plan = TrustedAggregator(method, read_labelled(method, members, Public(X0, y0)), True)
+    task = LinearTask(members[0].loss(2), plan.features, 200, 200)
+    of_site = plan_linear(members[0], task)
+    assert of_site.inexactness == pytest.approx(1.375 * of_site.tolerance / of_site.regularization)
+    gain = site_gain(plan.strength) / plan.stretch
+    sizes = [member.public_size_ for member in members]
+    slack = [
+        1.375 * one.tolerance / one.regularization
+        for one in (plan_linear(members[0], replace(task, n_records=n, n_units=n)) for n in sizes)
+    ]
+    assert plan.closing.distance >= gain * math.fsum(slack)
 
 
 def test_the_sensitivity_formulas_are_those_of_the_proof():

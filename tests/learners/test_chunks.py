@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
+from sklearn.base import clone
 
 import consilience.study.records
 from consilience import (
@@ -33,6 +35,7 @@ from consilience.files.sealed import SigningKey
 from consilience.learners import erm
 from consilience.learners.ball import Ball
 from consilience.learners.encoded import EncodedPartitions, LabelCodes
+from consilience.learners.projection import PrivatePCA
 from consilience.learners.trees import binned as coded
 from consilience.learners.trees import forest as trees
 from consilience.privacy.mechanisms import Noise
@@ -326,6 +329,20 @@ def test_persons_and_undeclared_classes_are_refused_before_a_record_is_read(lear
         type(learner)(**{**learner.get_params(), "unit": "person", "records_per_person": 2}).fit(
             source
         )
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [*LEARNERS, PrivatePCA(epsilon=1.0, n_components=1)],
+    ids=lambda one: type(one).__name__,
+)
+def test_records_that_were_capped_per_person_are_not_trained_on_as_single_ones(learner, ledger):
+    source = Chunks(GOOD)
+    source.schema = replace(TWO, person="id", max_records_per_person=1)
+    source.chunks = lambda: pytest.fail("a record was read")
+    with pytest.raises(SettingsError, match="records depend on one another"):
+        clone(learner).fit(source, ledger=ledger, dataset="ward")
+    assert ledger.charges() == []
 
 
 def refused(ledger, folder, schema=TWO):

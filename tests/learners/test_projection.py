@@ -226,6 +226,17 @@ def test_dense_sparse_framed_and_chunked_tables_release_the_same(X):
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_row_in_a_late_chunk_is_refused_before_the_charge(X, value, tmp_path):
+    books = Ledger(tmp_path / "books.sqlite")
+    books.allow("ward", Budget(epsilon=3.0))
+    bad = X.copy()
+    bad[-1, 0] = value
+    with pytest.raises(SchemaMismatch, match="Nothing was trained or charged"):
+        PrivatePCA(epsilon=1.0, n_components=2).fit(Chunks(bad), ledger=books, dataset="ward")
+    assert books.charges() == []
+
+
 @pytest.mark.parametrize("norm", [1e-6, 0.25, 3.0, 1e9])
 def test_rescaling_the_data_and_its_declared_norm_rescales_the_moment(X, norm):
     pca = PrivatePCA(epsilon=1.0, n_components=2, noise=Noise(seed=1))

@@ -11,7 +11,7 @@ from consilience.files.sealed import Sealed, SigningKey
 from consilience.privacy.spending import Account
 from consilience.study.collect import Publication
 from consilience.study.draft import Draft
-from consilience.study.pages import of_study
+from consilience.study.pages import of_study, of_training
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study, check
 from studies import PUBLIC_PART, TRUSTED, study, study_text, table
@@ -113,6 +113,28 @@ def test_a_trusted_study_without_noise_is_refused_and_a_stored_one_is_closed(agg
         stored.train(None, None, epsilon=1.0, site="a", signing=KEYS[0], dataset="ward")
     with pytest.raises(SettingsError, match="draws no noise"):
         stored.accept(contributions(study(), tmp_path)[0])
+
+
+@pytest.mark.parametrize(
+    ("learner", "settings", "neighbours", "person", "says"),
+    [
+        ("PrivateLogisticRegression", "", "replace-one", False, "the exact number of records"),
+        ("PrivateLogisticRegression", "public_size = 50", "add-remove", False, "declared"),
+        ("PrivateForestClassifier", "", "add-remove", False, "with noise"),
+        ("PrivateAdaBoostClassifier", "", "replace-one", True, "with noise"),
+        ("PrivateLogisticRegression", "", "replace-one", True, "the exact number of persons"),
+    ],
+)
+def test_the_approval_page_says_which_number_leaves(learner, settings, neighbours, person, says):
+    text = study_text(learner, neighbours=neighbours, settings=settings)
+    if person:
+        text = text.replace(
+            'label = "ill"', 'label = "ill"\nperson = "id"\nmax_records_per_person = 2'
+        )
+    page = of_training(
+        Study.from_text(text), site="a", dataset="b", epsilon=1.0, left=3.0, limit=3.0
+    )
+    assert says in " ".join(page.as_text().split())
 
 
 def test_noise_drawn_once_by_a_trusted_hub_is_what_the_release_states(tmp_path):

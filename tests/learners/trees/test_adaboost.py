@@ -179,6 +179,15 @@ def test_more_records_than_sums_can_hold_are_refused(monkeypatch):
         PrivateAdaBoostClassifier(epsilon=1.0, bounds=(0, 1)).fit(X, y)
 
 
+def test_a_refusal_by_the_number_of_records_is_assumed_where_the_number_is_private():
+    X, y = made_up(50)
+    settings = {"epsilon": 1.0, "bounds": (0, 1)}
+    hidden = PrivateAdaBoostClassifier(**settings).fit(X, y).guarantee_
+    assert any("4,194,304 records is public" in each for each in hidden.assumptions)
+    shown = PrivateAdaBoostClassifier(**settings, neighbours="replace-one").fit(X, y).guarantee_
+    assert not any("records is public" in each for each in shown.assumptions)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"algorithm": "samme"}, {"learning_rate": 0.0}, {"n_rounds": 0}, {"max_depth": "auto"}],
