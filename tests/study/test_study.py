@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -126,11 +127,10 @@ def test_a_trusted_study_without_noise_is_refused_and_a_stored_one_is_closed(agg
     ],
 )
 def test_the_approval_page_says_which_number_leaves(learner, settings, neighbours, person, says):
-    text = study_text(learner, neighbours=neighbours, settings=settings)
+    text = study_text(learner, settings=settings)
+    text = re.sub('neighbours = "[a-z-]+"', f'neighbours = "{neighbours}"', text)
     if person:
-        text = text.replace(
-            'label = "ill"', 'label = "ill"\nperson = "id"\nmax_records_per_person = 2'
-        )
+        text = text.replace("[schema]", '[schema]\nperson = "id"\nmax_records_per_person = 2')
     page = of_training(
         Study.from_text(text), site="a", dataset="b", epsilon=1.0, left=3.0, limit=3.0
     )
