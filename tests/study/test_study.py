@@ -126,14 +126,15 @@ def test_a_trusted_study_without_noise_is_refused_and_a_stored_one_is_closed(agg
         ("PrivateLogisticRegression", "", "replace-one", True, "the exact number of persons"),
     ],
 )
-def test_the_approval_page_says_which_number_leaves(learner, settings, neighbours, person, says):
-    text = study_text(learner, settings=settings)
+def test_the_approval_page_says_which_number_leaves(
+    learner, settings, neighbours, person, says, tmp_path
+):
+    text = study_text(learner, "WeightedVote", settings=settings)
     text = re.sub('neighbours = "[a-z-]+"', f'neighbours = "{neighbours}"', text)
     if person:
         text = text.replace("[schema]", '[schema]\nperson = "id"\nmax_records_per_person = 2')
-    page = of_training(
-        Study.from_text(text), site="a", dataset="b", epsilon=1.0, left=3.0, limit=3.0
-    )
+    balance = Ledger(tmp_path / "books.sqlite").allow("ward", Budget(epsilon=3.0))
+    page = of_training(Study.from_text(text), site="a", epsilon=1.0, balance=balance)
     assert says in " ".join(page.as_text().split())
 
 
