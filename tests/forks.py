@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -124,13 +125,15 @@ def settle(folder: Path, url: str | None) -> None:
     raise AssertionError("the hub did not combine what is due")
 
 
-def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
+def _hub(
+    folder: str, port: int, url: str | None, proxies: Any = (), files: int = 0, **more: Any
+) -> None:
     from consilience.hub.auth import Rate
     from consilience.hub.hub import Settings
     from consilience.hub.operating import serve
 
     free = Rate(1e6, 1e6)
-    more |= {"by_address": free, "by_key": free, "by_guess": free}
+    more |= dict.fromkeys(("by_address", "by_key", "by_guess", "by_account"), free)
     settings = Settings(
         Path(folder),
         url,
@@ -139,7 +142,9 @@ def _hub(folder: str, port: int, url: str | None, **more: Any) -> None:
         sweep_after_seconds=0.0,
         **more,
     )
-    serve(settings, port=port)
+    if files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    serve(settings, port=port, proxies=proxies)
 
 
 def _site(

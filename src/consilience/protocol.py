@@ -60,6 +60,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "replayed": (409, "Send the request again with a fresh signature."),
     "malformed": (400, "Use this version's client, or read the protocol page."),
     "too-large": (413, "Stay within the hub's size limit, or ask its operator to raise it."),
+    "too-slow": (408, "Try again on a faster connection, or ask the hub's operator."),
     "too-many": (429, "Wait a minute and try again."),
     "invitation": (
         403,
@@ -82,6 +83,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "withheld": (409, "The study's page says why; a coordinator can publish it all the same."),
     "wrong-method": (405, "Look up the address on the protocol page or at /docs."),
     "unavailable": (503, "Try again later; nothing was lost."),
+    "failed": (500, "Tell the hub's operator; trying again will not help."),
 }
 
 

@@ -332,7 +332,8 @@ def code(answer: Any) -> str:
 def quick(folder: Path, url: str | None = None, **more: Any) -> Settings:
     """Return settings under which tests need not wait."""
     free = Rate(1e6, 1e6)
-    rates = {"by_address": free, "by_key": free, "by_guess": free}
+    names = ("by_address", "by_key", "by_guess", "by_account")
+    rates = dict.fromkeys(names, free)
     return Settings(folder, url, **{"combine_itself": False, **rates, **more})
 
 

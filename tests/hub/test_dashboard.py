@@ -186,7 +186,7 @@ def addresses(world: Any) -> dict[str, str]:
 def test_every_page_answers_with_a_strict_policy(world: Any, tools: Any) -> None:
     filled(world, tools)
     ann = Browser(world).log_in()
-    for methods, path, who, _ in PAGES:
+    for methods, path, who, *_ in PAGES:
         if "GET" not in methods or path in ("/static/{file}", "/visits/{link}", "/"):
             continue
         answer = ann.get(path.format(**addresses(world)))
@@ -288,7 +288,7 @@ def test_pages_of_coordinators_are_closed_to_sites_and_to_nobody(hub: Any, tools
     nobody.get("/login")
     own = hub.hub.store.contributions("demo", site=ward.name)[0]
     facts = {**addresses(hub), "site": own["site"], "digest": own["digest"]}
-    for methods, path, who, _ in PAGES:
+    for methods, path, who, *_ in PAGES:
         for method in methods.split()[:1]:
             if who == "anyone":
                 continue
@@ -393,7 +393,7 @@ def test_a_form_needs_the_token_of_the_page_it_came_from(
     other = Browser(hub).open_as(wards[0])
     facts = addresses(hub)
     before = hub.hub.store.counts()
-    for methods, path, who, _ in PAGES:
+    for methods, path, who, *_ in PAGES:
         if methods != "POST" or who == "anyone":
             continue
         for token in ("", "0" * 64, other.token, "é"):

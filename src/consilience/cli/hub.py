@@ -52,6 +52,23 @@ class Listening:
     behind_proxy: Annotated[
         bool, Option("--behind-proxy", help="A proxy on this machine provides HTTPS.")
     ] = False
+    proxy: Annotated[
+        list[str] | None,
+        Option(help="Network address of a proxy on another machine; can be repeated."),
+    ] = None
+    metrics_token: Annotated[
+        str | None,
+        Option(
+            help="Lets other machines read /metrics.",
+            envvar="CONSILIENCE_METRICS_TOKEN",
+            show_envvar=True,
+        ),
+    ] = None
+
+    @property
+    def proxies(self) -> list[str]:
+        """The addresses of all proxies."""
+        return [*(("127.0.0.1", "::1") if self.behind_proxy else ()), *(self.proxy or ())]
 
 
 @commands.add("serve", "hub serve --folder hub --port 8440")
@@ -67,7 +84,14 @@ def serve(listening: Listening, place: Place) -> None:
         "one). The API is described at /docs. Stop the hub with Ctrl-C.",
         as_error=True,
     )
-    operating.serve(Settings(place.folder, place.database), **vars(listening))
+    operating.serve(
+        Settings(place.folder, place.database, metrics_token=listening.metrics_token),
+        host=listening.host,
+        port=listening.port,
+        cert=listening.cert,
+        key=listening.key,
+        proxies=listening.proxies,
+    )
 
 
 @commands.add("add-coordinator", "hub add-coordinator anna")

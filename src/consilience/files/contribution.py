@@ -374,7 +374,7 @@ class Contribution(SignedFile):
         """Whether the digest tells nothing of the content: a secret nonce is in the signed facts.
 
         Without one, whoever can guess the content can check the guess against a published digest.
-        Files of versions before 0.2 have none.
+        Files of earlier versions have none.
         """
         return "nonce" in self.sealed.facts
 

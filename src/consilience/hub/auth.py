@@ -1,4 +1,4 @@
-"""Who may ask, and how often: passwords, the tokens of sessions, and rates.
+"""Who may ask, and how often: passwords, logging in, the tokens of sessions, rates and uploads.
 
 Passwords are kept as scrypt hashes and tokens as SHA-256, so a copy of the database lets nobody in.
 
@@ -9,13 +9,16 @@ is in the database.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from consilience.errors import SettingsError
@@ -25,44 +28,52 @@ from consilience.protocol import Refusal
 COOKIE = "consilience"
 LEAST_PASSWORD = 10
 MOST_NAMES = 10_000  # whose rate is remembered
-_COST = {"n": 2**15, "r": 8, "p": 3, "maxmem": 64 << 20}  # 32 MiB and about 0.2 s for each guess
-_NOBODY = "scrypt:" + "A" * 24 + ":" + "A" * 43 + "="
+MOST_GUESSES = 8  # passwords that are checked, or wait for it, at the same time
+MOST_MEMORY = 64 << 20  # bytes for one scrypt: a stored cost beyond it is not a hash of ours
+_COST = (2**15, 8, 3)  # n, r, p: 32 MiB and about 0.2 s for each guess
+_NOBODY = "scrypt:32768:8:3:" + "A" * 24 + ":" + "A" * 43 + "="
 _one_at_a_time = threading.Lock()  # many guesses at once take more time, not more memory
 
 
 def hash_password(password: str) -> str:
-    """Return what is stored of a password."""
+    """Return what is stored of a password: the cost of guessing it, a salt, and its hash."""
     if len(password) < LEAST_PASSWORD or len(password) > 1000:
         raise SettingsError(
             f"A coordinator's password must have {LEAST_PASSWORD} to 1000 characters. Nothing was "
             "stored. Choose another password."
         )
     salt = secrets.token_bytes(18)
-    return f"scrypt:{base64.b64encode(salt).decode()}:{_scrypt(password, salt)}"
+    cost = ":".join(map(str, _COST))
+    return f"scrypt:{cost}:{base64.b64encode(salt).decode()}:{_scrypt(password, salt, _COST)}"
 
 
 def fits_password(password: str, stored: str) -> bool:
-    """Tell whether this is the password, in a time that does not depend on it."""
-    _, salt, expected = stored.split(":")
-    return hmac.compare_digest(_scrypt(password, base64.b64decode(salt)), expected)
+    """Tell whether this is the password, in a time that does not depend on it.
 
-
-def _scrypt(password: str, salt: bytes) -> str:
-    with _one_at_a_time:
-        key = hashlib.scrypt(password.encode(errors="replace"), salt=salt, dklen=32, **_COST)
-    return base64.b64encode(key).decode()
-
-
-def log_in(store: Store, name: str, password: str, *, hours: float) -> tuple[str, str]:
-    """Return a new token and when it expires, or refuse.
-
-    An unknown name takes as long as a wrong password.
+    Hashes without a cost are from a version that knew only one.
     """
-    known = store.coordinator(name) if name.isprintable() else None
-    fits = fits_password(password[:1001], known["password"] if known else _NOBODY)
-    if known is None or not fits or known["status"] != "active":
-        raise Refusal("not-authenticated", "There is no coordinator with this name and password.")
-    return new_token(store, name, hours=hours, kind="session")
+    try:
+        _, *stated, salt, expected = stored.split(":")
+        n, r, p = map(int, stated) if stated else _COST
+        found = _scrypt(password, base64.b64decode(salt), (n, r, p))
+    except ValueError:  # what is stored is no hash
+        return False
+    return hmac.compare_digest(found, expected)
+
+
+def _scrypt(password: str, salt: bytes, cost: tuple[int, int, int]) -> str:
+    n, r, p = cost
+    with _one_at_a_time:
+        key = hashlib.scrypt(
+            password.encode(errors="replace"),
+            salt=salt,
+            dklen=32,
+            n=n,
+            r=r,
+            p=p,
+            maxmem=MOST_MEMORY,
+        )
+    return base64.b64encode(key).decode()
 
 
 def new_token(store: Store, coordinator: str, *, hours: float, kind: str) -> tuple[str, str]:
@@ -101,6 +112,11 @@ class Buckets:
 
     def take(self, name: str) -> None:
         """Take one token, or refuse."""
+        if not self.has(name):
+            raise Refusal("too-many", "Too many requests came from here in a short time.")
+
+    def has(self, name: str) -> bool:
+        """Take one token if there is one, and tell whether there was."""
         at = time.monotonic()
         with self._lock:
             level, since = self._levels.pop(name, (self.rate.burst, at))
@@ -108,5 +124,98 @@ class Buckets:
             self._levels[name] = (level - 1 if level >= 1 else level, at)
             if len(self._levels) > MOST_NAMES:
                 self._levels.popitem(last=False)
-        if level < 1:
-            raise Refusal("too-many", "Too many requests came from here in a short time.")
+        return level >= 1
+
+
+class Uploads:
+    """Places for uploads: so many at the same time, and so many of them for one sender."""
+
+    def __init__(self, most: int, each: int, wait_seconds: float) -> None:
+        self.each, self.wait_seconds = each, wait_seconds
+        self._free, self._senders = asyncio.Semaphore(most), Counter[str]()
+
+    @asynccontextmanager
+    async def place(self, sender: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it while the block runs, or refuse."""
+        if self._senders[sender] >= self.each:
+            raise Refusal("too-many", f"A sender can upload {self.each} files at the same time.")
+        self._senders[sender] += 1
+        try:
+            try:
+                async with asyncio.timeout(self.wait_seconds):
+                    await self._free.acquire()
+            except TimeoutError:
+                raise Refusal("unavailable", "Too many files are being uploaded.") from None
+            try:
+                yield
+            finally:
+                self._free.release()
+        finally:
+            self._senders[sender] -= 1
+            if not self._senders[sender]:
+                del self._senders[sender]
+
+
+# ------------------------------------------------------------------------------------ logging in
+
+
+class Notes:
+    """Entries of the audit log about what was refused; no sender can fill the log with them.
+
+    What the rate leaves out is counted, and the next entry of its kind says how many there were.
+    """
+
+    def __init__(self, store: Store, rate: Rate) -> None:
+        self._store, self._buckets, self._left_out = store, Buckets(rate), Counter[str]()
+
+    def add(self, actor: str, action: str, study: str | None = None, **facts: object) -> None:
+        """Add an entry, or count it."""
+        kind = f"{action} {actor} {study}"
+        if self._buckets.has(kind):
+            left_out = self._left_out.pop(kind, 0)
+            more = {"left out before": left_out} if left_out else {}
+            self._store.log(actor, action, study, **facts, **more)
+        elif len(self._left_out) < MOST_NAMES:
+            self._left_out[kind] += 1
+
+
+class Logins:
+    """Logging in: limited for each address and for each account; failures are in the audit log.
+
+    An address from which an account has logged in is not subject to that account's limit, so that
+    strangers who guess cannot keep a coordinator out.
+    """
+
+    def __init__(self, store: Store, by_guess: Buckets, by_account: Buckets, notes: Notes) -> None:
+        self._store, self._notes = store, notes
+        self._by_guess, self._by_account = by_guess, by_account
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        # Guesses wait for each other in threads, of which other requests need the rest.
+        self._threads = threading.BoundedSemaphore(MOST_GUESSES)
+
+    def log_in(self, name: str, password: str, address: str, *, hours: float) -> tuple[str, str]:
+        """Return a new token and when it expires, or refuse.
+
+        An unknown name takes as long as a wrong password.
+        """
+        self._by_guess.take(address)
+        if (name, address) not in self._known:
+            self._by_account.take(name)
+        if not self._threads.acquire(blocking=False):
+            raise Refusal("too-many", "Too many people are logging in at this moment.")
+        try:
+            row = self._store.coordinator(name) if name.isprintable() else None
+            fits = fits_password(password[:1001], row["password"] if row else _NOBODY)
+        finally:
+            self._threads.release()
+        if row is None or not fits or row["status"] != "active":
+            # Somebody may have typed a password for a name: only known names are written down.
+            actor = "stranger" if row is None else f"coordinator:{name}"
+            self._notes.add(actor, "login failed", address=address)
+            raise Refusal(
+                "not-authenticated", "There is no coordinator with this name and password."
+            )
+        self._known[name, address] = None
+        if len(self._known) > MOST_NAMES:
+            self._known.popitem(last=False)
+        return new_token(self._store, name, hours=hours, kind="session")

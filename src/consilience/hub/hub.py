@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
 
 LARGE = 8 << 20  # bytes
+READY_SECONDS = 2.0
 _SITE_NAME_RULE = "A site's name must have 1 to 100 letters, digits, spaces, dots or hyphens."
 
 
@@ -43,12 +45,22 @@ class Settings:
     most_bytes: int = MOST_BYTES  # of a contribution
     small_bytes: int = 256 << 10  # contributions up to this size are kept in the database
     most_public_bytes: int = 1 << 30  # of a file of public records
-    most_uploads: int = 16  # at the same time
+    most_uploads: int = 16  # at the same time; four times as many small ones
+    most_uploads_each: int = 2  # of one sender
     upload_seconds: float = 600.0
+    patience_seconds: float = 10.0  # for a body, beside a second for each `least_rate` bytes of it
+    least_rate: float = 32 << 10  # bytes per second
     session_hours: float = 12.0
     by_address: Rate = field(default=Rate(100.0, 2000.0))
     by_key: Rate = field(default=Rate(5.0, 100.0))
     by_guess: Rate = field(default=Rate(0.2, 10.0))  # logging in and enrolling, by address
+    by_account: Rate = field(default=Rate(1 / 60, 10.0))  # logging in, by name
+    by_note: Rate = field(default=Rate(1 / 60, 20.0))  # refusals in the audit log, by sender
+    metrics_token: str | None = None  # lets others than this machine read /metrics
+    most_connections: int = 1000
+    most_connections_each: int = 256  # of one address
+    header_seconds: float = 10.0  # until a connection has sent a complete header
+    write_seconds: float = 30.0  # until a connection takes more of an answer
     combine_itself: bool = True
     quiet_seconds: float = 1.0  # changes that follow each other this closely are combined together
     longest_wait_seconds: float = 30.0
@@ -73,11 +85,25 @@ class Hub:
         self._ledger: Ledger | None = None
         self._studies: dict[str, Study] = {}
         self._lock, self._large = threading.Lock(), threading.Lock()
+        self._ready_lock, self._ready_until = threading.Lock(), 0.0
         self.changed = threading.Event()  # tells the worker of this process to look
 
     def close(self) -> None:
         """Close all connections."""
         self.store.close()
+
+    def check_ready(self) -> None:
+        """Write to the database and to the folder, or refuse; at most once in `READY_SECONDS`."""
+        with self._ready_lock:
+            if time.monotonic() < self._ready_until:
+                return
+            self.store.remember("ready", now())
+            probe = self.store.files.new()
+            try:
+                probe.write_bytes(b"consilience")
+            finally:
+                probe.unlink(missing_ok=True)
+            self._ready_until = time.monotonic() + READY_SECONDS
 
     def _agreed_key(self) -> SigningKey:
         """Return the key of this folder, if it is the one that sites know.

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from consilience.study.records import file_digest
 from consilience.study.study import Study
 
 OPERATOR = "operator"
+PORT = 8440
 
 PathLike = str | os.PathLike[str]
 
@@ -45,10 +46,10 @@ def serve(
     settings: Settings,
     *,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: int = PORT,
     cert: PathLike | None = None,
     key: PathLike | None = None,
-    behind_proxy: bool = False,
+    proxies: Sequence[str] = (),
 ) -> None:
     """Run the hub until it is stopped.
 
@@ -59,33 +60,34 @@ def serve(
     cert, key
         Certificate and private key files for HTTPS. Without them, only this machine itself may
         connect.
-    behind_proxy
-        Whether a reverse proxy on this machine speaks HTTPS and passes on the sender's address, so
-        that plain HTTP is right.
+    proxies
+        Network addresses of reverse proxies that speak HTTPS to the sites. The hub believes them,
+        and nobody else, about whom they speak for.
     """
-    import uvicorn
-
     from consilience.hub.api.app import create_app
+    from consilience.hub.api.server import run
 
-    if cert is None and not behind_proxy and not _is_local(host):
+    if cert is None and not _is_local(host):
         raise SettingsError(
             f"The hub cannot listen on {host!r} without a certificate, because passwords would be "
             "readable on the network. Nothing was started. Pass a certificate and its key, or "
             "listen on 127.0.0.1 behind a reverse proxy."
         )
-    uvicorn.run(
-        create_app(settings),
-        host=host,
-        port=port,
-        ssl_certfile=None if cert is None else os.fspath(cert),
-        ssl_keyfile=None if key is None else os.fspath(key),
-        proxy_headers=behind_proxy,
-        forwarded_allow_ips="127.0.0.1" if behind_proxy else "",
-        server_header=False,
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=30,
-    )
+    for proxy in proxies:
+        _check_proxy(proxy)
+    files = [None if path is None else os.fspath(path) for path in (cert, key)]
+    tls = (files[0], files[1])
+    run(create_app(settings), settings, address=(host, port), tls=tls, proxies=proxies)
+
+
+def _check_proxy(address: str) -> None:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise SettingsError(
+            f"A proxy is named by its network address, as in 10.0.0.9. Got {address!r}. Nothing "
+            "was started."
+        ) from None
 
 
 def _is_local(host: str) -> bool:

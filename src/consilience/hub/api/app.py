@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from consilience.files.sealed import software
 from consilience.hub.api.metrics import Gate, Metrics
-from consilience.hub.api.requests import Body, hub_of, receive_file, upload_slot
+from consilience.hub.api.requests import (
+    MOST_KNOWN,
+    MOST_STRANGE,
+    hub_of,
+    receive_body,
+    receive_file,
+    upload_place,
+)
 from consilience.hub.api.routes import ROUTES
-from consilience.hub.auth import Buckets
+from consilience.hub.auth import COOKIE, Buckets, Logins, Notes, Uploads
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.pages import PAGES
 from consilience.hub.dashboard.studies import read_beginning, take_file
-from consilience.hub.dashboard.visits import Page, Visit, answer_page, answer_refusal
+from consilience.hub.dashboard.visits import (
+    OUTAGES,
+    Page,
+    Visit,
+    answer_page,
+    answer_refusal,
+    refuse_visitor,
+)
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store.audit import Chain
 from consilience.protocol import ERRORS, Refusal
@@ -71,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=software(),
         description=DESCRIPTION,
         lifespan=lifespan,
+        docs_url=None,  # the dashboard has a page for it, which loads nothing from elsewhere
         redoc_url=None,
         separate_input_output_schemas=False,
         responses={"default": _REFUSED},
@@ -78,7 +92,12 @@ def create_app(settings: Settings) -> FastAPI:
     state = app.state
     state.hub, state.combiner, state.metrics, state.chain = hub, combiner, Metrics(), Chain()
     state.by_key, state.by_guess = Buckets(settings.by_key), Buckets(settings.by_guess)
-    state.uploads = asyncio.Semaphore(settings.most_uploads)
+    state.notes = Notes(hub.store, settings.by_note)
+    by_account = Buckets(settings.by_account)
+    state.logins = Logins(hub.store, state.by_guess, by_account, state.notes)
+    limits = settings.most_uploads_each, settings.patience_seconds
+    state.uploads = Uploads(settings.most_uploads, *limits)
+    state.small_uploads = Uploads(4 * settings.most_uploads, *limits)
     state.checks = asyncio.Semaphore(MOST_CHECKED_TOGETHER)
     for refused in (Refusal, HTTPException):
         app.add_exception_handler(refused, _refuse)
@@ -101,24 +120,28 @@ def _add_pages(app: FastAPI) -> None:
     app.add_api_route(upload, _upload_file, methods=["POST"], include_in_schema=False)
 
 
-def _endpoint(page: Page) -> Callable[..., Response]:
-    def answer(request: Request, body: Body) -> Response:
-        return answer_page(page, request, body)
+def _endpoint(page: Page) -> Callable[..., Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        if page.is_large and (refused := await run_in_threadpool(refuse_visitor, page, request)):
+            return refused
+        body = await receive_body(request, MOST_KNOWN if page.is_large else MOST_STRANGE)
+        return await run_in_threadpool(answer_page, page, request, body)
 
     return answer
 
 
 async def _upload_file(request: Request) -> Response:
-    """Stream a form with a file to disk, then let its page take it."""
-    most = hub_of(request).settings.most_public_bytes
-    async with upload_slot(request) as arrived:
-        await receive_file(request, arrived, most)
+    """Stream a coordinator's form with a file to disk, then let its page take it."""
+
+    def take(visit: Visit) -> Response:
+        return take_file(visit, arrived)
+
+    hub, page = hub_of(request), Page("POST", request.url.path, "coordinator", take)
+    if refused := await run_in_threadpool(refuse_visitor, page, request):
+        return refused
+    async with upload_place(request, request.cookies[COOKIE]) as arrived:
+        await receive_file(request, arrived, hub.settings.most_public_bytes)
         beginning = await run_in_threadpool(read_beginning, arrived)
-
-        def take(visit: Visit) -> Response:
-            return take_file(visit, arrived)
-
-        page = Page("POST", request.url.path, "coordinator", take)
         return await run_in_threadpool(answer_page, page, request, beginning)
 
 
@@ -136,14 +159,13 @@ def _refuse(request: Request, problem: Exception) -> Response:
 def _fail(request: Request, problem: Exception) -> Response:
     """Answer a request that cannot be read, or one during which something failed."""
     code, message = next(said for kind, said in _FAILURES.items() if isinstance(problem, kind))
-    if isinstance(problem, DBAPIError):
-        logger.error("the database did not answer: %s", type(problem).__name__)
-    return answer_refusal(request, Refusal(code, message))
+    if code == "unavailable":
+        logger.error("%s: %s", message, type(problem).__name__)
+    return answer_refusal(request, Refusal(code, message))  # the server logs what else was raised
 
 
 _UNREADABLE = ("malformed", "The request cannot be read.")
 _MALFORMED = ("malformed", "A part of the request is missing or has the wrong type.")
-_NO_DATABASE = ("unavailable", "The hub's database does not answer.")
 _NO_ROUTE = {
     404: ("not-found", "There is nothing at this address."),
     405: ("wrong-method", "This address does not take this method."),
@@ -152,7 +174,6 @@ _NO_ROUTE = {
 _FAILURES: dict[type[Exception], tuple[str, str]] = {
     RequestValidationError: _MALFORMED,
     ClientDisconnect: _MALFORMED,
-    OperationalError: _NO_DATABASE,
-    InterfaceError: _NO_DATABASE,
-    Exception: ("unavailable", "The hub could not finish this request; its log says why."),
+    **{kind: ("unavailable", message) for kind, message in OUTAGES.items()},
+    Exception: ("failed", "The hub made a mistake in this request; its log says where."),
 }

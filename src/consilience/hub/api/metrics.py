@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from consilience.hub.auth import Buckets
+from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import answer_refusal
 from consilience.protocol import Refusal
 
@@ -24,7 +25,7 @@ class Metrics:
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.received = 0
 
-    def text(self, counts: Mapping[tuple[str, str], int], combining: Sequence[float]) -> str:
+    def text(self, counts: Mapping[tuple[str, str], int], combiner: Combiner) -> str:
         """Return everything in the format that Prometheus reads."""
         requests = {
             f'{{method="{method}",route="{route}",status="{status}"}}': str(n)
@@ -42,8 +43,8 @@ class Metrics:
             "requests_total counter": requests,
             "request_seconds_total counter": seconds,
             "received_bytes_total counter": {"": str(self.received)},
-            "combined_total counter": {"": str(len(combining))},
-            "combining_seconds_total counter": {"": f"{sum(combining):.6f}"},
+            "combined_total counter": {"": str(combiner.combined)},
+            "combining_seconds_total counter": {"": f"{combiner.seconds:.6f}"},
             "rows gauge": rows,
         }
         lines = []
@@ -72,6 +73,8 @@ class Gate:
                 status = message["status"]
                 headers = message.setdefault("headers", [])
                 headers.append((b"x-content-type-options", b"nosniff"))
+                if scope["scheme"] == "https":
+                    headers.append((b"strict-transport-security", b"max-age=31536000"))
                 if scope["path"].startswith("/api/"):
                     headers.append((b"cache-control", b"no-store"))
             await send(message)

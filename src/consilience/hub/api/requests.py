@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+import ipaddress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -17,7 +18,8 @@ from consilience.hub.hub import Hub
 from consilience.hub.store import Row
 from consilience.protocol import HEADER, Refusal, Signed, digest, read_request
 
-MOST_JSON = 1 << 20
+MOST_STRANGE = 16 << 10  # bytes of a body from someone whom the hub does not know yet
+MOST_KNOWN = 1 << 20  # bytes in memory from a coordinator
 
 
 def hub_of(request: Request) -> Hub:
@@ -26,54 +28,68 @@ def hub_of(request: Request) -> Hub:
     return hub
 
 
-async def read_body(request: Request) -> bytes:
-    """Read a body that must fit into memory."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_JSON:
-            raise Refusal("too-large", f"The body is larger than {MOST_JSON >> 10} KiB.")
-        parts.append(part)
+async def receive(request: Request, most: int, keep: Callable[[bytes], object]) -> None:
+    """Receive a body part by part; refuse one that is too large, or that arrives too slowly."""
+    settings, clock = hub_of(request).settings, asyncio.get_running_loop().time
+    began, size = clock(), 0
+    try:
+        async with asyncio.timeout_at(began + settings.patience_seconds) as limit:
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    unit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
+                    raise Refusal("too-large", f"The body is larger than {unit}.")
+                keep(part)
+                earned = settings.patience_seconds + size / settings.least_rate
+                limit.reschedule(began + min(settings.upload_seconds, earned))
+    except TimeoutError:
+        raise Refusal("too-slow", "The body arrived too slowly.") from None
+    finally:
+        request.app.state.metrics.received += size
+
+
+async def receive_body(request: Request, most: int) -> bytes:
+    """Receive a body that must fit into memory."""
+    parts: list[bytes] = []
+    await receive(request, most, parts.append)
     return b"".join(parts)
 
 
+async def read_body(request: Request) -> bytes:
+    """Read a body that anyone may send."""
+    return await receive_body(request, MOST_STRANGE)
+
+
 @asynccontextmanager
-async def upload_slot(request: Request) -> AsyncIterator[Path]:
-    """Wait until an upload may begin; return where its file goes, and remove what is left there."""
-    arrived = hub_of(request).store.files.new()
-    try:
-        async with request.app.state.uploads:
-            yield arrived
-    finally:
-        arrived.unlink(missing_ok=True)
+async def upload_place(
+    request: Request, sender: str, *, is_small: bool = False
+) -> AsyncIterator[Path]:
+    """Wait until a known sender's upload may begin, and remove what is left of it afterwards.
 
-
-async def receive_file(
-    request: Request, arrived: Path, most: int, *, small: int = -1
-) -> tuple[str, Path | bytes]:
-    """Stream a body to disk, or to memory if it has at most `small` bytes.
-
-    Return its SHA-256, and the path or the bytes.
+    Return where its file goes.
     """
-    settings = hub_of(request).settings
-    digest, size, parts, file = hashlib.sha256(), 0, [], None
-    with ExitStack() as opened:
+    state = request.app.state
+    uploads: auth.Uploads = state.small_uploads if is_small else state.uploads
+    async with uploads.place(sender):
+        arrived = hub_of(request).store.files.new()
         try:
-            async with asyncio.timeout(settings.upload_seconds):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
-                    digest.update(part)
-                    parts.append(part)
-                    if size > small:
-                        file = file or opened.enter_context(arrived.open("wb"))
-                        file.writelines(parts)
-                        parts.clear()
-        except TimeoutError:
-            raise Refusal("malformed", "The upload took too long.") from None
-    request.app.state.metrics.received += size
-    return digest.hexdigest(), arrived if file else b"".join(parts)
+            yield arrived
+        finally:
+            if not is_small:  # a small one is received in memory
+                arrived.unlink(missing_ok=True)
+
+
+async def receive_file(request: Request, arrived: Path, most: int) -> str:
+    """Stream a body to disk; return its SHA-256."""
+    sha256 = hashlib.sha256()
+    with arrived.open("wb") as file:
+
+        def keep(part: bytes) -> None:
+            sha256.update(part)
+            file.write(part)
+
+        await receive(request, most, keep)
+    return sha256.hexdigest()
 
 
 # ---------------------------------------------------------------- what they say, and who sends them
@@ -138,6 +154,15 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else "nowhere"
 
 
+def is_local(request: Request) -> bool:
+    """Tell whether a request was sent on this machine, and not passed on by a proxy."""
+    try:
+        is_loopback = ipaddress.ip_address(address_of(request)).is_loopback
+    except ValueError:
+        return False
+    return is_loopback and not {"x-forwarded-for", "forwarded"} & set(request.headers)
+
+
 def signature_of(request: Request) -> Signed:
     """Return who signed a request, or refuse; the nonce is not spent yet."""
     query = request.scope["query_string"]
@@ -174,6 +199,14 @@ def coordinator(request: Request) -> str:
 
 Body = Annotated[bytes, Depends(read_body)]
 Coordinator = Annotated[str, Depends(coordinator)]
+
+
+async def read_large_body(request: Request, _: Coordinator) -> bytes:
+    """Read a body that only coordinators may send; the hub knows them before it reads."""
+    return await receive_body(request, MOST_KNOWN)
+
+
+LargeBody = Annotated[bytes, Depends(read_large_body)]
 
 
 def site_changing(request: Request, study: str, body: Body) -> tuple[Signed, Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from hmac import compare_digest
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from consilience.hub.api.requests import (
     Coordinator,
     Enrolment,
     Invitation,
+    LargeBody,
     Login,
     Rotation,
     Sender,
@@ -30,12 +31,14 @@ from consilience.hub.api.requests import (
     bearer_token,
     coordinator,
     hub_of,
+    is_local,
     parse_body,
+    receive_body,
     receive_file,
     sender_of,
     signature_of,
     site_changing,
-    upload_slot,
+    upload_place,
 )
 from consilience.hub.dashboard.visits import new_link
 from consilience.hub.store import Row, hashed
@@ -57,16 +60,24 @@ def _show(kind: str, row: Row) -> Row:
 # ------------------------------------------------------------------------------------ open to all
 
 
-def health(request: Request) -> Row:
-    """Tell that the hub and its database answer."""
-    hub_of(request).store.counts()
+def health(_: Request) -> Row:
+    """Tell that the hub's process answers."""
     return {"status": "ok", "version": software()}
 
 
+def ready(request: Request) -> Row:
+    """Tell that the hub can write to its database and to its folder."""
+    hub_of(request).check_ready()
+    return {"status": "ready"}
+
+
 def metrics(request: Request) -> Response:
-    """Return counts, sizes and durations for Prometheus."""
-    state = request.app.state
-    text = state.metrics.text(state.hub.store.counts(), state.combiner.seconds)
+    """Return counts, sizes and durations for Prometheus, on this machine or with a token."""
+    state, stated = request.app.state, hub_of(request).settings.metrics_token
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not (is_local(request) or (stated and compare_digest(given.encode(), stated.encode()))):
+        coordinator(request)
+    text = state.metrics.text(state.hub.store.counts(), state.combiner)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
@@ -88,9 +99,9 @@ def log_in(request: Request, body: Body) -> Row:
     """Exchange a coordinator's name and password for a token."""
     hub = hub_of(request)
     asked = parse_body(Login, body)
-    request.app.state.by_guess.take(address_of(request))
-    token, expires = auth.log_in(
-        hub.store, asked.name, asked.password, hours=hub.settings.session_hours
+    logins: auth.Logins = request.app.state.logins
+    token, expires = logins.log_in(
+        asked.name, asked.password, address_of(request), hours=hub.settings.session_hours
     )
     return {"token": token, "expires": expires}
 
@@ -101,7 +112,7 @@ def log_out(request: Request, _: Coordinator) -> Row:
     return {"status": "ended"}
 
 
-def add_study(request: Request, body: Body, actor: Coordinator) -> Response:
+def add_study(request: Request, body: LargeBody, actor: Coordinator) -> Response:
     """Add a study file (TOML)."""
     try:
         text = body.decode()
@@ -120,8 +131,8 @@ async def put_file(request: Request, study: str, file: str) -> Row:
     hub = hub_of(request)
     actor = await run_in_threadpool(coordinator, request)
     await run_in_threadpool(hub.public_file, study, file)
-    async with upload_slot(request) as arrived:
-        sha256, _ = await receive_file(request, arrived, hub.settings.most_public_bytes)
+    async with upload_place(request, actor) as arrived:
+        sha256 = await receive_file(request, arrived, hub.settings.most_public_bytes)
         kept = await run_in_threadpool(hub.keep_public_file, study, file, arrived, sha256, actor)
     return {"file": kept.file, "sha256": kept.sha256}
 
@@ -233,28 +244,40 @@ def read_public_file(request: Request, study: str, file: str, _: Anyone) -> Resp
 
 async def submit(request: Request, study: str) -> Response:
     """Submit a contribution (the file itself); submitting it again changes nothing."""
-    settings = hub_of(request).settings
-    most, small, sender = settings.most_bytes, settings.small_bytes, None
-    declared = request.headers.get("content-length", str(most))
+    state, settings = request.app.state, hub_of(request).settings
+    declared = request.headers.get("content-length", str(settings.most_bytes))
     if not (declared.isascii() and declared.isdigit()):
         raise Refusal("malformed", "The declared length of the file is not a number.")
-    if len(declared) > 18 or int(declared) > most:
-        raise Refusal("too-large", f"The file is larger than {most >> 20} MiB.")
-    if int(declared) > small:  # a large file is received only from an enrolled site
-        sender = await run_in_threadpool(sender_of, request, study)
-    async with upload_slot(request) as arrived:
-        sha256, content = await receive_file(request, arrived, most, small=small)
-        async with request.app.state.checks if isinstance(content, bytes) else nullcontext():
-            row, is_new = await run_in_threadpool(_accept, request, study, sender, content, sha256)
+    if len(declared) > 18 or int(declared) > settings.most_bytes:
+        raise Refusal("too-large", f"The file is larger than {settings.most_bytes >> 20} MiB.")
+    # Nothing is received, and no place is given, before the hub knows who sends.
+    sender = await run_in_threadpool(sender_of, request, study)
+    is_small = int(declared) <= settings.small_bytes
+    async with upload_place(request, sender[0].key, is_small=is_small) as arrived:
+        if is_small:
+            content = await receive_body(request, min(settings.small_bytes, settings.most_bytes))
+            async with state.checks:
+                row, is_new = await run_in_threadpool(_accept, request, study, sender, content)
+        else:
+            sha256 = await receive_file(request, arrived, settings.most_bytes)
+            row, is_new = await run_in_threadpool(_accept, request, study, sender, arrived, sha256)
     return JSONResponse(_show("contribution", row), 201 if is_new else 200)
 
 
 def _accept(
-    request: Request, study: str, sender: Sender | None, content: Path | bytes, sha256: str
+    request: Request, study: str, sender: Sender, content: Path | bytes, sha256: str = ""
 ) -> tuple[Row, bool]:
-    signed, site, before = sender or sender_of(request, study)
-    signed.check_body(sha256)
-    return hub_of(request).take(study, site, before, content, sha256, signed.nonce)
+    """Take a file that arrived, or refuse it and say so in the audit log."""
+    signed, site, before = sender
+    sha256 = digest(content) if isinstance(content, bytes) else sha256
+    try:
+        signed.check_body(sha256)
+        return hub_of(request).take(study, site, before, content, sha256, signed.nonce)
+    except Refusal as refusal:
+        facts = {"code": refusal.code, "sha256": sha256}
+        notes: auth.Notes = request.app.state.notes
+        notes.add(f"site:{site['name']}", "contribution refused", study, **facts)
+        raise
 
 
 def list_contributions(request: Request, study: str, site: Anyone) -> Row:
@@ -339,6 +362,7 @@ def _bytes(kind: str) -> dict[str, Any]:
 STUDY = "/api/studies/{study}"
 ROUTES = (
     Route("GET", "/healthz", health),
+    Route("GET", "/readyz", ready),
     Route("GET", "/metrics", metrics),
     Route("GET", "/api/hub", about),
     Route("POST", "/api/sessions", log_in, _json(Login)),

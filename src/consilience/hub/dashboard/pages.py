@@ -35,6 +35,17 @@ def show_static(visit: Visit) -> Response:
     return FileResponse(STATIC / visit["file"], headers=headers)
 
 
+def show_api(visit: Visit) -> Response:
+    """Describe the addresses for machines, without a script."""
+    described = visit.request.app.openapi()["paths"]
+    addresses = [
+        {"method": method.upper(), "path": path, "text": what["description"]}
+        for path, methods in described.items()
+        for method, what in methods.items()
+    ]
+    return visit.page("api.html", addresses=addresses)
+
+
 def show_home(visit: Visit) -> Response:
     """Send visitors to their first page."""
     who = visit.someone
@@ -54,9 +65,14 @@ def log_in(visit: Visit) -> Response:
     settings, request = visit.hub.settings, visit.request
     name, target = visit.form.get("name", "").strip(), _next_page(visit.form.get("next"))
     try:
-        request.app.state.by_guess.take(request.client.host if request.client else "nowhere")
-        password = visit.form.get("password", "")
-        token, _ = auth.log_in(visit.hub.store, name[:200], password, hours=settings.session_hours)
+        password, address = visit.form.get("password", ""), request.client
+        logins: auth.Logins = request.app.state.logins
+        token, _ = logins.log_in(
+            name[:200],
+            password,
+            address.host if address else "nowhere",
+            hours=settings.session_hours,
+        )
     except Refusal as refusal:
         fix = LOGIN_FIXES.get(refusal.code, ERRORS[refusal.code][1])
         problem = f"{refusal.message} {fix}"
@@ -112,6 +128,7 @@ CONTRIBUTION = f"{STUDY}/contributions/{{digest}}"
 RELEASE = f"{STUDY}/releases/{{number}}"
 PAGES = (
     Page(READ, "/static/{file}", "anyone", show_static),
+    Page(READ, "/docs", "anyone", show_api),
     Page(READ, "/", "known", show_home),
     Page(READ, "/login", "anyone", show_login),
     Page("POST", "/login", "anyone", log_in),
@@ -120,7 +137,7 @@ PAGES = (
     Page("POST", "/visits/{link}", "anyone", open_view),
     Page(READ, "/studies", "coordinator", studies.show_studies),
     Page(READ, "/new-study", "coordinator", studies.show_new_study),
-    Page("POST", "/new-study", "coordinator", studies.add_study),
+    Page("POST", "/new-study", "coordinator", studies.add_study, is_large=True),
     Page(READ, STUDY, "known", studies.show_study),
     Page(READ, f"{STUDY}/text", "known", studies.show_study_text),
     Page(READ, f"{STUDY}/files/{{file}}", "known", studies.show_public_file),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-import re
 import tempfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from consilience.hub.dashboard import charts, queries
 from consilience.hub.dashboard.releases import release_facts
 from consilience.hub.dashboard.sites import add_totals, list_spending
 from consilience.hub.dashboard.texts import list_tasks
-from consilience.hub.dashboard.visits import HEADERS, Visit, download
+from consilience.hub.dashboard.visits import HEADERS, Visit, download, form_boundary
 from consilience.hub.store import now
 from consilience.hub.store.audit import MOST_WALKED, Chain
 from consilience.protocol import ERRORS, Refusal
@@ -165,7 +164,7 @@ def take_file(visit: Visit, arrived: Path) -> Response:
     """Take a public file from the form that `arrived` on disk, if it is the one the study names."""
     row, _ = visit.study()
     named = visit.hub.public_file(row["name"], visit["file"])
-    begin, end = _file_within(arrived, visit.request.headers.get("content-type", ""))
+    begin, end = _file_within(arrived, form_boundary(visit.request))
     inside, digest = visit.hub.store.files.new(), hashlib.sha256()
     try:
         with arrived.open("rb") as source, inside.open("wb") as target:
@@ -188,10 +187,8 @@ def read_beginning(arrived: Path) -> bytes:
         return file.read(_START)
 
 
-def _file_within(arrived: Path, kind: str) -> tuple[int, int]:
+def _file_within(arrived: Path, mark: bytes) -> tuple[int, int]:
     """Return where the last part of a form begins and ends."""
-    boundary = re.search(r'boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?', kind)
-    mark = b"--" + boundary.group(1).encode() if boundary else b""
     with arrived.open("rb") as file:
         start, size = file.read(_START), arrived.stat().st_size
         file.seek(max(0, size - 100))

@@ -19,9 +19,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from email.message import Message
-from email.parser import BytesParser
-from email.policy import HTTP
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -245,70 +242,111 @@ def download(content: bytes, kind: str, name: str) -> Response:
     return Response(content, headers={**HEADERS, **named}, media_type=f"{kind}; charset=utf-8")
 
 
+MOST_FIELDS = 50
+_BOUNDARY = re.compile(r'boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?')
+_FIELD = re.compile(rb'content-disposition:[^\r\n]*\bname="([^"\r\n]*)"', re.IGNORECASE)
+
+
+def form_boundary(request: Request) -> bytes:
+    """Return what stands between the fields of a form with files; nothing if it has none."""
+    found = _BOUNDARY.search(request.headers.get("content-type", ""))
+    return b"--" + found[1].encode() if found else b""
+
+
 def read_form(request: Request, content: bytes) -> dict[str, str]:
-    """Return the fields of a form; a file becomes its text."""
-    kind = request.headers.get("content-type", "")
-    if kind.startswith("multipart/form-data"):
-        try:
-            head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1")
-            parts = BytesParser(policy=HTTP).parsebytes(head + content).iter_parts()
-            return {
-                str(part.get_param("name", "", "content-disposition")): _text(part)
-                for part in parts
-            }
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError):
-            raise Refusal("malformed", "The form cannot be read.") from None
+    """Return the fields of a form; a file becomes its text. The time is linear in the length."""
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        return _read_parts(content, form_boundary(request))
     try:
-        return dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=50))
+        return dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS))
     except ValueError:
         raise Refusal("malformed", "The form cannot be read.") from None
 
 
-def _text(part: Message) -> str:
-    content = part.get_payload(decode=True)
-    return content.decode(errors="replace") if isinstance(content, bytes) else ""
+def _read_parts(content: bytes, boundary: bytes) -> dict[str, str]:
+    if not boundary:
+        raise Refusal("malformed", "The form cannot be read.")
+    _, *parts = (b"\r\n" + content).split(b"\r\n" + boundary, MOST_FIELDS)
+    form = {}
+    for part in parts:
+        head, _, value = part.partition(b"\r\n\r\n")
+        if (named := _FIELD.search(head[:1000])) is not None:
+            form[named[1].decode(errors="replace")] = value.decode(errors="replace")
+    return form
 
 
 # --------------------------------------------------------------------------------------- its answer
 
 
-_MACHINES = ("/api/", "/healthz", "/metrics", "/docs", "/openapi.json")
+_MACHINES = ("/api/", "/healthz", "/readyz", "/metrics", "/openapi.json")
 _LOCAL_PATH = re.compile(r"/(?!/)[A-Za-z0-9/._~%?=&+-]*")
 
 logger = logging.getLogger("consilience.hub")
 
 
+# What the hub needs and may not have for a while. Every other exception is a mistake of ours.
+OUTAGES: dict[type[Exception], str] = {
+    OperationalError: "The hub's database does not answer.",
+    InterfaceError: "The hub's database does not answer.",
+    OSError: "The hub's disk or its bucket does not answer.",
+}
+
+
 class Page(NamedTuple):
-    """An address of the dashboard, and who may see it: anyone, someone known, or a coordinator."""
+    """An address of the dashboard, and who may see it: anyone, someone known, or a coordinator.
+
+    Only a page for coordinators can have large forms: its visitor is known before one is read.
+    """
 
     methods: str
     path: str
     who: str
     show: Callable[[Visit], Response]
+    is_large: bool = False
 
 
 def answer_page(page: Page, request: Request, body: bytes) -> Response:
     """Show a page, or an error in its place."""
-    visit = Visit(request, request.app.state.hub, None)
-    try:
-        visit = replace(visit, visitor=visitor_of(visit.hub, request.cookies))
+
+    def show(visit: Visit) -> Response:
         if request.method == "POST":
             visit = replace(visit, form=read_form(request, body))
             _check_form(visit)
-        if page.who != "anyone" and visit.visitor is None:
-            return _log_in_first(visit)
-        if page.who == "coordinator" and not visit.someone.is_coordinator:
-            raise Refusal("not-allowed", "This page is for the study's coordinators.")
-        return page.show(visit)
+        return _turn_away(page, visit) or page.show(visit)
+
+    return _answer(request, show)
+
+
+def refuse_visitor(page: Page, request: Request) -> Response | None:
+    """Answer a visitor who may not see a page, before the form is read; None if they may."""
+    may_see = Response()
+    answer = _answer(request, lambda visit: _turn_away(page, visit) or may_see)
+    return None if answer is may_see else answer
+
+
+def _turn_away(page: Page, visit: Visit) -> Response | None:
+    if page.who != "anyone" and visit.visitor is None:
+        return _log_in_first(visit)
+    if page.who == "coordinator" and not visit.someone.is_coordinator:
+        raise Refusal("not-allowed", "This page is for the study's coordinators.")
+    return None
+
+
+def _answer(request: Request, show: Callable[[Visit], Response]) -> Response:
+    visit = Visit(request, request.app.state.hub, None)
+    try:
+        visit = replace(visit, visitor=visitor_of(visit.hub, request.cookies))
+        return show(visit)
     except Refusal as refusal:
         return _show_error(visit, refusal)
-    except (OperationalError, InterfaceError):
-        logger.exception("the database did not answer")
-        return _show_error(visit, Refusal("unavailable", "The hub's database does not answer."))
+    except tuple(OUTAGES) as problem:
+        logger.exception("a page could not be made")
+        message = next(said for kind, said in OUTAGES.items() if isinstance(problem, kind))
+        return _show_error(visit, Refusal("unavailable", message))
     except Exception:
         logger.exception("a page could not be made")
-        message = "The hub could not finish this page; its log says why."
-        return _show_error(visit, Refusal("unavailable", message))
+        message = "The hub made a mistake in this page; its log says where."
+        return _show_error(visit, Refusal("failed", message))
 
 
 def answer_refusal(request: Request, refusal: Refusal, *, as_visitor: bool = False) -> Response:

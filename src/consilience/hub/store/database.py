@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -125,7 +126,11 @@ class Database:
             checked = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
             engine = sa.create_engine(self.url, pool_size=8, max_overflow=40, **checked)
             return engine, engine
-        Path(self.url.database or "").parent.mkdir(parents=True, exist_ok=True)
+        file = Path(self.url.database or "")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)  # SQLite gives its other files the same rights
+        if stat.S_IMODE(file.stat().st_mode) != 0o600:  # an earlier version left it to the umask
+            file.chmod(0o600)
         return self._open_sqlite("BEGIN"), self._open_sqlite("BEGIN IMMEDIATE")
 
     def _open_sqlite(self, begin: str) -> sa.Engine:

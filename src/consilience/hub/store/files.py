@@ -7,6 +7,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,19 +108,33 @@ class Bucket(Files):
             return place
         part = self.new()
         try:
-            self._client.download_file(self.name, self.prefix + sha256, str(part))
+            with self._answering():
+                self._client.download_file(self.name, self.prefix + sha256, str(part))
             if file_digest(part) == sha256:
                 part.replace(place)
-        except self._client.exceptions.ClientError as problem:
-            if problem.response["Error"]["Code"] not in ("404", "NoSuchKey"):
-                raise
+        except FileNotFoundError:
+            pass
         finally:
             part.unlink(missing_ok=True)
         return place
 
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Raise boto3's own errors as those of a disk, which callers know."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except (Boto3Error, BotoCoreError, ClientError) as problem:
+            stated = getattr(problem, "response", {}).get("Error", {}).get("Code")
+            kind = FileNotFoundError if stated in ("404", "NoSuchKey") else OSError
+            raise kind(f"The bucket did not answer: {type(problem).__name__}") from problem
+
     def keep(self, arrived: Path, sha256: str) -> Path:
         """Store a file in the bucket, which answers when it is durable, and keep a copy."""
-        self._client.upload_file(str(arrived), self.name, self.prefix + sha256)
+        with self._answering():
+            self._client.upload_file(str(arrived), self.name, self.prefix + sha256)
         target = super().path(sha256)
         arrived.replace(target)
         return target

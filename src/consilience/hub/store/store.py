@@ -138,6 +138,7 @@ class Store(AuditLog, Studies, Sites):
         so no row of the copy lacks its file.
         """
         if self.is_sqlite:
+            (target / "hub.sqlite").touch(mode=0o600)
             with (
                 closing(sqlite3.connect(self.url.database or "", timeout=60)) as source,
                 closing(sqlite3.connect(target / "hub.sqlite")) as rows,

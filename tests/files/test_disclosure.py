@@ -1,0 +1,229 @@
+"""Every field of every file has a reason, and none but noise tells neighbouring data sets apart.
+
+The reasons are the tables of docs/guarantees/disclosure.md, which these tests read.
+"""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from consilience import (
+    Budget,
+    Ledger,
+    PrivateAdaBoostClassifier,
+    PrivateForestClassifier,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateRidge,
+    PrivateTreeClassifier,
+)
+from consilience.files.contribution import Contribution
+from consilience.files.sealed import SigningKey
+from consilience.privacy.guarantee import Unit, count_is_public
+from consilience.privacy.spending import Account
+from consilience.study.collect import Publication, read_records
+from consilience.study.study import Study
+from studies import TRUSTED, records_parts, study_text, table
+
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "disclosure.md"
+KEYS = [SigningKey.generate() for _ in range(3)]
+TREES = (PrivateTreeClassifier, PrivateForestClassifier, PrivateAdaBoostClassifier)
+LINEAR = (PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge)
+
+
+def listed(heading):
+    """Return field: kind, from a table of the page."""
+    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE))
+
+
+CONTRIBUTION, RELEASE, SOURCE = map(
+    listed, ("A contribution", "A release", "A source of a release")
+)
+
+
+def differing(kinds, one, two):
+    """Return the fields that are called public and are not the same."""
+    return {name for name, kind in kinds.items() if kind == "public" and one[name] != two[name]}
+
+
+# ----------------------------------------------------------------------------------- contributions
+
+
+def neighbours_of(unit, relation):
+    """Return two neighbouring tables, as (X, y, persons): persons have one to three records."""
+    rng = np.random.default_rng(4)
+    X = rng.uniform(-0.5, 0.5, (240, 3))
+    y = (X[:, 0] > 0).astype(int)
+    persons = np.arange(240) // 2
+    keep = np.ones(240, bool)
+    if relation == "add-remove":
+        keep[persons == 7 if unit == "person" else 5] = False
+    elif unit == "person":
+        keep[14] = False  # person 7 has one record instead of two
+    other = X.copy()
+    other[15] = 0.4
+    return (X, y, persons), (other[keep], y[keep], persons[keep])
+
+
+def contributed(kind, rows, unit, relation, folder):
+    X, y, persons = rows
+    settings = {"epsilon": 1.0, "unit": unit, "neighbours": relation}
+    if unit == "person":
+        settings["records_per_person"] = 2
+    settings |= {"bounds": (-1, 1)} if kind in TREES else {"public_size": 100}
+    if kind is not PrivateRidge:
+        settings["classes"] = [0, 1]
+    books = Ledger(folder / "books.sqlite")
+    if "ward" not in books.datasets():
+        books.allow("ward", Budget(epsilon=999.0, unit=unit, neighbours=relation))
+    whose = {"persons": persons} if unit == "person" else {}
+    model = kind(**settings).fit(X, y, ledger=books, dataset="ward", **whose)
+    made = {"study": {"name": "a", "digest": "0" * 64}, "site": "north", "sequence": 1}
+    return Contribution.make(model, **made, key=KEYS[0])
+
+
+@pytest.mark.parametrize("kind", [*LINEAR, *TREES], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("unit", ["record", "person"])
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_contributions_of_neighbours_differ_in_noise_alone(kind, unit, relation, tmp_path):
+    one, two = neighbours_of(unit, relation)
+    files = [contributed(kind, rows, unit, relation, tmp_path) for rows in (one, two)]
+    facts = [file.sealed.facts for file in files]
+    assert set(facts[0]) == set(CONTRIBUTION)
+    assert differing(CONTRIBUTION, *facts) == set()
+    forms = [
+        {name: (form["dtype"], form["shape"]) for name, form in each["tensors"].items()}
+        for each in facts
+    ]
+    assert forms[0] == forms[1]
+    assert facts[0]["nonce"] != facts[1]["nonce"]
+    counted = Unit.RECORD if kind in TREES else Unit(unit)
+    sizes = [each["size"] for each in facts]
+    if count_is_public(counted, unit=unit, neighbours=relation):
+        assert sizes == [len(one[1]) if counted == "record" else 120] * 2
+    elif kind in LINEAR:
+        assert sizes == [100, 100]
+    else:  # the exact number would be the same in every file
+        more = [contributed(kind, one, unit, relation, tmp_path) for _ in range(6)]
+        assert len({file.sealed.facts["size"] for file in more}) > 1
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_one_rule_says_which_numbers_are_public(unit, relation):
+    public = {of for of in Unit if count_is_public(of, unit=unit, neighbours=relation)}
+    assert public == ({unit} if relation == "replace-one" else set())
+
+
+# ---------------------------------------------------------------------------------------- releases
+
+
+def released(folder, text, tables, epsilon=1.0):
+    """Return the release of a study with one site for each table."""
+    study = Study.from_text(text)
+    folder.mkdir(exist_ok=True)
+    public, test = read_records(study, folder.parent)
+    parts = []
+    for i, rows in enumerate(tables):
+        books = Ledger(folder / f"{i}.sqlite")
+        books.allow("ward", Budget(epsilon=99.0, delta=0.1, neighbours=study.neighbours))
+        sender = {"site": f"site {i}", "signing": KEYS[i], "dataset": "ward"}
+        parts.append(study.train(rows, books, epsilon=epsilon, **sender))
+    account = Account()
+    if study.draws_noise:
+        unit, relation = study.hidden
+        hub = Ledger(folder / "hub.sqlite")
+        hub.allow("release", Budget(epsilon=9.0, delta=0.1, unit=unit, neighbours=relation))
+        account = Account(hub, "release")
+    publication = Publication(KEYS[2], account=account)
+    return study.combine(parts, public=public, test=test, publication=publication)
+
+
+def replaced(rows):
+    """Return a table with one record replaced."""
+    columns = rows.to_pydict()
+    columns["age"][3] = 18.0 if columns["age"][3] > 50 else 90.0
+    return rows.from_pydict(columns)
+
+
+STUDIES = {
+    "average": ({}, "record"),
+    "boosting": ({"aggregator": "SiteBoosting"}, "record"),
+    "noise for a record": (
+        {"privacy": TRUSTED, "more": 'weights = "size"\nepsilon = 1.0'},
+        "record",
+    ),
+    "noise for a site": (
+        {"aggregator": "SoftLabelDistillation", "privacy": TRUSTED, "more": "epsilon = 1.0"},
+        "site",
+    ),
+    "noise for a site, of trees": (
+        {
+            "learner": "PrivateForestClassifier",
+            "aggregator": "VoteDistillation",
+            "privacy": TRUSTED,
+            "more": "epsilon = 1.0",
+        },
+        "site",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_releases_of_neighbours_differ_in_noise_alone(name, tmp_path):
+    settings, unit = STUDIES[name]
+    text = study_text(**settings) + records_parts(tmp_path)
+    assert Study.from_text(text).hidden[0] == unit
+    first, second = table(300, seed=1), table(200, seed=2)
+    other = replaced(first) if unit == "record" else table(90, seed=5)
+    releases = [
+        released(tmp_path / str(i), text, (rows, second)) for i, rows in enumerate((first, other))
+    ]
+    facts = [release.sealed.facts for release in releases]
+    members = {"members"} if "members" in facts[0] else set()
+    assert set(facts[0]) - members == set(RELEASE)
+    assert differing(RELEASE, *facts) == set()
+    for one, two in zip(facts[0]["sources"], facts[1]["sources"], strict=True):
+        assert set(one) == set(SOURCE)
+        assert differing(SOURCE, one, two) == set()
+        # Noisy members may weigh otherwise; exact ones may not.
+        exact = "trusted" in settings.get("privacy", "")
+        if exact:
+            assert (one["size"], one["reason"], one["weight"]) == (
+                two["size"],
+                two["reason"],
+                two["weight"],
+            )
+    if unit == "site":
+        assert {source.size for release in releases for source in release.sources} == {None}
+        assert not re.search(r"\bn = ", str(facts[0]["sources"]))
+        assert [row["kind"] for row in facts[0]["quality"]] == ["study", "baseline"]
+
+
+def test_the_digest_of_an_exact_contribution_confirms_no_guess(tmp_path):
+    settings, _ = STUDIES["noise for a site"]
+    text = study_text(**settings) + records_parts(tmp_path)
+    rows = (table(300, seed=1), table(200, seed=2))
+    seen = released(tmp_path / "real", text, rows).sources[0].digest
+    guessed = released(tmp_path / "guess", text, rows).sources[0].digest
+    assert seen != guessed
+
+
+def test_an_exact_contribution_without_a_nonce_is_refused_where_it_would_be_hidden(tmp_path):
+    from consilience.errors import ContributionRejected
+    from consilience.files.sealed import Sealed
+
+    settings, _ = STUDIES["noise for a site"]
+    study = Study.from_text(study_text(**settings) + records_parts(tmp_path))
+    sender = {"site": "site 0", "signing": KEYS[0], "dataset": "ward"}
+    made = study.train(table(300), None, epsilon=1.0, **sender)
+    assert math.isinf(made.guarantee.epsilon)
+    assert study.accept(made) is made
+    facts = {k: v for k, v in made.sealed.facts.items() if k not in ("nonce", "key", "tensors")}
+    earlier = Sealed.seal("contribution", facts, made.sealed.tensors, KEYS[0])
+    with pytest.raises(ContributionRejected, match="without a nonce"):
+        study.accept(Contribution.load(earlier.to_bytes(), trusted=True))
