@@ -11,6 +11,7 @@ import random
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -85,7 +86,10 @@ class HubProcess:
 
     def wait(self) -> None:
         until = time.monotonic() + 120
-        with httpx.Client(base_url=self.address, timeout=5) as client:
+        if self.job.get("cert"):
+            self.address = self.address.replace("http:", "https:")
+        verify = ssl.create_default_context(cafile=self.job.get("cert"))
+        with httpx.Client(base_url=self.address, timeout=5, verify=verify) as client:
             while time.monotonic() < until:
                 try:
                     client.get("/healthz")
@@ -125,26 +129,27 @@ def settle(folder: Path, url: str | None) -> None:
     raise AssertionError("the hub did not combine what is due")
 
 
-def _hub(
-    folder: str, port: int, url: str | None, proxies: Any = (), files: int = 0, **more: Any
-) -> None:
+def _hub(folder: str, port: int, url: str | None, files: int = 0, **more: Any) -> None:
     from consilience.hub.auth import Rate
     from consilience.hub.hub import Settings
     from consilience.hub.operating import serve
 
     free = Rate(1e6, 1e6)
-    more |= dict.fromkeys(("by_address", "by_key", "by_guess", "by_account"), free)
+    rates = dict.fromkeys(("by_address", "by_key", "by_guess", "by_account"), free)
+    rates |= {name: Rate(*more.pop(name)) for name in set(more) & set(rates)}
+    listening = {name: more.pop(name) for name in ("cert", "key", "proxies") if name in more}
     settings = Settings(
         Path(folder),
         url,
         quiet_seconds=0.02,
         lease_seconds=1.0,
         sweep_after_seconds=0.0,
+        **rates,
         **more,
     )
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    serve(settings, port=port, proxies=proxies)
+    serve(settings, port=port, **listening)
 
 
 def _site(
