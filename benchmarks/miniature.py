@@ -3,7 +3,7 @@
 ``python benchmarks/miniature.py NAME FOLDER`` runs the script of that name as it is, with the
 settings of `SMALL`, and writes its page into the folder. Its numbers mean nothing; the tests run
 every script so, because nobody would otherwise notice that one is broken. Without a name the
-process reads lines of NAME and FOLDER, runs each in a fork of its own and prints how it ended: what
+process reads such lines as JSON, runs each in a fork of its own and prints how it ended: what
 all scripts import is imported once.
 """
 
@@ -121,8 +121,8 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
 }
 
 
-def run(name: str, folder: Path) -> None:
-    """Run one script in miniature; all it writes goes into `folder`."""
+def run(name: str, folder: Path, load_only: bool = False) -> None:
+    """Run one script in miniature, or only load it; all it writes goes into `folder`."""
     tables = folder / "data"
     write_tables(tables)
     os.environ |= {"CONSILIENCE_DATA": str(tables), "TMPDIR": str(folder)}
@@ -141,6 +141,8 @@ def run(name: str, folder: Path) -> None:
             value = getattr(script, attribute)[value]
         setattr(script, attribute, value)
     script = importlib.import_module(name)
+    if load_only:
+        sys.exit(0)
     for place, target in (("ROOT", folder), ("HERE", folder)):
         if hasattr(script, place):
             setattr(script, place, target)
@@ -245,7 +247,7 @@ def _credit(random, n):
 
 
 def fork_for_each(lines: TextIO) -> None:
-    """Run a script for each line, which is its name and a folder as JSON."""
+    """Run a script for each line: as JSON its name, a folder and whether only to load it."""
     import matplotlib.pyplot  # noqa: F401
     import sklearn.linear_model  # noqa: F401
 
@@ -254,7 +256,7 @@ def fork_for_each(lines: TextIO) -> None:
     for name in consilience.__all__:
         getattr(consilience, name)
     for line in lines:
-        name, folder = json.loads(line)
+        name, folder, load_only = json.loads(line)
         sys.stdout.flush()
         if (child := os.fork()) == 0:
             signal.alarm(600)
@@ -262,7 +264,7 @@ def fork_for_each(lines: TextIO) -> None:
             with open(Path(folder) / "said", "w") as said:
                 os.dup2(said.fileno(), 1)
                 os.dup2(said.fileno(), 2)
-                run(name, Path(folder))
+                run(name, Path(folder), load_only)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+# They measure time and memory, in many processes; what they call has tests of its own. The quick
+# tests load them and find every constant of their miniatures.
+SLOW = ("backends", "forest_speed", "hub_load", "large_site", "many_members", "planning")
 NEEDS_OTHERS = {  # of a process or an environment that the tests of adapters/ start
     "flower_relay": "needs Flower's environment; tests/adapters/test_flower.py runs its scenarios",
     "peer_diffprivlib": "a peer's process, started by accuracy.py in the peer's environment",
@@ -42,11 +45,29 @@ def miniatures():
         yield process
 
 
-@pytest.mark.parametrize("name", sorted(small()))
-def test_a_script_runs_in_miniature(name, miniatures, tmp_path):
-    miniatures.stdin.write(json.dumps([name, str(tmp_path)]) + "\n")
+def test_slow_scripts_load_and_have_what_their_miniatures_change(miniatures, tmp_path):
+    for name in SLOW:
+        folder = tmp_path / name
+        folder.mkdir()
+        ended, said = run(miniatures, name, folder, load_only=True)
+        assert ended == "0\n", said[-3000:]
+
+
+def run(miniatures, name, folder, *, load_only=False):
+    miniatures.stdin.write(json.dumps([name, str(folder), load_only]) + "\n")
     miniatures.stdin.flush()
-    ended, said = miniatures.stdout.readline(), (tmp_path / "said").read_text()
+    return miniatures.stdout.readline(), (folder / "said").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.soak] if name in SLOW else [])
+        for name in sorted(small())
+    ],
+)
+def test_a_script_runs_in_miniature(name, miniatures, tmp_path):
+    ended, said = run(miniatures, name, tmp_path)
     assert ended == "0\n", said[-3000:]
     shown = said + "".join(path.read_text() for path in tmp_path.rglob("*.md"))
     assert "|---" in shown  # a table was made

@@ -52,8 +52,8 @@ def around(*means, repeats=5, spread=0.01):
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_paper_runs_in_miniature_and_its_report_and_pictures_are_written(name, tmp_path):
-    """Three panels at most, spread over the paper: the others differ from these in numbers."""
-    _run_in_miniature(name, tmp_path, 3)
+    """Two panels at most, spread over the paper: the others differ from these in numbers."""
+    _run_in_miniature(name, tmp_path, 2)
 
 
 @pytest.mark.soak
