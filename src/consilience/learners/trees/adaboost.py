@@ -79,6 +79,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
 
     Examples
     --------
+    >>> from consilience import Noise
     >>> X = Noise(seed=0).open().uniform(6000).reshape(2000, 3)
     >>> y = (X[:, 0] > X[:, 1]).astype(int)
     >>> PrivateAdaBoostClassifier(epsilon=1.0, bounds=(0, 1), classes=[0, 1]).fit(X, y).guarantee_
