@@ -36,6 +36,8 @@ _ERRORS: dict[str, type[ConsilienceError]] = {
     "study-differs": SchemaMismatch,
     "unavailable": HubUnavailable,
     "too-many": HubUnavailable,
+    "too-slow": HubUnavailable,
+    "failed": HubUnavailable,
     "budget": BudgetExceeded,
 }
 
