@@ -1,6 +1,7 @@
 # Everything runs in .venv, which any target makes when it is missing. `make` alone lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := python -m pip install --quiet --disable-pip-version-check
 # Real data for tests and benchmarks that use it; without it they say so and are skipped.
 ifndef CONSILIENCE_DATA
   ifneq ($(wildcard ../shared/data),)
@@ -8,24 +9,25 @@ ifndef CONSILIENCE_DATA
   endif
 endif
 
-.PHONY: help setup flower demo test check bench bench-aggregation bench-trees reproduce soak format
+.PHONY: help setup flower demo test check bench bench-aggregation bench-trees reproduce soak format lock sbom wheel
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml requirements.hashed.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "consilience needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@echo "Setting up .venv (packages are downloaded once; this can take some minutes)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/$(INSTALL) --require-hashes --no-deps --only-binary :all: --requirement requirements.hashed.txt
+	@$(BIN)/$(INSTALL) --no-index --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-## setup   create .venv with everything the other targets need
+## setup   create .venv with everything the other targets need, every archive checked by its hash
 setup: .venv/.ready
 
 .venv-flower/.ready: pyproject.toml constraints-flower.txt
 	@echo "Setting up .venv-flower (packages are downloaded once; this can take some minutes)"
 	@$(PYTHON) -m venv .venv-flower
-	@.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt --editable '.[flower]'
+	@.venv-flower/bin/$(INSTALL) --constraint constraints-flower.txt --editable '.[flower]'
 	@touch $@
 
 ## flower  create .venv-flower: Flower pins other versions of some packages, so its processes have an environment of their own
@@ -78,3 +80,19 @@ soak: setup
 ## format  let ruff rewrite the files
 format: setup
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+## wheel   build the wheel, install it with its extras in a clean environment, and use it
+wheel: setup
+	@rm -rf build/wheel && $(BIN)/python -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir build/wheel .
+	@$(PYTHON) -m venv --clear build/wheel/clean
+	@build/wheel/clean/bin/$(INSTALL) --constraint constraints.txt "$$(ls $(CURDIR)/build/wheel/*.whl)[site,hub,bucket]"
+	@cd build/wheel && clean/bin/consilience --help >/dev/null && clean/bin/python -I ../../.ci/try_wheel.py
+
+## lock    after a change of constraints.txt or pyproject.toml: INDEX=https://…/simple states the hashes of requirements.hashed.txt
+lock:
+	@$(BIN)/$(INSTALL) --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python .ci/packages.py lock '$(INDEX)'
+
+## sbom    what an installation of sites and hubs consists of, as CycloneDX: build/sbom.json
+sbom: setup
+	@mkdir -p build && $(BIN)/python .ci/packages.py sbom build/sbom.json

@@ -2,11 +2,13 @@
 
 import ast
 import doctest
-import importlib
+import importlib.metadata
+import importlib.util
 import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pyarrow.csv
@@ -175,3 +177,60 @@ def test_the_glossary_defines_the_words_it_is_made_for():
     words = "site hub record person schema study mechanism event guarantee budget ledger learner"
     for word in [*words.split(), "audit"]:
         assert f"**{word}**" in glossary
+
+
+# ------------------------------------------------------------------------------- what is installed
+
+
+@pytest.fixture(scope="module")
+def packages():
+    spec = importlib.util.spec_from_file_location("packages", ROOT / ".ci" / "packages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_package_that_setup_installs_has_its_hashes_and_no_address(packages):
+    text = packages.HASHED.read_text()
+    hashed, pins = packages.read_pins(packages.HASHED), packages.read_pins()
+    needed = packages.closure("consilience[dev]", packages.SYSTEMS).keys() - {"consilience"}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = declared["dependencies"] + declared["optional-dependencies"]["dev"]
+    named = {re.match(r"[\w-]+", line)[0].lower() for line in lines} - {"consilience"}
+    assert needed | named <= hashed.keys()  # on Linux and macOS, with every supported Python
+    assert hashed.items() <= pins.items()
+    blocks = re.split(r"(?<!\\)\n", text.removeprefix(packages.HEAD).strip())
+    assert len(blocks) == len(hashed)
+    assert all(re.fullmatch(r"\S+==\S+( \\\n +--hash=sha256:\w{64})+", one) for one in blocks)
+    for file in (packages.HASHED, *ROOT.glob("constraints*.txt")):
+        assert "://" not in file.read_text()
+
+
+def test_hashes_of_an_index_are_those_of_wheels_that_can_be_installed_here(packages):
+    files = {
+        "a": "thing_one-1.2-py3-none-any.whl",
+        "b": "thing_one-1.2-cp312-cp312-manylinux_2_28_x86_64.whl",
+        "c": "thing_one-1.2-cp38-abi3-macosx_11_0_arm64.whl",
+        "d": "thing_one-1.2-cp312-cp312-win_amd64.whl",
+        "e": "thing_one-1.2-cp39-cp39-manylinux_2_28_x86_64.whl",
+        "f": "thing_one-1.2.1-py3-none-any.whl",
+        "0": "thing_one-1.2.tar.gz",
+    }
+    page = "\n".join(f'<a href="../x/{file}#sha256={64 * k}">' for k, file in files.items())
+    assert packages.hashes(page, "thing-one", "1.2") == [64 * "a", 64 * "b", 64 * "c"]
+
+
+def test_the_list_of_an_installation_names_what_its_sites_and_hubs_run_on(packages):
+    found = packages.make_sbom()
+    assert (found["bomFormat"], found["metadata"]["component"]["name"]) == (
+        "CycloneDX",
+        "consilience",
+    )
+    listed = {one["name"].lower(): one for one in found["components"]}
+    assert {"numpy", "cryptography", "fastapi", "httpx", "boto3", "starlette"} <= listed.keys()
+    assert not {"pytest", "ruff", "consilience"} & listed.keys()
+    assert listed["numpy"]["version"] == importlib.metadata.version("numpy")
+    known = {one["bom-ref"] for one in [*listed.values(), found["metadata"]["component"]]}
+    assert {one["ref"] for one in found["dependencies"]} == known
+    assert {to for one in found["dependencies"] for to in one["dependsOn"]} <= known
+    assert found == packages.make_sbom()
