@@ -89,6 +89,18 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
         json.loads(run("site", "status", "--folder", "site0", "--json"))["studies"][0]["release"]
         == 1
     )
+    own = json.loads(run("site", "fetch", "heart", "--folder", "site1", "--json"))["own"]
+    assert own == "This site's contribution 1 is in it."
+    run("site", "log", "heart", "--out", "log1.json", "--folder", "site1")
+    for other in ("log1.json", "site1"):
+        assert "the same 1 release" in run("site", "compare", "heart", other, "--folder", "site0")
+    facts = json.loads((tables / "log1.json").read_text())
+    facts["log"]["digests"] = ["0" * 64]
+    (tables / "log2.json").write_text(json.dumps(facts))
+    run("site", "compare", "heart", "log2.json", "--folder", "site0", fails=1)
+    (tables / "log3.json").write_text("[]")
+    refusal = run("site", "compare", "heart", "log3.json", "--folder", "site0", fails=1)
+    assert "no log of releases" in refusal
     file = "site0/studies/heart/release-0001.safetensors"
     assert json.loads(run("release", "verify", file, "--json"))["digest"] == made["digest"]
     assert "Whose contributions" in run("release", "show", file, "--html", "release.html")

@@ -15,11 +15,12 @@ from consilience.errors import (
     SettingsError,
 )
 from consilience.files.contribution import Contribution
+from consilience.files.log import ReleaseLog
 from consilience.files.sealed import SigningKey
 from consilience.hub.hub import Hub, Settings
 from consilience.protocol import Invitation
 from consilience.site.client import HubClient
-from consilience.site.site import Site
+from consilience.site.site import Site, compare_logs
 from consilience.study.collect import Publication
 from consilience.study.study import Study
 from forks import HubProcess
@@ -40,12 +41,13 @@ def site_in(folder, shared, name="north", epsilon=3.0):
     return site
 
 
-def publish(shared, sequence=1, key=None):
+def publish(shared, sequence=1, key=None, log=None, without=0):
     found = study()
     parts = [
         Contribution.load(file) for file in sorted(shared.glob("contribution-*-0001.safetensors"))
     ]
-    published = Publication(key or SigningKey.generate(), sequence)
+    del parts[:without]
+    published = Publication(key or SigningKey.generate(), sequence, log=log)
     release = found.combine(parts, publication=published)
     release.save(shared / f"release-{sequence:04d}.safetensors")
     return release
@@ -576,3 +578,108 @@ def test_a_whole_folder_put_back_from_an_old_copy_is_noticed_by_what_the_hub_has
 
     monkeypatch.setattr("consilience.site.client.SharedFolder.contributions", gone)
     assert copy.train("heart-risk", table(200), epsilon=1.0)
+
+
+# ------------------------------------------------------------------ the log of releases
+
+
+@pytest.fixture
+def sites(shared, tmp_path):
+    made = [site_in(tmp_path / name, shared, name) for name in ("north", "south", "east")]
+    for i, site in enumerate(made):
+        site.train("heart-risk", table(300, seed=i), epsilon=1.0)
+        site.submit("heart-risk")
+    return made
+
+
+def test_a_release_continues_the_log_that_the_site_has_seen(shared, sites):
+    key, log = SigningKey.generate(), ReleaseLog()
+    seen = []
+    for number in (1, 2):
+        made = publish(shared, number, key, log)
+        seen.append(sites[0].fetch("heart-risk").digest)
+        log = log.add(made.digest)
+    assert sites[0].log("heart-risk") == ReleaseLog(digests=tuple(seen))
+    assert sites[0].fetch("heart-risk").sequence == 2  # the same again
+    first, second = seen
+    forged = {
+        "other content": (2, ReleaseLog(digests=[first])),
+        "another release 1": (3, ReleaseLog(digests=["a" * 64, second])),
+        "another release 2": (4, ReleaseLog(digests=[first, "a" * 64, "b" * 64])),
+        "carries no log": (3, None),
+        "comes too long after": (9, ReleaseLog(before=8, head="a" * 64)),
+    }
+    for problem, (number, of_hub) in forged.items():
+        for file in shared.glob("release-*"):
+            file.unlink()
+        publish(shared, number, key, of_hub, without=1)
+        with pytest.raises(ContributionRejected, match=problem):
+            sites[0].fetch("heart-risk")
+        assert sites[0].log("heart-risk").digests == (first, second)
+        assert sites[0].release("heart-risk").digest == second
+    for file in shared.glob("release-*"):
+        file.unlink()
+    publish(shared, 5, key, ReleaseLog(digests=[first, second, "c" * 64, "d" * 64]))
+    assert sites[0].fetch("heart-risk").sequence == 5  # none of the others blocked it
+    assert sites[0].log("heart-risk").length == 5
+
+
+def test_a_release_of_an_earlier_version_has_no_log_and_no_far_number(shared, sites):
+    key = SigningKey.generate()
+    publish(shared, 2, key)
+    assert sites[0].fetch("heart-risk").sequence == 2
+    assert sites[0].log("heart-risk") is None
+    publish(shared, 1000, key)
+    with pytest.raises(ContributionRejected, match="far beyond release 2"):
+        sites[0].fetch("heart-risk")
+    (shared / "release-1000.safetensors").unlink()
+    publish(shared, 3, key, ReleaseLog(digests=["a" * 64, "b" * 64]))
+    assert sites[0].fetch("heart-risk").sequence == 3
+
+
+def test_a_hub_that_begins_anew_is_accepted_only_on_request(shared, sites):
+    key = SigningKey.generate()
+    first = publish(shared, 1, key, ReleaseLog())
+    publish(shared, 2, key, ReleaseLog(digests=[first.digest]))
+    old = sites[0].fetch("heart-risk").digest
+    (shared / "release-0002.safetensors").unlink()
+    publish(shared, 1, key, ReleaseLog(), without=1)
+    with pytest.raises(ContributionRejected, match="--new-log"):
+        sites[0].fetch("heart-risk")
+    new = sites[0].fetch("heart-risk", new_log=True)
+    assert sites[0].release("heart-risk").digest == new.digest != old
+    assert sites[0].log("heart-risk").digests == (new.digest,)
+    assert len(list(sites[0].folder.glob("studies/*/before-*/release-0002.safetensors"))) == 1
+
+
+def test_sites_that_compare_their_logs_notice_a_hub_with_two_histories(shared, sites):
+    key = SigningKey.generate()
+    publish(shared, 1, key, ReleaseLog())
+    sites[0].fetch("heart-risk")
+    sites[1].fetch("heart-risk")
+    publish(shared, 1, key, ReleaseLog(), without=1)  # another file under the same number
+    sites[2].fetch("heart-risk")
+    north, south, east = (site.log("heart-risk") for site in sites)
+    assert compare_logs(north, south) == (True, "Both sites saw the same 1 releases.")
+    same, text = compare_logs(north, east)
+    assert not same
+    assert "two histories" in text
+    assert not compare_logs(north, ReleaseLog(before=9, head="a" * 64))[0]
+
+
+def test_a_site_learns_whether_its_own_contribution_is_in_a_release(shared, sites, tmp_path):
+    publish(shared)
+    release = sites[0].fetch("heart-risk")
+    assert sites[0].describe_own_part("heart-risk", release) == (
+        "This site's contribution 1 is in it."
+    )
+    late = site_in(tmp_path / "late", shared, "late")
+    assert late.describe_own_part("heart-risk", release) == "Nothing of this site is in it."
+    late.train("heart-risk", table(300, seed=9), epsilon=1.0)
+    late.submit("heart-risk")
+    assert "contribution 1 is not in it" in late.describe_own_part("heart-risk", release)
+    impostor = site_in(tmp_path / "impostor", shared, "north")
+    assert "in this site's name" in impostor.describe_own_part("heart-risk", release)
+    late.name = "another"
+    late_release = publish(shared, 2)
+    assert "under another name" in late.describe_own_part("heart-risk", late_release)

@@ -25,6 +25,7 @@ from typing import Any
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.durable import move_durably, write_durably
+from consilience.files.log import ReleaseLog
 from consilience.files.release import KIND as RELEASE
 from consilience.files.release import Release, Source
 from consilience.files.sealed import SealedFile, SigningKey, refused
@@ -32,7 +33,7 @@ from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.privacy.spending import Account
 from consilience.protocol import DIGEST
-from consilience.study.collect import Publication, collect, read_records
+from consilience.study.collect import Publication, collect, read_log, read_records
 from consilience.study.study import Study
 
 MOST_AT_ONCE = 64 << 20  # bytes in one answer, unless a single file has more
@@ -320,10 +321,14 @@ class Collection:
             [Contribution.load(held.path, trusted=self.study.trusted) for held in chosen.values()],
             public=public,
             test=test,
-            publication=Publication(self.key, sequence, earlier, account),
+            publication=Publication(self.key, sequence, earlier, account, self._log(sequence)),
         )
         release.save(self._path(sequence))
         return self._path(sequence)
+
+    def _log(self, sequence: int) -> ReleaseLog | None:
+        """Return the releases before this one; None if a draw before it was never finished."""
+        return read_log(self.folder / "releases") if len(self.releases()) == sequence - 1 else None
 
     def _earlier(self, members: Mapping[str, str]) -> dict[str, list[Guarantee]]:
         """Return the guarantees of all other contributions of the members, by site."""

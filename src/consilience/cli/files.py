@@ -123,7 +123,7 @@ def make(
     """Combine the contributions in a shared folder into a signed release, without a hub."""
     from consilience.files.certificate import of_release
     from consilience.files.sealed import SigningKey
-    from consilience.study.collect import Publication, collect, read_records
+    from consilience.study.collect import Publication, collect, read_log, read_records
 
     study = cs.Study.in_folder(folder)
     if study.draws_noise:
@@ -137,7 +137,8 @@ def make(
     newest = [of_site[-1] for of_site in by_site.values()]
     earlier = {site: [one.guarantee for one in ones[:-1]] for site, ones in by_site.items()}
     public, test = read_records(study, folder)
-    publication = Publication(signing, len(done) + 1, earlier)
+    log = read_log(folder)
+    publication = Publication(signing, log.length + 1, earlier, log=log)
     made = collect(study, newest, public=public, test=test, publication=publication)
     path = folder / made.filename
     made.save(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,11 +194,19 @@ def submit(study: StudyName, folder: Folder = SITE) -> Answer:
 
 
 @commands.add("fetch", "site fetch heart")
-def fetch(study: StudyName, folder: Folder = SITE) -> Answer:
-    """Fetch the newest release, check the hub's signature, and describe the release."""
+def fetch(
+    study: StudyName,
+    new_log: Annotated[
+        bool,
+        Option("--new-log", help="Accept that the hub's releases are others than seen before."),
+    ] = False,
+    folder: Folder = SITE,
+) -> Answer:
+    """Fetch the newest release, check it against study and log, and describe it."""
     from consilience.files.certificate import of_release
 
-    release = cs.Site(folder).fetch(study)
+    site = cs.Site(folder)
+    release = site.fetch(study, new_log=new_log)
     if release is None:
         raise SettingsError(
             "There is no release to fetch: too few sites contribute at present. Nothing was "
@@ -205,11 +214,67 @@ def fetch(study: StudyName, folder: Folder = SITE) -> Answer:
         )
     file = folder / "studies" / study / release.filename
     facts = {"file": str(file), "sequence": release.sequence, "digest": release.digest}
+    own = site.describe_own_part(study, release)
     return Answer(
-        {**facts, "guarantee": release.guarantee.as_dict()},
-        f"{of_release(release).as_text()}\nChecked and kept: {file}\n"
+        {**facts, "guarantee": release.guarantee.as_dict(), "own": own},
+        f"{of_release(release).as_text()}\n{own}\nChecked and kept: {file}\n"
         f"Next: consilience release predict {file} {folder} TABLE",
     )
+
+
+@commands.add("log", "site log heart --out north.json")
+def write_log(
+    study: StudyName,
+    out: Annotated[
+        Path | None, Option(help="A file to write, for another site to compare with its own.")
+    ] = None,
+    folder: Folder = SITE,
+) -> Answer:
+    """Print the log of the study's releases as this site saw it."""
+    site = cs.Site(folder)
+    log = site.log(study)
+    if log is None:
+        raise SettingsError(
+            f"No release of {study!r} with a log was fetched yet. Nothing was written. Fetch one "
+            "first: consilience site fetch"
+        )
+    facts = {"study": site.study(study).reference, "releases": log.length, "log": log.as_dict()}
+    if out is not None:
+        out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    return Answer(facts, f"{log.length} releases of {study}; head {log.head_at(log.length)}")
+
+
+@commands.add("compare", "site compare heart south.json")
+def compare(
+    study: StudyName,
+    other: Annotated[
+        Path, Argument(help="What another site wrote with 'site log', or its folder.")
+    ],
+    folder: Folder = SITE,
+) -> Answer:
+    """Tell whether another site saw the same releases; the exit code is 0 only if so."""
+    from consilience.files.log import ReleaseLog
+    from consilience.site.site import compare_logs
+
+    site = cs.Site(folder)
+    ours, agreed = site.log(study), site.study(study).reference
+    try:
+        if other.is_dir():
+            theirs, named = cs.Site(other).log(study), cs.Site(other).study(study).reference
+        else:
+            facts = json.loads(other.read_text(encoding="utf-8"))
+            theirs, named = ReleaseLog.from_dict(facts["log"]), facts["study"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SettingsError(
+            f"The file {str(other)!r} is no log of releases. Nothing was compared."
+        ) from None
+    if ours is None or theirs is None or agreed != named:
+        raise SettingsError(
+            "One of the two has no log of this study, or one of another version of it. Nothing "
+            "was compared."
+        )
+    same, text = compare_logs(ours, theirs)
+    return Answer({"same": same, "ours": ours.length, "theirs": theirs.length}, text, 1 - same)
 
 
 @commands.add("withdraw", "site withdraw heart")

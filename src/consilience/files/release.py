@@ -28,6 +28,7 @@ from consilience.files.contribution import (
     take_apart,
     to_plain,
 )
+from consilience.files.log import MOST_RELEASES, ReleaseLog
 from consilience.files.sealed import Sealed, SignedFile, SigningKey, refused
 from consilience.privacy.accounting import Event, events_from_json, events_to_json
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
@@ -198,8 +199,9 @@ class Release(SignedFile):
         study: Mapping[str, str],
         sequence: int,
         key: SigningKey,
+        log: ReleaseLog | None = None,
     ) -> Self:
-        """Sign an ensemble of `sources`, in the order of its weights.
+        """Sign an ensemble of `sources`, in the order of its weights, and the `log` before it.
 
         If combining was post-processing, the guarantee is what the sites' own guarantees add up to;
         if it drew noise, the ensemble's own.
@@ -226,6 +228,8 @@ class Release(SignedFile):
             ],
             "quality": [dict(row) for row in made.quality],
         }
+        if log is not None:
+            facts["log"] = log.shorten().as_dict()
         return cls(Sealed.seal(KIND, facts, tensors, key))._check()
 
     @classmethod
@@ -255,6 +259,8 @@ class Release(SignedFile):
         named = all(isinstance(facts["study"][part], str) for part in ("name", "digest"))
         numbered = type(facts["sequence"]) is int and isinstance(facts["created"], str)
         accept("study", named and numbered)
+        accept("number", 1 <= facts["sequence"] <= MOST_RELEASES)
+        accept("log", self.log is None or self.log.length == facts["sequence"] - 1)
         accept("facts", _can_be_shown(facts))
 
     @cached_property
@@ -270,6 +276,12 @@ class Release(SignedFile):
         rows = self.sealed.facts["sources"]
         accept("sources", isinstance(rows, list) and 1 <= len(rows) <= MOST_MEMBERS)
         return tuple(Source.from_dict(row) for row in rows)
+
+    @property
+    def log(self) -> ReleaseLog | None:
+        """The releases before it; None in releases of earlier versions."""
+        facts = self.sealed.facts.get("log")
+        return None if facts is None else ReleaseLog.from_dict(facts)
 
     @property
     def filename(self) -> str:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from consilience.aggregators.outliers import find_far
 from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
 from consilience.files.contribution import Contribution
+from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
 from consilience.hub.hub import Hub
 from consilience.hub.store import Row
@@ -289,12 +290,12 @@ class Combiner:
         for row in contributions:
             if row["digest"] not in used:
                 earlier.setdefault(row["site"], []).append(Guarantee.from_dict(row["guarantee"]))
-        number = store.next_release(study.name)
+        log = ReleaseLog(digests=store.release_digests(study.name))
         # The same request with other members is another draw, so it is charged separately.
         whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
         with self.hub.charging() if study.draws_noise else nullcontext() as ledger:
             account = Account(ledger, study.digest, f"{request}:{whole[:32]}")
-            publication = Publication(self.hub.key, number, earlier, account)
+            publication = Publication(self.hub.key, log.length + 1, earlier, account, log)
             return collect(study, members, public=public, test=test, publication=publication)
 
     def _records(self, study: Study, part: PublicFile | None) -> Public | None:

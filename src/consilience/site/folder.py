@@ -15,6 +15,7 @@ from typing import Any, NotRequired, Self, TypedDict
 from consilience.errors import LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND
 from consilience.files.durable import write_durably
+from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.guarantee import Budget
@@ -51,6 +52,7 @@ class Joined:
     submitted: int | None = None
     release: int | None = None
     exact: Mapping[str, str] = field(default_factory=dict)  # ledger entries, by key
+    log: Mapping[str, Any] | None = None  # of releases, including the newest here
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
@@ -243,6 +245,11 @@ class SiteFolder:
                 f"No release of {name!r} was fetched yet. Fetch it first: consilience site fetch"
             )
         return Release.load(files[-1], key=self._joined(name).hub_key)
+
+    def log(self, name: str) -> ReleaseLog | None:
+        """Return the log of the study's releases as this site saw it; None if it saw none."""
+        facts = self._joined(name).log
+        return None if facts is None else ReleaseLog.from_dict(facts)
 
     # ------------------------------------------------------------------ files
 

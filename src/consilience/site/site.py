@@ -31,6 +31,8 @@ from consilience.errors import (
 from consilience.files.certificate import Page
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.durable import write_durably
+from consilience.files.log import MOST_LISTED, ReleaseLog
+from consilience.files.release import KIND as RELEASE
 from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.guarantee import Budget
@@ -38,10 +40,13 @@ from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Invitation
 from consilience.site.client import FOLDER, HubClient, SharedFolder, check_address
 from consilience.site.folder import Attempt, Joined, SiteFolder
+from consilience.study.check import check_release
 from consilience.study.pages import is_left, of_training
 from consilience.study.records import file_digest
 from consilience.study.study import Study
 from consilience.tables.reading import read_table
+
+MOST_KEPT = 1 << 12  # digests of releases that a site keeps for comparing
 
 
 @dataclass(frozen=True)
@@ -326,38 +331,93 @@ class Site(SiteFolder):
             self._write_joined(name, replace(self._joined(name), submitted=contribution.sequence))
             return answer
 
-    def fetch(self, name: str) -> Release | None:
-        """Fetch the newest release and check the hub's signature; None while there is none."""
+    def fetch(self, name: str, *, new_log: bool = False) -> Release | None:
+        """Fetch the newest release and check it; None while there is none.
+
+        The hub must have signed it, it must fit the study, and the log that it carries must
+        continue the one that this site knows. `new_log` accepts another log, after the hub's
+        operator has explained it; the releases of the old one are moved into a folder beside.
+        """
         with self._working():
             self._complete_rotation()
-            joined = self._joined(name)
+            joined, place = self._joined(name), self._place(name)
             content = self._hub(joined).fetch_release(name)
             if content is None:
                 return None
-            part = self._place(name) / "release.part"
+            part = place / "release.part"
             write_durably(part, content)
             try:
-                release = Release.load(part, key=joined.hub_key)
-                self._check_release(release, self.study(name), joined.release)
-                part.replace(self._place(name) / release.filename)
+                release = check_release(self.study(name), Release.load(part, key=joined.hub_key))
+                if new_log:
+                    self._put_aside_releases(place, release)
+                else:
+                    self._check_log(name, release)
+                part.replace(place / release.filename)
             finally:
                 part.unlink(missing_ok=True)
+            log = None
+            if release.log is not None:
+                known = None if new_log else self.log(name)
+                log = _merge(known, release.log.add(release.digest)).as_dict()
             # A shared folder names no key: the first release fixes it.
             hub_key = joined.hub_key or release.sealed.key
-            changed = replace(self._joined(name), release=release.sequence, hub_key=hub_key)
-            self._write_joined(name, changed)
+            kept = replace(self._joined(name), release=release.sequence, hub_key=hub_key, log=log)
+            self._write_joined(name, kept)
             return release
 
-    def _check_release(self, release: Release, study: Study, kept: int | None) -> None:
-        if release.study != study.reference:
-            raise ContributionRejected(
-                "The release belongs to another study. It was not kept. Ask the hub's operator."
-            )
+    def _check_log(self, name: str, release: Release) -> None:
+        """Refuse a release that does not continue what this site has seen."""
+        kept, known, log = self._joined(name).release, self.log(name), release.log
+        here = self._place(name) / release.filename
+        problem = None
         if kept is not None and release.sequence < kept:
+            problem = f"is older than release {kept} that is here"
+        elif here.exists() and SealedFile(here, RELEASE).digest != release.digest:
+            problem = "is here already with other content"
+        elif log is None and known is not None:
+            problem = "carries no log, and earlier ones did"
+        elif log is None and release.sequence - (kept or 0) > MOST_LISTED:
+            problem = f"has a number far beyond release {kept or 0}, the newest here"
+        elif log is not None and known is not None:
+            whole = log.add(release.digest)
+            if not known.overlaps(whole):
+                problem = f"comes too long after release {known.length}, the newest here"
+            elif (number := known.find_difference(whole)) is not None:
+                problem = f"was made after another release {number} than the one this site saw"
+        if problem is not None:
             raise ContributionRejected(
-                f"The hub sent release {release.sequence}, older than release {kept} that is "
-                "here. It was not kept. Ask the hub's operator."
+                f"The hub's release {release.sequence} of {name!r} {problem}. It was not kept. Ask "
+                "the hub's operator; if a restored hub explains it, fetch with --new-log."
             )
+
+    def _put_aside_releases(self, place: Path, release: Release) -> None:
+        """Move the releases of another log into a folder of their own."""
+        aside = place / f"before-{release.digest[:16]}"
+        for file in place.glob("release-*.safetensors"):
+            aside.mkdir(exist_ok=True)
+            file.replace(aside / file.name)
+
+    def describe_own_part(self, name: str, release: Release) -> str:
+        """Say whether this site's own contribution is in a release."""
+        numbers = {
+            SealedFile(file, KIND).digest: number
+            for number, file in enumerate(self._contributions(name), start=1)
+        }
+        own = [source for source in release.sources if source.site == self.name]
+        if any(source.digest in numbers and source.site != self.name for source in release.sources):
+            return "Warning: it lists a contribution of this site under another name."
+        if not own:
+            submitted = self._joined(name).submitted
+            return (
+                "Nothing of this site is in it."
+                if submitted is None
+                else f"This site's contribution {submitted} is not in it."
+            )
+        if own[0].digest not in numbers:
+            return (
+                "Warning: it lists a contribution in this site's name that is not in this folder."
+            )
+        return f"This site's contribution {numbers[own[0].digest]} is in it."
 
     def withdraw(self, name: str) -> dict[str, Any]:
         """Take the contribution out of future releases.
@@ -472,6 +532,28 @@ class Site(SiteFolder):
                 study=self.study(name).digest,
             )
         return len(files) + len(notes)
+
+
+def _merge(known: ReleaseLog | None, newer: ReleaseLog) -> ReleaseLog:
+    """Return the longer of two logs that agree, from the first release that either lists on."""
+    if known is None or known.before >= newer.before:
+        return newer
+    digests = (*known.digests, *newer.digests[known.length - newer.before :])
+    return ReleaseLog(known.before, known.head, digests).shorten(MOST_KEPT)
+
+
+def compare_logs(ours: ReleaseLog, theirs: ReleaseLog) -> tuple[bool, str]:
+    """Tell whether two sites saw the same releases, and say it in a sentence."""
+    common = min(ours.length, theirs.length)
+    if not ours.overlaps(theirs):
+        return False, "The two logs list different times and cannot be compared."
+    number = ours.find_difference(theirs)
+    if number is None:
+        return True, f"Both sites saw the same {common} releases."
+    return False, (
+        f"The sites saw different releases, at the latest from number {number} on: the hub signed "
+        "two histories. Keep both logs, and ask the hub's operator."
+    )
 
 
 def _digest_table(study: Study, table: object) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with a study, in words; and whether a contribution fits it."""
+"""What is wrong with a study, in words; and whether a contribution or a release fits it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
-from consilience.files.contribution import Contribution
+from consilience.files.contribution import Contribution, to_plain
+from consilience.files.release import Release, Source
 from consilience.learners.registry import LEARNERS
+from consilience.privacy.accounting import events_from_json, total
+from consilience.privacy.guarantee import Neighbours
 from consilience.protocol import STUDY_NAME
 
 if TYPE_CHECKING:
@@ -253,3 +256,89 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
             facts["size"] == settings["public_size"],
             "it carries a number of records, which is not public",
         )
+
+
+# ------------------------------------------------------------------ a release
+
+
+ROUNDED = 1e-6  # by how much two ways to compute an epsilon may differ
+LEAST_OF_ASKED = 0.9  # what a training costs at least, of the epsilon that it was asked for
+
+
+def check_release(study: Study, release: Release) -> Release:
+    """Return a release that the study's hub can have made of what it agreed to, or say why not."""
+    for fulfilled, problem in _release_checks(study, release):
+        if not fulfilled:
+            raise ContributionRejected(
+                f"Release {release.sequence} does not fit study {study.name!r}: {problem}. It was "
+                "not kept. Ask the hub's operator."
+            )
+    return release
+
+
+def _release_checks(study: Study, release: Release) -> Iterable[Check]:
+    """Yield the checks one by one: a later one may rely on the ones before it."""
+    facts, sources, classes = release.sealed.facts, release.sources, study.schema.classes
+    yield (
+        release.study == study.reference,
+        "it belongs to another study, or to another version of this one",
+    )
+    aggregator = {"name": study.aggregator, **study.aggregator_settings}
+    agreed = {name: to_plain(value) for name, value in aggregator.items()}
+    yield facts["aggregator"] == agreed, "another aggregator made it, or one with other settings"
+    yield facts["n_features"] == study.schema.n_features, "it has another number of features"
+    yield (
+        facts["classes"] == (None if classes is None else list(classes)),
+        "it has other classes",
+    )
+    yield (
+        len(sources) >= study.min_sites,
+        f"it is made of {len(sources)} contributions, and at least {study.min_sites} are needed",
+    )
+    yield (
+        len({source.site for source in sources}) == len(sources)
+        and len({source.digest for source in sources}) == len(sources),
+        "a site or contribution is in it twice",
+    )
+    for source in sources:
+        yield (
+            _is_possible(study, source),
+            f"the guarantee that it states for {source.site!r} is none of this study",
+        )
+    yield from _release_guarantee_checks(study, release)
+
+
+def _release_guarantee_checks(study: Study, release: Release) -> Iterable[Check]:
+    """Yield what the release itself may promise; without noise of its own, reading checks that."""
+    events = events_from_json(release.sealed.facts["events"])
+    yield (
+        bool(events) == study.draws_noise,
+        "it draws noise where the study draws none, or none where the study draws some",
+    )
+    if not events:
+        return
+    guarantee, agreed = release.guarantee, study.aggregator_settings.get("epsilon")
+    yield guarantee.unit == study.hidden[0], "it hides something else than agreed"
+    yield (
+        guarantee.epsilon >= total(events).epsilon * (1 - ROUNDED),
+        "it promises more than its noise can keep",
+    )
+    if study.trusted and agreed is not None:
+        yield guarantee.epsilon <= agreed * (1 + ROUNDED), "it promises less than agreed"
+
+
+def _is_possible(study: Study, source: Source) -> bool:
+    """Tell whether a site that took part in the study can have got this guarantee.
+
+    Its number counts the contributions that the site made, and each has an epsilon in the range.
+    """
+    guarantee, n_most, (low, high) = source.guarantee, source.sequence, study.epsilon_range
+    same = guarantee.unit == study.unit and guarantee.neighbours == Neighbours(study.neighbours)
+    if study.trusted:
+        return same and math.isinf(guarantee.epsilon)
+    return (
+        same
+        and n_most >= 1
+        and low * LEAST_OF_ASKED <= guarantee.epsilon <= n_most * high * (1 + ROUNDED)
+        and guarantee.delta <= n_most * study.delta * (1 + ROUNDED)
+    )

@@ -11,13 +11,15 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.evaluation.baselines import PUBLIC_ROW, assess, compare_rows
 from consilience.files.contribution import Contribution
-from consilience.files.release import Combination, Release, Source, check_finite
-from consilience.files.sealed import SigningKey
+from consilience.files.log import ReleaseLog
+from consilience.files.release import KIND, Combination, Release, Source, check_finite
+from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.spending import Account
@@ -45,12 +47,15 @@ class Publication:
     account
         Ledger and dataset to charge. Required if the study's aggregator draws noise. A retry with
         the same key draws nothing new.
+    log
+        The study's releases before this one.
     """
 
     signing: SigningKey
     sequence: int = 1
     earlier: Mapping[str, Sequence[Guarantee]] = field(default_factory=dict)
     account: Account = field(default_factory=Account)
+    log: ReleaseLog | None = None
 
 
 def collect(
@@ -88,6 +93,7 @@ def collect(
         study=study.reference,
         sequence=publication.sequence,
         key=publication.signing,
+        log=publication.log,
     )
 
 
@@ -173,6 +179,18 @@ def find_withheld(release: Release) -> str | None:
         f"the public records alone ({joining.metric} {shown}). A contribution may be wrong, or "
         "there is more noise than the records outweigh. A coordinator can publish it all the same."
     )
+
+
+def read_log(folder: Path) -> ReleaseLog:
+    """Return the log of the releases in a folder, which must hold all of them."""
+    files = sorted(folder.glob("release-*.safetensors"))
+    found = [SealedFile(file, KIND) for file in files]
+    if [file.facts.get("sequence") for file in found] != list(range(1, len(found) + 1)):
+        raise SettingsError(
+            f"The folder {folder.name!r} does not hold all releases of its study from the first "
+            "on. Nothing was combined. Put back the one that is missing."
+        )
+    return ReleaseLog(digests=[file.digest for file in found])
 
 
 def read_records(

@@ -237,11 +237,11 @@ class Studies(Database):
         query = sa.select(releases).where(releases.c.study == study)
         return self.fetch_all(query.order_by(releases.c.sequence.desc()))
 
-    def next_release(self, study: str) -> int:
-        """Return the number that the study's next release gets."""
-        newest = sa.select(sa.func.max(releases.c.sequence)).where(releases.c.study == study)
+    def release_digests(self, study: str) -> list[str]:
+        """Return the digests of all releases of a study, oldest first."""
+        query = sa.select(releases.c.digest).where(releases.c.study == study)
         with self.reading() as db:
-            return int(db.execute(newest).scalar() or 0) + 1
+            return list(db.execute(query.order_by(releases.c.sequence)).scalars())
 
     def release(
         self, study: str, sequence: int | None = None, *, request: str | None = None
