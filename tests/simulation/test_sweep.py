@@ -168,6 +168,38 @@ def test_an_error_in_a_cell_is_the_callers_and_not_tried_again():
         assert task.done == [1]
 
 
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "concurrent.futures.BrokenExecutor",
+        "distributed.scheduler.KilledWorker",
+        "distributed.comm.core.CommClosedError",  # as it receives the records
+        "distributed.client.FutureCancelledError",  # the scheduler forgot the cell
+    ],
+)
+def test_a_cell_whose_worker_is_lost_is_run_again_but_not_for_ever(lost, tmp_path):
+    module, _, name = lost.rpartition(".")
+    kind = getattr(pytest.importorskip(module), name)
+
+    class Deadly(Squares):
+        lives = 1
+
+        def run(self, cell, n_threads):
+            answer = super().run(cell, n_threads)
+            if cell == 2 and len([one for one in self.done if one == 2]) <= self.lives:
+                raise kind.__new__(kind)
+            return answer
+
+    task = Deadly()
+    assert sweep(task, [1, 2, 3])[2]["square"] == 4
+    assert task.done.count(2) == 2
+    Deadly.lives = 99
+    with pytest.raises(SettingsError, match=r"lost 4 times.* 1 of 3 cells are done and lost, beca"):
+        sweep(Deadly(), [1, 2, 3])
+    with pytest.raises(SettingsError, match="1 of 3 cells are done and in the checkpoint"):
+        sweep(Deadly(), [1, 2, 3], store=Store(tmp_path))
+
+
 def test_unknown_and_missing_backends_are_refused(monkeypatch):
     with pytest.raises(SettingsError, match="'backend' must be None or one of"):
         check_backend("mpi")
@@ -205,7 +237,7 @@ def test_cells_of_a_killed_worker_are_run_again(driver, whole):
     assert os.path.exists(deadly)
 
 
-@pytest.mark.soak  # a worker of Dask that dies at work is part of the last test here
+@pytest.mark.soak  # with real processes; the errors they lead to are raised above
 @pytest.mark.parametrize("how", ["arriving", "forgotten"])
 def test_a_worker_that_dies_as_it_receives_the_records_or_a_cell_that_dask_forgot_is_replaced(
     driver, whole, how
@@ -217,6 +249,7 @@ def test_a_worker_that_dies_as_it_receives_the_records_or_a_cell_that_dask_forgo
     assert deadly.exists()
 
 
+@pytest.mark.soak
 def test_workers_that_die_every_time_end_in_advice(driver):
     process = driver.start(
         backend="loky", n_jobs=2, deadly=str(driver.folder / "never"), always=True
