@@ -61,6 +61,7 @@ bench-aggregation: setup
 	@$(BIN)/python benchmarks/many_members.py
 	@$(BIN)/python benchmarks/end_to_end.py
 	@$(BIN)/python benchmarks/planning.py
+	@$(BIN)/python benchmarks/poisoning.py
 
 ## bench-trees   forests and boosting: accuracy, integration across sites, speed
 bench-trees: setup

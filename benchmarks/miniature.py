@@ -117,6 +117,10 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         [],
         {"SITES": (40, 20), "SAMPLE": 5, "REPEATS": 1, "first_calls": lambda: ((1, 1), (1, 1))},
     ),
+    "poisoning": (
+        ["--repeats", "2"],
+        {"N_RECORDS": 60, "N_PUBLIC": 20, "N_TEST": 60},
+    ),
     "planning": (["--quick"], {"DATA": Path("none"), "REPEATS": (2, 2)}),
 }
 

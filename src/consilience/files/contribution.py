@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,24 +128,28 @@ def _imply_from(text: str) -> Implied | None:
     return implied
 
 
-def _check_implied(
-    facts: Mapping[str, Any], extents: Mapping[str, Extent] | None = None
-) -> Implied | None:
-    """Refuse events, shapes and, with `extents`, numbers that no fit with such facts has.
-
-    Everything here is public. It is checked before any number is read that the sender stated of
-    its own noise.
-    """
+def _check_shapes(facts: Mapping[str, Any]) -> Implied | None:
+    """Refuse tensors of other shapes than the facts imply, before any of them is read."""
     implied = _imply(facts)
-    if implied is None:
-        return None
-    if not implied.has_shapes({name: form["shape"] for name, form in facts["tensors"].items()}):
+    shapes = {name: form["shape"] for name, form in facts["tensors"].items()}
+    if implied is not None and not implied.has_shapes(shapes):
         raise refused("its tensors do not have the shapes that its settings imply")
+    return implied
+
+
+def _check_implied(
+    implied: Implied | None, facts: Mapping[str, Any], extents: Mapping[str, Extent]
+) -> None:
+    """Refuse events and numbers that no fit with such facts has.
+
+    This comes before anything is computed from events that the sender stated.
+    """
+    if implied is None:
+        return
     if not implied.has_events(_read_events(facts)):
         raise refused("its events are not the ones that its settings and its size imply")
-    if extents is not None and not implied.has_numbers(extents):
+    if not implied.has_numbers(extents):
         raise refused("its numbers are larger than its settings, its size and its noise allow")
-    return implied
 
 
 def _read_events(facts: Mapping[str, Any]) -> tuple[Event, ...]:
@@ -246,6 +250,13 @@ def from_plain(value: object) -> Any:
     return infinities.get(value, value)
 
 
+class _Looked(NamedTuple):
+    """What a file's facts imply, and the extents of its whole tensors."""
+
+    implied: Implied | None
+    extents: Mapping[str, Extent]
+
+
 @dataclass(frozen=True)
 class Contribution(SignedFile):
     """A site's signed file. `load` refuses a file that fails any check; `learner` predicts.
@@ -291,7 +302,7 @@ class Contribution(SignedFile):
 
         The result has every fact, but not all numbers of the learner: do not predict with it.
         """
-        _check_implied(file.facts)
+        implied = _check_shapes(file.facts)
         extents = dict.fromkeys(file.facts["tensors"], Extent())
 
         def watch(name: str, block: Array) -> None:
@@ -301,17 +312,15 @@ class Contribution(SignedFile):
         kind = LEARNERS.get(str(file.facts.get("learner")))
         check = "whole" if kind is None else kind.state_check
         if check == "rows":
-            return cls._inspect_rows(file, extents, trusted=trusted)
+            return cls._inspect_rows(file, _Looked(implied, extents), trusted=trusted)
         names = file.facts["tensors"]
         state = {
             name: file.tensor(name) if check == "whole" else file.zeros(name) for name in names
         }
-        return cls(file.filled(state))._check(trusted, extents)
+        return cls(file.filled(state))._check(trusted, _Looked(implied, extents))
 
     @classmethod
-    def _inspect_rows(
-        cls, file: SealedFile, extents: Mapping[str, Extent], *, trusted: bool
-    ) -> Self:
+    def _inspect_rows(cls, file: SealedFile, looked: _Looked, *, trusted: bool) -> Self:
         """Check a file some rows of its tensors at a time."""
         forms = {name: tuple(form["shape"]) for name, form in file.facts["tensors"].items()}
         lengths = {form[0] for form in forms.values() if form}
@@ -328,17 +337,18 @@ class Contribution(SignedFile):
                 for name, form in forms.items()
             }
             if first is None:
-                first = cls(file.filled(state))._check(trusted, extents)
+                first = cls(file.filled(state))._check(trusted, looked)
             elif not first.learner.check_state(state):
                 raise refused(UNKNOWN.format("tensors"))
         assert first is not None
         return first
 
-    def _check(self, trusted: bool, extents: Mapping[str, Extent] | None = None) -> Self:
-        """Check everything; `extents` are of the whole tensors, if `sealed` has only a part."""
+    def _check(self, trusted: bool, looked: _Looked | None = None) -> Self:
+        """Check everything; `looked` is for files of which `sealed` has only a part."""
         facts = self.sealed.facts
-        if extents is None:
+        if looked is None:
             extents = {name: Extent.of([one]) for name, one in self.sealed.tensors.items()}
+            looked = _Looked(_check_shapes(facts), extents)
         expected: dict[type, tuple[str, ...]] = {
             str: ("learner", "events", "site", "software", "created"),
             int: ("n_features", "sequence"),
@@ -355,7 +365,7 @@ class Contribution(SignedFile):
             and ("nonce" not in facts or is_nonce(facts["nonce"]))
         ):
             raise refused("a fact is missing or of the wrong kind")
-        _check_implied(facts, extents)
+        _check_implied(looked.implied, facts, looked.extents)
         check_guarantee(self.learner, trusted=trusted)
         return self
 
