@@ -21,6 +21,7 @@ from consilience import (
     PrivateTreeClassifier,
 )
 from consilience.files.contribution import Contribution
+from consilience.files.log import ReleaseLog
 from consilience.files.sealed import SigningKey
 from consilience.privacy.guarantee import Unit, count_is_public
 from consilience.privacy.spending import Account
@@ -139,7 +140,7 @@ def released(folder, text, tables, epsilon=1.0):
         hub = Ledger(folder / "hub.sqlite")
         hub.allow("release", Budget(epsilon=9.0, delta=0.1, unit=unit, neighbours=relation))
         account = Account(hub, "release")
-    publication = Publication(KEYS[2], account=account)
+    publication = Publication(KEYS[2], account=account, log=ReleaseLog())
     return study.combine(parts, public=public, test=test, publication=publication)
 
 
