@@ -101,17 +101,23 @@ def shield(kind: Kind, names: Iterable[str] = _SEES_RECORDS) -> Kind:
 def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with errors that repeat no value of the records it is given.
 
-    Errors of this package pass. Of others, only what they say about shapes, types and columns is
-    kept; the original error is dropped, for its traceback would show it.
+    Errors of this package pass, and those of the operating system. Of others, only what they say
+    about shapes, types and columns is kept; the original error is dropped, for its traceback would
+    show it. Values too large for arithmetic give no warning: it would tell that they are there.
     """
 
     @functools.wraps(function)
     def call(*arguments: Any, **settings: Any) -> Any:
+        import numpy as np
+
         try:
-            return function(*arguments, **settings)
-        except ConsilienceError:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return function(*arguments, **settings)
+        except (ConsilienceError, ImportError, MemoryError):
             raise
-        except (ValueError, TypeError, ArithmeticError, LookupError) as problem:
+        except Exception as problem:
+            if isinstance(problem, OSError) and problem.errno is not None:
+                raise
             kind, said = type(problem), _HARMLESS.match(str(problem))
             if said is not None and said.end() == len(str(problem)):
                 raise
@@ -120,7 +126,7 @@ def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
         owner = type(arguments[0]).__name__ if arguments else ""
         name = function.__name__ if function.__qualname__ == function.__name__ else owner
         raise SchemaMismatch(
-            f"{name} was given records or labels that cannot be used ({kind.__name__}; its text "
+            f"{name} failed on the records or labels that it was given ({kind.__name__}; its text "
             "is not shown, because it may repeat their values). Nothing was computed. Check that "
             "every column is numeric, every row has the same columns and every label is known. "
             "Schema.encode checks a table and says what is wrong with it."

@@ -12,6 +12,7 @@ from consilience.aggregators import pooling
 from consilience.aggregators.masked import MaskedSum, add_up
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.pooling import CHANCE, PooledCounts, PrivateLeafCounts, Structure
+from consilience.aggregators.votes import WeightedVote
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
 from consilience.learners.trees import forest as trees
 from consilience.learners.trees.bins import Bins
@@ -549,3 +550,18 @@ def test_different_structures_of_equal_cost_are_both_paid_for():
     assert PooledCounts().combine(members).guarantee.epsilon == pytest.approx(11.0)
     again = [counted(200, seed, scaffold=scaffolds[0]) for seed in (1, 2)]
     assert PooledCounts().combine(again).guarantee.epsilon == pytest.approx(6.0)
+
+
+def test_a_structure_taken_from_leaf_counts_costs_what_it_cost_them():
+    origin = grown(0, epsilon=5.0)
+    first = counted(200, 1, scaffold=Structure.of(origin))
+    second = counted(200, 2, scaffold=Structure.of(first))
+    assert PooledCounts().combine([second]).guarantee.epsilon == pytest.approx(6.0)
+
+
+def test_votes_pay_for_the_structures_of_their_members_too():
+    members = [counted(200, seed, scaffold=Structure.of(grown(0))) for seed in (1, 2)]
+    assert WeightedVote().combine(members[:1]).guarantee.epsilon == pytest.approx(6.0)
+    together = WeightedVote().combine(members).guarantee
+    assert together.epsilon == pytest.approx(11.0)
+    assert "every member is of another site" in together.assumptions[-1]

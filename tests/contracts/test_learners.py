@@ -610,3 +610,65 @@ def test_the_search_for_values_finds_them_where_nothing_is_shielded():
 
     found = everything_said(lambda: LogisticRegression().fit(*spoiled("text in the table")))
     assert shows_secret(found)
+
+
+# --------------------------------------------------------------- what a second attack had found
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_retry_with_other_settings_is_refused_instead_of_signed(learner, table, tmp_path):
+    X, y = table
+    books = Ledger(tmp_path / "books.sqlite")
+    books.allow("ward", Budget(epsilon=9.0))
+    charge = {"ledger": books, "dataset": "ward", "key": "k"}
+    first = learner(epsilon=1.0, data_norm=1.0).fit(X, y, **charge)
+    again = learner(epsilon=1.0, data_norm=1.0).fit(X, y, **charge)
+    assert released(again) == released(first)
+    with pytest.raises(SettingsError, match="the key of another training"):
+        learner(epsilon=1.0, data_norm=50.0).fit(X, y, **charge)
+
+
+@pytest.mark.parametrize("learner", CLASSIFIERS)
+def test_declared_labels_of_any_kind_and_variety_train_in_silence(learner, recwarn):
+    X = Noise(seed=3).open().uniform(120).reshape(40, 3) - 0.5
+    many = make(learner, epsilon=1.0, classes=list(range(30)))
+    many.fit(X, np.arange(40) % 21)
+    halves = make(learner, epsilon=1.0, classes=[0.0, 0.5, 1.0])
+    halves.fit(X, np.where(np.arange(40) == 3, 0.5, np.arange(40) % 2))
+    assert not recwarn.list
+
+
+def test_a_label_beyond_all_bounds_is_clipped_in_silence(recwarn):
+    X, y = np.zeros((20, 2)), np.zeros(20)
+    y[3] = 1e308
+    PrivateRidge(epsilon=1.0, label_bound=0.1).fit(X, y)
+    PrivateRidge(epsilon=1.0).fit(X, np.zeros(20)).predict(np.full((2, 2), 1.7e308))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("learner", EVERY)
+def test_persons_are_one_wherever_their_ids_are_compared(learner, table):
+    X, y = table
+    settings = {"unit": "person", "records_per_person": 2, "noise": Noise(seed=1), "epsilon": 1.0}
+    ids = [f"p{i % 100}" for i in range(len(y))]
+    spelled = [f" {name} " if i % 2 else name for i, name in enumerate(ids)]
+    one, two = (make(learner, **settings).fit(X, y, persons=each) for each in (ids, spelled))
+    assert one.public_size_ == two.public_size_
+    assert released(one) == released(two)
+
+
+class DatabaseProblem(Exception):
+    """An error that is none of the usual kinds, as database drivers raise it."""
+
+
+@pytest.mark.parametrize("learner", EVERY)
+def test_errors_of_a_source_of_chunks_are_shielded_whatever_their_kind(learner):
+    class Rows:
+        n_features, n_records = 3, 60
+
+        def chunks(self):
+            raise DatabaseProblem(f"invalid input: {SECRET[0]}")
+
+    settings = {} if learner is PrivateRidge else {"classes": [0, 1]}
+    model = make(learner, epsilon=1.0, **settings)
+    assert not shows_secret(everything_said(lambda: model.fit(Rows())))

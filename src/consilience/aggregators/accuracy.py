@@ -24,7 +24,7 @@ from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, 
 from consilience.privacy.mechanisms import Noise, Source, laplace_counts
 from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
 from consilience.privacy.vector_noise import noise_variance
-from consilience.tables.groups import cap_records
+from consilience.tables.groups import cap_records, identify
 from consilience.tables.public import Features
 
 HELD_OUT = (
@@ -85,11 +85,7 @@ def hold_out(
             f"{neighbours!r} and {share!r} instead."
         )
     source = (Noise() if noise is None else noise).open()
-    slots = (
-        np.arange(n_records)
-        if persons is None
-        else np.unique(np.asarray(persons), return_inverse=True)[1]
-    )
+    slots = np.arange(n_records) if persons is None else identify(persons)
     if len(slots) != n_records:
         raise SchemaMismatch(
             "'persons' must hold one id per record. Nothing was held out. Check its length."

@@ -19,12 +19,16 @@ from sklearn.utils.validation import check_array
 from consilience.aggregators.base import Array, Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.ball import scale_to_user
+from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import best_class, class_chances
 from consilience.privacy.accounting import Event
-from consilience.privacy.guarantee import Guarantee, compose_disjoint
+from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 from consilience.privacy.vector_noise import is_vector_noise, minimum_variance
 
-DISJOINT = "no record, and no person where persons are the unit, is at two sites"
+DISJOINT = (
+    "no record, and no person where persons are the unit, is at two sites, and every member is of "
+    "another site"
+)
 
 
 class Classifier(Protocol):
@@ -154,10 +158,20 @@ def joint_guarantee(members: Sequence[Member]) -> Guarantee | None:
     """Return what holds for a record of any site if combining is post-processing.
 
     A record keeps its own site's guarantee, so this is the largest of them, under the stated
-    assumption. None if a member has no guarantee, as those of other libraries.
+    assumption. What members show of other private records, such as trees that were grown on them,
+    comes on top, unless the learner that released it is a member itself. None if a member has no
+    guarantee, as those of other libraries.
     """
     stated = [member.guarantee for member in members if member.guarantee is not None]
-    return compose_disjoint(*stated, assumption=DISJOINT) if len(stated) == len(members) else None
+    if len(stated) < len(members):
+        return None
+    joint = compose_disjoint(*stated, assumption=DISJOINT)
+    learners = [m.learner for m in members if isinstance(m.learner, PrivateLearner)]
+    costs = {origin: cost for one in learners for origin, cost in one.borrowed().items()}
+    if costs:
+        brought = {learner.fingerprint() for learner in learners}
+        costs = {origin: cost for origin, cost in costs.items() if origin not in brought}
+    return compose(joint, *costs.values()) if costs else joint
 
 
 def common_classes(members: Sequence[Member], classes: Sequence[Any] | None) -> Array:

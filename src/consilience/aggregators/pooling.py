@@ -8,11 +8,10 @@ sites counted.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack, cast
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -46,7 +45,7 @@ from consilience.learners.trees.forest import (
     probabilities,
     random_trees,
 )
-from consilience.privacy.guarantee import Guarantee, compose
+from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.public import Public
 
@@ -117,8 +116,10 @@ class Structure:
     def of(cls, forest: PrivateForestClassifier) -> Self:
         """Take over the trees of a fitted forest, a site's or an earlier release."""
         check_is_fitted(forest)
+        if isinstance(forest, PrivateLeafCounts):  # its trees are not its own
+            return cast(Self, forest.structure)
         labels = tuple(forest.classes_.tolist())
-        return cls(forest.shape_, forest.bins_, labels, forest.guarantee_, _fingerprint(forest))
+        return cls(forest.shape_, forest.bins_, labels, forest.guarantee_, forest.fingerprint())
 
 
 class PrivateLeafCounts(PrivateForestClassifier):
@@ -174,6 +175,15 @@ class PrivateLeafCounts(PrivateForestClassifier):
         self.bins, self.classes = self.structure.bins, list(self.structure.classes)
         self.n_trees, self.max_depth = len(self.structure.shape.feature), self.structure.shape.depth
         super()._check()
+
+    def borrowed(self) -> dict[object, Guarantee]:
+        """Return what growing the structure cost, unless it was public.
+
+        A structure of unknown origin counts for each object, which may be too often, never too
+        seldom.
+        """
+        grown = self.structure
+        return {} if grown.guarantee is None else {grown.origin or id(grown): grown.guarantee}
 
     def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
         task, shape = cap_persons(task, self, source), self.structure.shape
@@ -260,7 +270,7 @@ class PooledCounts(Aggregator):
             values=probabilities(np.asarray(counts), variance, prune=self.prune)
             / len(first.counts_),
             weights=scales / scales.sum(),
-            guarantee=_with_structure(joint_guarantee(found), forests),
+            guarantee=joint_guarantee(found),
             guarantees=tuple(member.guarantee for member in found),
         )
 
@@ -308,34 +318,6 @@ def _precision(forest: PrivateForestClassifier) -> float:
     """
     n = max(float(forest.counts_.sum()), 1.0) / int(forest.counts_[..., 0].size)
     return n * CHANCE / (n * CHANCE + float(forest.leaf_variance_))
-
-
-def _with_structure(
-    joint: Guarantee | None, forests: Sequence[PrivateForestClassifier]
-) -> Guarantee | None:
-    """Add what growing the structures cost, unless the forest of one is a member itself.
-
-    A structure of unknown origin is counted for each object, which may be too often, never too
-    seldom.
-    """
-    if joint is None:
-        return None
-    brought = {_fingerprint(forest) for forest in forests}
-    costs: dict[object, Guarantee] = {}
-    for forest in forests:
-        if isinstance(forest, PrivateLeafCounts):
-            grown = forest.structure
-            if grown.guarantee is not None and grown.origin not in brought:
-                costs[grown.origin or id(grown)] = grown.guarantee
-    return compose(joint, *costs.values()) if costs else joint
-
-
-def _fingerprint(forest: PrivateForestClassifier) -> str:
-    """Return what tells a fitted forest from every other: a digest of all that it released."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(forest.released_state().items()):
-        digest.update(f"{name} {tensor.shape} {tensor.dtype}".encode() + tensor.tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ kept, without a charge.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from consilience.tables.schema import Schema
 
 Rows = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
+_MEANING = "meaning"  # sealed beside the released arrays, and never released
 State = Mapping[str, NDArray[Any]]
 StateCheck = Literal["whole", "shapes", "rows"]
 
@@ -145,7 +147,7 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
 
         def draw(source: Source) -> dict[str, NDArray[Any]]:
             self._train(task, plan, source)
-            return self.released_state()
+            return {**self.released_state(), _MEANING: self._meaning()}
 
         state, self.receipt_ = run_charged(
             draw,
@@ -154,11 +156,30 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
             account=Account(ledger, dataset, key),
             purpose=type(self).__name__,
         )
+        meaning = state.pop(_MEANING, None)  # earlier versions sealed none
+        if meaning is not None and not np.array_equal(meaning, self._meaning()):
+            raise SettingsError(
+                f"{type(self).__name__} was given the key of another training, with other "
+                "settings, classes or columns: its numbers would mean something else here. Nothing "
+                "was changed. Use the settings of that training, or another key."
+            )
         self.restore_state(state)
         # Public: what was drawn, so that others can recompute and weigh it.
         self.events_ = tuple(plan.events)
         self.guarantee_ = self._guarantee(plan.events, assumptions)
         return self
+
+    def _meaning(self) -> NDArray[np.uint8]:
+        """Return a digest of the public facts by which released numbers are read."""
+        plain = {
+            name: value
+            for name, value in sorted(self.get_params(deep=False).items())
+            if value is None or isinstance(value, str | bool | int | float)
+        }
+        classes = np.asarray(vars(self).get("classes_", ())).tolist()
+        columns = vars(self).get("n_features_in_")
+        facts = repr((type(self).__name__, plain, classes, columns))
+        return np.frombuffer(hashlib.sha256(facts.encode()).digest(), np.uint8)
 
     def _guarantee(self, events: Sequence[Event], assumptions: Sequence[str]) -> Guarantee:
         return state_guarantee(
@@ -221,6 +242,18 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
     def check_state(self, state: State) -> bool:
         """Tell whether this learner could have released these arrays; they may be hostile."""
         raise NotImplementedError  # pragma: no cover - learners that leave a site define it
+
+    def fingerprint(self) -> str:
+        """Return what tells this fit from every other: a digest of all that it released."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.released_state().items()):
+            array = np.ascontiguousarray(tensor)
+            digest.update(f"{name} {array.shape} {array.dtype}".encode() + array.tobytes())
+        return digest.hexdigest()
+
+    def borrowed(self) -> dict[object, Guarantee]:
+        """Return what the released state shows of other private records, by its origin."""
+        return {}
 
     def implied(self, shapes: Mapping[str, Sequence[int]]) -> Implied | None:
         """Return what these settings and public facts imply of a fit that released such arrays.

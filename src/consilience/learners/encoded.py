@@ -63,7 +63,7 @@ class LabelScale:
                 f"{self.owner} found a label that is not a finite number. Nothing was trained. "
                 "Remove such records first."
             )
-        return np.clip(values / self.label_bound, -1.0, 1.0)
+        return np.clip(values, -self.label_bound, self.label_bound) / self.label_bound
 
 
 Encoding: TypeAlias = LabelCodes | LabelScale

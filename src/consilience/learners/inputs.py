@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner, Rows
+from consilience.tables.groups import identify
 
 if TYPE_CHECKING:
     from consilience.learners.erm import Chunks
@@ -49,7 +50,7 @@ def validate_records(
 
 
 def check_persons(learner: Learner, persons: ArrayLike | None, n_records: int) -> Array | None:
-    """Check one id per record where persons are the unit, and none where records are."""
+    """Return the number of each record's person; None where single records are the unit."""
     if learner.unit == "record":
         if persons is not None:
             raise SettingsError(
@@ -63,12 +64,11 @@ def check_persons(learner: Learner, persons: ArrayLike | None, n_records: int) -
             f"{type(learner).__name__} with unit='person' needs to know whose each record is. "
             "Nothing was trained. Pass persons=..., one id per record."
         )
-    ids = np.asarray(persons)
-    if ids.shape != (n_records,):
+    if np.shape(persons) != (n_records,):
         raise SchemaMismatch(
             "'persons' must hold one id per record. Nothing was trained. Check its length."
         )
-    return ids
+    return identify(persons)
 
 
 def declared_classes(learner: Learner) -> Array | None:

@@ -302,7 +302,9 @@ class LinearClassifier(ClassifierMixin, LinearLearner):  # type: ignore[misc]
             classes, held = chunk_classes(self, source)
         else:
             X, labels = validate_records(self, X, y)
-            if labels.size:
+            # Declared classes say what a label may be: what else could be said of labels would
+            # depend on the records.
+            if classes is None and labels.size:
                 check_classification_targets(labels)
             ids = check_persons(self, persons, X.shape[0])
             if classes is None:

@@ -30,7 +30,7 @@ from consilience.privacy.accounting import Event, Selection, total, total_rho
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import NANO, spent_units
 from consilience.privacy.mechanisms import Noise, Source, select
-from consilience.tables.groups import cap_records
+from consilience.tables.groups import cap_records, identify
 
 Array = NDArray[Any]
 Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -151,7 +151,7 @@ def choose_on_public(
     """
     listed, y = _listed(learner, candidates), np.asarray(y_public)
     X = X_public if hasattr(X_public, "shape") else np.asarray(X_public)
-    ids = None if persons is None else np.unique(persons, return_inverse=True)[1]
+    ids = None if persons is None else identify(persons)
     scores = np.zeros(len(listed))
     rehearsals = Rehearsal(**rehearsal).run(y, ids, stratified=is_classifier(learner))
     for rows, whose, test, noise in rehearsals:
@@ -335,7 +335,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             )
         self._check_privacy(("selection",))
         X, y = validate_records(self, X, y)
-        check_classification_targets(y)
+        if getattr(self.learner, "classes", None) is None:
+            check_classification_targets(y)
         assumptions, classes = [], getattr(self.learner, "classes", None)
         if classes is None:
             classes = np.unique(y)

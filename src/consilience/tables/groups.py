@@ -25,7 +25,7 @@ def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[
         One independent uniform draw for each record; the lowest of each person are kept.
     """
     require(isinstance(limit, int) and limit > 0, "limit", limit, "a positive whole number")
-    ids = _ids(persons)
+    ids = identify(persons)
     order = np.lexsort((_priorities(priority, len(ids)), ids))
     _, first, size = np.unique(ids[order], return_index=True, return_counts=True)
     keep = np.empty(len(ids), np.bool_)
@@ -60,7 +60,7 @@ def split_sites(
     sites, persons = (
         records[given] if isinstance(given, str) else given for given in (sites, persons)
     )
-    person = np.arange(n_records) if persons is None else _ids(persons)
+    person = np.arange(n_records) if persons is None else identify(persons)
     if isinstance(sites, int | np.integer):
         require(
             int(sites) > 0 and not isinstance(sites, bool),
@@ -76,7 +76,7 @@ def split_sites(
         for site, part in enumerate(np.array_split(order, sites)):
             site_of[part] = site
         return [np.flatnonzero(site_of[member] == site) for site in range(sites)]
-    ids = _ids(sites)
+    ids = identify(sites)
     require(
         ids.shape == person.shape == (n_records,),
         "sites and persons",
@@ -92,8 +92,12 @@ def split_sites(
     return [np.flatnonzero(ids == site) for site in np.unique(ids)]
 
 
-def _ids(values: ArrayLike) -> NDArray[np.intp]:
-    """Return the rank of each id among the distinct ones."""
+def identify(values: ArrayLike) -> NDArray[np.intp]:
+    """Return the rank of each id among the distinct ones, compared as trimmed text.
+
+    This is the only place that compares ids. If one place took two ids for one person and another
+    place for two, that person's records could move more than the noise was calibrated for.
+    """
     ranks = quietly(partial(_ranks, values))
     if ranks is None:
         raise mismatch(

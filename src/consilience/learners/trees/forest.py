@@ -484,7 +484,9 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         else:
             finite = "allow-nan" if missing else True
             X, labels = validate_records(self, X, y, accept_sparse=False, ensure_all_finite=finite)
-            if labels.size:
+            # Declared classes say what a label may be: what else could be said of labels would
+            # depend on the records.
+            if classes is None and labels.size:
                 check_classification_targets(labels)
             if classes is None:
                 classes = np.unique(labels)
