@@ -170,7 +170,7 @@ def test_the_quality_table_has_the_honest_baselines(world: Any, tools: Any) -> N
         )
         assert answer.status_code == 200
     world.fill(world.hub.study("demo")[1], 3)
-    world.combiner.run(at_once=True)
+    world.combiner.combine("demo", request="asked")  # even if public records alone were better
     release = newest(world)
     rows = {row["method"]: row for row in release.sealed.facts["quality"]}
     assert rows["Average (precision)"]["kind"] == "study"

