@@ -49,7 +49,7 @@ def look(fitted):
 
 
 def assert_honest(fitted):
-    implied, state, _ = look(fitted)
+    implied, state, extents = look(fitted)
     assert implied.has_shapes({name: one.shape for name, one in state.items()})
     assert implied.has_events(fitted.events_)
     assert implied.has_numbers(extents), (implied.bounds, extents)
@@ -147,7 +147,7 @@ def test_a_lie_about_coefficients_events_or_size_is_seen(kind):
 @pytest.mark.parametrize("kind", TREES)
 def test_a_lie_about_trees_is_seen(kind):
     fitted = fit(build(kind, epsilon=1.0, max_depth=2), n=500)
-    implied, state, _ = look(fitted)
+    implied, state, extents = look(fitted)
     for lie in (state["counts"] * -1000, state["counts"] + 2**40):
         assert not implied.has_numbers({**extents, "counts": Extent.of([lie])})
     shapes = {name: one.shape for name, one in state.items()}
