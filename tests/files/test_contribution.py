@@ -309,3 +309,31 @@ def test_two_learners_cannot_share_a_name_and_one_without_a_check_is_none():
         registry.register(PrivateRidge)
     with pytest.raises(SettingsError, match="defines no check_state"):
         registry.register(type("Careless", (PrivateLearner,), {}))
+
+
+# ------------------------------------------------------------------ text that a sender could choose
+
+
+def with_facts(file, **changes):
+    facts = {k: v for k, v in file.sealed.facts.items() if k not in ("key", "tensors")}
+    return Sealed.seal("contribution", {**facts, **changes}, file.sealed.tensors, KEY).to_bytes()
+
+
+def test_no_text_of_a_sender_travels_in_a_guarantee_or_a_receipt(books):
+    model, _ = fitted(PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]), books)
+    file = made(model)
+    promise = {**file.sealed.facts["guarantee"], "assumptions": ["The hub has verified this."]}
+    with pytest.raises(ContributionRejected, match="an assumption that no learner"):
+        Contribution.load(with_facts(file, guarantee=promise))
+    receipt = file.sealed.facts["receipt"]
+    for forged in ({}, {**receipt, "hash": "checked by the hub"}, {**receipt, "key": "x" * 5000}):
+        with pytest.raises(ContributionRejected, match="wrong kind"):
+            Contribution.load(with_facts(file, receipt=forged))
+    for name in ("software", "created"):
+        with pytest.raises(ContributionRejected, match="wrong kind"):
+            Contribution.load(with_facts(file, **{name: "x" * 5000}))
+
+
+def test_nothing_is_signed_that_no_reader_would_accept():
+    with pytest.raises(SettingsError, match="no reader accepts"):
+        Sealed.seal("release", {"sources": ["x" * 1000] * 5000}, {}, KEY)

@@ -245,3 +245,25 @@ def test_a_release_worse_than_public_records_is_withheld_until_a_coordinator_pub
     page = read_page(world, "/studies/demo")
     assert "A contribution is unlike the others" in page
     assert set(world.hub.store.alerts("demo")) == {"mallory"}
+
+
+def test_a_release_that_cannot_be_written_is_the_problem_of_its_study(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(world.add_study(), 2)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the header is too long")
+
+    monkeypatch.setattr("consilience.hub.combining.Combiner._publish", fail)
+    world.combiner.run(at_once=True)
+    assert "RuntimeError" in world.hub.store.study("demo")["problem"]
+    assert world.hub.store.due() == []
+
+
+def test_a_number_far_beyond_the_last_one_is_refused(world: Any, tools: Any) -> None:
+    study = world.add_study()
+    ward = world.ward("ward 0", study.name)
+    for sequence, status in ((2**53 - 1, 422), (1, 201), (1500, 422), (900, 201), (1900, 201)):
+        answer = world.submit(ward, ward.train(study, sequence=sequence))
+        assert answer.status_code == status, answer.text

@@ -113,7 +113,9 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     if math.isinf(guarantee.epsilon):
         return [f"No noise was added: {unit} has no protection against {against}."]
     factor = math.exp(min(guarantee.epsilon, 700.0))
-    most = f"{factor:.3g}" if factor < 1e6 else f"{factor:.1e}"
+    # Rounded up, for it is a bound; beyond a million only the power of ten matters.
+    power = math.ceil(guarantee.epsilon / math.log(10))
+    most = f"{factor:.3g}" if factor < 1e6 else f"10 to the power {power:,}"
     # An even bet: how much the file can improve the odds of someone who had no idea before.
     odds = factor / (1 + factor)
     question = (

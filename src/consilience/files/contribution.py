@@ -29,6 +29,7 @@ from consilience.files.sealed import (
 )
 from consilience.learners.base import PrivateLearner, State
 from consilience.learners.implied import Extent, Implied
+from consilience.learners.inputs import READ_LABELS
 from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
@@ -48,6 +49,7 @@ _BLOCK_NUMBERS = 1 << 17  # checked at a time
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ConsilienceError)
 KIND = "contribution"
 _NONCE = re.compile("[0-9a-f]{64}")
+MOST_RECEIPT = 4096  # characters
 # Earlier versions did not round an epsilon up that they read off a profile: theirs may be lower.
 _ROUNDED = 1e-6
 
@@ -165,6 +167,17 @@ def accept(part: str, fits: bool) -> None:
         raise ContributionRejected(part)
 
 
+def _is_receipt(value: object) -> bool:
+    """Tell whether a fact has the form of a ledger's receipt."""
+    return (
+        isinstance(value, dict)
+        and type(value.get("entry")) is int
+        and _NONCE.fullmatch(str(value.get("hash"))) is not None
+        and all(isinstance(each, str | int | float | None) for each in value.values())
+        and len(str(value)) <= MOST_RECEIPT
+    )
+
+
 def is_nonce(value: object) -> bool:
     """Tell whether a fact is a nonce: 32 random bytes."""
     return isinstance(value, str) and _NONCE.fullmatch(value) is not None
@@ -193,6 +206,8 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
         declared = (Unit(learner.unit), Neighbours(learner.neighbours))
     except ValueError:
         raise refused("its settings name no unit or relation of neighbours") from None
+    if not set(stated.assumptions) <= {READ_LABELS, *learner.assumed()}:
+        raise refused("its guarantee makes an assumption that no learner of its kind makes")
     if not learner.events_:
         # An exact learner, for a trusted hub: no event, no promise.
         nothing = math.isinf(stated.epsilon) and stated.delta == 0 and math.isinf(learner.epsilon)
@@ -360,7 +375,9 @@ class Contribution(SignedFile):
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())
             and 1 <= len(facts["site"]) <= 200
-            and isinstance(facts.get("receipt"), dict | None)
+            and len(facts["software"]) <= 100
+            and len(facts["created"]) <= 100
+            and (facts.get("receipt") is None or _is_receipt(facts["receipt"]))
             and 1 <= facts["sequence"] < 2**53
             and ("nonce" not in facts or is_nonce(facts["nonce"]))
         ):

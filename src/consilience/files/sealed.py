@@ -161,7 +161,13 @@ class Sealed:
             for name, one in stored.items()
         }
         whole = {**facts, "key": key.public, "tensors": listed}
-        return cls(kind, whole, stored, key.sign(message_of(kind, canonical(whole))))
+        text = canonical(whole)
+        if len(text) > MOST_FACTS:  # or nobody could read the file
+            raise SettingsError(
+                f"The facts of this {kind} would be longer than {MOST_FACTS >> 20} MiB, which no "
+                "reader accepts. Nothing was written. Use fewer members."
+            )
+        return cls(kind, whole, stored, key.sign(message_of(kind, text)))
 
     @cached_property
     def digest(self) -> str:

@@ -189,6 +189,7 @@ class Combiner:
                 reason = None if request is not None else find_withheld(made.release)
                 if reason is not None:
                     raise Refusal("withheld", reason)
+                return self._publish(made, row, request, worker)
             except MACHINE:
                 store.unclaim(name, worker)
                 raise
@@ -204,7 +205,6 @@ class Combiner:
             except BaseException:
                 store.unclaim(name, worker)
                 raise
-            return self._publish(made, row, request, worker)
 
     def _check_noise(self, study: Study, request: str | None) -> None:
         if study.draws_noise and request is None:

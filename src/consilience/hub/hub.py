@@ -32,6 +32,7 @@ from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
 
 LARGE = 8 << 20  # bytes
+MOST_SKIPPED = 1000  # numbers of contributions; a thief of a key could use up all of them
 READY_SECONDS = 2.0
 _SITE_NAME_RULE = "A site's name must have 1 to 100 letters, digits, spaces, dots or hyphens."
 
@@ -292,6 +293,13 @@ class Hub:
             "size": size,
             "guarantee": contribution.guarantee.as_dict(),
         }
+        last = max((each["sequence"] for each in before), default=0)
+        if contribution.sequence > last + MOST_SKIPPED:
+            raise Refusal(
+                "rejected",
+                f"The contribution's number is more than {MOST_SKIPPED:,} beyond the last one, "
+                "which would leave few numbers for later ones.",
+            )
         # A contribution that would be refused, or that is there already, leaves no file behind.
         content = arrived if isinstance(arrived, bytes) else None
         if find_same(row, site, before) is None and not isinstance(arrived, bytes):

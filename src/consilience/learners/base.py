@@ -243,6 +243,10 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
         """Tell whether this learner could have released these arrays; they may be hostile."""
         raise NotImplementedError  # pragma: no cover - learners that leave a site define it
 
+    def assumed(self) -> tuple[str, ...]:
+        """Return what the guarantee assumes of any table, by these settings alone."""
+        return ()
+
     def fingerprint(self) -> str:
         """Return what tells this fit from every other: a digest of all that it released."""
         digest = hashlib.sha256()

@@ -106,10 +106,12 @@ class PrivateAdaBoostClassifier(TreeLearner):
     ) -> tuple[Task, list[str]]:
         """Check settings and records; return the task and what the guarantee assumes of it."""
         task, assumptions = super().make_task(X, y, persons)
-        if not self.may_state(Unit.RECORD):  # or its absence would tell how many there are
-            few = f"that there are at most {MOST_RECORDS:,} records is public"
-            assumptions = [*assumptions, few]
-        return task, assumptions
+        return task, [*assumptions, *self.assumed()]
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return that more records than sums can hold are refused, where their number is hidden."""
+        few = f"that there are at most {MOST_RECORDS:,} records is public"
+        return () if self.may_state(Unit.RECORD) else (few,)
 
     def _plan(self, task: Task) -> TreePlan:
         if task.n_records > MOST_RECORDS:
