@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,10 @@ def test_a_page_is_printable_whatever_text_it_is_given():
     for text in (page.as_text(), page.as_html()):
         assert text.replace("\n", "").isprintable()
     assert "c d" in page.as_text()
+
+
+def test_a_bound_is_never_stated_too_small():
+    for epsilon in (13.9, 700.0, 1020.0):
+        stated = Guarantee(epsilon=epsilon, delta=0.0, unit="record", neighbours="replace-one")
+        power = int(re.search(r"10 to the power ([\d,]+)", meaning(stated, against="x")[0])[1])
+        assert power * math.log(10) >= epsilon > (power - 1) * math.log(10)

@@ -1,6 +1,7 @@
 """The hub's doors: who is asked before anything is given, what waits in vain, what is written."""
 
 import asyncio
+import json
 import logging
 import os
 import resource
@@ -9,7 +10,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from consilience.hub.api.server import LineLimit
 from consilience.hub.auth import Rate, hash_password
 from consilience.hub.operating import PORT, serve
 from consilience.hub.store import Store
-from consilience.protocol import HEADER, digest, sign_request
+from consilience.protocol import HEADER, digest, rotation_message, sign_request
 from forks import HubProcess
 
 PASSWORD = "correct horse battery"
@@ -85,7 +86,7 @@ def test_a_small_file_takes_no_place_before_its_sender_is_known(
         assert tools.code(world.submit(ward, body, key=key)) == "not-authenticated"
     assert senders == []
     assert world.submit(ward, body).status_code == 201
-    assert senders == [ward.key.public]
+    assert senders == ["demo/north"]
 
 
 def test_a_sender_holds_few_places_and_waits_briefly_for_one() -> None:
@@ -481,3 +482,51 @@ def test_the_rest_of_a_body_that_nobody_reads_does_not_keep_a_connection(tmp_pat
             time.sleep(0.1)  # and a byte more each time
         assert 0.2 < time.monotonic() - began < 10
         connection.close()
+
+
+def test_a_new_key_gives_a_site_no_new_share(sqlite_world: Any) -> None:
+    world = sqlite_world
+    study = world.add_study()
+    ward = world.ward("north")
+    world.app.state.by_key = auth.Buckets(Rate(1e-6, 6))
+    contribution = ward.train(study)
+    answers = []
+    for _ in range(6):
+        answers.append(world.submit(ward, contribution).status_code)
+        old, new = ward.key, SigningKey.generate()
+        proof = new.sign(rotation_message(old.public, new.public)).hex()
+        body = json.dumps({"study": "demo", "new_key": new.public, "proof": proof}).encode()
+        if world.call(ward, "POST", "/api/keys/rotation", body, key=old).status_code == 200:
+            ward.key = new
+            contribution = ward.train(study, sequence=contribution.sequence + 1)
+    assert answers[0] == 201
+    assert answers.count(429) >= 2
+
+
+def test_strangers_who_guess_leave_room_for_a_coordinator_where_she_logged_in_before(
+    sqlite_world: Any, password: str, monkeypatch: Any
+) -> None:
+    world, gate = sqlite_world, threading.Event()
+    world.hub.store.add_coordinator("bea", password, "operator")
+    logins = world.app.state.logins
+    logins.log_in("bea", PASSWORD, "10.0.0.9", hours=1)
+    checked = auth.fits_password
+
+    def slow(given: str, stored: str) -> bool:
+        return checked(given, stored) if given == PASSWORD else gate.wait(30) and False
+
+    monkeypatch.setattr(auth, "fits_password", slow)
+
+    def guess(i: int) -> None:
+        with suppress(auth.Refusal):
+            logins.log_in(f"nobody {i}", "x", f"10.0.1.{i}", hours=1)
+
+    threads = [threading.Thread(target=guess, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert logins.log_in("bea", PASSWORD, "10.0.0.9", hours=1)[0]
+    finally:
+        gate.set()
+        for thread in threads:
+            thread.join()

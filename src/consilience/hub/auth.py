@@ -29,6 +29,7 @@ COOKIE = "consilience"
 LEAST_PASSWORD = 10
 MOST_NAMES = 10_000  # whose rate is remembered
 MOST_GUESSES = 8  # passwords that are checked, or wait for it, at the same time
+MOST_KNOWN_GUESSES = 4  # more, for accounts and addresses where they have logged in before
 MOST_MEMORY = 64 << 20  # bytes for one scrypt: a stored cost beyond it is not a hash of ours
 _COST = (2**15, 8, 3)  # n, r, p: 32 MiB and about 0.2 s for each guess
 _NOBODY = "scrypt:32768:8:3:" + "A" * 24 + ":" + "A" * 43 + "="
@@ -192,6 +193,7 @@ class Logins:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         # Guesses wait for each other in threads, of which other requests need the rest.
         self._threads = threading.BoundedSemaphore(MOST_GUESSES)
+        self._kept_free = threading.BoundedSemaphore(MOST_KNOWN_GUESSES)
 
     def log_in(self, name: str, password: str, address: str, *, hours: float) -> tuple[str, str]:
         """Return a new token and when it expires, or refuse.
@@ -199,15 +201,17 @@ class Logins:
         An unknown name takes as long as a wrong password.
         """
         self._by_guess.take(address)
-        if (name, address) not in self._known:
+        is_known = (name, address) in self._known
+        if not is_known:
             self._by_account.take(name)
-        if not self._threads.acquire(blocking=False):
+        place = self._kept_free if is_known else self._threads
+        if not place.acquire(blocking=False):
             raise Refusal("too-many", "Too many people are logging in at this moment.")
         try:
             row = self._store.coordinator(name) if name.isprintable() else None
             fits = fits_password(password[:1001], row["password"] if row else _NOBODY)
         finally:
-            self._threads.release()
+            place.release()
         if row is None or not fits or row["status"] != "active":
             # Somebody may have typed a password for a name: only known names are written down.
             actor = "stranger" if row is None else f"coordinator:{name}"

@@ -176,7 +176,19 @@ def sender_of(request: Request, study: str) -> Sender:
     """Return who signed a contribution, the site, and what the site submitted before."""
     signed = signature_of(request)
     request.app.state.by_key.take(signed.key)
-    return signed, *hub_of(request).store.sender(_safe_name(study), signed.key)
+    site, before = hub_of(request).store.sender(_safe_name(study), signed.key)
+    _count_site(request, study, site)
+    return signed, site, before
+
+
+def _count_site(request: Request, study: str, site: Row) -> None:
+    """Count a request for the site too: it can have a new key whenever it likes."""
+    request.app.state.by_key.take(site_in(study, site))
+
+
+def site_in(study: str, site: Row) -> str:
+    """Return what limits know a site by."""
+    return f"{study}/{site['name']}"
 
 
 def _safe_name(study: str) -> str:
@@ -214,7 +226,9 @@ def site_changing(request: Request, study: str, body: Body) -> tuple[Signed, Row
     signed = signature_of(request)
     request.app.state.by_key.take(signed.key)
     signed.check_body(digest(body))
-    return signed, hub_of(request).store.signer(_safe_name(study), signed.key)
+    site = hub_of(request).store.signer(_safe_name(study), signed.key)
+    _count_site(request, study, site)
+    return signed, site
 
 
 def anyone(request: Request, study: str, body: Body) -> Row | None:

@@ -38,6 +38,7 @@ from consilience.hub.api.requests import (
     sender_of,
     signature_of,
     site_changing,
+    site_in,
     upload_place,
 )
 from consilience.hub.dashboard.visits import new_link
@@ -253,7 +254,7 @@ async def submit(request: Request, study: str) -> Response:
     # Nothing is received, and no place is given, before the hub knows who sends.
     sender = await run_in_threadpool(sender_of, request, study)
     is_small = int(declared) <= settings.small_bytes
-    async with upload_place(request, sender[0].key, is_small=is_small) as arrived:
+    async with upload_place(request, site_in(study, sender[1]), is_small=is_small) as arrived:
         if is_small:
             content = await receive_body(request, min(settings.small_bytes, settings.most_bytes))
             async with state.checks:
