@@ -116,6 +116,25 @@ def restart(database: Any) -> None:
     raise AssertionError("PostgreSQL did not start again")
 
 
+def allow(folder: Path, study: str, budget: Any, *, url: str | None = None) -> None:
+    """Set what a hub may spend on a study, as its operator."""
+    from consilience.hub import operating
+
+    with operating.opened(folder, url) as hub:
+        hub.allow(study, budget, "operator")
+
+
+def aggregate(
+    folder: Path, study: str, *, request: str | None = None, url: str | None = None
+) -> Any:
+    """Let a hub combine a study, as its operator."""
+    from consilience.hub import operating
+    from consilience.hub.combining import Combiner
+
+    with operating.opened(folder, url) as hub:
+        return Combiner(hub).combine(study, request=request, actor="operator")
+
+
 def settle(folder: Path, url: str | None) -> None:
     """Wait until a hub has combined all that is due."""
     from consilience.hub.operating import opened

@@ -22,25 +22,12 @@ from consilience.errors import SettingsError
 from consilience.files.sealed import SigningKey
 from consilience.hub import operating as commands
 from consilience.hub.api.app import create_app
-from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub
 from consilience.hub.store import Store, hashed, now
 from consilience.hub.store.files import Files
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, Refusal, digest, sign_request
-from forks import HubProcess, restart, settle
-
-
-def allow(folder: Path, study: str, budget: Budget, *, url: str | None = None) -> None:
-    with commands.opened(folder, url) as hub:
-        hub.allow(study, budget, "operator")
-
-
-def aggregate(
-    folder: Path, study: str, *, request: str | None = None, url: str | None = None
-) -> Any:
-    with commands.opened(folder, url) as hub:
-        return Combiner(hub).combine(study, request=request, actor="operator")
+from forks import HubProcess, aggregate, allow, restart, settle
 
 
 @pytest.fixture

@@ -19,26 +19,13 @@ from consilience.files.release import Release
 from consilience.files.sealed import Sealed
 from consilience.hub import operating as commands
 from consilience.hub.api.app import create_app
-from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub
 from consilience.hub.store.files import Bucket
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, digest, sign_request
-from forks import HubProcess
+from forks import HubProcess, aggregate, allow
 
 CONTRIBUTIONS = "/api/studies/demo/contributions"
-
-
-def allow(folder: Path, study: str, budget: Budget, *, url: str | None = None) -> None:
-    with commands.opened(folder, url) as hub:
-        hub.allow(study, budget, "operator")
-
-
-def aggregate(
-    folder: Path, study: str, *, request: str | None = None, url: str | None = None
-) -> Any:
-    with commands.opened(folder, url) as hub:
-        return Combiner(hub).combine(study, request=request, actor="operator")
 
 
 def use_bucket(folder: Path, address: str, *, url: str | None = None) -> int:
