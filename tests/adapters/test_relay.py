@@ -263,3 +263,43 @@ def test_a_draw_with_a_site_that_withdrew_is_neither_made_nor_sent_again(noisy):
     with pytest.raises(SettingsError, match="lower-case letters"):
         carry(noisy).combine("../first")
     assert spent(noisy) == pytest.approx(0.5)
+
+
+def test_a_draw_that_is_never_finished_leaves_the_log_whole(noisy, monkeypatch):
+    """A draw beyond the budget, or of a site that withdrew, must not use up a number."""
+    carry(noisy).combine("first")
+    noisy.submit("west", table(300, seed=9))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            relay, "collect", lambda *_, **__: (_ for _ in ()).throw(BudgetExceeded("no"))
+        )
+        with pytest.raises(BudgetExceeded):
+            carry(noisy).combine("never")
+    path = carry(noisy).combine("second")
+    assert path.name == "release-0002.safetensors"
+    log = Release.load(path).log
+    assert log is not None
+    assert log.length == 1
+    back(noisy, path)
+    noisy.fetched()  # every site finds that it continues what it saw
+    assert Collection(noisy.heart).combine("second") == path
+    # The unfinished one can still be asked for; it gets the next number.
+    noisy.collection.allow(Budget(epsilon=2.0, unit="site", neighbours="replace-one"))
+    third = Release.load(Collection(noisy.heart).combine("never"))
+    assert (third.sequence, third.log.length) == (3, 2)
+
+
+def test_draws_that_an_earlier_version_numbered_beforehand_are_recognised(noisy):
+    first = carry(noisy).combine("first")
+    draws = noisy.heart / "draws"
+    plan = json.loads((draws / "first.json").read_text())
+    for number, request in enumerate(("first", "stopped"), start=1):
+        old = {"members": plan["members"], "sequence": number}
+        (draws / f"{request}.json").write_text(json.dumps(old))
+    second = Collection(noisy.heart).combine("second")
+    assert second.name == "release-0002.safetensors"
+    assert Release.load(second).log.length == 1
+    assert Collection(noisy.heart).combine("first") == first
+    with pytest.raises(BudgetExceeded):  # the number was another's meanwhile: drawn, not returned
+        Collection(noisy.heart).combine("stopped")
+    assert spent(noisy) == pytest.approx(1.0)

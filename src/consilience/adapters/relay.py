@@ -303,19 +303,20 @@ class Collection:
         """
         done, account = self.releases(), Account()
         if self.study.draws_noise:
-            members, sequence = self._plan_draw(request)
-            if self._path(sequence).exists():
-                return self._path(sequence)
+            members, drawn = self._plan_draw(request)
+            if drawn is not None:
+                return drawn
             key = f"{self.study.digest[:16]}:{request}"
             account = Account(self._ledger, self.study.digest, key)
         else:
-            members, sequence = self._enough_members(), len(done) + 1
+            members = self._enough_members()
         chosen = {site: self._held[members[site]] for site in sorted(members)}
         earlier = self._earlier(members)
         sources = [Source.of(held.contribution, earlier[site]) for site, held in chosen.items()]
         if done and not self.study.draws_noise and [*Release.load(done[-1]).sources] == sources:
             return done[-1]
         public, test = read_records(self.study, self.folder)
+        sequence = self._number(done[-1]) + 1 if done else 1
         release = collect(
             self.study,
             [Contribution.load(held.path, trusted=self.study.trusted) for held in chosen.values()],
@@ -323,11 +324,18 @@ class Collection:
             test=test,
             publication=Publication(self.key, sequence, earlier, account, self._log(sequence)),
         )
-        release.save(self._path(sequence))
-        return self._path(sequence)
+        if self.study.draws_noise:
+            # A release that is not written after this line is made again, from the same draw.
+            self._write_plan(request, {"members": members, "release": release.digest})
+        path = self.folder / "releases" / release.filename
+        release.save(path)
+        return path
 
     def _log(self, sequence: int) -> ReleaseLog | None:
-        """Return the releases before this one; None if a draw before it was never finished."""
+        """Return the releases before this one.
+
+        None if one is missing: earlier versions gave numbers to draws that were never finished.
+        """
         return read_log(self.folder / "releases") if len(self.releases()) == sequence - 1 else None
 
     def _earlier(self, members: Mapping[str, str]) -> dict[str, list[Guarantee]]:
@@ -362,14 +370,16 @@ class Collection:
             )
         return members
 
-    def _plan_draw(self, request: str) -> tuple[dict[str, str], int]:
-        """Return the members of a draw and the number of its release, as first written down."""
-        plans = self.folder / "draws"
-        path = plans / f"{_check_name(request)}.json"
+    def _plan_draw(self, request: str) -> tuple[dict[str, str], Path | None]:
+        """Return the members of a draw, as first written down, and its release if there is one.
+
+        The number of a release is given when it is published, so a draw that is never finished
+        leaves no gap in the log.
+        """
+        self._settle_plans()
+        path = self._plan(request)
         if not path.exists():
-            sequence = len(list(plans.glob("*.json"))) + 1
-            plan = {"members": self._enough_members(), "sequence": sequence}
-            write_durably(path, json.dumps(plan, indent=1).encode())
+            self._write_plan(request, {"members": self._enough_members(), "release": None})
         plan = json.loads(path.read_text(encoding="utf-8"))
         members: dict[str, str] = plan["members"]
         if any(
@@ -380,10 +390,34 @@ class Collection:
                 f"The draw {request!r} includes a site that has withdrawn since. Nothing was "
                 "drawn, charged or sent. To draw from what is here now, name another request."
             )
-        return members, int(plan["sequence"])
+        drawn = plan["release"]
+        done = (path for path in self.releases() if drawn and _digest(path) == drawn)
+        return members, next(done, None)
 
-    def _path(self, sequence: int) -> Path:
-        return self.folder / "releases" / f"release-{sequence:04d}.safetensors"
+    def _settle_plans(self) -> None:
+        """Name the releases of draws that earlier versions numbered before they were made.
+
+        This happens before any number is given anew, so a file of that number is the draw's own.
+        """
+        for path in (self.folder / "draws").glob("*.json"):
+            plan = json.loads(path.read_text(encoding="utf-8"))
+            if "sequence" in plan:
+                made = self.folder / "releases" / f"release-{int(plan['sequence']):04d}.safetensors"
+                release = _digest(made) if made.exists() else None
+                self._write_plan(path.stem, {"members": plan["members"], "release": release})
+
+    def _plan(self, request: str) -> Path:
+        return self.folder / "draws" / f"{_check_name(request)}.json"
+
+    def _write_plan(self, request: str, plan: Mapping[str, object]) -> None:
+        write_durably(self._plan(request), json.dumps(plan, indent=1).encode())
+
+    def _number(self, path: Path) -> int:
+        return int(SealedFile(path, RELEASE).facts["sequence"])
+
+
+def _digest(path: Path) -> str:
+    return SealedFile(path, RELEASE).digest
 
 
 def _check_name(name: str) -> str:

@@ -267,6 +267,13 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
         """
         return None
 
+    def cost(self, size: int | None) -> float:
+        """Return the epsilon that a fit with these settings costs, given its public size.
+
+        Noise is calibrated to the epsilon that was asked for, unless a learner says otherwise.
+        """
+        return float(self.epsilon)
+
     def _check_privacy(self, mechanisms: Sequence[str]) -> None:
         """Refuse what no guarantee could be about; `mechanisms` are those that there are."""
         self._check_budget()

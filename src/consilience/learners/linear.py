@@ -64,6 +64,7 @@ from consilience.learners.perturbation import (
     public_size,
     train_linear,
 )
+from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.groups import cap_records
@@ -241,10 +242,8 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         self.check_settings()
         if not is_count(getattr(self, "public_size_", None)):
             raise ContributionRejected("size")
-        n_classes = len(getattr(self, "classes_", ()))
-        loss, size = self.loss(n_classes), int(self.public_size_)
-        n_problems = n_classes if n_classes > 2 and loss.n_outputs == 1 else 1
-        task = LinearTask(loss, self._dimension, size, size, n_problems)
+        task = self._public_task(int(self.public_size_), len(getattr(self, "classes_", ())))
+        n_problems = task.n_problems
         large = self._dimension > MOST_DRAWN_AGAIN
         unknown = self.mechanism == "matrix" and (large or self.random_state is None)
         learner = clone(self).set_params(mechanism="objective") if unknown else self
@@ -256,6 +255,24 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         }
         bounds = {name: Bound(shape, norm=lengths[name]) for name, shape in self._shapes.items()}
         return Implied(plan.events, bounds, slack=factor if unknown else ROUNDING)
+
+    def _public_task(self, size: int, n_classes: int) -> LinearTask:
+        """Return the task as a plan needs it: without records."""
+        loss = self.loss(n_classes)
+        n_problems = n_classes if n_classes > 2 and loss.n_outputs == 1 else 1
+        return LinearTask(loss, self._dimension, size, size, n_problems)
+
+    def cost(self, size: int | None) -> float:
+        """Return the epsilon that is asked for; less where the noise is a paper's.
+
+        The papers' constants are safe, and our own accounting of their noise is lower, by an amount
+        that depends on the ridge and so on the number of records.
+        """
+        papers = self.mechanism == "generalized" or self.calibration == "chaudhuri2011"
+        if not papers or size is None or math.isinf(self.epsilon):
+            return super().cost(size)
+        task = self._public_task(size, len(getattr(self, "classes", None) or ()))
+        return total(plan_linear(self, task).events).epsilon
 
     def check_state(self, state: State) -> bool:
         """Tell whether coefficients and intercepts have the shapes that this learner gives them."""
