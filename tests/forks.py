@@ -163,6 +163,7 @@ def _hub(folder: str, port: int, url: str | None, files: int = 0, **more: Any) -
         quiet_seconds=0.02,
         lease_seconds=1.0,
         sweep_after_seconds=0.0,
+        return_seconds=0.0,  # one of the sites leaves and returns all the time
         **rates,
         **more,
     )

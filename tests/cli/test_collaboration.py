@@ -81,7 +81,7 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
             json.loads(run("site", "submit", "heart", "--json", *site))["digest"]
             == trained["digest"]
         )
-        assert "no release to fetch" in run("site", "fetch", "heart", *site, fails=1)
+        assert "offers no release" in run("site", "fetch", "heart", *site, fails=1)
     made = json.loads(run("release", "make", "shared", "--key", "coordinator.pem", "--json"))
     assert made["sites"] == ["north 0", "north 1"]
     assert "Release 1 of heart" in run("site", "fetch", "heart", "--folder", "site0")

@@ -624,6 +624,26 @@ def test_a_release_continues_the_log_that_the_site_has_seen(shared, sites):
     assert sites[0].log("heart-risk").length == 5
 
 
+def test_a_release_that_is_offered_again_is_taken_if_the_site_has_seen_it(shared, sites):
+    """As when a site withdraws that is in all later ones; another one of its number is refused."""
+    key, log = SigningKey.generate(), ReleaseLog()
+    made = []
+    for number in (1, 2):
+        made.append(publish(shared, number, key, log))
+        sites[0].fetch("heart-risk")
+        log = log.add(made[-1].digest)
+    (shared / "release-0002.safetensors").unlink()
+    assert sites[0].fetch("heart-risk").digest == made[0].digest
+    assert sites[0].release("heart-risk").digest == made[0].digest
+    assert sites[0].log("heart-risk") == log  # nothing is forgotten
+    publish(shared, 1, key, ReleaseLog(), without=1)
+    with pytest.raises(ContributionRejected, match="release 1"):
+        sites[0].fetch("heart-risk")
+    (shared / "release-0001.safetensors").unlink()
+    publish(shared, 3, key, log)
+    assert sites[0].fetch("heart-risk").sequence == 3
+
+
 def test_a_release_of_an_earlier_version_has_no_log_and_no_far_number(shared, sites):
     key = SigningKey.generate()
     publish(shared, 2, key)

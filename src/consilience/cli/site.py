@@ -202,19 +202,24 @@ def fetch(
     ] = False,
     folder: Folder = SITE,
 ) -> Answer:
-    """Fetch the newest release, check it against study and log, and describe it."""
+    """Fetch the current release, check it against study and log, and describe it."""
     from consilience.files.certificate import of_release
 
     site = cs.Site(folder)
     release = site.fetch(study, new_log=new_log)
     if release is None:
         raise SettingsError(
-            "There is no release to fetch: too few sites contribute at present. Nothing was "
-            "changed. Try again when enough sites have contributed."
+            "The hub offers no release of this study at present. Nothing was changed. The study's "
+            f"page says why: consilience site open {study}"
         )
     file = folder / "studies" / study / release.filename
     facts = {"file": str(file), "sequence": release.sequence, "digest": release.digest}
-    own = site.describe_own_part(study, release)
+    own, log = site.describe_own_part(study, release), site.log(study)
+    if log is not None and log.length > release.sequence:
+        own += (
+            f"\nThe hub offers this release again, and none after it: a hub does so when a site "
+            f"that is in the later ones withdraws. This site saw {log.length}."
+        )
     return Answer(
         {**facts, "guarantee": release.guarantee.as_dict(), "own": own},
         f"{of_release(release).as_text()}\n{own}\nChecked and kept: {file}\n"

@@ -66,6 +66,10 @@ class ReleaseLog:
         before = max(self.before, self.length - listed)
         return ReleaseLog(before, self.head_at(before), tuple(self.digests[before - self.before :]))
 
+    def lists(self, number: int, digest: str) -> bool:
+        """Tell whether the release with this number is listed, and has this digest."""
+        return self.before < number <= self.length and self._digest(number - 1) == digest
+
     def overlaps(self, other: ReleaseLog) -> bool:
         """Tell whether the two can be compared."""
         return max(self.before, other.before) <= min(self.length, other.length)

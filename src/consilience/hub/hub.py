@@ -15,7 +15,7 @@ from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
 from consilience.hub.auth import Rate
 from consilience.hub.store import Row, Store, hashed, now
-from consilience.hub.store.sites import find_same
+from consilience.hub.store.sites import RETURN_SECONDS, find_same
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import (
@@ -67,6 +67,7 @@ class Settings:
     longest_wait_seconds: float = 30.0
     lease_seconds: float = 15.0
     sweep_after_seconds: float = 3600.0
+    return_seconds: float = RETURN_SECONDS  # before a site that withdrew twice may submit again
 
 
 class Hub:
@@ -82,6 +83,7 @@ class Hub:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store = Store(settings.folder, settings.url, sweep_after=settings.sweep_after_seconds)
+        self.store.return_seconds = settings.return_seconds
         self.key = self._agreed_key()
         self._ledger: Ledger | None = None
         self._studies: dict[str, Study] = {}
@@ -225,7 +227,7 @@ class Hub:
         return row
 
     def close_study(self, study: str, actor: str) -> Row:
-        """Accept nothing more for a study."""
+        """Accept no more sites or contributions; what is there can still be combined."""
         self.study(study)
         return self.store.close_study(study, actor)
 
@@ -302,7 +304,8 @@ class Hub:
             )
         # A contribution that would be refused, or that is there already, leaves no file behind.
         content = arrived if isinstance(arrived, bytes) else None
-        if find_same(row, site, before) is None and not isinstance(arrived, bytes):
+        same = find_same(row, site, before, self.settings.return_seconds)
+        if same is None and not isinstance(arrived, bytes):
             self.store.files.keep(arrived, sha256)
         answer = self.store.submit(row, site["key"], nonce, content)
         self.changed.set()

@@ -238,13 +238,15 @@ class SiteFolder:
         return files[-1]
 
     def release(self, name: str) -> Release:
-        """Return the newest release that was fetched."""
+        """Return the release that was fetched last."""
         files = sorted(self._place(name).glob("release-*.safetensors"))
         if not files:
             raise SettingsError(
                 f"No release of {name!r} was fetched yet. Fetch it first: consilience site fetch"
             )
-        return Release.load(files[-1], key=self._joined(name).hub_key)
+        joined = self._joined(name)
+        last = [file for file in files if file.stem == f"release-{joined.release or 0:04d}"]
+        return Release.load((last or files)[-1], key=joined.hub_key)
 
     def log(self, name: str) -> ReleaseLog | None:
         """Return the log of the study's releases as this site saw it; None if it saw none."""

@@ -332,10 +332,11 @@ class Site(SiteFolder):
             return answer
 
     def fetch(self, name: str, *, new_log: bool = False) -> Release | None:
-        """Fetch the newest release and check it; None while there is none.
+        """Fetch the current release and check it; None while there is none.
 
         The hub must have signed it, it must fit the study, and the log that it carries must
-        continue the one that this site knows. `new_log` accepts another log, after the hub's
+        continue the one that this site knows, or the release must be in that one: a hub offers an
+        earlier release again when a site withdraws. `new_log` accepts another log, after the hub's
         operator has explained it; the releases of the old one are moved into a folder beside.
         """
         with self._working():
@@ -370,6 +371,8 @@ class Site(SiteFolder):
         kept, known, log = self._joined(name).release, self.log(name), release.log
         here = self._place(name) / release.filename
         problem = None
+        if known is not None and known.lists(release.sequence, release.digest):
+            return  # perhaps an earlier one, which a hub offers again when a site withdraws
         if kept is not None and release.sequence < kept:
             problem = f"is older than release {kept} that is here"
         elif here.exists() and SealedFile(here, RELEASE).digest != release.digest:
@@ -536,6 +539,8 @@ class Site(SiteFolder):
 
 def _merge(known: ReleaseLog | None, newer: ReleaseLog) -> ReleaseLog:
     """Return the longer of two logs that agree, from the first release that either lists on."""
+    if known is not None and known.length >= newer.length:
+        return known
     if known is None or known.before >= newer.before:
         return newer
     digests = (*known.digests, *newer.digests[known.length - newer.before :])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
 from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
-from consilience.hub.store.studies import get_open_study
+from consilience.hub.store.studies import get_open_study, offer_newest
 from consilience.hub.store.tables import (
     bodies,
     contributions,
@@ -23,6 +24,9 @@ from consilience.hub.store.tables import (
 from consilience.protocol import CLOCK_SECONDS, Refusal
 
 NONCE_SECONDS = 2 * CLOCK_SECONDS + 1.0  # as long as a request could be sent again
+RETURN_SECONDS = 3600.0  # before a site that withdrew twice may submit again
+LONGEST_RETURN_SECONDS = 7 * 86400.0
+COUNTED_SECONDS = 30 * 86400.0  # withdrawals longer ago are not held against a site
 
 _NO_INVITATION = "The invitation does not exist, was already used, or has expired."
 
@@ -85,7 +89,9 @@ def _spend_nonce(db: sa.Connection, key: str, nonce: str, seconds: float = NONCE
         raise Refusal("replayed", "This request was received before.") from None
 
 
-def find_same(row: Row, enrolled: Row, before: Sequence[Row]) -> Row | None:
+def find_same(
+    row: Row, enrolled: Row, before: Sequence[Row], return_seconds: float = RETURN_SECONDS
+) -> Row | None:
     """Compare a contribution with what its site submitted before, newest first.
 
     Return the row of the same contribution if the hub has it, None if the contribution is new, or
@@ -106,27 +112,61 @@ def find_same(row: Row, enrolled: Row, before: Sequence[Row]) -> Row | None:
             f"The contribution has number {row['sequence']}, but number {before[0]['sequence']} "
             "was already received.",
         )
+    count, until = find_return(enrolled, before, return_seconds)
+    if until is not None:
+        raise Refusal(
+            "too-soon",
+            f"The site withdrew {count} times within 30 days. Its next contribution is accepted "
+            f"from {until[:19].replace('T', ' ')} UTC on.",
+        )
     return None
 
 
+def find_return(
+    site: Row, own: Sequence[Row], first: float = RETURN_SECONDS
+) -> tuple[int, str | None]:
+    """Return how often a site withdrew of late, and until when it may not submit again.
+
+    Withdrawing is free at any time, but everyone else has to bear it, so coming back is not: after
+    the second withdrawal a site waits for the `first` seconds, and twice as long after each further
+    one. What was withdrawn before a coordinator enrolled the site again does not count.
+    """
+    since = max(now(seconds=-COUNTED_SECONDS), site["enrolled"])
+    times = [row["changed"] for row in own if row["state"] == "withdrawn"]
+    times = [time for time in times if time > since]
+    if len(times) < 2:
+        return len(times), None
+    seconds = min(first * 2.0 ** min(len(times) - 2, 60), LONGEST_RETURN_SECONDS)
+    until = datetime.fromisoformat(max(times)) + timedelta(seconds=seconds)
+    ends = until.isoformat(timespec="microseconds")
+    return len(times), ends if ends > now() else None
+
+
 def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:
-    """Withdraw a contribution, and every release that rests on its site."""
+    """Withdraw a contribution, and every release that rests on its site.
+
+    The newest release that does not rest on it is current again.
+    """
     same = contributions.update().where(contributions.c.digest == row["digest"])
-    db.execute(same.values(state="withdrawn", changed=now()))
+    at = now()
+    db.execute(same.values(state="withdrawn", changed=at))
     # Also releases that rest on what the site contributed earlier.
     own = sa.select(contributions.c.digest).where(
         contributions.c.study == row["study"], contributions.c.site == row["site"]
     )
     containing = sa.select(members.c.release).where(members.c.contribution.in_(own))
     db.execute(releases.update().where(releases.c.digest.in_(containing)).values(state="withdrawn"))
-    db.execute(_COUNT_CHANGE, {"of_study": row["study"], "at": now()})
+    db.execute(_COUNT_CHANGE, {"of_study": row["study"], "at": at})
     facts = {"site": row["site"], "digest": row["digest"]}
     append_entry(db, actor, "contribution withdrawn", row["study"], **facts)
-    return {**row, "state": "withdrawn"}
+    offer_newest(db, row["study"])
+    return {**row, "state": "withdrawn", "changed": at}
 
 
 class Sites(Database):
     """Sites, how they enrol by invitation, their keys, and what they contributed."""
+
+    return_seconds = RETURN_SECONDS
 
     @writing
     def invite(
@@ -168,8 +208,7 @@ class Sites(Database):
             raise Refusal("name-taken", f"There is already a site {site!r} in this study.")
         _add_key(db, study, site, key)
         facts = {"key": key, "fetch_only": bool(invitation["fetch_only"] or fetch_only)}
-        row = {**(known or {"study": study, "name": site, "enrolled": now()}), **facts}
-        row["status"] = "enrolled"
+        row = {"study": study, "name": site, "enrolled": now(), "status": "enrolled", **facts}
         put = sites.update().where(_is_site(study, site)) if known else sites.insert()
         db.execute(put.values(row))
         used = invitations.update().where(invitations.c.hash == code_hash)
@@ -246,7 +285,7 @@ class Sites(Database):
         if enrolled["name"] != site:
             message = "The contribution names another site than the one that sent it."
             raise Refusal("wrong-site", message)
-        same = find_same(row, enrolled, before)
+        same = find_same(row, enrolled, before, self.return_seconds)
         if same is not None:
             return same, False
         n_superseded = 0
@@ -271,7 +310,12 @@ class Sites(Database):
             raise Refusal("not-found", "The site has contributed nothing to this study.")
         if own[0]["state"] == "withdrawn":
             return own[0]
-        return _withdraw(db, own[0], f"site:{site['name']}")
+        row = _withdraw(db, own[0], f"site:{site['name']}")
+        count, until = find_return(site, [row, *own[1:]], self.return_seconds)
+        if until is not None:
+            facts = {"site": site["name"], "withdrawals": count, "until": until}
+            append_entry(db, "hub", "next contribution delayed", study, **facts)
+        return row
 
     def contributions(self, study: str, *, site: str | None = None) -> list[Row]:
         """Return a study's contributions, or one site's, in the order they were received."""

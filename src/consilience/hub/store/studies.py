@@ -52,9 +52,9 @@ def restored_setting(dataset: str) -> str:
     return f"restored {dataset}"
 
 
-def alerts_setting(study: str) -> str:
-    """Return the name of the setting that lists what is unusual in a study's newest release."""
-    return f"alerts {study}"
+def alerts_setting(release: str) -> str:
+    """Return the name of the setting that lists what is unusual in the release with a digest."""
+    return f"alerts {release}"
 
 
 def withheld_setting(study: str) -> str:
@@ -68,6 +68,32 @@ def describe_absent(absent: Mapping[str, str]) -> str:
         f"The contribution of {site!r} is left out: {why.rstrip('.')}."
         for site, why in absent.items()
     )
+
+
+def offer_newest(db: sa.Connection, study: str) -> None:
+    """Offer the newest release that was not withdrawn, if no release is current."""
+    own = sa.select(releases).where(releases.c.study == study, releases.c.state != "withdrawn")
+    newest = fetch_row(db, own.order_by(releases.c.sequence.desc()).limit(1))
+    if newest is not None and newest["state"] == "superseded":
+        same = releases.update().where(releases.c.digest == newest["digest"])
+        db.execute(same.values(state="current"))
+        facts = {"digest": newest["digest"], "sequence": newest["sequence"]}
+        append_entry(db, "hub", "release offered again", study, **facts)
+
+
+def _rests_on_withdrawn(db: sa.Connection, digests: Sequence[str]) -> bool:
+    """Tell whether a site withdrew one of these contributions, or a later one of its own."""
+    later = contributions.alias()
+    withdrawn = sa.select(later.c.digest).where(
+        later.c.study == contributions.c.study,
+        later.c.site == contributions.c.site,
+        later.c.sequence >= contributions.c.sequence,
+        later.c.state == "withdrawn",
+    )
+    gone = sa.select(contributions.c.digest).where(
+        contributions.c.digest.in_(digests), withdrawn.exists()
+    )
+    return fetch_row(db, gone) is not None
 
 
 class Studies(Database):
@@ -100,7 +126,7 @@ class Studies(Database):
 
     @writing
     def close_study(self, db: sa.Connection, name: str, actor: str) -> Row:
-        """Accept nothing more for a study; its releases stay."""
+        """Accept no more sites or contributions; what is there can still be combined."""
         row = get_study(db, name)
         if row["status"] == "open":
             db.execute(studies.update().where(studies.c.name == name).values(status="closed"))
@@ -171,11 +197,12 @@ class Studies(Database):
         """
         study = row["study"]
         _end_claim(db, study, worker)
-        # If a member was withdrawn in the meantime, the release is withdrawn from the start.
-        query = sa.select(contributions.c.state).where(contributions.c.digest.in_(digests))
-        is_gone = any(member["state"] == "withdrawn" for member in fetch_rows(db, query))
-        current = releases.update().where(releases.c.study == study, releases.c.state == "current")
-        db.execute(current.values(state="superseded"))
+        # If a member was withdrawn in the meantime, the release is withdrawn from the start, and
+        # the one before it stays.
+        is_gone = _rests_on_withdrawn(db, digests)
+        if not is_gone:
+            current = releases.c.study == study, releases.c.state == "current"
+            db.execute(releases.update().where(*current).values(state="superseded"))
         full = {**row, "state": "withdrawn" if is_gone else "current", "created": now()}
         db.execute(releases.insert().values(full))
         rows = [{"release": row["digest"], "contribution": digest} for digest in digests]
@@ -183,8 +210,9 @@ class Studies(Database):
         combined = studies.update().where(studies.c.name == study)
         problem = describe_absent(absent) if absent else None
         db.execute(combined.values(combined=row["change"], problem=problem))
-        set_setting(db, alerts_setting(study), json.dumps(dict(alerts or {})))
-        facts = {"digest": row["digest"], "sequence": row["sequence"]}
+        if alerts:
+            set_setting(db, alerts_setting(row["digest"]), json.dumps(dict(alerts)))
+        facts = {"digest": row["digest"], "sequence": row["sequence"], "state": full["state"]}
         append_entry(db, "hub", "release published", study, **facts)
         for action, sites in (("left out of a release", absent), ("unusual in a release", alerts)):
             for site, why in (sites or {}).items():
@@ -194,8 +222,10 @@ class Studies(Database):
         return full
 
     def alerts(self, study: str) -> dict[str, str]:
-        """Return what is unusual about members of the study's newest release, by site."""
-        return dict(json.loads(self.remembered(alerts_setting(study)) or "{}"))
+        """Return what is unusual about members of the study's current release, by site."""
+        current = self.release(study)
+        known = current and self.remembered(alerts_setting(current["digest"]))
+        return dict(json.loads(known or "{}"))
 
     @writing
     def give_up(

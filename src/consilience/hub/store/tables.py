@@ -179,5 +179,21 @@ def _keep_small_files(db: sa.Connection) -> None:
         index.create(db, checkfirst=True)
 
 
+def _file_alerts_by_release(db: sa.Connection) -> None:
+    """Say of which release each list of unusual members speaks; it was its study's newest."""
+    current = sa.select(releases.c.digest, settings.c.value, settings.c.name).where(
+        settings.c.name == sa.literal("alerts ") + releases.c.study, releases.c.state == "current"
+    )
+    known = [dict(row) for row in db.execute(current).mappings()]
+    db.execute(settings.delete().where(settings.c.name.startswith("alerts ")))
+    for row in known:
+        name = f"alerts {row['digest']}"
+        db.execute(settings.insert().values(name=name, value=row["value"]))
+
+
 # Each entry leads from one version of the schema to the next.
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (tables.create_all, _keep_small_files)
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
+    tables.create_all,
+    _keep_small_files,
+    _file_alerts_by_release,
+)
