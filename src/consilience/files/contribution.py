@@ -10,9 +10,9 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -76,11 +76,10 @@ def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[
 
 def _unfitted(facts: Mapping[str, Any]) -> Any:
     """Return the learner that facts describe, with what is public of its fit but its tensors."""
-    kind = LEARNERS[facts["learner"]]
+    kind: Any = LEARNERS[facts["learner"]]
     settings = {name: from_plain(value) for name, value in facts["settings"].items()}
     numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
-    named = set(kind._get_param_names()) - {"noise"}
-    accept("settings", settings.keys() == named and numbers)
+    accept("settings", settings.keys() == _setting_names(kind) and numbers)
     learner: Any = kind(**settings)
     n_features, classes, size = facts["n_features"], facts["classes"], facts["size"]
     accept("features", type(n_features) is int and 1 <= n_features <= MOST_FEATURES)
@@ -93,6 +92,11 @@ def _unfitted(facts: Mapping[str, Any]) -> Any:
     if size is not None:
         learner.public_size_ = size
     return learner
+
+
+@cache  # it reads the signature of the class
+def _setting_names(kind: Any) -> frozenset[str]:
+    return frozenset(kind._get_param_names()) - {"noise"}
 
 
 def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
@@ -217,7 +221,7 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
             )
         return stated
     whole = total(learner.events_)
-    stated = learner.guarantee_ = _rounded_up(stated, learner.events_)
+    stated = learner.guarantee_ = _rounded_up(stated, whole)
     if not (
         whole.promises_same(stated)
         and declared == (stated.unit, stated.neighbours)
@@ -228,11 +232,10 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
     return stated
 
 
-def _rounded_up(stated: Guarantee, events: Sequence[Event]) -> Guarantee:
+def _rounded_up(stated: Guarantee, whole: Guarantee) -> Guarantee:
     """Return the stated guarantee, with the true epsilon where it was rounded down."""
-    epsilon = total(events).epsilon if events else stated.epsilon
-    is_rounded = epsilon * (1 - _ROUNDED) <= stated.epsilon < epsilon
-    return replace(stated, epsilon=epsilon) if is_rounded else stated
+    is_rounded = whole.epsilon * (1 - _ROUNDED) <= stated.epsilon < whole.epsilon
+    return replace(stated, epsilon=whole.epsilon) if is_rounded else stated
 
 
 def to_plain(value: object) -> Any:
@@ -394,7 +397,8 @@ class Contribution(SignedFile):
     @cached_property
     def guarantee(self) -> Guarantee:
         """What the file promises, recomputed from its events."""
-        return _rounded_up(super().guarantee, self.events)
+        stated = super().guarantee
+        return _rounded_up(stated, total(self.events)) if self.events else stated
 
     @property
     def is_hidden_by_digest(self) -> bool:

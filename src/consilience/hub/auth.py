@@ -168,16 +168,19 @@ class Notes:
 
     def __init__(self, store: Store, rate: Rate) -> None:
         self._store, self._buckets, self._left_out = store, Buckets(rate), Counter[str]()
+        self._lock = threading.Lock()
 
     def add(self, actor: str, action: str, study: str | None = None, **facts: object) -> None:
         """Add an entry, or count it."""
         kind = f"{action} {actor} {study}"
-        if self._buckets.has(kind):
+        with self._lock:  # threads that count at the same time would lose one of the two
+            if not self._buckets.has(kind):
+                if kind in self._left_out or len(self._left_out) < MOST_NAMES:
+                    self._left_out[kind] += 1
+                return
             left_out = self._left_out.pop(kind, 0)
-            more = {"left out before": left_out} if left_out else {}
-            self._store.log(actor, action, study, **facts, **more)
-        elif len(self._left_out) < MOST_NAMES:
-            self._left_out[kind] += 1
+        more = {"left out before": left_out} if left_out else {}
+        self._store.log(actor, action, study, **facts, **more)
 
 
 class Logins:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
 from consilience.hub.auth import Rate
 from consilience.hub.store import Row, Store, hashed, now
-from consilience.hub.store.sites import RETURN_SECONDS, find_same
+from consilience.hub.store.sites import RETURN_SECONDS
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import (
@@ -269,7 +269,7 @@ class Hub:
         self,
         study: str,
         site: Row,
-        before: Sequence[Row],
+        newest: Row | None,
         arrived: Path | bytes,
         sha256: str,
         nonce: str,
@@ -295,7 +295,7 @@ class Hub:
             "size": size,
             "guarantee": contribution.guarantee.as_dict(),
         }
-        last = max((each["sequence"] for each in before), default=0)
+        last = newest["sequence"] if newest else 0
         if contribution.sequence > last + MOST_SKIPPED:
             raise Refusal(
                 "rejected",
@@ -304,8 +304,7 @@ class Hub:
             )
         # A contribution that would be refused, or that is there already, leaves no file behind.
         content = arrived if isinstance(arrived, bytes) else None
-        same = find_same(row, site, before, self.settings.return_seconds)
-        if same is None and not isinstance(arrived, bytes):
+        if not isinstance(arrived, bytes) and not self.store.has(row, site, newest):
             self.store.files.keep(arrived, sha256)
         answer = self.store.submit(row, site["key"], nonce, content)
         self.changed.set()

@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, cast, get_args
 
 from numpy.polynomial.legendre import leggauss
@@ -665,9 +666,18 @@ def are_alike(stated: object, planned: object, *, slack: float) -> bool:
 def events_from_json(text: str) -> tuple[Event, ...]:
     """Rebuild events written by `events_to_json`; nothing is ever imported."""
     try:
-        return tuple(_from_plain(row) for row in cast(list[dict[str, Any]], json.loads(text)))
+        return _read_short(text) if len(text) <= _SHORT else _read_events(text)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise SettingsError(
             "These are not events this version knows. Nothing was read. "
             "Ask for the file again, or install the version that wrote it."
         ) from None
+
+
+def _read_events(text: str) -> tuple[Event, ...]:
+    return tuple(_from_plain(row) for row in cast(list[dict[str, Any]], json.loads(text)))
+
+
+# Every check of a file reads its events, and sites with the same settings have the same ones.
+_SHORT = 4096  # characters
+_read_short = lru_cache(maxsize=1024)(_read_events)

@@ -95,7 +95,7 @@ async def receive_file(request: Request, arrived: Path, most: int) -> str:
 # ---------------------------------------------------------------- what they say, and who sends them
 
 
-Sender = tuple[Signed, Row, list[Row]]
+Sender = tuple[Signed, Row, Row | None]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -173,12 +173,12 @@ def signature_of(request: Request) -> Signed:
 
 
 def sender_of(request: Request, study: str) -> Sender:
-    """Return who signed a contribution, the site, and what the site submitted before."""
+    """Return who signed a contribution, the site, and its newest contribution so far."""
     signed = signature_of(request)
     request.app.state.by_key.take(signed.key)
-    site, before = hub_of(request).store.sender(_safe_name(study), signed.key)
+    site, newest = hub_of(request).store.sender(_safe_name(study), signed.key)
     _count_site(request, study, site)
-    return signed, site, before
+    return signed, site, newest
 
 
 def _count_site(request: Request, study: str, site: Row) -> None:

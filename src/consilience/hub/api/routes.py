@@ -252,7 +252,8 @@ async def submit(request: Request, study: str) -> Response:
     if len(declared) > 18 or int(declared) > settings.most_bytes:
         raise Refusal("too-large", f"The file is larger than {settings.most_bytes >> 20} MiB.")
     # Nothing is received, and no place is given, before the hub knows who sends.
-    sender = await run_in_threadpool(sender_of, request, study)
+    async with state.checks:
+        sender = await run_in_threadpool(sender_of, request, study)
     is_small = int(declared) <= settings.small_bytes
     async with upload_place(request, site_in(study, sender[1]), is_small=is_small) as arrived:
         if is_small:
@@ -269,11 +270,11 @@ def _accept(
     request: Request, study: str, sender: Sender, content: Path | bytes, sha256: str = ""
 ) -> tuple[Row, bool]:
     """Take a file that arrived, or refuse it and say so in the audit log."""
-    signed, site, before = sender
+    signed, site, newest = sender
     sha256 = digest(content) if isinstance(content, bytes) else sha256
     try:
         signed.check_body(sha256)
-        return hub_of(request).take(study, site, before, content, sha256, signed.nonce)
+        return hub_of(request).take(study, site, newest, content, sha256, signed.nonce)
     except Refusal as refusal:
         facts = {"code": refusal.code, "sha256": sha256}
         notes: auth.Notes = request.app.state.notes

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from consilience.files.sealed import canonical
-from consilience.hub.store.database import Database, Row, get_setting, now
+from consilience.hub.store.database import Database, Row, Statement, get_setting, now
 from consilience.hub.store.tables import audit
 
 GENESIS = "0" * 64
 MOST_WALKED = 5_000  # entries that one look at the dashboard verifies
-_ADD_ENTRY = audit.insert()
+_ADD_ENTRY = Statement(audit.insert())
 
 
 def append_entry(
@@ -38,7 +38,7 @@ def append_entry(
         "previous": previous,
     }
     entry["hash"] = entry_hash(entry)
-    db.execute(_ADD_ENTRY, entry)
+    _ADD_ENTRY.change(db, **entry)
     db.info["head"] = f"{entry['number']} {entry['hash']}"
 
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -38,8 +38,86 @@ MOST_TOGETHER = 256  # writes that share one transaction
 _LOCK = 0x434E534C  # "CNSL": PostgreSQL's writers take this advisory lock one after the other
 _NO_DATABASE = (sa.exc.OperationalError, sa.exc.InterfaceError)
 _FORGET_NONCES = nonces.delete().where(nonces.c.expires < sa.bindparam("now"))
-_SETTING = sa.select(settings.c.value).where(settings.c.name == sa.bindparam("of_name"))
-_SET = (
+
+
+class Statement:
+    """A statement that every submission needs: compiled once, and run by the driver itself.
+
+    SQLAlchemy takes many times as long as the database for each statement.
+    """
+
+    def __init__(self, query: sa.Select[Any] | sa.Insert | sa.Update | sa.Delete) -> None:
+        self._query, self._compiled = query, dict[str, _Compiled]()
+
+    def fetch(self, db: sa.Connection, **values: object) -> list[Row]:
+        """Return the rows that the statement selects."""
+        cursor, compiled = self._execute(db, values)
+        rows = [dict(zip(compiled.columns, row, strict=True)) for row in cursor.fetchall()]
+        cursor.close()
+        for row in rows:
+            for name, convert in compiled.read.items():
+                row[name] = convert(row[name])
+        return rows
+
+    def change(self, db: sa.Connection, **values: object) -> int:
+        """Return how many rows the statement changed."""
+        cursor, _ = self._execute(db, values)
+        changed: int = cursor.rowcount
+        cursor.close()
+        return changed
+
+    def _execute(self, db: sa.Connection, values: Row) -> tuple[Any, _Compiled]:
+        dialect = db.dialect
+        compiled = self._compiled.get(dialect.name)
+        if compiled is None:
+            compiled = self._compiled[dialect.name] = _compile(self._query, dialect)
+        given = {**compiled.values, **values}
+        for name, convert in compiled.write.items():
+            given[name] = convert(given[name])
+        cursor = db.connection.cursor()
+        try:
+            cursor.execute(compiled.text, given)
+        except dialect.loaded_dbapi.Error as problem:
+            cursor.close()
+            kind = dialect.loaded_dbapi.Error
+            raise sa.exc.DBAPIError.instance(compiled.text, None, problem, kind) from problem
+        return cursor, compiled
+
+
+class _Compiled(NamedTuple):
+    """A statement's text for one kind of database, and which values have to be converted."""
+
+    text: str
+    values: Row
+    write: dict[str, Callable[[Any], Any]]
+    columns: list[str]
+    read: dict[str, Callable[[Any], Any]]
+
+
+def _compile(
+    query: sa.Select[Any] | sa.Insert | sa.Update | sa.Delete, dialect: sa.Dialect
+) -> _Compiled:
+    kind: Any = type(dialect)
+    named = kind(paramstyle="named" if dialect.name == "sqlite" else "pyformat")
+    compiled = query.compile(dialect=named)
+    columns: Any = query.selected_columns if isinstance(query, sa.Select) else {}
+    types = {name: bind.type.dialect_impl(named) for name, bind in compiled.binds.items()}
+    write = {name: types[name].bind_processor(named) for name in compiled.params}
+    read = {
+        name: column.type.dialect_impl(named).result_processor(named, None)
+        for name, column in columns.items()
+    }
+    return _Compiled(
+        str(compiled),
+        dict(compiled.params),
+        {name: convert for name, convert in write.items() if convert is not None},
+        list(columns.keys()),
+        {name: convert for name, convert in read.items() if convert is not None},
+    )
+
+
+_SETTING = Statement(sa.select(settings.c.value).where(settings.c.name == sa.bindparam("of_name")))
+_SET = Statement(
     settings.update()
     .where(settings.c.name == sa.bindparam("of_name"))
     .values(value=sa.bindparam("to"))
@@ -71,12 +149,12 @@ def fetch_row(db: sa.Connection, query: sa.Executable, **values: object) -> Row 
 
 def get_setting(db: sa.Connection, name: str) -> str | None:
     """Return a fact about the whole hub; None if it was never set."""
-    return db.execute(_SETTING, {"of_name": name}).scalar()
+    return next((str(row["value"]) for row in _SETTING.fetch(db, of_name=name)), None)
 
 
 def set_setting(db: sa.Connection, name: str, value: str) -> None:
     """Set a fact about the whole hub."""
-    if not db.execute(_SET, {"of_name": name, "to": value}).rowcount:
+    if not _SET.change(db, of_name=name, to=value):
         db.execute(settings.insert().values(name=name, value=value))
 
 

@@ -8,7 +8,15 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
-from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
+from consilience.hub.store.database import (
+    Database,
+    Row,
+    Statement,
+    fetch_row,
+    fetch_rows,
+    now,
+    writing,
+)
 from consilience.hub.store.studies import get_open_study, offer_newest
 from consilience.hub.store.tables import (
     bodies,
@@ -36,15 +44,40 @@ _SIGNER = (
     .join(studies, studies.c.name == sites.c.study)
     .where(sites.c.study == sa.bindparam("study"), sites.c.key == sa.bindparam("key"))
 )
-_SENDER = (
-    _SIGNER.add_columns(*(column.label(f"its_{column.name}") for column in contributions.c))
-    .outerjoin(
+_newest = (
+    sa.select(sa.func.max(contributions.c.sequence))
+    .where(contributions.c.study == sites.c.study, contributions.c.site == sites.c.name)
+    .correlate(sites)
+    .scalar_subquery()
+)
+_SENDER = Statement(
+    _SIGNER.add_columns(
+        *(column.label(f"its_{column.name}") for column in contributions.c)
+    ).outerjoin(
         contributions,
-        (contributions.c.study == sites.c.study) & (contributions.c.site == sites.c.name),
+        (contributions.c.study == sites.c.study)
+        & (contributions.c.site == sites.c.name)
+        & (contributions.c.sequence == _newest),
+    )
+)
+_SAME = Statement(
+    sa.select(contributions).where(
+        contributions.c.digest == sa.bindparam("of_digest"),
+        contributions.c.study == sa.bindparam("of_study"),
+        contributions.c.site == sa.bindparam("of_site"),
+    )
+)
+_WITHDRAWN = Statement(
+    sa.select(contributions.c.state, contributions.c.changed)
+    .where(
+        contributions.c.study == sa.bindparam("of_study"),
+        contributions.c.site == sa.bindparam("of_site"),
+        contributions.c.state == "withdrawn",
     )
     .order_by(contributions.c.sequence.desc())
+    .limit(64)
 )
-_SUPERSEDE = (
+_SUPERSEDE = Statement(
     contributions.update()
     .where(
         contributions.c.state == "accepted",
@@ -53,12 +86,15 @@ _SUPERSEDE = (
     )
     .values(state="superseded", changed=sa.bindparam("at"))
 )
-_COUNT_CHANGE = (
+_COUNT_CHANGE = Statement(
     studies.update()
     .where(studies.c.name == sa.bindparam("of_study"))
     .values(changes=studies.c.changes + 1, changed=sa.bindparam("at"))
 )
-_ADD_CONTRIBUTION, _ADD_BODY, _ADD_NONCE = contributions.insert(), bodies.insert(), nonces.insert()
+_ADD_CONTRIBUTION, _ADD_BODY, _ADD_NONCE = (
+    Statement(table.insert()) for table in (contributions, bodies, nonces)
+)
+_OWN = [column.name for column in contributions.c]
 
 
 def _get_signer(db: sa.Connection, study: str, key: str) -> Row:
@@ -71,48 +107,51 @@ def _get_signer(db: sa.Connection, study: str, key: str) -> Row:
     raise Refusal("not-authenticated", "The key is not enrolled in this study.")
 
 
-def _get_sender(db: sa.Connection, study: str, key: str) -> tuple[Row, list[Row]]:
-    """Return the site whose current key this is and its contributions, newest first, or refuse."""
-    rows = fetch_rows(db, _SENDER, study=study, key=key)  # one statement: every submission asks
+def _get_sender(db: sa.Connection, study: str, key: str) -> tuple[Row, Row | None]:
+    """Return the site whose current key this is and its newest contribution, or refuse."""
+    rows = _SENDER.fetch(db, study=study, key=key)  # one statement: every submission asks
     if not rows or rows[0]["status"] != "enrolled":
-        return _get_signer(db, study, key), []  # says why not
-    names = [column.name for column in contributions.c]
-    own = [row for row in rows if row["its_digest"] is not None]
-    return rows[0], [{name: row[f"its_{name}"] for name in names} for row in own]
+        return _get_signer(db, study, key), None  # says why not
+    site = rows[0]
+    newest = {name: site.pop(f"its_{name}") for name in _OWN}
+    return site, None if newest["digest"] is None else newest
 
 
 def _spend_nonce(db: sa.Connection, key: str, nonce: str, seconds: float = NONCE_SECONDS) -> None:
     """Store a nonce for as long as its request could be sent again; refuse a known one."""
     try:
-        db.execute(_ADD_NONCE, {"key": key, "nonce": nonce, "expires": now(seconds=seconds)})
+        _ADD_NONCE.change(db, key=key, nonce=nonce, expires=now(seconds=seconds))
     except sa.exc.IntegrityError:
         raise Refusal("replayed", "This request was received before.") from None
 
 
-def find_same(
-    row: Row, enrolled: Row, before: Sequence[Row], return_seconds: float = RETURN_SECONDS
+def _find_same(
+    db: sa.Connection, row: Row, site: Row, newest: Row | None, return_seconds: float
 ) -> Row | None:
-    """Compare a contribution with what its site submitted before, newest first.
+    """Compare a contribution with what its site submitted before.
 
     Return the row of the same contribution if the hub has it, None if the contribution is new, or
     refuse it.
     """
-    same = next((other for other in before if other["digest"] == row["digest"]), None)
-    if same is not None:
-        if same["state"] == "withdrawn":
-            raise Refusal("stale", "This contribution was withdrawn.")
-        return same
-    if enrolled["study_status"] != "open":
+    is_later = newest is None or newest["sequence"] < row["sequence"]
+    if not is_later:  # the same digest has the same number
+        stated = {"of_digest": row["digest"], "of_study": row["study"], "of_site": row["site"]}
+        for same in _SAME.fetch(db, **stated):
+            if same["state"] == "withdrawn":
+                raise Refusal("stale", "This contribution was withdrawn.")
+            return same
+    if site["study_status"] != "open":
         raise Refusal("study-closed", f"The study {row['study']!r} is closed.")
-    if enrolled["fetch_only"]:
+    if site["fetch_only"]:
         raise Refusal("not-allowed", "The site joined this study only to fetch its releases.")
-    if before and before[0]["sequence"] >= row["sequence"]:
+    if newest is not None and not is_later:
         raise Refusal(
             "stale",
-            f"The contribution has number {row['sequence']}, but number {before[0]['sequence']} "
-            "was already received.",
+            f"The contribution has number {row['sequence']}, but number {newest['sequence']} was "
+            "already received.",
         )
-    count, until = find_return(enrolled, before, return_seconds)
+    withdrawn = [] if newest is None else _get_withdrawn(db, newest)
+    count, until = find_return(site, withdrawn, return_seconds)
     if until is not None:
         raise Refusal(
             "too-soon",
@@ -120,6 +159,11 @@ def find_same(
             f"from {until[:19].replace('T', ' ')} UTC on.",
         )
     return None
+
+
+def _get_withdrawn(db: sa.Connection, row: Row) -> list[Row]:
+    """Return what the site of a contribution withdrew from its study, the newest part of it."""
+    return _WITHDRAWN.fetch(db, of_study=row["study"], of_site=row["site"])
 
 
 def find_return(
@@ -156,7 +200,7 @@ def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:
     )
     containing = sa.select(members.c.release).where(members.c.contribution.in_(own))
     db.execute(releases.update().where(releases.c.digest.in_(containing)).values(state="withdrawn"))
-    db.execute(_COUNT_CHANGE, {"of_study": row["study"], "at": at})
+    _COUNT_CHANGE.change(db, of_study=row["study"], at=at)
     facts = {"site": row["site"], "digest": row["digest"]}
     append_entry(db, actor, "contribution withdrawn", row["study"], **facts)
     offer_newest(db, row["study"])
@@ -264,10 +308,15 @@ class Sites(Database):
 
     # ----------------------------------------------------------------------------- contributions
 
-    def sender(self, study: str, key: str) -> tuple[Row, list[Row]]:
-        """Return the site with this key and its contributions, newest first, or refuse."""
+    def sender(self, study: str, key: str) -> tuple[Row, Row | None]:
+        """Return the site with this key and its newest contribution, or refuse."""
         with self.reading() as db:
             return _get_sender(db, study, key)
+
+    def has(self, row: Row, site: Row, newest: Row | None) -> bool:
+        """Tell whether a site's contribution is there already; refuse one that cannot be added."""
+        with self.reading() as db:
+            return _find_same(db, row, site, newest, self.return_seconds) is not None
 
     @writing
     def submit(
@@ -281,22 +330,21 @@ class Sites(Database):
         study, site, at = row["study"], row["site"], now()
         _spend_nonce(db, key, nonce)
         # Again: the site may have been revoked while its file was checked.
-        enrolled, before = _get_sender(db, study, key)
+        enrolled, newest = _get_sender(db, study, key)
         if enrolled["name"] != site:
             message = "The contribution names another site than the one that sent it."
             raise Refusal("wrong-site", message)
-        same = find_same(row, enrolled, before, self.return_seconds)
+        same = _find_same(db, row, enrolled, newest, self.return_seconds)
         if same is not None:
             return same, False
         n_superseded = 0
-        if before:
-            supersede = {"of_study": study, "of_site": site, "at": at}
-            n_superseded = db.execute(_SUPERSEDE, supersede).rowcount
+        if newest is not None:
+            n_superseded = _SUPERSEDE.change(db, of_study=study, of_site=site, at=at)
         full = {**row, "state": "accepted", "received": at, "changed": at}
-        db.execute(_ADD_CONTRIBUTION, full)
+        _ADD_CONTRIBUTION.change(db, **full)
         if content is not None:
-            db.execute(_ADD_BODY, {"sha256": row["sha256"], "content": content})
-        db.execute(_COUNT_CHANGE, {"of_study": study, "at": at})
+            _ADD_BODY.change(db, sha256=row["sha256"], content=content)
+        _COUNT_CHANGE.change(db, of_study=study, at=at)
         facts = {"digest": row["digest"], "sequence": row["sequence"], "supersedes": n_superseded}
         append_entry(db, f"site:{site}", "contribution accepted", study, **facts)
         return full, True
@@ -305,13 +353,13 @@ class Sites(Database):
     def withdraw(self, db: sa.Connection, study: str, key: str, nonce: str) -> Row:
         """Withdraw a site's contribution; doing it again changes nothing."""
         _spend_nonce(db, key, nonce)
-        site, own = _get_sender(db, study, key)
-        if not own:
+        site, newest = _get_sender(db, study, key)
+        if newest is None:
             raise Refusal("not-found", "The site has contributed nothing to this study.")
-        if own[0]["state"] == "withdrawn":
-            return own[0]
-        row = _withdraw(db, own[0], f"site:{site['name']}")
-        count, until = find_return(site, [row, *own[1:]], self.return_seconds)
+        if newest["state"] == "withdrawn":
+            return newest
+        row = _withdraw(db, newest, f"site:{site['name']}")
+        count, until = find_return(site, _get_withdrawn(db, row), self.return_seconds)
         if until is not None:
             facts = {"site": site["name"], "withdrawals": count, "until": until}
             append_entry(db, "hub", "next contribution delayed", study, **facts)
