@@ -90,7 +90,7 @@ def test_a_site_that_leaves_and_returns_keeps_nobody_without_a_release(
         world.combiner.run(at_once=True)
         withdraw(world, mallory)
         assert "current" in states(world).values()
-        _, own = world.hub.store.sender("demo", mallory.key.public)
+        own = world.hub.store.contributions("demo", site="mallory")
         site = world.hub.store.sites("demo")[0]
         count, until = find_return(site, own)
         delays.append(until is not None)
