@@ -545,7 +545,8 @@ def test_the_protocol_page_names_every_address_and_code(sqlite_world: Any) -> No
     page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     for path in sqlite_world.client.get("/openapi.json").json()["paths"]:
         shown = path
-        for name, letter in (("study", "S"), ("file", "F"), ("site", "N"), ("sequence", "N")):
+        letters = {"study": "S", "file": "F", "site": "N", "sequence": "N", "digest": "D"}
+        for name, letter in letters.items():
             shown = shown.replace(f"{{{name}}}", letter)
         assert shown in page or f"`{shown.partition('/S')[2]}`" in page, path
     for name, (status, _) in ERRORS.items():

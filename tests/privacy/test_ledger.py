@@ -1090,3 +1090,19 @@ def test_a_ledger_of_format_1_takes_exact_entries_and_keeps_its_chain(tmp_path):
     with pytest.raises(sqlite3.IntegrityError, match="never deleted"):
         db.execute("DELETE FROM entries")
     db.close()
+
+
+def test_a_lost_charge_is_entered_again_whatever_is_left(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.allow("ward", Budget(epsilon=1.0))
+    event = Laplace(unit="record", neighbours="replace-one", sensitivity=1.0, scale=1.0)
+    facts = {"dataset": "ward", "purpose": "recovered"}
+    first = ledger.recover([event], key="a", **facts)
+    assert ledger.recover([event], key="a", **facts) == first
+    assert ledger.balance("ward").limit.epsilon == 1.0
+    ledger.recover([event], key="b", **facts)
+    balance = ledger.balance("ward")
+    assert (balance.limit.epsilon, balance.spent.epsilon, balance.left.epsilon) == (2.0, 2.0, 0.0)
+    with pytest.raises(BudgetExceeded):
+        ledger.charge([event], key="c", **facts)
+    ledger.verify()

@@ -3,6 +3,9 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +20,12 @@ from consilience.errors import (
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.sealed import SigningKey
+from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub, Settings
-from consilience.protocol import Invitation
+from consilience.hub.store.tables import releases
+from consilience.protocol import Invitation, Refusal
 from consilience.site.client import HubClient
-from consilience.site.site import Site, compare_logs
+from consilience.site.site import Recovery, Site, compare_logs
 from consilience.study.collect import Publication
 from consilience.study.study import Study
 from forks import HubProcess
@@ -171,7 +176,7 @@ def test_a_restored_ledger_cannot_forget_what_was_handed_out(shared, tmp_path):
         file.unlink()
     with pytest.raises(SettingsError, match="ledger is gone"):
         site.preview("heart-risk", epsilon=0.5)
-    assert site.recover(tmp_path / "backup.sqlite") == 1
+    assert site.recover(tmp_path / "backup.sqlite").entered == 1
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(spent)
     Ledger(site.folder / "ledger.sqlite").verify(head)
 
@@ -220,12 +225,12 @@ def test_a_machine_that_stops_while_a_ledger_is_restored_has_restored_nothing(
     for file in site.folder.glob("ledger.sqlite*"):
         file.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "charge", stop)
+        patch.setattr(Ledger, "recover", stop)
         with pytest.raises(Stopped):
             site.recover(tmp_path / "backup.sqlite")
     with pytest.raises(SettingsError, match="ledger is gone"):
         site.preview("heart-risk", epsilon=0.5)
-    assert site.recover(tmp_path / "backup.sqlite") == 1
+    assert site.recover(tmp_path / "backup.sqlite").entered == 1
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
     site.ledger.verify()
 
@@ -539,12 +544,12 @@ def test_a_ledger_put_back_from_an_old_copy_is_noticed(shared, tmp_path):
         with pytest.raises(LedgerDamaged, match="site recover"):
             command()
     (site.folder / "ledger.sqlite").rename(tmp_path / "aside.sqlite")
-    assert site.recover(tmp_path / "aside.sqlite") == 1
+    assert site.recover(tmp_path / "aside.sqlite").entered == 1
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
     assert site.train("heart-risk", table(200), epsilon=1.0)
     for file in site.folder.glob("ledger.sqlite*"):  # a recovered ledger can be recovered again
         file.rename(tmp_path / f"again{file.name}")
-    assert site.recover(tmp_path / "againledger.sqlite") == 0
+    assert site.recover(tmp_path / "againledger.sqlite").entered == 0
 
 
 def test_a_ledger_that_forgot_an_exact_contribution_is_noticed(trusting, tmp_path):
@@ -556,7 +561,7 @@ def test_a_ledger_that_forgot_an_exact_contribution_is_noticed(trusting, tmp_pat
     with pytest.raises(LedgerDamaged, match="lacks 1 of the charges"):
         site.preview("heart-risk")
     (site.folder / "ledger.sqlite").unlink()
-    assert site.recover(tmp_path / "old.sqlite") == 1
+    assert site.recover(tmp_path / "old.sqlite").entered == 1
     assert site.ledger.notes()[-1].kind == "exact"
     assert site.preview("heart-risk").fits
 
@@ -578,6 +583,126 @@ def test_a_whole_folder_put_back_from_an_old_copy_is_noticed_by_what_the_hub_has
 
     monkeypatch.setattr("consilience.site.client.SharedFolder.contributions", gone)
     assert copy.train("heart-risk", table(200), epsilon=1.0)
+
+
+def test_a_whole_folder_put_back_is_brought_up_to_what_the_hub_can_prove(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    shutil.copytree(site.folder, tmp_path / "copy")
+    for epsilon in (0.5, 1.0):
+        site.train("heart-risk", table(200), epsilon=epsilon)
+        site.submit("heart-risk")
+    copy = Site(tmp_path / "copy")
+    with pytest.raises(LedgerDamaged, match="site recover"):
+        copy.train("heart-risk", table(200), epsilon=1.0)
+    assert copy.recover() == Recovery(2)
+    assert copy.ledger.balance("ward").spent == site.ledger.balance("ward").spent
+    assert {charge.purpose for charge in copy.ledger.charges()} == {"recovered from a contribution"}
+    assert copy.status("heart-risk") == site.status("heart-risk")
+    assert copy.recover() == Recovery(0)  # nothing is charged twice
+    assert site.recover() == Recovery(0)
+    path = copy.train("heart-risk", table(200), epsilon=1.0)
+    assert Contribution.load(path).sequence == 3
+    copy.ledger.verify()
+
+
+def test_a_lost_ledger_without_a_backup_is_rebuilt_from_a_hub(hub, tmp_path):
+    north, south = submitted(hub, tmp_path)
+    north.train("heart-risk", table(300, seed=5), epsilon=0.5)
+    north.submit("heart-risk")
+    spent = north.ledger.balance("ward").spent
+    for file in (*north.folder.glob("ledger.sqlite*"), *north.folder.glob("studies/*/contr*")):
+        file.unlink()
+    with pytest.raises(SettingsError, match="--epsilon"):
+        north.recover()
+    assert not (north.folder / "ledger.sqlite").exists()
+    assert north.recover(limit=Budget(epsilon=2.0)) == Recovery(2)
+    assert north.ledger.balance("ward").spent == spent
+    assert "declared again" in north.ledger.notes()[0].purpose
+    assert north.train("heart-risk", table(300), epsilon=0.25).name.startswith("contribution-0003")
+    digest = south._hub(south._joined("heart-risk")).contributions("heart-risk")[0]
+    stranger = HubClient(hub.address, SigningKey.generate())
+    with pytest.raises(SettingsError, match="refused"):  # nobody else gets these files
+        stranger.fetch_contribution("heart-risk", digest)
+    other = north._hub(north._joined("heart-risk"))
+    assert other.fetch_contribution("heart-risk", digest) is None
+
+
+def test_charges_beyond_a_limit_that_was_raised_since_are_entered_all_the_same(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    site.backup(tmp_path / "old.sqlite")
+    site.raise_budget(epsilon=5.0, reason="Board")
+    for _ in range(2):
+        site.train("heart-risk", table(200), epsilon=2.0)
+    roll_back(site, tmp_path / "old.sqlite")
+    assert site.recover() == Recovery(2)
+    balance = site.ledger.balance("ward")
+    assert balance.spent.epsilon == pytest.approx(4.0)
+    assert balance.left.epsilon == 0
+    assert "recovered" in site.ledger.notes()[-1].purpose
+    site.ledger.verify()
+
+
+def test_a_hub_cannot_use_up_the_budget_with_files_that_no_key_here_signed(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    forger = site_in(tmp_path / "forger", shared)  # has the site's name and another key
+    forger.train("heart-risk", table(200), epsilon=2.0)
+    forger.submit("heart-risk")
+    assert site.recover() == Recovery(0, unproved=("heart-risk",))
+    assert site.ledger.charges() == []
+    # Who lost a key says so, and is charged.
+    assert site.recover(lost_key=True) == Recovery(1)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(2.0)
+
+
+def test_a_site_that_lost_its_key_and_kept_its_ledger_goes_on(shared, tmp_path):
+    old = site_in(tmp_path / "old", shared)
+    old.train("heart-risk", table(200), epsilon=1.0)
+    old.submit("heart-risk")
+    new = site_in(tmp_path / "new", shared)
+    roll_back(new, old.folder / "ledger.sqlite")
+    with pytest.raises(LedgerDamaged):
+        new.train("heart-risk", table(200), epsilon=1.0)
+    assert new.recover() == Recovery(0)  # the ledger has its charge already
+    assert new.train("heart-risk", table(200), epsilon=1.0).name == "contribution-0002.safetensors"
+
+
+def test_what_was_trained_in_an_older_folder_stays_beside_what_the_hub_has(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    shutil.copytree(site.folder, tmp_path / "copy")
+    site.train("heart-risk", table(200), epsilon=1.0)
+    copy = Site(tmp_path / "copy")
+    copy.train("heart-risk", table(200), epsilon=0.5)
+    site.submit("heart-risk")
+    assert copy.recover() == Recovery(1)
+    assert copy.ledger.balance("ward").spent.epsilon == pytest.approx(1.5)
+    assert copy.train("heart-risk", table(200), epsilon=0.5).name == "contribution-0002.safetensors"
+
+
+def test_an_exact_contribution_that_only_the_hub_has_is_recorded(trusting, tmp_path):
+    site = site_in(tmp_path / "north", trusting)
+    shutil.copytree(site.folder, tmp_path / "copy")
+    site.allow_exact(reason="yes")
+    site.train("heart-risk", table(300))
+    site.submit("heart-risk")
+    copy = Site(tmp_path / "copy")
+    assert copy.recover() == Recovery(1)
+    assert [note.kind for note in copy.ledger.notes()] == ["allow", "permit", "exact"]
+    assert copy.recover() == Recovery(0)
+
+
+def test_a_recovery_works_without_the_hub_and_says_so(shared, tmp_path, monkeypatch):
+    site = site_in(tmp_path / "north", shared)
+    site.backup(tmp_path / "old.sqlite")
+    site.train("heart-risk", table(200), epsilon=1.0)
+    roll_back(site, tmp_path / "old.sqlite")
+
+    def gone(*_):
+        raise HubUnavailable("gone")
+
+    monkeypatch.setattr("consilience.site.client.SharedFolder.contributions", gone)
+    assert site.recover() == Recovery(1, unreached=("heart-risk",))
+    with pytest.raises(SettingsError, match="Leave out the limit"):
+        site.recover(tmp_path / "old.sqlite", limit=Budget(epsilon=1.0))
 
 
 # ------------------------------------------------------------------ the log of releases
@@ -670,6 +795,96 @@ def test_a_hub_that_begins_anew_is_accepted_only_on_request(shared, sites):
     assert sites[0].release("heart-risk").digest == new.digest != old
     assert sites[0].log("heart-risk").digests == (new.digest,)
     assert len(list(sites[0].folder.glob("studies/*/before-*/release-0002.safetensors"))) == 1
+
+
+def submitted(hub, folder, names=("north", "south")):
+    """Return sites that have joined a live hub and submitted."""
+    made = []
+    for i, name in enumerate(names):
+        site = Site.init(folder / name, name=name, dataset="ward", budget=Budget(epsilon=3.0))
+        site.join(hub.address, hub.invite("heart-risk", "operator")[0])
+        site.train("heart-risk", table(300, seed=i), epsilon=1.0)
+        site.submit("heart-risk")
+        made.append(site)
+    return made
+
+
+def combine(hub):
+    """Let this hub or the one that serves its folder combine what is there."""
+    with suppress(Refusal):
+        Combiner(hub).combine("heart-risk")
+    until = time.monotonic() + 60
+    row = hub.store.release("heart-risk")
+    while row is None or row["change"] != hub.store.study("heart-risk")["changes"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+        row = hub.store.release("heart-risk")
+    return row
+
+
+def test_a_site_that_was_away_for_long_fetches_the_log_in_pages(hub, tmp_path):
+    """More releases than one lists lie between; an honest hub needs no exception for that."""
+    north, _ = submitted(hub, tmp_path)
+    first = combine(hub)
+    assert north.fetch("heart-risk").sequence == first["sequence"]
+    begin, n_between = first["sequence"] + 1, 2300
+    between = [
+        {**first, "sequence": n, "digest": f"{n:064x}", "state": "superseded", "request": None}
+        for n in range(begin, begin + n_between)
+    ]
+    with hub.store._engines[1].begin() as db:
+        db.execute(releases.insert(), between)
+    north.train("heart-risk", table(300, seed=7), epsilon=1.0)
+    north.submit("heart-risk")
+    newest = combine(hub)["sequence"]
+    assert newest > n_between
+    found = north.fetch("heart-risk")
+    assert found.sequence == newest
+    assert found.log.before > first["sequence"] + 1000
+    log = north.log("heart-risk")
+    assert log.length == newest
+    assert log.digests[first["sequence"] :][:n_between] == tuple(row["digest"] for row in between)
+    assert north.fetch("heart-risk").digest == found.digest
+
+
+def test_a_hub_that_lies_about_the_log_in_between_is_found_out(hub, tmp_path, monkeypatch):
+    north, _ = submitted(hub, tmp_path)
+    combine(hub)
+    release = north.fetch("heart-risk")
+    known, whole = north.log("heart-risk"), ReleaseLog()
+    for n in range(600):
+        whole = whole.add(known.digests[0] if n == 0 else f"{n:064x}")
+    honest = whole.digests
+
+    def far(pages):
+        log = replace(release.log, **whole.shorten().as_dict())
+        facts = {"log": log, "sequence": whole.length + 1, "digest": release.digest}
+        later = SimpleNamespace(**facts, filename="release-0601.safetensors")
+        monkeypatch.setattr(HubClient, "fetch_log", lambda _, __, after: pages(after))
+        north._check_log("heart-risk", north._reach("heart-risk", known, later), later)
+
+    far(lambda after: honest[after : after + 100])
+    far(lambda after: honest[after : after + 1])
+    for pages, problem in (
+        (lambda after: ["a" * 64, *honest[after + 1 :]], "another release"),
+        (lambda after: ["no digest"] * 1000, "another release"),
+        (lambda after: honest[after:300], "does not say what was in between"),
+        (lambda _: [], "does not say what was in between"),
+    ):
+        with pytest.raises(ContributionRejected, match=problem):
+            far(pages)
+
+
+def test_a_folder_with_all_releases_closes_the_gap_too(shared, sites, monkeypatch):
+    monkeypatch.setattr("consilience.files.log.MOST_LISTED", 2)
+    monkeypatch.setattr(ReleaseLog.shorten, "__defaults__", (2,))
+    key, log = SigningKey.generate(), ReleaseLog()
+    for number in range(1, 7):
+        log = log.add(publish(shared, number, key, log).digest)
+        if number == 1:
+            assert sites[0].fetch("heart-risk").sequence == 1
+    assert sites[0].fetch("heart-risk").sequence == 6
+    assert sites[0].log("heart-risk") == log
 
 
 def test_sites_that_compare_their_logs_notice_a_hub_with_two_histories(shared, sites):

@@ -397,9 +397,44 @@ def backup(path: FilePath, folder: Folder = SITE) -> Answer:
 
 
 @commands.add("recover", "site recover ledger-2026-11.sqlite")
-def recover(path: FilePath, folder: Folder = SITE) -> Answer:
-    """Replace a lost ledger by a backup; charges known from contributions are repeated."""
-    missing = cs.Site(folder).recover(path)
-    charges = "1 charge" if missing == 1 else f"{missing} charges"
-    text = f"Restored. {charges} made after the backup had to be repeated."
-    return Answer({"charges_made_again": missing}, text)
+def recover(
+    path: Annotated[
+        Path | None, Argument(help="A backup, if the ledger is lost.", metavar="BACKUP")
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        Option(help="The data owner's limit, declared again, if there is no backup either."),
+    ] = None,
+    delta: Annotated[float, Option(help="The same for delta.")] = 0.0,
+    neighbours: Annotated[Neighbours, Option(help="The same for neighbours.")] = "replace-one",
+    unit: Annotated[Literal["record", "person"], Option(help="The same for the unit.")] = "record",
+    lost_key: Annotated[
+        bool, Option("--lost-key", help="Also enter contributions that a lost key signed.")
+    ] = False,
+    folder: Folder = SITE,
+) -> Answer:
+    """Enter charges that the ledger lacks, from contributions here and at the hubs."""
+    from consilience.privacy.guarantee import Budget, Unit
+    from consilience.privacy.guarantee import Neighbours as Relation
+
+    limit = None
+    if epsilon is not None:
+        limit = Budget(
+            epsilon=epsilon, delta=delta, unit=Unit(unit), neighbours=Relation(neighbours)
+        )
+    made = cs.Site(folder).recover(path, limit=limit, lost_key=lost_key)
+    charges = "1 charge was" if made.entered == 1 else f"{made.entered} charges were"
+    lines = [f"The ledger is in place. {charges} missing and entered again."]
+    if made.unreached:
+        lines.append(
+            f"The hub of {', '.join(made.unreached)} could not be asked. Run this again later."
+        )
+    if made.unproved:
+        lines.append(
+            f"The hub of {', '.join(made.unproved)} has contributions in this site's name that no "
+            "key here signed, and they were not charged. If you lost a key, run this again with "
+            "--lost-key; otherwise ask the coordinator."
+        )
+    facts = {"charges_made_again": made.entered}
+    more = {"unreached": list(made.unreached), "unproved": list(made.unproved)}
+    return Answer({**facts, **more}, "\n".join(lines))

@@ -316,6 +316,14 @@ class Hub:
         self.changed.set()
         return row
 
+    def own_contribution(self, study: str, site: str, digest: str) -> Path | bytes:
+        """Return the file of one of a site's own contributions, whatever became of it."""
+        rows = self.store.contributions(study, site=site)
+        named = next((row for row in rows if row["digest"] == digest), None)
+        if named is None:
+            raise Refusal("not-found", "This site has submitted no such contribution.")
+        return self.store.content(named["sha256"])
+
     def release_path(self, study: str, sequence: int | None = None) -> tuple[Row, Path]:
         """Return the row and file of the current release, or of one by number.
 

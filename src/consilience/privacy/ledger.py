@@ -270,6 +270,14 @@ class _Account:
             None,
         )
 
+    def hold(self, cost: _Units) -> None:
+        """Raise the limits as far as they have to be for `cost`."""
+        epsilon, delta, rho = (
+            None if limit is None else max(limit, (spent or 0) + (asked or 0))
+            for limit, spent, asked in zip(self.limits, self.sums, cost, strict=True)
+        )
+        self.limits = (epsilon, delta, rho)
+
     def balance(self, dataset: str) -> Balance:
         limit, spent, left = map(_as_numbers, (self.limits, self.sums, self.left()))
         return Balance(
@@ -393,7 +401,32 @@ class Ledger:
         if the first was sealed it returns that charge (fetch its bytes with `sealed`, draw
         nothing), otherwise it raises, because a draw of the first may have been seen.
         """
-        events, study = tuple(events), study or self._study
+        return self._charge(tuple(events), dataset, key, purpose, study or self._study)
+
+    def recover(
+        self, events: Iterable[Event], *, dataset: str, key: str, purpose: str, study: str = ""
+    ) -> Charge:
+        """Enter a charge that this ledger has lost, whatever is left; a repetition adds nothing.
+
+        What was drawn was drawn: where the limit here is too low for it, the limit was higher when
+        it was charged, and is raised to exactly what is spent, so that nothing is left.
+        """
+        known = [charge for charge in self.charges(dataset) if charge.key == key]
+        if known:
+            return known[0]
+        study = study or self._study
+        return self._charge(tuple(events), dataset, key, purpose, study, happened=True)
+
+    def _charge(
+        self,
+        events: tuple[Event, ...],
+        dataset: str,
+        key: str,
+        purpose: str,
+        study: str,
+        *,
+        happened: bool = False,
+    ) -> Charge:
         for name, text in (
             ("dataset", dataset),
             ("key", key),
@@ -423,7 +456,11 @@ class Ledger:
                 )
             cost = _cost(events, account, dataset)
             over = account.first_over(cost)
-            if over is not None:
+            if over is not None and happened:
+                account.hold(cost)
+                reason = "recovered: charges beyond the limit that was known"
+                self._append(db, "allow", dataset, account, account.limits, purpose=reason)
+            elif over is not None:
                 name, asked, left, limit = (
                     Amounts._fields[over],
                     *(

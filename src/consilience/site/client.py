@@ -21,6 +21,7 @@ from consilience.errors import (
 )
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.durable import write_durably
+from consilience.files.release import KIND as RELEASE
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.protocol import HEADER, digest, rotation_message, sign_request
 from consilience.study.records import PublicFile, file_digest
@@ -99,6 +100,23 @@ class HubClient:
     def fetch_release(self, study: str) -> bytes | None:
         """Return the newest release's file, or None if there is none."""
         return self.request("GET", f"{_path(study)}/release", absent="no-release")
+
+    def fetch_log(self, study: str, after: int) -> list[str]:
+        """Return digests of the releases after the first `after`, oldest first.
+
+        The hub sends a page of them; none if there are no more, or if it is an earlier version.
+        """
+        content = self.request("GET", f"{_path(study)}/log?after={after}", absent="not-found")
+        try:
+            return [str(digest) for digest in json.loads(content or b"")["digests"]]
+        except (ValueError, KeyError, TypeError):
+            return []
+
+    def fetch_contribution(self, study: str, digest: str) -> bytes | None:
+        """Return the file of one of the site's own contributions; None if the hub lacks it."""
+        return self.request(
+            "GET", f"{_path(study)}/contributions/{quote(digest)}", absent="not-found"
+        )
 
     def contributions(self, study: str) -> list[str]:
         """Return the digests of the site's own contributions."""
@@ -265,6 +283,18 @@ class SharedFolder:
         """Return the newest release's file, or None if there is none."""
         files = sorted(self.path.glob("release-*.safetensors"))
         return files[-1].read_bytes() if files else None
+
+    def fetch_log(self, _: str, after: int) -> list[str]:
+        """Return digests of the releases after the first `after`, as far as they are here."""
+        digests: list[str] = []
+        while (file := self.path / f"release-{after + len(digests) + 1:04d}.safetensors").exists():
+            digests.append(SealedFile(file, RELEASE).digest)
+        return digests
+
+    def fetch_contribution(self, _: str, digest: str) -> bytes | None:
+        """Return the file of one of the site's own contributions; None if it is not here."""
+        own = (file for file in self._own() if SealedFile(file, KIND).digest == digest)
+        return next((file.read_bytes() for file in own), None)
 
     def contributions(self, _: str) -> list[str]:
         """Return the digests of the site's own contributions."""

@@ -172,9 +172,8 @@ class SiteFolder:
         if missing:
             raise LedgerDamaged(
                 f"The site's ledger lacks {len(missing)} of the charges whose receipts are in this "
-                "folder: an older copy of it was put in place. Nothing was done. Move "
-                "ledger.sqlite away, together with its -wal and -shm files, and enter what is "
-                "missing with: consilience site recover COPY"
+                "folder: an older copy of it was put in place. Nothing was done. Enter what is "
+                "missing with: consilience site recover"
             )
 
     def _missing_receipts(self, ledger: Ledger) -> Iterator[tuple[str, Path]]:
@@ -265,6 +264,11 @@ class SiteFolder:
 
     def _contributions(self, name: str) -> list[Path]:
         return sorted(self._place(name).glob("contribution-*.safetensors"))
+
+    def _next_number(self, name: str) -> int:
+        """Return the number of the next contribution: one more than the highest here."""
+        numbers = (int(file.stem.split("-")[1]) for file in self._contributions(name))
+        return max(numbers, default=0) + 1
 
     def _joined(self, name: str) -> Joined:
         facts = self._read(f"studies/{self._place(name).name}/study.json")

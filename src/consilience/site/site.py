@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from consilience.errors import (
     BudgetExceeded,
+    ConsilienceError,
     ContributionRejected,
     HubUnavailable,
     LedgerDamaged,
@@ -35,6 +36,7 @@ from consilience.files.log import MOST_LISTED, ReleaseLog
 from consilience.files.release import KIND as RELEASE
 from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
+from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import Invitation
@@ -69,6 +71,19 @@ class Preview:
         """The page together with its digest."""
         digest = [("sha256", self.digest)]
         return Page(self.page.title, [*self.page.sections, ("Digest of this page", [], digest)])
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How many charges were entered again, and the studies of which some may still be missing.
+
+    ``unreached`` are studies whose hub could not be asked, ``unproved`` those whose hub has
+    something in the site's name that no key in the folder signed, or that it did not send.
+    """
+
+    entered: int
+    unreached: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
 
 
 class Site(SiteFolder):
@@ -198,7 +213,7 @@ class Site(SiteFolder):
                 )
             preview = self.preview(name, epsilon=epsilon)
             self._check_handed_out(name, joined)
-            sequence = len(self._contributions(name)) + 1
+            sequence = self._next_number(name)
             key = None if anew else self._charged_key(study, joined.attempt, table, epsilon)
             if key is None:
                 self._require_fit(name, preview)
@@ -249,7 +264,7 @@ class Site(SiteFolder):
         self, study: Study, attempt: Attempt | None, table: object, epsilon: float | None
     ) -> str | None:
         """Return the key of an attempt at this very training, if the ledger holds its result."""
-        if attempt is None or attempt["sequence"] != len(self._contributions(study.name)) + 1:
+        if attempt is None or attempt["sequence"] != self._next_number(study.name):
             return None
         if self.ledger.sealed(attempt["key"]) is None:
             return None
@@ -276,16 +291,15 @@ class Site(SiteFolder):
 
     def _check_handed_out(self, name: str, joined: Joined) -> None:
         """Refuse to train while the hub, if it answers, has a contribution that is not here."""
-        handed: list[str] = []
+        unknown: list[str] = []
         with suppress(HubUnavailable):
-            handed = self._hub(joined).contributions(name)
-        here = {SealedFile(file, KIND).digest for file in self._contributions(name)}
-        if unknown := [digest for digest in handed if digest not in here]:
+            unknown = self._not_here(name, self._hub(joined))
+        if unknown:
             raise LedgerDamaged(
                 f"The hub has {len(unknown)} contributions of this site to {name!r} that are not "
                 "in this folder: an older copy of the whole folder was put in place, and its "
                 "ledger may lack their charges. Nothing was trained. Put back the newest copy of "
-                "the folder; if there is none, ask the coordinator."
+                "the folder; if there is none, fetch and charge them: consilience site recover"
             )
 
     # ------------------------------------------------------------------ the data owner's limit
@@ -349,16 +363,16 @@ class Site(SiteFolder):
             write_durably(part, content)
             try:
                 release = check_release(self.study(name), Release.load(part, key=joined.hub_key))
+                known = None if new_log else self._reach(name, self.log(name), release)
                 if new_log:
                     self._put_aside_releases(place, release)
                 else:
-                    self._check_log(name, release)
+                    self._check_log(name, known, release)
                 part.replace(place / release.filename)
             finally:
                 part.unlink(missing_ok=True)
             log = None
             if release.log is not None:
-                known = None if new_log else self.log(name)
                 log = _merge(known, release.log.add(release.digest)).as_dict()
             # A shared folder names no key: the first release fixes it.
             hub_key = joined.hub_key or release.sealed.key
@@ -366,9 +380,24 @@ class Site(SiteFolder):
             self._write_joined(name, kept)
             return release
 
-    def _check_log(self, name: str, release: Release) -> None:
+    def _reach(self, name: str, known: ReleaseLog | None, release: Release) -> ReleaseLog | None:
+        """Return the known log, longer by what the hub says of the time before the release's log.
+
+        What the hub says is not signed, but the release's log begins with the head that it leads
+        to, so `_check_log` finds any digest that is wrong.
+        """
+        if known is None or release.log is None:
+            return known
+        hub, digests, missing = self._hub(self._joined(name)), list(known.digests), True
+        while missing and known.before + len(digests) < release.log.before:
+            page = hub.fetch_log(name, known.before + len(digests))
+            digests += page[: release.log.before - known.before - len(digests)]
+            missing = bool(page)
+        return replace(known, digests=tuple(digests))
+
+    def _check_log(self, name: str, known: ReleaseLog | None, release: Release) -> None:
         """Refuse a release that does not continue what this site has seen."""
-        kept, known, log = self._joined(name).release, self.log(name), release.log
+        kept, log = self._joined(name).release, release.log
         here = self._place(name) / release.filename
         problem = None
         if known is not None and known.lists(release.sequence, release.digest):
@@ -384,7 +413,10 @@ class Site(SiteFolder):
         elif log is not None and known is not None:
             whole = log.add(release.digest)
             if not known.overlaps(whole):
-                problem = f"comes too long after release {known.length}, the newest here"
+                problem = (
+                    f"comes too long after release {known.length}, and the hub does not say what "
+                    "was in between"
+                )
             elif (number := known.find_difference(whole)) is not None:
                 problem = f"was made after another release {number} than the one this site saw"
         if problem is not None:
@@ -488,43 +520,138 @@ class Site(SiteFolder):
         self.ledger.backup(path)
         return head
 
-    def recover(self, path: str | os.PathLike[str]) -> int:
-        """Replace a lost ledger by its backup; return how many charges were missing from it.
+    def recover(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        limit: Budget | None = None,
+        lost_key: bool = False,
+    ) -> Recovery:
+        """Bring the ledger up to everything that is known to have been handed out.
 
-        Every contribution carries the receipt of its charge. So what this site handed out since
-        the backup is known, and is charged again.
+        The ledger is the one that is here; or a backup at `path` in its place if it is lost; or,
+        if there is no backup either, a new one with the `limit` that the data owner declares again.
+        Every contribution carries the receipt of its charge, and what is missing here is asked of
+        the hubs. Each charge that the ledger lacks is entered again, and none is ever removed.
+        Only contributions that a key in this folder signed are entered, so that no hub can use up
+        the budget; `lost_key` also enters those that a key signed which was lost.
         """
         with self._working(with_ledger=False):
-            return self._recover(path)
+            target = self.folder / "ledger.sqlite"
+            self._check_recovery(path, limit)
+            missed = self._fetch_handed_out(path, lost_key=lost_key)
+            if path is None and limit is None:
+                self.ledger.verify()
+                return Recovery(self._charge_again(self.ledger), **missed)
+            # A copy becomes the site's ledger only once every charge is back in it: a machine that
+            # stops before that has restored nothing.
+            with tempfile.TemporaryDirectory(prefix=".recovering-", dir=self.folder) as place:
+                draft = Path(place) / "ledger.sqlite"
+                if path is not None:
+                    shutil.copyfile(path, draft)
+                ledger = Ledger(draft)
+                if limit is not None:
+                    reason = "declared again: the ledger was lost"
+                    ledger.allow(self.dataset, limit, reason=reason)
+                entered = self._charge_again(ledger)
+                ledger.backup(target)
+            return Recovery(entered, **missed)
 
-    def _recover(self, path: str | os.PathLike[str]) -> int:
-        target = self.folder / "ledger.sqlite"
-        if any(self.folder.glob("ledger.sqlite*")):
+    def _check_recovery(self, path: str | os.PathLike[str] | None, limit: Budget | None) -> None:
+        there = any(self.folder.glob("ledger.sqlite*"))
+        if path is not None and limit is not None:
             raise SettingsError(
-                "The site still has a ledger. Nothing was restored. If it is damaged, first move "
-                "it away together with its -wal and -shm files. Otherwise keep it: it is newer."
+                "A backup holds the data owner's limit, and another one was given. Nothing was "
+                "restored. Leave out the limit; it can be raised afterwards: consilience site "
+                "budget raise"
             )
-        Ledger(path).verify()
-        # The copy becomes the site's ledger only once every charge is back in it: a machine that
-        # stops before that has restored nothing.
-        with tempfile.TemporaryDirectory(prefix=".recovering-", dir=self.folder) as place:
-            ledger = Ledger(shutil.copyfile(path, Path(place) / "ledger.sqlite"))
-            missing = self._charge_again(ledger)
-            ledger.backup(target)
-        return missing
+        if path is None and limit is None and not there:
+            raise SettingsError(
+                "The site's ledger is gone. Nothing was restored. Name its backup; if there is "
+                "none, let the data owner declare the limit again with --epsilon: what the hubs "
+                "and this folder can prove is charged to it."
+            )
+        if there and (path is not None or limit is not None):
+            raise SettingsError(
+                "The site still has a ledger. Nothing was restored. To enter what it lacks, run "
+                "this command without a backup or limit. If it is damaged, first move it away "
+                "together with its -wal and -shm files."
+            )
+        if path is not None:
+            Ledger(path).verify()
+
+    def _fetch_handed_out(
+        self, path: str | os.PathLike[str] | None, *, lost_key: bool
+    ) -> dict[str, tuple[str, ...]]:
+        """Fetch this site's contributions that hubs have and this folder lacks.
+
+        Return the studies whose hub did not answer, and those of which something could not be
+        entered: files that are not this site's, or that a key signed which is not here.
+        """
+        keys = {SigningKey.load(file).public for file in self.folder.glob("key*.pem")}
+        place = self.folder / "ledger.sqlite" if path is None else Path(path)
+        charges = Ledger(place).charges() if place.exists() else []
+        charged = {charge.hash for charge in charges}
+        unreached, unproved = [], []
+        for name in self.studies:
+            hub = self._hub(self._joined(name))
+            try:
+                for digest in self._not_here(name, hub):
+                    content = hub.fetch_contribution(name, digest)
+                    if content is None or not self._keep(
+                        name,
+                        digest,
+                        content,
+                        lambda key, hash: lost_key or key in keys or hash in charged,
+                    ):
+                        unproved.append(name)
+            except ConsilienceError:  # what is known here is entered all the same
+                unreached.append(name)
+        return {"unreached": tuple(unreached), "unproved": tuple(dict.fromkeys(unproved))}
+
+    def _not_here(self, name: str, hub: HubClient | SharedFolder) -> list[str]:
+        """Return the digests of contributions that the hub has and this folder lacks."""
+        here = {SealedFile(file, KIND).digest for file in self._contributions(name)}
+        return [digest for digest in hub.contributions(name) if digest not in here]
+
+    def _keep(
+        self, name: str, digest: str, content: bytes, is_ours: Callable[[str, object], bool]
+    ) -> bool:
+        """Keep a file that a hub sent if it is the site's own contribution with this digest."""
+        try:
+            file = SealedFile(content, KIND)
+            file.check_tensors()
+            facts, receipt = file.facts, file.facts.get("receipt") or {}
+            own = (facts["site"], facts["study"]) == (self.name, self.study(name).reference)
+            sequence = int(facts["sequence"])
+            if not (own and file.digest == digest and is_ours(facts["key"], receipt.get("hash"))):
+                return False
+        except (ConsilienceError, KeyError, TypeError, ValueError, AttributeError):
+            return False
+        target = self._place(name) / f"contribution-{sequence:04d}.safetensors"
+        if target.exists():  # another one was trained under its number, in this older folder
+            target = target.with_name(f"{target.stem}-{digest[:16]}.safetensors")
+        joined = self._joined(name)
+        if self.study(name).trusted:
+            # Written first: whatever happens next, the ledger will be found to lack it.
+            exact = {**joined.exact, digest: digest}
+            self._write_joined(name, replace(joined, exact=exact))
+        write_durably(target, content)
+        submitted = max(sequence, joined.submitted or 0)
+        self._write_joined(name, replace(self._joined(name), submitted=submitted))
+        return True
 
     def _charge_again(self, ledger: Ledger) -> int:
         """Enter everything here whose receipt the ledger lacks; return how much that was."""
         files, notes = list(self._missing_receipts(ledger)), self._missing_notes(ledger)
         for name, file in files:
-            study = self.study(name)
-            contribution = Contribution.load(file, trusted=study.trusted)
-            receipt = contribution.sealed.facts["receipt"]
-            ledger.within(study.digest).charge(
-                contribution.events,
-                dataset=str(receipt["dataset"]),
-                key=f"recovered-{receipt['key']}",
+            facts = SealedFile(file, KIND).facts
+            ledger.recover(
+                events_from_json(facts["events"]),
+                dataset=str(facts["receipt"]["dataset"]),
+                key=f"recovered-{facts['receipt']['key']}",
                 purpose="recovered from a contribution",
+                study=self.study(name).digest,
             )
         for name, key in notes:
             ledger.permit_exact(self.dataset, reason="recovered: exact contributions were made")

@@ -46,6 +46,7 @@ from consilience.hub.store import Row, hashed
 from consilience.protocol import Refusal, digest
 
 FILE = "application/octet-stream"
+MOST_IN_PAGE = 1000  # digests of releases
 SHOWN = {
     "study": ("name", "digest", "status", "created", "problem"),
     "site": ("name", "key", "status", "fetch_only", "enrolled"),
@@ -289,6 +290,16 @@ def list_contributions(request: Request, study: str, site: Anyone) -> Row:
     return {"contributions": [_show("contribution", row) for row in rows]}
 
 
+def read_contribution(request: Request, study: str, digest: str, site: Anyone) -> Response:
+    """Return one of the site's own contributions (the file itself), for its ledger."""
+    if site is None:
+        raise Refusal("not-allowed", "The files of contributions are for the sites that sent them.")
+    content = hub_of(request).own_contribution(study, site["name"], digest)
+    if isinstance(content, bytes):
+        return Response(content, media_type=FILE)
+    return FileResponse(content, media_type=FILE)
+
+
 def withdraw(request: Request, study: str, sender: SiteChanging) -> Row:
     """Withdraw the site's contribution: no later release contains it."""
     signed, _ = sender
@@ -299,6 +310,14 @@ def list_releases(request: Request, study: str, _: Anyone) -> Row:
     """List the study's releases, newest first."""
     rows = hub_of(request).store.releases(study)
     return {"releases": [_show("release", row) for row in rows]}
+
+
+def read_log(
+    request: Request, study: str, _: Anyone, after: Annotated[int, Query(ge=0, lt=2**53)] = 0
+) -> Row:
+    """Return the digests of the releases after the first `after`, oldest first, a page of them."""
+    digests = hub_of(request).store.release_digests(study, after=after, most=MOST_IN_PAGE)
+    return {"after": after, "digests": digests}
 
 
 def read_release(request: Request, study: str, sequence: str, _: Anyone) -> Response:
@@ -383,11 +402,13 @@ ROUTES = (
     Route("POST", "/api/keys/rotation", rotate_key, _json(Rotation)),
     Route("POST", f"{STUDY}/contributions", submit, _bytes(FILE)),
     Route("GET", f"{STUDY}/contributions", list_contributions),
+    Route("GET", STUDY + "/contributions/{digest}", read_contribution),
     Route("POST", f"{STUDY}/withdrawals", withdraw),
     Route("POST", f"{STUDY}/releases", combine, _json(Command)),
     Route("GET", f"{STUDY}/releases", list_releases),
     Route("GET", STUDY + "/releases/{sequence}", read_release),
     Route("GET", f"{STUDY}/release", read_newest_release),
+    Route("GET", f"{STUDY}/log", read_log),
     Route("POST", f"{STUDY}/visits", open_dashboard),
     Route("GET", "/api/audit", read_audit),
 )

@@ -267,11 +267,12 @@ class Studies(Database):
         query = sa.select(releases).where(releases.c.study == study)
         return self.fetch_all(query.order_by(releases.c.sequence.desc()))
 
-    def release_digests(self, study: str) -> list[str]:
-        """Return the digests of all releases of a study, oldest first."""
+    def release_digests(self, study: str, *, after: int = 0, most: int | None = None) -> list[str]:
+        """Return the digests of a study's releases after the first `after`, oldest first."""
         query = sa.select(releases.c.digest).where(releases.c.study == study)
+        query = query.order_by(releases.c.sequence).offset(after).limit(most)
         with self.reading() as db:
-            return list(db.execute(query.order_by(releases.c.sequence)).scalars())
+            return list(db.execute(query).scalars())
 
     def release(
         self, study: str, sequence: int | None = None, *, request: str | None = None
