@@ -75,8 +75,11 @@ ERRORS: dict[str, tuple[int, str]] = {
     "too-soon": (429, "Submit the same file again after that time; nothing else is needed."),
     "study-differs": (409, "Fetch the study again; its digest has changed."),
     "study-closed": (409, "A closed study takes no more sites or contributions, only withdrawals."),
-    "too-few-sites": (409, "Wait until enough sites have contributed."),
-    "no-release": (404, "There is no release yet; try again when enough sites have contributed."),
+    "too-few-sites": (
+        409,
+        "Ask again when enough contributions are in use; a closed study takes no more.",
+    ),
+    "no-release": (404, "The message says why; ask the study's coordinator if you expected one."),
     "budget": (409, "The hub's budget for this study is spent; its operator can raise it."),
     "study-invalid": (422, "Correct the study file; `consilience study check` lists all problems."),
     "file-differs": (409, "Send the file whose SHA-256 the study names."),

@@ -14,6 +14,7 @@ from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
 from consilience.hub.auth import Rate
+from consilience.hub.state import why_no_release
 from consilience.hub.store import Row, Store, hashed, now
 from consilience.hub.store.sites import RETURN_SECONDS
 from consilience.privacy.guarantee import Budget
@@ -330,10 +331,13 @@ class Hub:
         A release that was withdrawn is refused.
         """
         row = self.store.release(study, sequence)
-        if row is None or row["state"] == "withdrawn":
-            raise Refusal(
-                "no-release", "There is no such release, or it was withdrawn because a member was."
-            )
+        if row is None and sequence is None:
+            raise why_no_release(self.store, *self.study(study))
+        if row is None:
+            raise Refusal("no-release", "There is no release with this number.")
+        if row["state"] == "withdrawn":
+            message = "This release was withdrawn, because the contribution of a site in it was."
+            raise Refusal("no-release", message)
         return row, self.store.files.path(row["sha256"])
 
 

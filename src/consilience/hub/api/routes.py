@@ -42,6 +42,7 @@ from consilience.hub.api.requests import (
     upload_place,
 )
 from consilience.hub.dashboard.visits import new_link
+from consilience.hub.state import invitation_state
 from consilience.hub.store import Row, hashed
 from consilience.protocol import Refusal, digest
 
@@ -149,10 +150,11 @@ def invite(request: Request, study: str, body: Body, actor: Coordinator) -> Resp
 
 
 def list_invitations(request: Request, study: str, _: Coordinator) -> Row:
-    """List a study's invitations, without their codes."""
+    """List a study's invitations and their states, without their codes."""
     hub = hub_of(request)
-    hub.study(study)
-    return {"invitations": hub.store.invitations(study)}
+    row = hub.study(study)[0]
+    listed = hub.store.invitations(study)
+    return {"invitations": [{**one, "state": invitation_state(one, row)} for one in listed]}
 
 
 def list_sites(request: Request, study: str, _: Coordinator) -> Row:
@@ -177,7 +179,7 @@ def combine(request: Request, study: str, body: Body, actor: Coordinator) -> Res
 
 
 def close_study(request: Request, study: str, actor: Coordinator) -> Row:
-    """Close a study: it accepts nothing more, and its releases stay."""
+    """Close a study: it takes no more sites or contributions."""
     return _show("study", hub_of(request).close_study(study, actor))
 
 
@@ -328,7 +330,7 @@ def read_release(request: Request, study: str, sequence: str, _: Anyone) -> Resp
 
 
 def read_newest_release(request: Request, study: str, _: Anyone) -> Response:
-    """Return the newest release (the file itself)."""
+    """Return the current release (the file itself)."""
     return _send_release(request, study, None)
 
 

@@ -136,9 +136,7 @@ def draw_timeline(
         parts.append(_tick(x, _PLOT + 28, anchor, text))
     states = Counter(state for _, state in received)
     words = ", ".join(f"{states[state]:,} {_STATES[state]}" for state in _STATES if states[state])
-    description = (
-        f"{len(received):,} contributions, counted for each {name}: {words or 'none yet'}."
-    )
+    description = f"{len(received):,} contributions, counted for each {name}: {words or 'none'}."
     return _svg("over-time", "".join(parts), _PLOT + 34, title, description)
 
 

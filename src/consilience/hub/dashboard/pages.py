@@ -57,7 +57,8 @@ def show_login(visit: Visit) -> Response:
     if visit.visitor is not None and visit.visitor.is_coordinator:
         return visit.redirect("/studies")
     target = _next_page(visit.request.query_params.get("next"))
-    return visit.page("login.html", next=target, name="", problem=None)
+    confirmed = () if visit.visitor else ("out",)
+    return visit.page("login.html", 200, confirmed, next=target, name="", problem=None)
 
 
 def log_in(visit: Visit) -> Response:

@@ -7,27 +7,23 @@ The cost of a page does not grow with the number of rows. Statements that change
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
-from consilience.hub.store import Row, Store, now
+from consilience.hub.store import Row, Store
 from consilience.hub.store.audit import entry_hash
 from consilience.hub.store.database import fetch_row, fetch_rows
 from consilience.hub.store.tables import (
     audit,
     contributions,
-    invitations,
     members,
     releases,
     sites,
     studies,
 )
-from consilience.study.records import PublicFile
-from consilience.study.study import Study
 
 Select = sa.Select[Any]
 
@@ -70,71 +66,10 @@ def _get_page(db: sa.Connection, query: Select, page: int, size: int) -> Paged:
 
 
 def study_pages(store: Store, page: int, size: int) -> Paged:
-    """Return a page of studies, newest first, each with its counts and current release."""
+    """Return a page of studies, newest first."""
     query = sa.select(studies).order_by(studies.c.created.desc(), studies.c.name)
     with store.reading() as db:
-        listed = _get_page(db, query, page, size)
-        names = [row["name"] for row in listed.rows]
-        enrolled, accepted = (
-            _count_by(db, state.table.c.study, state.table.c.study.in_(names), state == value)
-            for state, value in (
-                (sites.c.status, "enrolled"),
-                (contributions.c.state, "accepted"),
-            )
-        )
-        current = releases.c.study.in_(names), releases.c.state == "current"
-        newest = {row["study"]: row for row in fetch_rows(db, sa.select(releases).where(*current))}
-    for row in listed.rows:
-        name = row["name"]
-        row |= {"n_sites": enrolled[name], "n_accepted": accepted[name]}
-        row["release"] = newest.get(name)
-    return listed
-
-
-class Numbers(NamedTuple):
-    """How many sites and contributions a study has, by state, and how many open invitations."""
-
-    sites: Counter[str]
-    contributions: Counter[str]
-    invitations: int
-
-
-def public_files(store: Store, study: Study) -> list[Row]:
-    """List a study's public files, what they are used for, and whether the hub has them."""
-    parts: dict[str, tuple[PublicFile, list[str]]] = {}
-    for part, use in ((study.public, "combining"), (study.test, "measuring releases")):
-        if part is not None:
-            parts.setdefault(part.sha256, (part, []))[1].append(use)
-    return [
-        {
-            "file": part.file,
-            "sha256": part.sha256,
-            "uses": " and ".join(uses),
-            "there": store.file(part.sha256),
-        }
-        for part, uses in parts.values()
-    ]
-
-
-def numbers(store: Store, study: str) -> Numbers:
-    """Count what a study has."""
-    unused = sa.select(invitations.c.hash).where(
-        invitations.c.study == study, invitations.c.used.is_(None), invitations.c.expires > now()
-    )
-    with store.reading() as db:
-        return Numbers(
-            _count_by(db, sites.c.status, sites.c.study == study),
-            _count_by(db, contributions.c.state, contributions.c.study == study),
-            _count(db, unused),
-        )
-
-
-def _count_by(
-    db: sa.Connection, column: sa.Column[str], *conditions: sa.ColumnElement[bool]
-) -> Counter[str]:
-    """Count rows by the value of a column."""
-    query = sa.select(column, sa.func.count()).where(*conditions).group_by(column)
-    return Counter({str(value): int(n) for value, n in db.execute(query)})
+        return _get_page(db, query, page, size)
 
 
 def site_pages(store: Store, study: str, page: int, size: int, *, like: str = "") -> Paged:

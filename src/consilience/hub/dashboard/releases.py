@@ -6,7 +6,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,32 +21,40 @@ from consilience.files import certificate
 from consilience.files.release import KIND, Release
 from consilience.files.sealed import SealedFile
 from consilience.hub.combining import Combiner
-from consilience.hub.dashboard import charts, queries
+from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.charts import Interval
 from consilience.hub.dashboard.queries import Paged
 from consilience.hub.dashboard.visits import HEADERS, Visit, download, fix_for
+from consilience.hub.state import read_study
 from consilience.hub.store import Row
 from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.protocol import Refusal
 from consilience.study.study import Study
 
 MANY = 50  # weights on one page
+WITHDRAWN = (
+    "The hub no longer offers this release: the contribution of a site in it was withdrawn. Copies "
+    "that were fetched before still exist; anyone who has one should stop using it."
+)
 
 
 def show_release(visit: Visit) -> Response:
     """Show a release: its certificate, how good it is, and whose contributions it is made of."""
     row, study, release = _get_release(visit)
     facts = release_facts(visit, study, release, page=visit.number(), size=MANY)
-    return visit.page("release.html", row=row, study=study, release=release, **facts)
+    facts |= {"row": row, "study": study, "state": read_study(visit.hub.store, row, study)}
+    confirmed = () if release["state"] == "withdrawn" else ("released",)
+    return visit.page("release.html", 200, confirmed, release=release, **facts)
 
 
 def download_release_certificate(visit: Visit) -> Response:
     """Return a release's certificate as a file."""
     row, _, release = _get_release(visit)
     if _is_hidden(visit, release):
-        message = "A member of this release was withdrawn, and so was the release."
-        raise Refusal("no-release", message)
+        raise Refusal("no-release", WITHDRAWN)
     words = certificate.of_release(_read(str(visit.hub.store.files.path(release["sha256"]))))
+    if release["state"] == "withdrawn":
+        words = replace(words, sections=[("Withdrawn", [WITHDRAWN], []), *words.sections])
     name = f"{row['name']}-release-{release['sequence']}-certificate"
     return download_certificate(visit, words, name)
 
@@ -114,27 +122,28 @@ def release_facts(
 def show_aggregate(visit: Visit, status: int = 200, problem: str | None = None) -> Response:
     """Say what a release would cost, and ask whether to make it."""
     row, study = visit.study()
-    if visit.hub.store.is_withheld(row):
+    state = read_study(visit.hub.store, row, study)
+    if state.withheld:
         key = secrets.token_hex(8)
-        return visit.page("withheld.html", status, key=key, row=row, study=study, problem=problem)
+        return visit.page("withheld.html", status, key=key, row=row, state=state, problem=problem)
     if not study.draws_noise:
         raise Refusal(
             "not-allowed",
-            "The hub makes this study's releases by itself, at no cost, after every change.",
+            "The hub makes this study's releases by itself, at no cost, and withholds none now.",
         )
     unit, neighbours = study.hidden
+    balance = visit.hub.balance(row["name"])
     return visit.page(
         "aggregate.html",
         status,
+        () if balance is None else ("allowed",),
         key=secrets.token_hex(8),
         row=row,
         study=study,
         epsilon=study.aggregator_settings.get("epsilon"),
         delta=study.aggregator_settings.get("delta", 0.0),
-        balance=visit.hub.balance(row["name"]),
-        numbers=queries.numbers(visit.hub.store, row["name"]),
-        current=visit.hub.store.release(row["name"]),
-        files=queries.public_files(visit.hub.store, study),
+        balance=balance,
+        state=state,
         unit=unit,
         neighbours=neighbours,
         problem=problem,
@@ -150,8 +159,10 @@ def aggregate(visit: Visit) -> Response:
     key = visit.form.get("key", "")
     allowed = study.draws_noise or visit.hub.store.is_withheld(row)
     known = visit.hub.store.release(row["name"], request=key) if key else None
-    if not (allowed or known) or not re.fullmatch("[0-9a-f]{16}", key):
+    if not re.fullmatch("[0-9a-f]{16}", key):
         raise Refusal("malformed", "A part of the form is missing.")
+    if not (allowed or known):
+        raise Refusal("not-allowed", "The hub makes this study's releases by itself, at no cost.")
     try:
         combiner: Combiner = visit.request.app.state.combiner
         made = combiner.combine(row["name"], request=key, actor=visit.someone.actor)

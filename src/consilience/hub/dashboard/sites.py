@@ -14,7 +14,8 @@ from consilience.files.sealed import SealedFile
 from consilience.hub.dashboard import queries
 from consilience.hub.dashboard.releases import download_certificate
 from consilience.hub.dashboard.visits import Visit
-from consilience.hub.store import Row, now
+from consilience.hub.state import SiteState, invitation_state, read_study
+from consilience.hub.store import Row
 from consilience.privacy.guarantee import Guarantee, compose
 from consilience.protocol import DIGEST, SITE_NAME, Refusal
 from consilience.study.study import Study
@@ -32,8 +33,10 @@ def show_invite(visit: Visit, problem: str | None = None, status: int = 200) -> 
     if row["status"] != "open":
         raise Refusal("study-closed", f"The study {row['name']!r} is closed.")
     listed = visit.hub.store.invitations(row["name"])[:MANY]
+    for one in listed:
+        one["state"] = invitation_state(one, row)
     asked = visit.form or visit.request.query_params
-    facts = {"row": row, "problem": problem, "invitations": listed, "now": now(), "asked": asked}
+    facts = {"row": row, "problem": problem, "invitations": listed, "asked": asked}
     return visit.page("invite.html", status, **facts)
 
 
@@ -66,14 +69,17 @@ def show_sites(visit: Visit) -> Response:
     row, study = visit.study()
     like = visit.request.query_params.get("like", "").strip()[:100]
     listed = queries.site_pages(visit.hub.store, row["name"], visit.number(), MANY, like=like)
-    return visit.page("sites.html", row=row, study=study, sites=add_totals(listed), like=like)
+    state = read_study(visit.hub.store, row, study)
+    return visit.page("sites.html", row=row, state=state, sites=add_totals(listed), like=like)
 
 
 def show_site(visit: Visit) -> Response:
     """Show one site of a study."""
     row, study, site = _get_site(visit)
-    facts = {"site": site, "spent": list_spending(site["contributions"])}
-    return visit.page("site.html", row=row, study=study, **facts)
+    spent = list_spending(site.contributions)
+    return visit.page(
+        "site.html", 200, site.confirmed, row=row, study=study, site=site, spent=spent
+    )
 
 
 def show_revoke(visit: Visit) -> Response:
@@ -86,18 +92,20 @@ def revoke_key(visit: Visit) -> Response:
     """Revoke a site's key."""
     row, _, site = _get_site(visit)
     withdraw = visit.form.get("withdraw") == "yes"
-    visit.hub.revoke(row["name"], site["name"], visit.someone.actor, withdraw=withdraw)
-    return visit.redirect(f"/studies/{row['name']}/sites/{quote(site['name'])}?done=revoked")
+    name = site.row["name"]
+    visit.hub.revoke(row["name"], name, visit.someone.actor, withdraw=withdraw)
+    return visit.redirect(f"/studies/{row['name']}/sites/{quote(name)}?done=revoked")
 
 
-def _get_site(visit: Visit) -> tuple[Row, Study, Row]:
+def _get_site(visit: Visit) -> tuple[Row, Study, SiteState]:
     row, study = visit.study()
     name, who = visit["site"], visit.someone
     may_see = SITE_NAME.fullmatch(name) and (who.is_coordinator or who.name == name)
     site = queries.site(visit.hub.store, row["name"], name) if may_see else None
     if site is None:
         raise Refusal("not-found", "There is no such site in this study.")
-    return row, study, site
+    state = read_study(visit.hub.store, row, study)
+    return row, study, SiteState(site, state, site["contributions"])
 
 
 def list_spending(contributions: Sequence[Row]) -> list[Row]:

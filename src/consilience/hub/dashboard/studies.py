@@ -16,6 +16,7 @@ from consilience.hub.dashboard.releases import release_facts
 from consilience.hub.dashboard.sites import add_totals, list_spending
 from consilience.hub.dashboard.texts import list_tasks
 from consilience.hub.dashboard.visits import HEADERS, Visit, download, form_boundary
+from consilience.hub.state import SiteState, read_studies, read_study
 from consilience.hub.store import now
 from consilience.hub.store.audit import MOST_WALKED, Chain
 from consilience.protocol import ERRORS, Refusal
@@ -28,9 +29,9 @@ FEW, MANY = 10, 50  # rows of a list within another page, and of a page of its o
 def show_studies(visit: Visit) -> Response:
     """List the studies."""
     listed = queries.study_pages(visit.hub.store, visit.number(), MANY)
-    for row in listed.rows:
-        row["min_sites"] = visit.hub.study(row["name"])[1].min_sites
-    return visit.page("studies.html", studies=listed)
+    asked = [(row, visit.hub.agreed(row["name"])) for row in listed.rows]
+    states = read_studies(visit.hub.store, asked)
+    return visit.page("studies.html", studies=listed, states=states)
 
 
 def show_new_study(visit: Visit) -> Response:
@@ -74,39 +75,31 @@ def show_study(visit: Visit) -> Response:
     """Show a study: everything to a coordinator; to a site its own part and what is public."""
     row, study = visit.study()
     store, who, name = visit.hub.store, visit.someone, row["name"]
-    current, files = store.release(name), queries.public_files(visit.hub.store, study)
+    state = read_study(store, row, study)
+    current = state.current
     facts = {
         "row": row,
         "study": study,
         "words": pages_of_study(study),
-        "files": files,
+        "state": state,
         "releases": queries.release_pages(store, name, visit.number("releases"), FEW),
-        "current": current,
         "hub_key": visit.hub.key.public,
         **release_facts(visit, study, current, page=1, size=FEW),
     }
     if who.site is not None:
         spent = list_spending(store.contributions(name, site=who.name))
-        return visit.page("own.html", **facts, site=who.site, spent=spent)
-    numbers, received = queries.numbers(store, name), queries.timeline(store, name)
+        own = SiteState(who.site, state, spent)
+        return visit.page("own.html", 200, state.confirmed, **facts, site=own, spent=spent)
+    received = queries.timeline(store, name)
     chart = charts.draw_timeline(
         received, since=row["created"], until=now(), title="Contributions over time"
     )
     facts |= {
-        "numbers": numbers,
         "sites": add_totals(queries.site_pages(store, name, 1, FEW)),
         "chart": chart if received else None,
-        "todo": list_tasks(
-            row,
-            study,
-            numbers,
-            current,
-            files,
-            withheld=store.is_withheld(row),
-            alerts=store.alerts(name),
-        ),
+        "todo": list_tasks(state),
     }
-    return visit.page("study.html", **facts)
+    return visit.page("study.html", 200, state.confirmed, **facts)
 
 
 def show_study_text(visit: Visit) -> Response:
@@ -117,8 +110,8 @@ def show_study_text(visit: Visit) -> Response:
 
 def show_close(visit: Visit) -> Response:
     """Ask whether to close a study."""
-    row, _ = visit.study()
-    return visit.page("close.html", row=row, numbers=queries.numbers(visit.hub.store, row["name"]))
+    row, study = visit.study()
+    return visit.page("close.html", row=row, state=read_study(visit.hub.store, row, study))
 
 
 def close_study(visit: Visit) -> Response:

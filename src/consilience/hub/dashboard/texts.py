@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,19 +16,18 @@ from markupsafe import Markup, escape
 
 from consilience.files.certificate import UNITS
 from consilience.hub.dashboard import charts
-from consilience.hub.dashboard.queries import Numbers
-from consilience.hub.store import Row
+from consilience.hub.state import StudyState
 from consilience.privacy.guarantee import Guarantee, Unit
-from consilience.study.study import Study
 from consilience.text import printable
 
+# What a page says after a form, if the page finds that it is so.
 NOTICES = {
     "created": "The study is open. Invite its sites next.",
-    "closed": "The study is closed. Its releases remain available.",
+    "closed": "The study is closed.",
     "revoked": "The key is revoked. The site can no longer sign anything in this study.",
     "released": "The release was made and signed.",
     "allowed": "The budget is set.",
-    "uploaded": "The file was uploaded, and its digest is the one that the study names.",
+    "uploaded": "The file is here, and its digest is the one that the study names.",
     "out": "You are logged out.",
 }
 HEADINGS = {
@@ -66,60 +65,52 @@ class Task(NamedTuple):
     alarm: bool = False
 
 
-def list_tasks(
-    row: Row,
-    study: Study,
-    numbers: Numbers,
-    current: Row | None,
-    files: Sequence[Row],
-    *,
-    withheld: bool = False,
-    alerts: Mapping[str, str] | None = None,
-) -> list[Task]:
-    """Return what has to happen before a study's next release."""
-    at, n_accepted = f"/studies/{row['name']}", numbers.contributions["accepted"]
-    tasks = []
-    if withheld:
+def list_tasks(state: StudyState) -> list[Task]:
+    """Return what a coordinator should know or do about a study."""
+    row, study, current = state.row, state.study, state.current
+    at, tasks = f"/studies/{row['name']}", []
+    if state.withheld:
         task = Task("A release is withheld", row["problem"], f"{at}/aggregate", "Look at it")
         tasks.append(task._replace(alarm=True))
-    elif row["problem"] and current is not None and current["change"] == row["combined"]:
-        text = f"{row['problem']} The newest release is made of the others."
+    elif state.problem and current is not None and current["change"] == row["combined"]:
+        text = f"{state.problem} Release {current['sequence']} is made of the others."
         tasks.append(Task("A contribution is left out", text, f"{at}#sites", "Sites", alarm=True))
-    elif row["problem"]:
-        text = f"{row['problem']} The hub tries again after the next change."
+    elif state.problem:
+        text = f"{state.problem} The hub tries again after the next change."
         tasks.append(Task("Combining failed", text, alarm=True))
-    if alerts:
-        text = " ".join(f"{site}: {why}" for site, why in alerts.items())
-        text += " It may have other records, or be wrong; ask the site. It is in the release."
+    if state.alerts and current is not None:
+        text = " ".join(f"{site}: {why}" for site, why in state.alerts.items())
+        text += " It may have other records, or be wrong; ask the site."
+        text += f" It is in release {current['sequence']}."
         tasks.append(Task("A contribution is unlike the others", text, f"{at}#weights", "Weights"))
-    if row["status"] != "open":
-        return tasks
-    for file in files:
-        if not file["there"]:
+    if state.returning:
+        text = " ".join(one.text for one in state.returning)
+        tasks.append(Task("A site withdraws again and again", text, f"{at}#sites", "Sites"))
+    if state.is_open or state.is_enough:
+        for file in state.missing:
             text = f"{file['file']} is needed for {file['uses']}. No release is made without it."
             tasks.append(Task("A public file is missing", text, f"{at}#files", "Upload it"))
-    if not numbers.sites:
+    if state.is_open and not state.sites:
         text = (
             "Each site joins with a one-time invitation, and at least "
             f"{study.min_sites} sites must contribute."
         )
-        if numbers.invitations:
-            text += f" Open invitations: {numbers.invitations}."
+        if state.invitations:
+            text += f" Open invitations: {state.invitations}."
         tasks.append(Task("No site has joined yet", text, f"{at}/invite", "Invite a site"))
-    elif n_accepted < study.min_sites:
-        text = (
-            f"{n_accepted} of {numbers.sites['enrolled']} enrolled sites have contributed, and a "
-            f"release needs {study.min_sites}. Sites train and submit on their own; you do not "
-            "have to start anything here."
-        )
-        tasks.append(Task("Waiting for contributions", text, f"{at}/invite", "Invite another site"))
+    elif state.is_open and not state.is_enough:
+        task = Task("Waiting for contributions", state.waiting, f"{at}/invite")
+        tasks.append(task._replace(action="Invite another site"))
+    elif not state.is_enough:
+        if current is None:
+            tasks.append(Task("There will be no further release", state.next_release))
     elif study.draws_noise and (current is None or current["change"] < row["changes"]):
         text = (
             "This study's aggregator adds random noise, which costs privacy budget, so the hub "
             "makes a release only when you ask for one. The next page shows the cost."
         )
         tasks.append(Task("A release can be made", text, f"{at}/aggregate", "Make a release"))
-    elif not row["problem"] and row["combined"] < row["changes"]:
+    elif state.is_due:
         tasks.append(Task("A new release is being made", "Reload this page in a moment."))
     return tasks
 

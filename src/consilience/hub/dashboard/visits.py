@@ -16,7 +16,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -201,14 +201,26 @@ class Visit:
             raise Refusal("not-found", "There is no such study.")
         return self.hub.study(name)
 
-    def page(self, template: str, status: int = 200, /, **facts: object) -> Response:
-        """Fill a template."""
+    def page(
+        self,
+        template: str,
+        status: int = 200,
+        confirmed: Collection[str] = (),
+        /,
+        **facts: object,
+    ) -> Response:
+        """Fill a template.
+
+        An address may say what was done before; the page repeats it only if it is among what was
+        `confirmed` from the database.
+        """
+        done = self.request.query_params.get("done", "")
         secret = self.secret or secrets.token_urlsafe(24)
         common = {
             "visitor": self.visitor,
             "token": _form_token(secret),
             "style": _style_address(),
-            "notice": NOTICES.get(self.request.query_params.get("done", "")),
+            "notice": NOTICES.get(done) if done in confirmed else None,
             "path": self.request.url.path,
         }
         text = TEMPLATES.get_template(template).render({**common, **facts})

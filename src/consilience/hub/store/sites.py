@@ -178,12 +178,17 @@ def find_return(
     since = max(now(seconds=-COUNTED_SECONDS), site["enrolled"])
     times = [row["changed"] for row in own if row["state"] == "withdrawn"]
     times = [time for time in times if time > since]
-    if len(times) < 2:
-        return len(times), None
-    seconds = min(first * 2.0 ** min(len(times) - 2, 60), LONGEST_RETURN_SECONDS)
-    until = datetime.fromisoformat(max(times)) + timedelta(seconds=seconds)
-    ends = until.isoformat(timespec="microseconds")
-    return len(times), ends if ends > now() else None
+    return len(times), find_end(len(times), max(times, default=""), first)
+
+
+def find_end(count: int, newest: str, first: float = RETURN_SECONDS) -> str | None:
+    """Return until when a site may not submit that withdrew `count` times, last at `newest`."""
+    if count < 2:
+        return None
+    seconds = min(first * 2.0 ** min(count - 2, 60), LONGEST_RETURN_SECONDS)
+    until = datetime.fromisoformat(newest) + timedelta(seconds=seconds)
+    end = until.isoformat(timespec="microseconds")
+    return end if end > now() else None
 
 
 def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:

@@ -70,6 +70,13 @@ def describe_absent(absent: Mapping[str, str]) -> str:
     )
 
 
+def alerts_of(db: sa.Connection, digests: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return by release what is unusual about its members, by site."""
+    names = {alerts_setting(digest): digest for digest in digests}
+    rows = fetch_rows(db, sa.select(settings).where(settings.c.name.in_(names)))
+    return {names[row["name"]]: json.loads(row["value"]) for row in rows}
+
+
 def offer_newest(db: sa.Connection, study: str) -> None:
     """Offer the newest release that was not withdrawn, if no release is current."""
     own = sa.select(releases).where(releases.c.study == study, releases.c.state != "withdrawn")
@@ -224,8 +231,8 @@ class Studies(Database):
     def alerts(self, study: str) -> dict[str, str]:
         """Return what is unusual about members of the study's current release, by site."""
         current = self.release(study)
-        known = current and self.remembered(alerts_setting(current["digest"]))
-        return dict(json.loads(known or "{}"))
+        with self.reading() as db:
+            return alerts_of(db, [current["digest"]]).get(current["digest"], {}) if current else {}
 
     @writing
     def give_up(
@@ -253,9 +260,10 @@ class Studies(Database):
             set_setting(db, withheld_setting(study), str(change))
 
     def is_withheld(self, row: Row) -> bool:
-        """Tell whether the study's newest release was made and not published."""
-        waiting = self.remembered(withheld_setting(row["name"])) == str(row["combined"])
-        return waiting and row["problem"] is not None
+        """Tell whether the hub made a release of what is in use now and did not publish it."""
+        if row["problem"] is None or row["changes"] != row["combined"]:
+            return False
+        return self.remembered(withheld_setting(row["name"])) == str(row["combined"])
 
     def unclaim(self, study: str, worker: str) -> None:
         """End a claim and leave the work to the next worker."""

@@ -1,0 +1,514 @@
+"""What is true of a study, a site, a release or an invitation now, and the sentences about it.
+
+Pages, the API and refusals take every sentence about something that can change from here, where it
+follows from what the database says. A template holds only sentences that are true in every state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from consilience.hub.store import Row, Store, now
+from consilience.hub.store.database import fetch_rows
+from consilience.hub.store.sites import COUNTED_SECONDS, find_end, find_return
+from consilience.hub.store.studies import alerts_of
+from consilience.hub.store.tables import (
+    contributions,
+    files,
+    invitations,
+    releases,
+    sites,
+    studies,
+)
+from consilience.protocol import Refusal
+from consilience.study.records import PublicFile
+from consilience.study.study import Study
+
+
+class Words(NamedTuple):
+    """What stands in place of something that is not there: a heading, and what to expect."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Returning:
+    """A site that withdrew more than once of late, and until when it may not submit again."""
+
+    site: str
+    count: int
+    until: str | None
+
+    @property
+    def text(self) -> str:
+        """Say it in a sentence."""
+        said = f"{self.site} withdrew {self.count} times within 30 days."
+        if self.until is not None:
+            said += f" The hub accepts its next contribution from {show_time(self.until)} on."
+        return said
+
+
+def show_time(text: str) -> str:
+    """Return a time of a row as sentences show it."""
+    return f"{text[:16].replace('T', ' ')} UTC"
+
+
+@dataclass(frozen=True)
+class StudyState:
+    """Everything about a study that can change."""
+
+    row: Row
+    study: Study
+    sites: Counter[str]  # by status
+    contributions: Counter[str]  # by state
+    contributing: int  # enrolled sites that did not join only to fetch
+    contributed: int  # those of them whose contribution is in use
+    invitations: int  # that can still be used
+    releases: Counter[str]  # by state
+    current: Row | None
+    withheld: bool
+    alerts: Mapping[str, str]  # what is unusual about members of the current release
+    files: Sequence[Row]
+    returning: Sequence[Returning]
+    return_seconds: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the study takes sites and contributions."""
+        return bool(self.row["status"] == "open")
+
+    @property
+    def in_use(self) -> int:
+        """How many contributions are in use."""
+        return self.contributions["accepted"]
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a release can be made of what is in use."""
+        return self.in_use >= self.study.min_sites
+
+    @property
+    def missing(self) -> Sequence[Row]:
+        """The public files that were not uploaded."""
+        return [file for file in self.files if not file["there"]]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the hub is about to combine the study by itself."""
+        return not self.study.draws_noise and self.row["changes"] > self.row["combined"]
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last attempt to combine failed, unless the next one is about to be made."""
+        return None if self.is_due else self.row["problem"]
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether a coordinator can ask for a release."""
+        return self.withheld or (self.study.draws_noise and self.is_enough)
+
+    # -------------------------------------------------------------------------------- in words
+
+    @property
+    def next_release(self) -> str:
+        """Say what has to happen until there is a release, or that there will be none."""
+        least, noisy = self.study.min_sites, self.study.draws_noise
+        if self.withheld:
+            return "The hub made one and keeps it back until a coordinator decides about it."
+        if not self.is_enough and not self.is_open:
+            return (
+                f"A release needs {least} contributions, {self.in_use} are in use, and the study "
+                "is closed, so none will be made."
+            )
+        if not self.is_enough and noisy:
+            return f"A coordinator can ask for one when {least} contributions are in use."
+        if not self.is_enough:
+            return f"The hub makes one when {least} contributions are in use."
+        if self.missing:
+            return f"It needs the public file {self.missing[0]['file']}, which is missing."
+        if noisy:
+            return "A coordinator can ask for one."
+        if self.is_due:
+            return "The hub is making one."
+        return "The hub could not make one. The study's coordinators see why."
+
+    @property
+    def no_release(self) -> Words:
+        """Say why no release is current."""
+        if self.withheld:
+            heading = "No release is published."
+        elif self.releases["withdrawn"]:
+            heading = "Every release was withdrawn, because a site in it withdrew."
+        elif self.is_open or self.is_enough:
+            heading = "There is no release yet."
+        else:
+            heading = "There is no release."
+        return Words(heading, self.next_release)
+
+    @property
+    def no_release_briefly(self) -> str:
+        """Say the same in two or three words."""
+        if self.withheld:
+            return "one is withheld"
+        if self.releases["withdrawn"]:
+            return "all were withdrawn"
+        return "none yet" if self.is_open or self.is_enough else "none"
+
+    @property
+    def no_sites(self) -> Words:
+        """Say why there are no sites."""
+        if not self.is_open:
+            return Words("No site joined.", "The study is closed, so none can join.")
+        return Words(
+            "No site has joined yet.",
+            "Make an invitation and send its code to the site through a channel you trust.",
+        )
+
+    @property
+    def no_contributions(self) -> Words:
+        """Say why there are no contributions."""
+        if not self.is_open:
+            return Words("Nothing was submitted.", "The study is closed, so nothing can be.")
+        return Words(
+            "Nothing has been submitted yet.",
+            "Sites train on their own records and submit the result; it appears here at once.",
+        )
+
+    @property
+    def no_quality(self) -> Words:
+        """Say what is measured, where there is no release."""
+        if self.study.test is None:
+            text = "Releases are measured on public test records, and this study names none."
+        else:
+            text = "Releases are measured on the study's public test records as they are made."
+        return Words("There is no release to measure.", text)
+
+    @property
+    def sites_briefly(self) -> str:
+        """Say how many of the sites' contributions are in use."""
+        if not self.sites:
+            return "none yet" if self.is_open else "none"
+        if not self.contributing and not self.in_use:
+            return "none that contributes"
+        others = self.in_use - self.contributed
+        said = f"{self.contributed:,} of {self.contributing:,} in use"
+        return said + (f", and {others:,} of sites that can submit no more" if others else "")
+
+    @property
+    def needed_briefly(self) -> str:
+        """Say how many contributions a release needs, if there are fewer."""
+        return "" if self.is_enough else f"{self.study.min_sites} needed"
+
+    @property
+    def invitations_briefly(self) -> str:
+        """Say how many invitations can be used."""
+        if not self.is_open:
+            return "closed to new sites"
+        count = self.invitations or "no"
+        return f"{count} open {'invitations' if self.invitations > 1 else 'invitation'}"
+
+    @property
+    def waiting(self) -> str:
+        """Say how many contributions are missing, and whose."""
+        said = (
+            f"A release needs {self.study.min_sites} contributions, and {self.in_use} are in use. "
+            f"Enrolled sites that may contribute: {self.contributing}, with a contribution in use: "
+            f"{self.contributed}."
+        )
+        return f"{said} Sites train and submit on their own; you do not have to start anything."
+
+    @property
+    def closing(self) -> list[str]:
+        """Say what closing the study leaves and what it ends."""
+        said = ["Sites can still withdraw what they contributed."]
+        if self.current is not None:
+            said.insert(0, "Sites can still fetch its releases.")
+        if self.study.draws_noise:
+            said.append("You can still ask for releases of what was contributed.")
+        else:
+            said.append(
+                "If a site withdraws, the hub combines the remaining contributions again, as long "
+                f"as there are {self.study.min_sites}."
+            )
+        if not self.is_enough:
+            said.append(
+                f"A release needs {self.study.min_sites} contributions, and {self.in_use} are in "
+                "use: no further release will be made."
+            )
+        if self.invitations:
+            ends = "invitation stops" if self.invitations == 1 else "invitations stop"
+            said.append(f"{self.invitations} open {ends} working.")
+        return said
+
+    @property
+    def before_publishing(self) -> list[str]:
+        """Say what to consider before a withheld release is published."""
+        said = ["Ask the sites that changed last whether their contributions are right."]
+        if self.in_use > self.study.min_sites:
+            said.append(
+                "Revoking a site's key and withdrawing its contribution makes the hub combine the "
+                "others."
+            )
+        else:
+            said.append(
+                "If you revoke a site's key and withdraw its contribution, fewer are left than a "
+                "release needs."
+            )
+        if self.current is None:
+            said.append("Until you publish it, sites have no release.")
+        else:
+            said.append(f"Until you publish it, sites have release {self.current['sequence']}.")
+        said.append("The audit log records that you published it.")
+        return said
+
+    @property
+    def effects(self) -> list[str]:
+        """Say what a withdrawal does in this study."""
+        said = [
+            "It keeps the contribution out of every later release.",
+            "It stops the hub from offering releases that rest on the site. The newest release "
+            "that does not, if there is one, is current again.",
+        ]
+        if self.study.draws_noise:
+            said.append("A coordinator can then ask for a release of the remaining contributions.")
+        else:
+            said.append(
+                "The hub combines the remaining contributions again, if there are "
+                f"{self.study.min_sites} or more."
+            )
+        if self.is_open and self.return_seconds:
+            said.append(
+                "A site that withdraws more than once within 30 days has to wait before its next "
+                "contribution is accepted."
+            )
+        return said
+
+    @property
+    def confirmed(self) -> set[str]:
+        """What may be said to have been done to the study."""
+        uploaded = {"uploaded"} if any(file["there"] for file in self.files) else set()
+        return uploaded | {"created" if self.is_open else "closed"}
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """Everything about a site of a study that can change."""
+
+    row: Row
+    of: StudyState
+    contributions: Sequence[Row]  # newest first
+
+    @property
+    def is_enrolled(self) -> bool:
+        """Whether the site's key is valid."""
+        return bool(self.row["status"] == "enrolled")
+
+    @property
+    def in_use(self) -> Row | None:
+        """The site's contribution that is in use."""
+        return next((row for row in self.contributions if row["state"] == "accepted"), None)
+
+    @property
+    def may_submit(self) -> bool:
+        """Whether the site may contribute, now or after a while."""
+        return self.of.is_open and self.is_enrolled and not self.row["fetch_only"]
+
+    @property
+    def may_return(self) -> bool:
+        """Whether a coordinator can invite the site again."""
+        return self.of.is_open and not self.is_enrolled
+
+    @property
+    def returning(self) -> Returning | None:
+        """How often the site withdrew, if it has to wait."""
+        if not self.may_submit:
+            return None
+        count, until = find_return(self.row, self.contributions, self.of.return_seconds)
+        return None if until is None else Returning(self.row["name"], count, until)
+
+    @property
+    def key(self) -> str:
+        """Say which key the site has."""
+        enrolled = f"Enrolled {show_time(self.row['enrolled'])}."
+        start = self.row["key"][:16]
+        return f"{enrolled} {'Its key is' if self.is_enrolled else 'Its last key was'} {start}…"
+
+    @property
+    def nothing(self) -> str:
+        """Say what to expect of a site that submitted nothing."""
+        if self.row["fetch_only"]:
+            return "This site joined only to fetch releases."
+        if not self.of.is_open:
+            return "The study is closed, so nothing can be submitted."
+        if not self.is_enrolled:
+            return "The site's key is revoked, so it can submit nothing."
+        return "The site trains with “consilience site train” and submits with “site submit”."
+
+    @property
+    def revoking(self) -> list[str]:
+        """Say what revoking the site's key means."""
+        said = [f"The key {self.row['key'][:16]}… will never work again in this study."]
+        if self.of.is_open:
+            said.append("The site can return with a new key and an invitation in its name.")
+        else:
+            said.append("The study is closed, so the site cannot return.")
+        if self.contributions:
+            said.append("What it has spent still counts.")
+        if self.in_use is not None:
+            said.append("Its contribution stays in use unless you also withdraw it.")
+        return said
+
+    @property
+    def confirmed(self) -> set[str]:
+        """What may be said to have been done to the site."""
+        return set() if self.is_enrolled else {"revoked"}
+
+
+def invitation_state(row: Row, study: Row) -> str:
+    """Return whether an invitation is open, used, void or expired."""
+    if row["used"] is not None:
+        return "used" if row["used_by"] else "void"  # restoring a backup voids what was open
+    if row["expires"] <= now():
+        return "expired"
+    return "open" if study["status"] == "open" else "void"
+
+
+# ------------------------------------------------------------------------- read from the database
+
+
+def read_study(store: Store, row: Row, study: Study) -> StudyState:
+    """Return the state of one study."""
+    return read_studies(store, [(row, study)])[0]
+
+
+def read_studies(store: Store, asked: Sequence[tuple[Row, Study]]) -> list[StudyState]:
+    """Return the states of some studies; how many statements that takes does not depend on it."""
+    names = [row["name"] for row, _ in asked]
+    shas = {part.sha256 for _, study in asked for part in study.files}
+    with store.reading() as db:
+        by_site = _group(db, (sites.c.status, sites.c.fetch_only), sites.c.study.in_(names))
+        by_state = _group(db, (contributions.c.state,), contributions.c.study.in_(names))
+        by_release = _group(db, (releases.c.state,), releases.c.study.in_(names))
+        in_use = contributions.join(
+            sites,
+            (sites.c.study == contributions.c.study) & (sites.c.name == contributions.c.site),
+        )
+        of_sites = sa.select(contributions.c.study, sa.func.count()).select_from(in_use)
+        of_sites = of_sites.where(
+            contributions.c.study.in_(names),
+            contributions.c.state == "accepted",
+            sites.c.status == "enrolled",
+            sites.c.fetch_only.is_(False),
+        )
+        contributed = {
+            name: int(n) for name, n in db.execute(of_sites.group_by(contributions.c.study))
+        }
+        unused = sa.select(invitations.c.study, sa.func.count()).join(studies)
+        unused = unused.where(
+            invitations.c.study.in_(names),
+            invitations.c.used.is_(None),
+            invitations.c.expires > now(),
+            studies.c.status == "open",
+        )
+        usable = {name: int(n) for name, n in db.execute(unused.group_by(invitations.c.study))}
+        is_current = releases.c.study.in_(names), releases.c.state == "current"
+        rows = fetch_rows(db, sa.select(releases).where(*is_current))
+        current = {row["study"]: row for row in rows}
+        alerts = alerts_of(db, [row["digest"] for row in rows])
+        there = {
+            row["sha256"]: row
+            for row in fetch_rows(db, sa.select(files).where(files.c.sha256.in_(shas)))
+        }
+        returning = _read_returning(db, names, store.return_seconds)
+    states = []
+    for row, study in asked:
+        name, release = row["name"], current.get(row["name"])
+        of_status: Counter[str] = Counter()
+        for (status, _), n in by_site.get(name, {}).items():
+            of_status[str(status)] += n
+        states.append(
+            StudyState(
+                row=row,
+                study=study,
+                sites=of_status,
+                contributions=_by_first(by_state.get(name, {})),
+                contributing=by_site.get(name, {}).get(("enrolled", False), 0),
+                contributed=contributed.get(name, 0),
+                invitations=usable.get(name, 0),
+                releases=_by_first(by_release.get(name, {})),
+                current=release,
+                withheld=store.is_withheld(row),
+                alerts=alerts.get(release["digest"], {}) if release else {},
+                files=_list_files(study, there),
+                returning=returning.get(name, []) if row["status"] == "open" else [],
+                return_seconds=store.return_seconds,
+            )
+        )
+    return states
+
+
+def why_no_release(store: Store, row: Row, study: Study) -> Refusal:
+    """Return what a site that asks for the current release is told if there is none."""
+    return Refusal("no-release", " ".join(read_study(store, row, study).no_release))
+
+
+def _group(
+    db: sa.Connection,
+    columns: Sequence[sa.Column[str] | sa.Column[bool]],
+    which: sa.ColumnElement[bool],
+) -> dict[str, dict[tuple[object, ...], int]]:
+    """Count rows by study and by the values of some columns."""
+    study = columns[0].table.c.study
+    query = sa.select(study, *columns, sa.func.count()).where(which).group_by(study, *columns)
+    counts: dict[str, dict[tuple[object, ...], int]] = {}
+    for name, *values, n in db.execute(query):
+        counts.setdefault(name, {})[tuple(values)] = int(n)
+    return counts
+
+
+def _by_first(counts: Mapping[tuple[object, ...], int]) -> Counter[str]:
+    return Counter({str(value): n for (value,), n in counts.items()})
+
+
+def _list_files(study: Study, there: Mapping[str, Row]) -> list[Row]:
+    """List a study's public files, what they are used for, and whether the hub has them."""
+    parts: dict[str, tuple[PublicFile, list[str]]] = {}
+    for part, use in ((study.public, "combining"), (study.test, "measuring releases")):
+        if part is not None:
+            parts.setdefault(part.sha256, (part, []))[1].append(use)
+    return [
+        {
+            "file": part.file,
+            "sha256": part.sha256,
+            "uses": " and ".join(uses),
+            "there": there.get(part.sha256),
+        }
+        for part, uses in parts.values()
+    ]
+
+
+def _read_returning(
+    db: sa.Connection, names: Iterable[str], first: float
+) -> dict[str, list[Returning]]:
+    """Return by study the sites that withdrew more than once of late."""
+    own = (sites.c.study == contributions.c.study) & (sites.c.name == contributions.c.site)
+    count, newest = sa.func.count(), sa.func.max(contributions.c.changed)
+    query = sa.select(contributions.c.study, contributions.c.site, count, newest)
+    query = query.select_from(contributions.join(sites, own)).where(
+        contributions.c.study.in_(names),
+        contributions.c.state == "withdrawn",
+        contributions.c.changed > now(seconds=-COUNTED_SECONDS),
+        contributions.c.changed > sites.c.enrolled,
+        sites.c.status == "enrolled",
+    )
+    group = contributions.c.study, contributions.c.site
+    found: dict[str, list[Returning]] = {}
+    for study, site, n, at in db.execute(query.group_by(*group).having(count > 1).order_by(*group)):
+        found.setdefault(study, []).append(Returning(site, int(n), find_end(int(n), at, first)))
+    return found
