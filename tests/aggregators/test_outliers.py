@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from consilience import Noise, PrivateForestClassifier, PrivateLogisticRegression
+from consilience import (
+    Noise,
+    PrivateForestClassifier,
+    PrivateLinearSVC,
+    PrivateLogisticRegression,
+    PrivateRidge,
+)
 from consilience.aggregators.average import Average
+from consilience.aggregators.members import as_members
 from consilience.aggregators.outliers import find_far
 from consilience.aggregators.votes import WeightedVote
 from consilience.tables.public import Public
@@ -61,3 +68,40 @@ def test_a_member_with_most_of_the_weight_is_named():
     assert "94%" in text
     assert far(members[1:], Average("size")) == {}  # of two, one always has more
     assert np.argmax(Average("size").combine(members).weights) == 2
+
+
+@pytest.mark.parametrize("learner", [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge])
+def test_one_wrong_coefficient_among_many_is_named_with_its_column(learner):
+    """Averaged over 60 coefficients the change is small."""
+    settings = {} if learner is PrivateRidge else {"classes": [0, 1]}
+    members = []
+    for seed in range(8):
+        source = Noise(seed=seed).open()
+        X = (2 * source.uniform(60 * 600).reshape(600, 60) - 1) / 8
+        y = (X[:, 0] + X[:, 1] > 0).astype(int)
+        members.append(learner(epsilon=5.0, noise=Noise(seed=seed), **settings).fit(X, y))
+    names = [f"measure {i}" for i in range(60)]
+    ensemble = Average("equal").combine(members)
+    assert find_far(members, ensemble, names=names) == {}
+    noise = as_members(members)[3]
+    deviation = noise.to_user * noise.noise_variance() ** 0.5
+    changed = np.array(members[3].coef_)
+    changed.reshape(-1)[17] += 25 * deviation  # less than 5 in the root mean square of all 61
+    members[3].coef_ = changed
+    for given, title in ((names, "coefficient of 'measure 17'"), ([], "coefficient of 18")):
+        (place, text), *more = find_far(members, ensemble, names=given).items()
+        assert (place, more) == (3, [])
+        assert title in text
+
+
+@pytest.mark.parametrize("data_norm", [1.0, 1000.0])
+def test_the_constant_is_compared_on_the_scale_of_its_noise(data_norm):
+    for seed in range(0, 60, 3):
+        members = []
+        for i in range(3):
+            X, y = table(200, seed + i)
+            learner = PrivateLogisticRegression(
+                epsilon=0.05, classes=[0, 1], data_norm=data_norm, noise=Noise(seed=seed + i)
+            )
+            members.append(learner.fit(data_norm * X, y))
+        assert far(members, Average("equal")) == {}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from consilience.aggregators.base import Array, Ensemble
 from consilience.aggregators.members import Member, align_members, as_members
@@ -18,16 +19,23 @@ from consilience.tables.public import Public
 
 FEWEST = 3  # members; of two, nobody can say which one is unlike the other
 FAR = 5.0  # standard deviations, or typical distances
+FALSE_ALARMS = 1e-3  # chance that a coordinate of any of several honest, equal members is named
+TO_DEVIATION = 1.4826  # from the median distance to the standard deviation of a normal law
 MOST_RECORDS = 2000  # that members are asked about
 LARGEST_SHARE = 0.5
 
 
-def find_far(members: Sequence[Any], ensemble: Ensemble, *records: Public | None) -> dict[int, str]:
+def find_far(
+    members: Sequence[Any],
+    ensemble: Ensemble,
+    *records: Public | None,
+    names: Sequence[str] = (),
+) -> dict[int, str]:
     """Return, by their place, what is unusual about members.
 
-    Linear members are compared by their coefficients, others by what they say about the first
-    public `records` that there are. A member that decides more than all others together is also
-    unusual.
+    Linear members are compared by their coefficients, as a whole and one by one (`names` are those
+    of the features), others by what they say about the first public `records` that there are. A
+    member that decides more than all others together is also unusual.
     """
     found = as_members(members)
     if len(found) < FEWEST:
@@ -38,25 +46,58 @@ def find_far(members: Sequence[Any], ensemble: Ensemble, *records: Public | None
             far[place] = f"It has {share:.0%} of the weight, more than all others together."
     table = next((one for one in records if one is not None), None)
     if all(member.is_linear for member in found):
-        return far | _far_coefficients(found)
+        return far | _far_coefficients(found, names)
     return far if table is None else far | _far_answers(found, table)
 
 
-def _far_coefficients(members: Sequence[Member]) -> dict[int, str]:
-    """Compare each member's distance from the median with its noise and the typical distance."""
+def _far_coefficients(members: Sequence[Member], names: Sequence[str]) -> dict[int, str]:
+    """Compare distances from the median with noise and typical distances.
+
+    A whole model is compared by its root mean square, in which one coefficient among many is
+    hardly seen, so the largest one is compared too.
+    """
     _, coef, intercept, _ = align_members(members)
-    flat = np.concatenate([coef.reshape(len(members), -1), intercept], axis=1)
-    distances = np.sqrt(np.mean(np.square(flat - np.median(flat, axis=0)), axis=1))
+    # In a user's coordinates a constant is as many times noisier as rows may be longer than 1.
+    norms = np.array([getattr(member.learner, "data_norm", 1.0) for member in members])
+    flat = np.concatenate([coef, (intercept / norms[:, None])[:, :, None]], axis=2)
+    away = np.abs(flat - np.median(flat, axis=0)).reshape(len(members), -1)
+    noise = np.array([member.to_user * math.sqrt(member.noise_variance()) for member in members])
+    distances = np.sqrt(np.mean(np.square(away), axis=1))
     typical = float(np.median(distances))
+    whole = distances / np.maximum(np.hypot(noise, typical), 1e-300)
+    single = away / np.maximum(_largest_expected(away, noise, typical), 1e-300)
+    titles = names if len(names) == coef.shape[2] else range(1, coef.shape[2] + 1)
+    titles = [*(f"coefficient of {title!r}" for title in titles), "constant"]
     far = {}
-    for place, (member, distance) in enumerate(zip(members, distances.tolist(), strict=True)):
-        expected = math.hypot(typical, member.to_user * math.sqrt(member.noise_variance()))
-        if distance > FAR * expected:
+    for place in range(len(members)):
+        most = int(np.argmax(single[place]))
+        if whole[place] > FAR:
             far[place] = (
-                f"Its coefficients are {distance / max(expected, 1e-300):.3g} times as far from "
-                "the others' median as its noise and the others' distances explain."
+                f"Its coefficients are {whole[place]:.3g} times as far from the others' median as "
+                "its noise and the others' distances explain."
+            )
+        elif single[place, most] > 1:
+            far[place] = (
+                f"Its {titles[most % len(titles)]} is {single[place, most]:.3g} times as far from "
+                "the others' median as noise and chance explain in any of so many."
             )
     return far
+
+
+def _largest_expected(away: Array, noise: Array, typical: float) -> Array:
+    """Return the distance that each coordinate of honest members may have, if records are alike.
+
+    A coordinate of vector noise has at most the tails of Laplace noise of the same variance, and
+    the median has noise too. By how much more than their noise few members differ is hardly known,
+    hence Student's tails, and hence the typical distance beside the spread of the one coordinate.
+    """
+    chance = FALSE_ALARMS / away.size
+    usual = float(np.median(noise))
+    spread = np.hypot(TO_DEVIATION * np.median(away, axis=0), typical)
+    beyond = np.sqrt(np.maximum(np.square(spread) - 2 * usual**2, 0))
+    by_noise = math.log(1 / chance) / math.sqrt(2) * np.hypot(noise, usual)
+    by_chance = float(stats.t.isf(chance / 2, len(away) - 1)) * beyond
+    return np.asarray(np.hypot(by_noise[:, None], by_chance))
 
 
 def _far_answers(members: Sequence[Member], records: Public) -> dict[int, str]:
