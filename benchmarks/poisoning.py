@@ -25,7 +25,8 @@ from consilience.evaluation import baselines
 from consilience.files.contribution import Contribution, rebuild
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.privacy.accounting import events_to_json
-from consilience.study.collect import Publication, collect, find_withheld
+from consilience.study.collect import Publication, collect
+from consilience.study.withholding import Candidate
 from consilience.tables.public import Public
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,8 +230,11 @@ def combine_unchecked(study, learners, public, test):
 def publish(study, contributions, public, test, key):
     """Return the error of a release, whether the hub withholds it and names the fourth site."""
     release = collect(study, contributions, public=public, test=test, publication=Publication(key))
-    far = find_far([one.learner for one in contributions], release.ensemble, public, test)
-    return error_of(release.ensemble, test), find_withheld(release) is not None, WRONG in far
+    learners, names = [one.learner for one in contributions], study.schema.feature_names
+    places = find_far(learners, public, test, names=names)
+    far = {contributions[place].site: text for place, text in places.items()}
+    judged = Candidate(study, release, contributions, far, None, public, test)
+    return error_of(release.ensemble, test), bool(judged.find_reasons()), WRONG in places
 
 
 def run(seed, folder):

@@ -25,29 +25,31 @@ MOST_RECORDS = 2000  # that members are asked about
 LARGEST_SHARE = 0.5
 
 
+def find_heavy(ensemble: Ensemble) -> dict[int, str]:
+    """Return, by its place, which member decides more than all others together."""
+    shares = np.asarray(ensemble.weights).tolist()
+    return {
+        place: f"It has {share:.0%} of the weight, more than all others together."
+        for place, share in enumerate(shares)
+        if share > LARGEST_SHARE and len(shares) >= FEWEST
+    }
+
+
 def find_far(
-    members: Sequence[Any],
-    ensemble: Ensemble,
-    *records: Public | None,
-    names: Sequence[str] = (),
+    members: Sequence[Any], *records: Public | None, names: Sequence[str] = ()
 ) -> dict[int, str]:
-    """Return, by their place, what is unusual about members.
+    """Return, by their place, how members differ from the others beyond their noise.
 
     Linear members are compared by their coefficients, as a whole and one by one (`names` are those
-    of the features), others by what they say about the first public `records` that there are. A
-    member that decides more than all others together is also unusual.
+    of the features), others by what they say about the first public `records` that there are.
     """
     found = as_members(members)
     if len(found) < FEWEST:
         return {}
-    far: dict[int, str] = {}
-    for place, share in enumerate(np.asarray(ensemble.weights).tolist()):
-        if share > LARGEST_SHARE:
-            far[place] = f"It has {share:.0%} of the weight, more than all others together."
-    table = next((one for one in records if one is not None), None)
     if all(member.is_linear for member in found):
-        return far | _far_coefficients(found, names)
-    return far if table is None else far | _far_answers(found, table)
+        return _far_coefficients(found, names)
+    table = next((one for one in records if one is not None), None)
+    return {} if table is None else _far_answers(found, table)
 
 
 def _far_coefficients(members: Sequence[Member], names: Sequence[str]) -> dict[int, str]:

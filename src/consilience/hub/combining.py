@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from consilience.aggregators.outliers import find_far
+from consilience.aggregators.outliers import find_far, find_heavy
 from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
@@ -34,11 +34,11 @@ from consilience.study.collect import (
     Publication,
     collect,
     find_breaking,
-    find_withheld,
     name_problem,
 )
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
+from consilience.study.withholding import Candidate
 from consilience.tables.public import Public
 
 POLL_SECONDS = 1.0  # how soon a change that another process accepted is noticed
@@ -186,9 +186,6 @@ class Combiner:
                     message = f"A release needs {study.min_sites} sites; so far {n} contributed."
                     raise Refusal("too-few-sites", message)
                 made = self._release(study, accepted, contributions, request)
-                reason = None if request is not None else find_withheld(made.release)
-                if reason is not None:
-                    raise Refusal("withheld", reason)
                 return self._publish(made, row, request, worker)
             except MACHINE:
                 store.unclaim(name, worker)
@@ -245,16 +242,34 @@ class Combiner:
             _require_enough(study, members, absent)
             release = self._collect(study, members, contributions, request, public, test)
         # What is unusual about an exact member is not private.
-        far = {} if study.trusted else self._find_far(members, release, public, test)
-        return _Made(release, [member.digest for member in members], absent, far)
+        far = {} if study.trusted else self._find_far(study, members, public, test)
+        if request is None:
+            last = self._last_release(study)
+            _require_good(Candidate(study, release, members, far, last, public, test))
+        heavy = {} if study.trusted else find_heavy(release.ensemble)
+        alerts = {members[place].site: text for place, text in heavy.items()} | far
+        return _Made(release, [member.digest for member in members], absent, alerts)
+
+    def _last_release(self, study: Study) -> Release | None:
+        """Return the release that sites have, if there is one that this version can read."""
+        row = self.hub.store.release(study.name)
+        try:
+            return None if row is None else Release.load(self.hub.store.files.path(row["sha256"]))
+        except ConsilienceError:
+            logger.exception("the last release of study %s cannot be read", study.name)
+            return None
 
     def _find_far(
-        self, members: Sequence[Contribution], release: Release, *records: Public | None
+        self,
+        study: Study,
+        members: Sequence[Contribution],
+        *records: Public | None,
     ) -> dict[str, str]:
         try:
-            far = find_far([member.learner for member in members], release.ensemble, *records)
+            learners = [member.learner for member in members]
+            far = find_far(learners, *records, names=study.schema.feature_names)
         except (ArithmeticError, ValueError, ConsilienceError):
-            logger.exception("members of study %s cannot be compared", release.study["name"])
+            logger.exception("members of study %s cannot be compared", study.name)
             return {}
         return {members[place].site: text for place, text in far.items()}
 
@@ -360,6 +375,17 @@ def _require_enough(
             "cannot-combine",
             f"A release needs {study.min_sites} sites, and {len(members)} can be combined. "
             f"{describe_absent(absent)}",
+        )
+
+
+def _require_good(candidate: Candidate) -> None:
+    """Refuse to publish unasked what may be spoilt."""
+    if reasons := candidate.find_reasons():
+        raise Refusal(
+            "withheld",
+            f"A release was made and withheld. {' '.join(reasons)} A contribution may be wrong, or "
+            "there is more noise than the records outweigh. A coordinator can publish it all the "
+            "same.",
         )
 
 

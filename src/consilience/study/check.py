@@ -122,6 +122,10 @@ def _privacy_checks(study: Study) -> Iterable[Check]:
         type(study.max_weight) in (int, float) and 0 < study.max_weight <= 1,
         f"max_weight={study.max_weight!r} must be a number in (0, 1]",
     )
+    yield (
+        type(study.withhold_far) is bool,
+        f"withhold_far={study.withhold_far!r} must be true or false",
+    )
     yield study.hub in HUBS, f"hub={study.hub!r} must be one of {HUBS}"
     yield (
         study.neighbours in RELATIONS,

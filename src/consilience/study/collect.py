@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from consilience.errors import ConsilienceError, SettingsError
-from consilience.evaluation.baselines import PUBLIC_ROW, assess, compare_rows
+from consilience.evaluation.baselines import assess
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.release import KIND, Combination, Release, Source, check_finite
@@ -161,24 +161,6 @@ def _try_combining(
 def name_problem(problem: Exception) -> str:
     """Return an error in words: those of this package, or the kind of any other one."""
     return str(problem) if isinstance(problem, ConsilienceError) else type(problem).__name__
-
-
-def find_withheld(release: Release) -> str | None:
-    """Return why a release should not be published without being asked for, or None.
-
-    By the one rule of `evaluation.compare`: its test records show it to be worse than a model of
-    the public records alone, which anybody can have without any site.
-    """
-    joining = compare_rows(release.sealed.facts["quality"])
-    gap = None if joining is None else joining.gaps.get(PUBLIC_ROW)
-    if joining is None or gap is None or gap.verdict != "worse":
-        return None
-    shown = f"{joining.show(gap.joined)} against {joining.show(gap.other)}"
-    return (
-        "A release was made and withheld: on the study's test records it is worse than a model of "
-        f"the public records alone ({joining.metric} {shown}). A contribution may be wrong, or "
-        "there is more noise than the records outweigh. A coordinator can publish it all the same."
-    )
 
 
 def read_log(folder: Path) -> ReleaseLog:

@@ -83,6 +83,8 @@ class Study:
         learners, and the aggregator adds the noise.
     public, test
         Files of public records, for aggregators that need them and for measuring releases.
+    withhold_far
+        Whether a release with a member that is unlike the others waits for a coordinator.
     stored
         A hub or site has kept this study since some version accepted it. It can be read and shown
         even if this version would refuse it; problems are reported on training and combining.
@@ -104,6 +106,7 @@ class Study:
     hub: str = "untrusted"
     public: PublicFile | None = None
     test: PublicFile | None = None
+    withhold_far: bool = toml.DEFAULTS["withhold_far"]
     stored: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -28,13 +28,13 @@ ALLOWED = {
     "study": {"name", "purpose"},
     "privacy": {
         *("neighbours", "epsilon_min", "epsilon_max", "delta", "min_sites", "hub"),
-        *("max_size", "max_weight"),
+        *("max_size", "max_weight", "withhold_far"),
     },
     "public": {"file", "sha256", "labelled"},
     "test": {"file", "sha256", "labelled"},
 }
 # Settings that studies had no word for once: a default is not written, so that digests stay.
-DEFAULTS: Facts = {"max_size": 1 << 31, "max_weight": 1.0}
+DEFAULTS: Facts = {"max_size": 1 << 31, "max_weight": 1.0, "withhold_far": False}
 REQUIRED = {
     "study": ("name",),
     "privacy": ("epsilon_min", "epsilon_max"),
