@@ -140,18 +140,18 @@ def flip(tensors, scale):
     return {**tensors, "counts": np.ascontiguousarray(counts)}
 
 
-def loud(contribution):
+def loud(contribution, others):
     return flip(contribution.sealed.tensors, 1000.0), {}
 
 
-def huge(contribution):
+def huge(contribution, others):
     tensors = contribution.sealed.tensors
     if "coef" in tensors:
         return {name: -np.sign(one) * 1e308 for name, one in tensors.items()}, {}
     return flip(tensors, 1e300), {}
 
 
-def many(contribution, size=2**59):
+def many(contribution, others, size=2**59):
     """Claim many records, with the events that so many would have."""
     tensors, facts = flip(contribution.sealed.tensors, 1.0), {"size": size}
     if "size" in tensors:
@@ -162,7 +162,7 @@ def many(contribution, size=2**59):
     return tensors, {**facts, "events": events_to_json(learner.implied(shapes).events)}
 
 
-def precise(contribution):
+def precise(contribution, others):
     """Claim hardly any noise."""
     events = json.loads(contribution.sealed.facts["events"])
     tensors = flip(contribution.sealed.tensors, 1.0)
@@ -174,7 +174,7 @@ def precise(contribution):
     return tensors, {"events": json.dumps(events, sort_keys=True, separators=(",", ":"))}
 
 
-def allowed(contribution):
+def allowed(contribution, others):
     """Say the opposite as loudly as the hub accepts."""
     tensors = contribution.sealed.tensors
     if "coef" not in tensors:
@@ -185,7 +185,34 @@ def allowed(contribution):
     return flip(tensors, 0.99 * scale), {}
 
 
-def quiet(contribution):
+def unseen(contribution, others):
+    """Say the opposite as loudly as raises no alert, knowing what all others handed in."""
+    tensors = contribution.sealed.tensors
+    if "coef" not in tensors:
+        return flip(tensors, 1.0), {}
+    low, high = 1.0, 1e6
+    while high > 1.01 * low:
+        middle = np.sqrt(low * high)
+        learner = rebuild(contribution.sealed.facts, flip(tensors, middle))
+        seen = WRONG in find_far([*others, learner])
+        low, high = (low, middle) if seen else (middle, high)
+    return flip(tensors, low), {}
+
+
+def sparse(contribution, others):
+    """Change one number alone: the largest coefficient, or one tree of a forest."""
+    tensors = {name: one.copy() for name, one in contribution.sealed.tensors.items()}
+    if "coef" not in tensors:
+        tensors["counts"][0] = tensors["counts"][0, ..., ::-1]
+        return tensors, {}
+    coef = tensors["coef"]
+    bound = contribution.learner.implied({name: one.shape for name, one in tensors.items()}).bounds
+    largest = np.unravel_index(np.argmax(np.abs(coef)), coef.shape)
+    coef[largest] = -np.sign(coef[largest]) * (0.99 * bound["coef"].norm - np.linalg.norm(coef))
+    return tensors, {}
+
+
+def quiet(contribution, others):
     return flip(contribution.sealed.tensors, 1.0), {}
 
 
@@ -195,13 +222,15 @@ ATTACKS = {
     "coefficients of 1e308": huge,
     "lying events, sign flipped": precise,
     "sign flipped, as large as accepted": allowed,
+    "one coefficient, as large as accepted": sparse,
+    "sign flipped, as large as raises no alert": unseen,
     "sign flipped, honest length": quiet,
 }
 
 
-def forge(contribution, key, attack):
+def forge(contribution, key, attack, others):
     """Return the file that the fourth site signs, and its learner as if nobody had checked it."""
-    tensors, changes = attack(contribution)
+    tensors, changes = attack(contribution, others)
     facts = {k: v for k, v in contribution.sealed.facts.items() if k not in ("key", "tensors")}
     sealed = Sealed.seal("contribution", facts | changes, tensors, key)
     try:
@@ -253,8 +282,8 @@ def run(seed, folder):
         honest, withheld, named = publish(study, made, public, test, hub)
         rows.append((method, "none", honest, honest, withheld, False, named))
         for title, attack in ATTACKS.items():
-            body, learner = forge(made[WRONG], keys[WRONG], attack)
             members = [one.learner for one in made[:WRONG]]
+            body, learner = forge(made[WRONG], keys[WRONG], attack, members)
             before = combine_unchecked(study, [*members, learner], public, test)
             accepted = list(made[:WRONG])
             try:

@@ -249,6 +249,65 @@ def test_a_release_worse_than_public_records_is_withheld_until_a_coordinator_pub
     assert set(world.hub.store.alerts("demo")) == {"mallory"}
 
 
+def flip_loudly(contribution: Contribution, ward: Any) -> bytes:
+    """Return the opposite of a contribution, as loud as a hub accepts."""
+    tensors = contribution.sealed.tensors
+    bounds = contribution.learner.implied({k: one.shape for k, one in tensors.items()}).bounds
+    most = min(bounds[name].norm / np.linalg.norm(one) for name, one in tensors.items())
+    return forge(contribution, ward, -0.99 * most)
+
+
+def submit_one_wrong_of_four(world: Any, study: Any) -> None:
+    """Let three honest sites have a release, and then a fourth hand in the opposite."""
+    for name in ("north", "east", "south", "mallory"):
+        ward = world.ward(name)
+        body = ward.train(study, epsilon=5.0)
+        if name == "mallory":
+            world.combiner.run(at_once=True)
+            body = flip_loudly(body, ward)
+        assert world.submit(ward, body).status_code == 201
+    world.combiner.run(at_once=True)
+
+
+def test_a_release_that_is_better_without_an_unusual_member_is_withheld_and_names_it(
+    world: Any, tools: Any
+) -> None:
+    """Test records suffice; there are no public ones to learn from."""
+    sha = tools.write_csv(world.folder / "test.csv", tools.table(600, 78))
+    study = world.add_study(tools.study_text(test=sha))
+    content = (world.folder / "test.csv").read_bytes()
+    place = "/api/studies/demo/files/test.csv"
+    assert world.client.put(place, content=content, headers=world.coordinator).status_code < 300
+    submit_one_wrong_of_four(world, study)
+    assert newest(world).sequence == 1
+    problem = world.hub.store.study("demo")["problem"]
+    assert "Without 'mallory' the error is" in problem
+    assert "release 1, which sites have" in problem
+    assert "'mallory': Its coefficients are" in problem
+    assert "A release is withheld" in read_page(world, "/studies/demo")
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_study_without_test_records_can_withhold_what_has_an_unusual_member(
+    world: Any, tools: Any, careful: bool
+) -> None:
+    text = tools.study_text()
+    if careful:
+        text = text.replace("min_sites = 2", "min_sites = 2\nwithhold_far = true")
+    submit_one_wrong_of_four(world, world.add_study(text))
+    assert newest(world).sequence == (1 if careful else 2)
+    if careful:
+        assert "'mallory': Its coefficients are" in world.hub.store.study("demo")["problem"]
+        asked = world.client.post(
+            "/api/studies/demo/releases",
+            json={"key": "0123456789abcdef"},
+            headers=world.coordinator,
+        )
+        assert asked.status_code == 201, asked.text
+        assert newest(world).sequence == 2
+    assert set(world.hub.store.alerts("demo")) == {"mallory"}
+
+
 def test_a_release_that_cannot_be_written_is_the_problem_of_its_study(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,10 @@ def test_limits_are_part_of_the_study_only_if_it_sets_them():
     assert limited.digest != plain.digest
     assert Study.from_dict(limited.to_dict()) == limited
     assert (limited.max_size, limited.build_aggregator().max_weight) == (1000, 0.4)
-    for wrong in ("max_size = 0", "max_size = 2.5", "max_weight = 0", "max_weight = 1.5"):
+    careful = Study.from_text(study_text(privacy="withhold_far = true"))
+    assert Study.from_dict(careful.to_dict()).withhold_far
+    assert Study.from_text(study_text(privacy="withhold_far = false")).digest == plain.digest
+    limits = ("max_size = 0", "max_size = 2.5", "max_weight = 0", "max_weight = 1.5")
+    for wrong in (*limits, "withhold_far = 1"):
         with pytest.raises(SettingsError, match=wrong.split(maxsplit=1)[0]):
             Study.from_text(study_text(privacy=wrong))

@@ -1,0 +1,108 @@
+"""Every reason not to publish a release unasked, and that honest ones have none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from consilience import Budget, Ledger, Study
+from consilience.aggregators.outliers import find_far
+from consilience.files.contribution import Contribution
+from consilience.files.sealed import Sealed, SigningKey
+from consilience.study.collect import Publication, collect
+from consilience.study.withholding import Candidate
+from consilience.tables.public import Public
+from studies import study_text, table
+
+KEY = SigningKey.generate()
+SITES = [f"site {i}" for i in range(4)]
+
+
+def train(study, folder, epsilon=3.0):
+    made = []
+    for i, site in enumerate(SITES):
+        ledger = Ledger(folder / f"{study.digest}{i}.sqlite")
+        ledger.allow("ward", Budget(epsilon=50.0))
+        facts = {"site": site, "signing": KEY, "dataset": "ward"}
+        made.append(study.train(table(2000, seed=i), ledger, epsilon=epsilon, **facts))
+    return made
+
+
+def flip(contribution, share_of_bound=0.99):
+    """Return a contribution that says the opposite, as loudly as a hub accepts."""
+    tensors = contribution.sealed.tensors
+    bounds = contribution.learner.implied({k: one.shape for k, one in tensors.items()}).bounds
+    most = min(bounds[name].norm / np.linalg.norm(one) for name, one in tensors.items())
+    facts = {k: v for k, v in contribution.sealed.facts.items() if k not in ("key", "tensors")}
+    wrong = {name: -share_of_bound * most * one for name, one in tensors.items()}
+    return Contribution.load(Sealed.seal("contribution", facts, wrong, KEY).to_bytes())
+
+
+def make_candidate(study, contributions, test=True, **facts):
+    encoded = study.schema.encode(table(1500, seed=99))
+    records = Public(encoded.X, np.asarray(encoded.y).astype(int)) if test else None
+    release = collect(study, contributions, test=records, publication=Publication(KEY))
+    names = study.schema.feature_names
+    places = find_far([one.learner for one in contributions], records, names=names)
+    far = {contributions[place].site: text for place, text in places.items()}
+    return Candidate(study, release, contributions, far, test=records, **facts)
+
+
+@pytest.mark.parametrize("aggregator", ["Average", "WeightedVote"])
+def test_honest_releases_have_no_reason(aggregator, tmp_path):
+    study = Study.from_text(study_text(aggregator=aggregator))
+    made = train(study, tmp_path)
+    last = None
+    for n in (2, 3, 4):
+        candidate = make_candidate(study, made[:n], last=last)
+        assert candidate.find_reasons() == []
+        last = candidate.release
+
+
+@pytest.mark.parametrize("aggregator", ["Average", "WeightedVote"])
+def test_a_release_that_is_better_without_an_unusual_member_names_it(aggregator, tmp_path):
+    """No public records to learn from are needed, and no earlier release."""
+    study = Study.from_text(study_text(aggregator=aggregator))
+    made = train(study, tmp_path)
+    reasons = make_candidate(study, [*made[:3], study.accept(flip(made[3]))]).find_reasons()
+    (without,) = [one for one in reasons if one.startswith("Without 'site 3' the error is ")]
+    better, worse = (float(part.strip("%.")) for part in without.split() if "%" in part)
+    assert better < worse - 3
+    assert reasons[-1].startswith("'site 3': Its coefficients are")
+
+
+def test_members_that_lie_together_are_left_out_together(tmp_path):
+    study = Study.from_text(study_text())
+    made = train(study, tmp_path)
+    candidate = make_candidate(study, [*made[:2], flip(made[2]), flip(made[3])])
+    candidate = replace(candidate, far={"site 2": "Far.", "site 3": "Far."})
+    assert any(one.startswith("Without 'site 2' and 'site 3'") for one in candidate.find_reasons())
+
+
+def test_a_release_worse_than_guessing_has_a_reason(tmp_path):
+    study = Study.from_text(study_text())
+    wrong = [flip(one, 0.01) for one in train(study, tmp_path)]  # nobody is unlike the others
+    (reason,) = make_candidate(study, wrong).find_reasons()
+    assert "worse than always giving the same answer (error" in reason
+
+
+def test_a_release_worse_than_the_last_one_has_a_reason_only_with_an_unusual_member(tmp_path):
+    study = Study.from_text(study_text())
+    made = train(study, tmp_path)
+    last = make_candidate(study, made).release
+    spoilt = make_candidate(study, [*made[:3], flip(made[3])], last=last)
+    title = "worse than release 1, which sites have"
+    assert not any(title in one for one in replace(spoilt, far={}).find_reasons())
+    reasons = replace(spoilt, far={"site 3": "Far."}).find_reasons()
+    assert any(title in one for one in reasons)
+
+
+def test_without_test_records_a_study_can_ask_for_a_decision(tmp_path):
+    texts = study_text(), study_text(privacy="withhold_far = true")
+    plain, careful = map(Study.from_text, texts)
+    for study, n_reasons in ((plain, 0), (careful, 2)):
+        made = train(study, tmp_path)
+        assert make_candidate(study, made, test=False).find_reasons() == []
+        spoilt = make_candidate(study, [*made[:3], flip(made[3])], test=False)
+        assert len(spoilt.find_reasons()) == n_reasons
+    assert "wants a decision" in spoilt.find_reasons()[0]
