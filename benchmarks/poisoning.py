@@ -351,22 +351,25 @@ PAGE = (
     "a model that says the opposite of its own.\n\n"
     '"Before" combines whatever arrives, as if no hub had checked it. "Published" is what a hub '
     "publishes by itself: a contribution that its settings and its size rule out is refused "
-    "at the door, so that three sites remain, and a release that the test records show to be "
-    'worse than public records alone is withheld. "Rise" compares published releases with '
-    "those of four honest sites.\n\n"
+    "at the door, so that three sites remain; a release is withheld if its test records show it "
+    "to be worse than public records alone, or than guessing, or than without a site that is "
+    'unlike the others ("named"). "Rise" compares published releases with those of four honest '
+    "sites, repeat by repeat.\n\n"
     "| method | attack | before | published | rise | the hub |\n"
     "|---|---|---|---|---|---|\n"
     "{rows}\n"
     "\n"
-    "What the door cannot see is a model that is wrong and otherwise like any other: the last two "
-    "attacks of each method. As large as noise and regularisation allow, it turns an average, "
-    "which is withheld then, and costs votes and `PublicBlend` up to what public records alone "
-    "would cost them; the last column says how often the dashboard names the site. At an "
-    "honest length it is "
-    "one against three, which costs little, and where noise is large nobody can tell it from an "
-    'honest one. `robust = "median"` needs no test records and is not turned by any size (column '
-    '"before"), but of four noisy members it takes the middle of two: honest sites lose by it, and '
-    "a quiet liar costs more than under the mean. It is not the default.\n\n"
+    "What the door cannot see is a model that is wrong and otherwise like any other: the last four "
+    "attacks of each method. As large as noise and regularisation allow, all of it or one "
+    "coefficient alone, the site is named, and the release is withheld wherever it suffers. At an "
+    "honest length it is one against three, which costs little. In between lies what still costs "
+    "most: a site that knows all other models can be as loud as raises no alert, because the alert "
+    "allows for the noise of flat directions. An average is turned by it and withheld; votes and "
+    "`PublicBlend` lose up to what public records alone would cost, and where that is not clear "
+    "on the test records, they are published.\n\n"
+    '`robust = "median"` needs no test records and is not turned by any size (column "before"), '
+    "but of four noisy members it takes the middle of two: honest sites lose by it. It is not the "
+    "default.\n\n"
     "Honest studies are not touched: no check changes a number, and a cap on weights "
     "(`max_weight`) applies only where a study sets one. The three honest sites alone err as "
     "the column says where the fourth was refused, which is the price of being one site "
