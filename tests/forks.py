@@ -19,6 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
+from consilience.errors import BudgetExceeded, HubUnavailable
+from consilience.files.contribution import Contribution
+from consilience.files.release import Release
+from consilience.files.sealed import SigningKey
+from consilience.privacy.guarantee import Budget
+from consilience.site.site import Site
 
 
 class Mother:
@@ -30,9 +38,12 @@ class Mother:
             self._process: Any = subprocess.Popen(
                 [sys.executable, __file__, kind], stderr=said, **pipes
             )
-        assert self._process.stdout.readline() == "ready\n"
+        self._is_ready = False
 
     def start(self, **job: Any) -> int:
+        if not self._is_ready:  # mothers that are made together get ready together
+            assert self._process.stdout.readline() == "ready\n"
+            self._is_ready = True
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -72,11 +83,17 @@ def _lasting_port() -> int:
 class HubProcess:
     """A hub in its own process, on a port that stays the same from start to start."""
 
-    def __init__(self, folder: Path, url: str | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str | None = None,
+        log: Path | None = None,
+        mother: Mother | None = None,
+    ) -> None:
         self.port = _lasting_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.job = {"folder": str(folder), "port": self.port, "url": url}
-        self.mother, self.pid, self.starts = Mother("hub", log), 0, 0
+        self.mother, self.pid, self.starts = mother or Mother("hub", log), 0, 0
 
     def start(self) -> None:
         """Start it; every other time it keeps contributions in files however small they are."""
@@ -103,6 +120,71 @@ class HubProcess:
 
     def end(self) -> None:
         self.mother.end()
+
+
+class SiteProcess:
+    """A site with its own folder, whose process is started and killed again and again."""
+
+    def __init__(self, folder: Path, name: str, columns: dict[str, Any], mother: Mother) -> None:
+        self.folder, self.log = folder / name, folder / f"{name}.log"
+        table = folder / f"{name}.csv"
+        rows = zip(*columns.values(), strict=True)
+        lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
+        table.write_text("\n".join(lines) + "\n")
+        self.log.touch()
+        self.mother, self.pid = mother, 0
+        self.job = {"folder": str(self.folder), "name": name, "table": str(table)}
+        self.job |= {"log": str(self.log)}
+
+    def start(self, *, n: int, finish: bool) -> int:
+        """Let it work until `n` contributions are submitted; then it ends, or looks around."""
+        self.pid = self.mother.start(**self.job, n=n, finish=finish)
+        return self.pid
+
+    def kill(self) -> None:
+        kill(self.pid)
+
+    def notes(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def check(self, answered: dict[str, Any], n: int, *, most_wasted: int) -> int:
+        """Compare ledger, files and what the hub has; return how many charges the kills wasted."""
+        site = Site(self.folder)
+        site.ledger.verify()
+        files = sorted((self.folder / "studies" / "demo").glob("contribution-*.safetensors"))
+        found = [Contribution.load(file) for file in files]
+        assert [one.sequence for one in found] == list(range(1, n + 1))
+        charges = {charge.key: charge for charge in site.ledger.charges()}
+        paid = [one.sealed.facts["receipt"]["key"] for one in found]
+        sealed = {key for key, charge in charges.items() if charge.state == "sealed"}
+        assert len(set(paid)) == n
+        assert set(paid) == sealed  # no result was paid for and lost, none left without its charge
+        wasted = len(charges) - n
+        assert 0 <= wasted <= most_wasted
+        balance = site.ledger.balance("ward")
+        cost = sum(round(charge.epsilon * 10**9) for charge in charges.values())
+        assert round(balance.spent.epsilon * 10**9) == cost <= len(charges) * 10**9
+        assert balance.spent.epsilon <= balance.limit.epsilon
+        assert {
+            one.digest: one.sequence for one in found
+        } == answered  # each arrived, once, and nothing else did
+        for release in (self.folder / "studies" / "demo").glob("release-*.safetensors"):
+            Release.load(release)
+        for key in self.folder.glob("key*.pem"):
+            SigningKey.load(key)
+        for facts in self.folder.glob("**/*.json"):
+            json.loads(facts.read_text())
+        return wasted
+
+    def spend_the_rest(self) -> None:
+        """Allow a little more than was spent: one training run fits, and the next is refused."""
+        site = Site(self.folder)
+        limit = site.ledger.balance("ward").spent.epsilon + 1.5
+        site.ledger.allow("ward", Budget(epsilon=limit))
+        site.train("demo", self.job["table"], epsilon=1.0)
+        with pytest.raises(BudgetExceeded):
+            site.train("demo", self.job["table"], epsilon=1.0)
+        assert site.ledger.balance("ward").spent.epsilon <= limit
 
 
 def restart(database: Any) -> None:
@@ -157,16 +239,9 @@ def _hub(folder: str, port: int, url: str | None, files: int = 0, **more: Any) -
     rates = dict.fromkeys(("by_address", "by_key", "by_guess", "by_account"), free)
     rates |= {name: Rate(*more.pop(name)) for name in set(more) & set(rates)}
     listening = {name: more.pop(name) for name in ("cert", "key", "proxies") if name in more}
-    settings = Settings(
-        Path(folder),
-        url,
-        quiet_seconds=0.02,
-        lease_seconds=1.0,
-        sweep_after_seconds=0.0,
-        return_seconds=0.0,  # one of the sites leaves and returns all the time
-        **rates,
-        **more,
-    )
+    quick = {"quiet_seconds": 0.02, "lease_seconds": 1.0, "sweep_after_seconds": 0.0}
+    quick["return_seconds"] = 0.0  # one of the sites leaves and returns all the time
+    settings = Settings(Path(folder), url, **rates, **{**quick, **more})
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     serve(settings, port=port, **listening)
@@ -182,12 +257,10 @@ def _site(
     idle: list[str],
     finish: bool,
     log: str,
+    certificate: str | None = None,
+    pause: float = 0.0,
 ) -> None:
     """Act as a site that repeats its last command after every stop, until `n` are submitted."""
-    from consilience.errors import HubUnavailable
-    from consilience.privacy.guarantee import Budget
-    from consilience.site.site import Site
-
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def step(verb: str, call: Any) -> None:
@@ -218,7 +291,7 @@ def _site(
     turn = 0
     while True:
         if "demo" not in site.studies:
-            step("join", lambda: site.join(address, code))
+            step("join", lambda: site.join(address, code, certificate=certificate))
             continue
         status = site.status("demo")
         if status["contributions"] > (status["submitted"] or 0):
@@ -230,6 +303,7 @@ def _site(
         else:
             verb, turn = idle[turn % len(idle)], turn + 1
             step(verb, lambda verb=verb: verbs[verb]("demo"))
+            time.sleep(pause)
 
 
 def _say(text: str) -> None:
@@ -239,7 +313,6 @@ def _say(text: str) -> None:
 
 def _main() -> None:
     import consilience.hub.api.app  # noqa: F401 - for the children
-    import consilience.site.site  # noqa: F401 - for the children
 
     work = {"hub": _hub, "site": _site}[sys.argv[1]]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -329,6 +329,8 @@ def test_no_text_of_a_sender_travels_in_a_guarantee_or_a_receipt(books):
     for forged in ({}, {**receipt, "hash": "checked by the hub"}, {**receipt, "key": "x" * 5000}):
         with pytest.raises(ContributionRejected, match="wrong kind"):
             Contribution.load(with_facts(file, receipt=forged))
+    with pytest.raises(ContributionRejected, match="a fact is missing or of the wrong kind"):
+        Contribution.load(with_facts(file, remark="x" * 65_536))
     for name in ("software", "created"):
         with pytest.raises(ContributionRejected, match="wrong kind"):
             Contribution.load(with_facts(file, **{name: "x" * 5000}))

@@ -7,11 +7,9 @@ from its number.
 
 import copy
 import gc
-import hashlib
 import json
 import math
 import random
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,13 +32,13 @@ from consilience.files.sealed import (
     SigningKey,
     canonical,
     is_signed,
-    message_of,
 )
 from consilience.hub.api.app import create_app
 from consilience.hub.api.routes import ROUTES
 from consilience.hub.auth import hash_password
 from consilience.protocol import ERRORS, HEADER, digest, sign_request
 from consilience.study.collect import Publication
+from forgery import Forge, dumped
 
 SHORT, LONG = 100, 100_000
 MOST_GROWTH = 128 << 20  # bytes of resident memory over all examples
@@ -48,60 +46,6 @@ lenient = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 # ------------------------------------------------------------------------------------- making files
-
-
-class Forge:
-    """A file made by hand, so that every part of it can be wrong while its signature is right."""
-
-    def __init__(self, sealed: Sealed, key: SigningKey) -> None:
-        self.kind, self.key = sealed.kind, key
-        self.facts = {
-            name: copy.deepcopy(value) for name, value in sealed.facts.items() if name != "tensors"
-        }
-        self.facts["key"] = key.public
-        self.tensors = {name: np.array(tensor) for name, tensor in sealed.tensors.items()}
-        self.text: Callable[[dict[str, Any]], str] = _dumped
-        self.header: Callable[[dict[str, Any]], str] = _dumped
-        self.length: int | None = None
-        self.tail = b""
-
-    def to_bytes(self) -> bytes:
-        names = {
-            "float64": "F64",
-            "int64": "I64",
-            "uint8": "U8",
-            "bool": "BOOL",
-            "float32": "F32",
-            "float16": "F16",
-        }
-        listed, header, body, at = {}, {}, b"", 0
-        for name, tensor in self.tensors.items():
-            content = np.ascontiguousarray(tensor).tobytes()
-            form = {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
-            listed[name] = {**form, "sha256": hashlib.sha256(content).hexdigest()}
-            offsets = [at, at + len(content)]
-            header[name] = {
-                "dtype": names[form["dtype"]],
-                "shape": form["shape"],
-                "data_offsets": offsets,
-            }
-            body, at = body + content, at + len(content)
-        text = self.text({**self.facts, "tensors": listed})
-        signed = self.key.sign(
-            message_of(self.kind, "") + text.encode(errors="surrogatepass")
-        ).hex()
-        header["__metadata__"] = {"consilience": text, "kind": self.kind, "signature": signed}
-        top = self.header(header).encode(errors="surrogatepass")
-        return (
-            struct.pack("<Q", len(top) if self.length is None else self.length)
-            + top
-            + body
-            + self.tail
-        )
-
-
-def _dumped(facts: Any) -> str:
-    return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 NUMBERS = (
@@ -249,21 +193,21 @@ def _lie_in_text(rng: random.Random, forge: Forge) -> None:
         lambda facts: json.dumps(
             {**facts, "site": "nör\ud800th"}, sort_keys=True, separators=(",", ":")
         ),
-        lambda facts: _dumped(facts) + rng.choice((" ", "\n", "\0", "}", "{}", "\ufeff")),
-        lambda facts: rng.choice((" ", "\ufeff", "\t")) + _dumped(facts),
-        lambda facts: _dumped(facts)[:-1] + ',"site":"south"}',
-        lambda facts: '{"aa":' + rng.choice(ODD_NUMBERS) + "," + _dumped(facts)[1:],
+        lambda facts: dumped(facts) + rng.choice((" ", "\n", "\0", "}", "{}", "\ufeff")),
+        lambda facts: rng.choice((" ", "\ufeff", "\t")) + dumped(facts),
+        lambda facts: dumped(facts)[:-1] + ',"site":"south"}',
+        lambda facts: '{"aa":' + rng.choice(ODD_NUMBERS) + "," + dumped(facts)[1:],
         lambda facts: (
             '{"aa":'
             + "[" * (n := rng.choice((20, 1000, 50_000)))
             + "]" * n
             + ","
-            + _dumped(facts)[1:]
+            + dumped(facts)[1:]
         ),
-        lambda facts: _dumped(facts).replace(":1", ":1.0", 1),
-        lambda facts: _dumped(facts)[: rng.randrange(len(_dumped(facts)))],
-        lambda facts: _dumped(list(facts.items())),
-        lambda facts: '{"aa":"' + "a" * rng.choice((1 << 16, 5 << 20)) + '",' + _dumped(facts)[1:],
+        lambda facts: dumped(facts).replace(":1", ":1.0", 1),
+        lambda facts: dumped(facts)[: rng.randrange(len(dumped(facts)))],
+        lambda facts: dumped(list(facts.items())),
+        lambda facts: '{"aa":"' + "a" * rng.choice((1 << 16, 5 << 20)) + '",' + dumped(facts)[1:],
     )  # fmt: skip
     # Five megabytes are worth a try, and cost as much as a hundred others.
     forge.text = ways[rng.randrange(len(ways) - (rng.random() > 0.02))]
@@ -303,8 +247,8 @@ def _lie_in_header(rng: random.Random, forge: Forge) -> None:
                 ("F32", "F16", "BF16", "F8_E4M3", "U64", "I8", "", None, 7, "f64", "C64")
             )
         elif how == 4:
-            whole = _dumped(header)
-            return whole[:-1] + f',"{name}":{_dumped(entry)}' + "}"
+            whole = dumped(header)
+            return whole[:-1] + f',"{name}":{dumped(entry)}' + "}"
         elif how == 5:
             header["__metadata__"][rng.choice(("more", "kind", "signature", "consilience"))] = (
                 _hostile(rng)
@@ -324,13 +268,13 @@ def _lie_in_header(rng: random.Random, forge: Forge) -> None:
         elif how == 9:
             del header[rng.choice(sorted(header))]
         elif how == 10:
-            return '{"a":' * rng.choice((50, 5000)) + _dumped(header)
+            return '{"a":' * rng.choice((50, 5000)) + dumped(header)
         else:
             header |= {
                 f"t{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
                 for i in range(rng.choice((3, 300)))
             }
-        return _dumped(header)
+        return dumped(header)
 
     if rng.random() < 0.75:
         forge.header = edit

@@ -1,6 +1,5 @@
 """A site that is killed at random and repeats its last command, while the hub is killed too."""
 
-import json
 import os
 import signal
 import time
@@ -11,14 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from consilience.errors import BudgetExceeded
-from consilience.files.contribution import Contribution
-from consilience.files.release import Release
-from consilience.files.sealed import SigningKey
 from consilience.hub.hub import Hub
-from consilience.privacy.guarantee import Budget
-from consilience.site.site import Site
-from forks import HubProcess, Mother, is_alive, kill, restart, settle
+from forks import HubProcess, Mother, SiteProcess, is_alive, kill, restart, settle
 
 N_SITES = 5
 # What a site does while it waits for its next training: most look again, one leaves, one changes
@@ -30,65 +23,6 @@ IDLE = (
     ["rotate", "fetch"],
     ["submit", "fetch"],
 )
-
-
-class Ward:
-    """A site with its own folder, whose process is started and killed again and again."""
-
-    def __init__(self, i: int, folder: Path, server: HubProcess, code: str, tools: Any) -> None:
-        self.folder, self.log = folder / f"site {i}", folder / f"site {i}.log"
-        table = folder / f"records {i}.csv"
-        tools.write_csv(table, tools.table(200, i))
-        self.log.touch()
-        self.job = {
-            "folder": str(self.folder),
-            "name": f"ward {i}",
-            "address": server.address,
-            "code": code,
-        }
-        self.job |= {"table": str(table), "idle": IDLE[i], "log": str(self.log)}
-
-    def notes(self) -> list[str]:
-        return self.log.read_text().splitlines()
-
-    def check(self, answered: dict[str, Any], kills_while_training: int, n: int) -> int:
-        """Compare ledger, files and what the hub has; return how many charges the kills wasted."""
-        site = Site(self.folder)
-        site.ledger.verify()
-        files = sorted((self.folder / "studies" / "demo").glob("contribution-*.safetensors"))
-        found = [Contribution.load(file) for file in files]
-        assert [one.sequence for one in found] == list(range(1, n + 1))
-        charges = {charge.key: charge for charge in site.ledger.charges()}
-        paid = [one.sealed.facts["receipt"]["key"] for one in found]
-        sealed = {key for key, charge in charges.items() if charge.state == "sealed"}
-        assert len(set(paid)) == n
-        assert set(paid) == sealed  # no result was paid for and lost, none left without its charge
-        wasted = len(charges) - n
-        assert 0 <= wasted <= kills_while_training
-        balance = site.ledger.balance("ward")
-        cost = sum(round(charge.epsilon * 10**9) for charge in charges.values())
-        assert round(balance.spent.epsilon * 10**9) == cost <= len(charges) * 10**9
-        assert balance.spent.epsilon <= balance.limit.epsilon
-        assert {
-            one.digest: one.sequence for one in found
-        } == answered  # each arrived, once, and nothing else did
-        for release in (self.folder / "studies" / "demo").glob("release-*.safetensors"):
-            Release.load(release)
-        for key in self.folder.glob("key*.pem"):
-            SigningKey.load(key)
-        for facts in self.folder.glob("**/*.json"):
-            json.loads(facts.read_text())
-        return wasted
-
-    def spend_the_rest(self) -> None:
-        """Allow a little more than was spent: one training run fits, and the next is refused."""
-        site = Site(self.folder)
-        limit = site.ledger.balance("ward").spent.epsilon + 1.5
-        site.ledger.allow("ward", Budget(epsilon=limit))
-        site.train("demo", self.job["table"], epsilon=1.0)
-        with pytest.raises(BudgetExceeded):
-            site.train("demo", self.job["table"], epsilon=1.0)
-        assert site.ledger.balance("ward").spent.epsilon <= limit
 
 
 def _survive(
@@ -112,14 +46,16 @@ def _survive(
     )
     server.start()
     server.wait()
-    wards = [Ward(i, folder, server, codes[i], tools) for i in range(N_SITES)]
+    wards = [SiteProcess(folder, f"ward {i}", tools.table(200, i), mother) for i in range(N_SITES)]
+    for ward, code, idle in zip(wards, codes, IDLE, strict=True):
+        ward.job |= {"address": server.address, "code": code, "idle": idle}
     generator = np.random.default_rng(0)
     killed: Counter[str] = Counter()
     training = [0] * N_SITES
     for k in range(n_kills):
         i = k % N_SITES
         ward = wards[i]
-        pid = mother.start(**ward.job, n=1 + k * per_site // n_kills, finish=False)
+        pid = ward.start(n=1 + k * per_site // n_kills, finish=False)
         before = len(ward.notes())
         # A fifth is killed while it starts, three of ten while they wait for their next training,
         # the rest at work.
@@ -157,7 +93,7 @@ def _survive(
         killed[f"site: {last}"] += 1
         training[i] += last in ("train", "between")
     for ward in wards:
-        pid = mother.start(**ward.job, n=per_site, finish=True)
+        pid = ward.start(n=per_site, finish=True)
         until = time.monotonic() + 120
         while is_alive(pid):
             assert time.monotonic() < until
@@ -170,7 +106,7 @@ def _survive(
     wasted = 0
     for i, ward in enumerate(wards):
         answered = {row["digest"]: row["sequence"] for row in rows if row["site"] == f"ward {i}"}
-        wasted += ward.check(answered, training[i], per_site)
+        wasted += ward.check(answered, per_site, most_wasted=training[i])
         # while the hub is there: a rotation that was stopped is completed first
         ward.spend_the_rest()
     server.kill()

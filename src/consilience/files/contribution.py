@@ -52,6 +52,11 @@ _NONCE = re.compile("[0-9a-f]{64}")
 MOST_RECEIPT = 4096  # characters
 # Earlier versions did not round an epsilon up that they read off a profile: theirs may be lower.
 _ROUNDED = 1e-6
+# Whatever else a sender could write into a file would be kept for as long as the study is.
+_FACTS = frozenset(
+    "learner settings classes n_features size events guarantee site receipt study sequence "
+    "software created nonce key tensors".split()
+)
 
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -375,6 +380,7 @@ class Contribution(SignedFile):
         typed = all(type(facts.get(n)) is kind for kind, names in expected.items() for n in names)
         if not (
             typed
+            and set(facts) <= _FACTS
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())
             and 1 <= len(facts["site"]) <= 200
