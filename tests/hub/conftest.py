@@ -309,6 +309,13 @@ class World:
         body = contribution if isinstance(contribution, bytes) else contribution.sealed.to_bytes()
         return self.call(ward, "POST", f"/api/studies/{study}/contributions", body, **signing)
 
+    def second_folder(self) -> Path:
+        """Return the folder of a worker on another machine, which was given only the hub's key."""
+        folder = self.folder / "elsewhere"
+        folder.mkdir()
+        shutil.copy(self.folder / "hub" / "hub.key", folder)
+        return folder
+
     def fill(self, study: Study, n_sites: int) -> list[Ward]:
         """Let sites enrol and contribute."""
         wards = [self.ward(f"ward {i}", study.name) for i in range(n_sites)]
@@ -350,6 +357,32 @@ def world(tmp_path: Path, url: str | None, request: Any) -> Iterator[World]:
 def sqlite_world(tmp_path: Path, request: Any) -> Iterator[World]:
     with Client(create_app(quick(tmp_path / "hub", **getattr(request, "param", {})))) as client:
         yield World(client, tmp_path)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return an empty bucket on a server that speaks S3."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    facts = {
+        "ENDPOINT_URL": f"http://{host}:{port}",
+        "ACCESS_KEY_ID": "k",
+        "SECRET_ACCESS_KEY": "s",
+    }
+    for name, value in {**facts, "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    httpx.post(
+        f"{facts['ENDPOINT_URL']}/moto-api/reset"
+    )  # buckets outlive the server within a process
+    boto3.client("s3").create_bucket(Bucket="shared")
+    try:
+        yield boto3.resource("s3").Bucket("shared")
+    finally:
+        server.stop()
 
 
 @pytest.fixture

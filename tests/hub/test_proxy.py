@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 
+from consilience.files.release import Release
 from consilience.files.sealed import SigningKey
+from consilience.hub import operating
 from consilience.hub.api.app import create_app
 from consilience.hub.auth import hash_password
-from consilience.protocol import HEADER, sign_request
-from forks import HubProcess
+from consilience.protocol import HEADER, digest, sign_request
+from forks import HubProcess, Mother, settle
 from proxies import (
     CONTRIBUTIONS,
     PAGE,
@@ -98,17 +100,24 @@ def test_a_hub_behind_the_nginx_of_the_page(tmp_path: Path, tools: Any) -> None:
 
 
 def test_workers_on_several_machines_behind_the_nginx_of_the_page(
-    tmp_path: Path, tools: Any
+    tmp_path: Path, postgres: Any, bucket: Any, tools: Any
 ) -> None:
-    """Workers speak HTTPS to the proxy, and believe it alone about the sender's address."""
+    """Each has a folder of its own; they share a database, a bucket and the hub's key.
+
+    They speak HTTPS to the proxy, and believe it alone about the sender's address.
+    """
+    url = postgres.database()
     cert, key = certify(tmp_path, "hub-worker")
-    with prepared(tmp_path, None, tools, 2) as world, ExitStack() as stack:
+    with prepared(tmp_path, url, tools, 2) as world, ExitStack() as stack:
+        with operating.opened(tmp_path / "hub", url) as hub:
+            hub.store.use_bucket("s3://shared/hub", "operator")
+        mother = Mother("hub", tmp_path / "log")
+        stack.callback(mother.end)
         workers = []
-        for _ in range(2):
-            worker = HubProcess(tmp_path / "hub", log=tmp_path / "log")
+        for folder in (tmp_path / "hub", world.second_folder()):
+            worker = HubProcess(folder, url, mother=mother)
             tls = {"cert": str(cert), "key": str(key), "proxies": ["127.0.0.1"]}
-            worker.job |= {**tls, "by_guess": (1e-6, 1)}
-            stack.callback(worker.end)
+            worker.job |= {**tls, "by_guess": (1e-6, 1), "small_bytes": -1}
             worker.start()
             stack.callback(worker.kill)
             workers.append(worker)
@@ -124,9 +133,25 @@ def test_workers_on_several_machines_behind_the_nginx_of_the_page(
         session = log_in(client, "bea", PASSWORD)
         assert session.status_code == 303
         assert "Secure" in session.headers["set-cookie"]
-        for ward in world.wards.values():
+        # Each file goes to the bucket through one of the workers, and any of them serves it.
+        north, south = world.wards.values()
+        for ward in (north, south):
             assert submit(client, ward, ward.train(world.study).sealed.to_bytes()).is_success
-        workers[0].kill()  # nginx asks the other one
+        settle(tmp_path / "hub", url)
+        workers[0].kill()  # nginx asks the other one, which has no file of its own but the key
         assert client.get("/studies").status_code == 200
+        body = north.train(world.study, sequence=2).sealed.to_bytes()
+        assert submit(client, north, body).is_success
+        settle(tmp_path / "elsewhere", url)
+        path = "/api/studies/demo/release"
+        header = sign_request(south.key, "GET", path, digest(b""))
+        answer = client.get(path, headers={HEADER: header})
+        release = Release.load(answer.content, key=world.hub.key.public)
+        assert len(release.sources) == 2
         entries = world.hub.store.audit(limit=1000)
-        assert [one["action"] for one in entries].count("contribution accepted") == 2
+        assert [one["action"] for one in entries].count("contribution accepted") == 3
+        kept = {one.key for one in bucket.objects.all()}
+        named = {row["sha256"] for row in world.hub.store.contributions("demo")}
+        assert {f"hub/{name}" for name in named} <= kept
+        assert not (tmp_path / "elsewhere" / "hub.sqlite").exists()
+    assert "Traceback" not in (tmp_path / "log").read_text()

@@ -3,7 +3,6 @@
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import boto3
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
 
 from consilience.errors import SettingsError
 from consilience.files.release import Release
@@ -31,37 +29,6 @@ CONTRIBUTIONS = "/api/studies/demo/contributions"
 def use_bucket(folder: Path, address: str, *, url: str | None = None) -> int:
     with commands.opened(folder, url) as hub:
         return hub.store.use_bucket(address, "operator")
-
-
-@pytest.fixture
-def bucket(monkeypatch: Any) -> Iterator[Any]:
-    """Return an empty bucket on a server that speaks S3."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    facts = {
-        "ENDPOINT_URL": f"http://{host}:{port}",
-        "ACCESS_KEY_ID": "k",
-        "SECRET_ACCESS_KEY": "s",
-    }
-    for name, value in {**facts, "DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    httpx.post(
-        f"{facts['ENDPOINT_URL']}/moto-api/reset"
-    )  # buckets outlive the server within a process
-    boto3.client("s3").create_bucket(Bucket="shared")
-    try:
-        yield boto3.resource("s3").Bucket("shared")
-    finally:
-        server.stop()
-
-
-def second_folder(world: Any) -> Path:
-    """Return the folder of a worker on another machine, which was given only the hub's key."""
-    folder = world.folder / "elsewhere"
-    folder.mkdir()
-    shutil.copy(world.folder / "hub" / "hub.key", folder)
-    return folder
 
 
 # ------------------------------------------------------------------------------------------ backups
@@ -106,7 +73,7 @@ def test_a_worker_without_the_hubs_key_does_not_start(world: Any, url: str, tool
     hub.close()
     with pytest.raises(SettingsError, match=r"Copy hub\.key"):
         Hub(tools.quick(world.folder / "other", url))
-    hub = Hub(tools.quick(second_folder(world), url))
+    hub = Hub(tools.quick(world.second_folder(), url))
     assert hub.key.public == world.hub.key.public
     hub.close()
 
@@ -118,7 +85,7 @@ def test_a_worker_without_the_hubs_ledger_draws_nothing(world: Any, url: str, to
     noisy = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
     world.fill(world.add_study(tools.study_text(hub="trusted", aggregator=noisy)), 2)
     allow(world.folder / "hub", "demo", Budget(epsilon=3.0), url=url)
-    folder = second_folder(world)
+    folder = world.second_folder()
     shutil.copytree(world.folder / "hub" / "files", folder / "files")
     for ask in (
         lambda: allow(folder, "demo", Budget(epsilon=3.0), url=url),
@@ -154,7 +121,7 @@ def test_files_in_a_bucket_serve_workers_on_several_machines(
     assert use_bucket(world.folder / "hub", "s3://shared/hubs/one", url=url) == 2
     kept = {one.key.removeprefix("hubs/one/") for one in bucket.objects.all()}
     assert kept == {row["sha256"] for row in world.hub.store.contributions("demo")}
-    folder = second_folder(world) if url is not None else world.folder / "hub"
+    folder = world.second_folder() if url is not None else world.folder / "hub"
     with tools.Client(
         create_app(tools.quick(folder, url, small_bytes=-1))
     ) as client:  # a worker that has seen none of it
@@ -253,7 +220,7 @@ def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> No
         name: Sealed.seal("contribution", {**facts, "site": name}, trained.tensors, key).to_bytes()
         for name, key in keys.items()
     }
-    workers = [HubProcess(folder, url) for folder in (world.folder / "hub", second_folder(world))]
+    workers = [HubProcess(folder, url) for folder in (world.folder / "hub", world.second_folder())]
     for worker in workers:
         worker.start()
     for worker in workers:

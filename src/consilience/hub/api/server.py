@@ -1,9 +1,10 @@
 """The server under the hub: it closes connections that only wait, and its log stays short.
 
-A connection must send a complete header in time, take its answer in time, and send a body at a
-least rate (`receive` in `requests.py`). Connections are counted, in total and for each address.
-Where there are too many, the one that has waited longest for its header is closed, so that idle
-connections never keep out one that asks for something.
+A connection must end its TLS handshake and send a complete header in time, take its answer at a
+least rate, and send a body at the same rate (`receive` in `requests.py`). Connections are counted,
+in total and for each address, from before the handshake. Where there are too many, the one that has
+waited longest for its header is closed, so that idle connections never keep out one that asks for
+something.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 import ssl
 import sys
 import threading
@@ -28,7 +30,7 @@ BACKLOG = 128  # connections that the event loop accepts at once
 MOST_FILES = 1 << 16  # open files and connections that the hub asks the system for
 LINES_A_MINUTE = 10  # of one kind
 MOST_KINDS = 500
-HANDSHAKE_SECONDS = 10.0
+SEND_BUFFER = 1 << 18  # bytes of an answer that the system keeps for a slow reader
 
 
 class Lobby:
@@ -63,22 +65,39 @@ class Lobby:
 
 
 class Connection(H11Protocol):
-    """One connection: uvicorn's protocol with a time limit for headers and for answers."""
+    """One connection: uvicorn's protocol with time limits for handshakes, headers and answers."""
 
     lobby: Lobby
+    address = ""  # the network address of the other side, which may be a proxy
+    _is_made = False
     _header: asyncio.TimerHandle | None = None
     _answer: asyncio.TimerHandle | None = None
+    _patience = 0.0  # seconds for which an answer may still wait for its reader
+    _paused = (0.0, 0)  # since when it waits, and how many bytes do
 
-    @property
-    def address(self) -> str:
-        """The network address of the other side, which may be a proxy."""
-        return self.client[0] if self.client else ""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a header."""
-        super().connection_made(transport)
+    def arrive(self, transport: asyncio.Transport) -> None:
+        """Begin to wait: for a TLS handshake, if there is one, and for a header."""
+        self.transport = transport
+        connection, peer = map(transport.get_extra_info, ("socket", "peername"))
+        # The system says that there is room when a third is: of megabytes, that is minutes.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        self.address = str(peer[0]) if peer else ""
+        self._patience = self.lobby.settings.write_seconds
         self._await_header()
         self.lobby.enter(self)
+
+    def end_handshake(self, _: asyncio.Future[None]) -> None:
+        """Forget the connection if it did not come to TLS."""
+        if not self._is_made:
+            self._end_waiting()
+            self.lobby.leave(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to talk; with TLS, the connection has arrived before."""
+        super().connection_made(transport)
+        self._is_made = True
+        if transport.get_extra_info("sslcontext") is None:
+            self.arrive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -96,20 +115,26 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for the next request; the rest of a body that nobody read has as long."""
         super().on_response_complete()
-        if not self._is_busy() and not self.transport.is_closing():
+        self._patience = self.lobby.settings.write_seconds
+        is_over = self.transport.is_closing() and not self.transport.get_write_buffer_size()
+        if not self._is_busy() and not is_over:
             self._await_header()
 
     def pause_writing(self) -> None:
         """Begin to wait until the other side takes more of an answer."""
         super().pause_writing()
-        seconds = self.lobby.settings.write_seconds
-        self._answer = self.loop.call_later(seconds, self.transport.abort)
+        self._paused = self.loop.time(), self.transport.get_write_buffer_size()
+        self._answer = self.loop.call_later(self._patience, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop waiting: the other side took more of an answer."""
+        """Stop waiting: the other side took more of an answer, and earned time by it."""
         if self._answer is not None:
             self._answer.cancel()
             self._answer = None
+            (since, size), settings = self._paused, self.lobby.settings
+            taken = size - self.transport.get_write_buffer_size()
+            left = self._patience - (self.loop.time() - since) + taken / settings.least_rate
+            self._patience = min(settings.write_seconds, left)
             super().resume_writing()
 
     def close(self) -> None:
@@ -121,10 +146,12 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_header(self) -> None:
+        """Wait for a header; the rest of the last answer may have to be taken before."""
         self._end_waiting()
         self.lobby.waiting[self] = None
-        seconds = self.lobby.settings.header_seconds
-        self._header = self.loop.call_later(seconds, self.close)
+        settings, rest = self.lobby.settings, self.transport.get_write_buffer_size()
+        more = (rest + 2 * SEND_BUFFER) / settings.least_rate if rest else 0.0
+        self._header = self.loop.call_later(settings.header_seconds + more, self.close)
 
     def _end_waiting(self) -> None:
         self.lobby.waiting.pop(self, None)
@@ -134,15 +161,22 @@ class Connection(H11Protocol):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that waits for TLS handshakes no longer than for headers."""
+    """An event loop that shows connections to the lobby before their TLS handshake, not after."""
 
-    async def create_server(  # type: ignore[override]
-        self, *arguments: object, ssl: ssl.SSLContext | None = None, **more: object
-    ) -> asyncio.Server:
-        """Create a server."""
-        if ssl is not None:
-            more["ssl_handshake_timeout"] = HANDSHAKE_SECONDS
-        return await super().create_server(*arguments, ssl=ssl, **more)  # type: ignore[call-overload, no-any-return]
+    def _make_ssl_transport(
+        self,
+        rawsock: socket.socket,
+        protocol: asyncio.BaseProtocol,
+        sslcontext: ssl.SSLContext,
+        waiter: asyncio.Future[None] | None = None,
+        **more: object,
+    ) -> asyncio.Transport:
+        make = super()._make_ssl_transport  # type: ignore[misc]
+        transport: asyncio.Transport = make(rawsock, protocol, sslcontext, waiter, **more)
+        if isinstance(protocol, Connection) and waiter is not None:
+            self.call_soon(protocol.arrive, transport)  # when it has a connection under it
+            waiter.add_done_callback(protocol.end_handshake)
+        return transport
 
 
 class LineLimit(logging.Filter):
