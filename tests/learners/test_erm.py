@@ -5,6 +5,7 @@ break it.
 import math
 import tracemalloc
 from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -348,10 +349,62 @@ def test_extended_precision_takes_over_where_double_cannot_vouch():
     assert solution.coef.dtype == np.longdouble
 
 
+def decimal_gradient(X, y, loss, coef, lam, b):
+    """The gradient from its definition, record by record, in 150 digits."""
+    with localcontext(Context(prec=150)):
+        rows = [[Decimal(float(value)) for value in row] for row in X]
+        total = [Decimal(lam) * f + Decimal(float(v)) for f, v in zip(coef, b, strict=True)]
+        for row, label in zip(rows, y, strict=True):
+            z = sum((f * x for f, x in zip(coef, row, strict=True)), Decimal(0))
+            label = Decimal(float(label))
+            if isinstance(loss, Logistic):
+                slope = -label / (1 + (label * z).exp())
+            elif isinstance(loss, HuberHinge):
+                h = Decimal(loss.h)
+                slope = -label * min(max((1 + h - label * z) / (2 * h), Decimal(0)), Decimal(1))
+            else:
+                k = Decimal(loss.threshold)
+                slope = min(max(z - label, -k), k)
+            total = [t + slope * x for t, x in zip(total, row, strict=True)]
+        return float(sum(t * t for t in total).sqrt())
+
+
+@pytest.mark.parametrize("loss", [Logistic(), HuberHinge(0.3), Huber(0.2, 1.0)], ids=name_of)
+def test_decimal_numbers_take_over_where_extended_precision_cannot_vouch(loss):
+    X, y = problem(loss, 60, 4)
+    b, lam, tolerance = np.full(4, 2.0), 0.01, 1e-35
+    part = Problem(loss, regularization=lam, linear=b)
+    solution = solve(X, y, part, tolerance=tolerance)
+    assert solution.gradient_norm <= tolerance
+    assert decimal_gradient(X, y, loss, solution.coef, lam, b) <= 1.25 * tolerance
+    near = solve(X, y, part, tolerance=1e-9)
+    assert np.linalg.norm(solution.coef.astype(np.float64) - near.coef) <= 2e-9 / lam
+
+
+def test_decimal_numbers_solve_for_several_classes_sparse_and_matrix():
+    X, y = problem(Softmax(3), 60, 4)
+    softmax = Problem(Softmax(3), regularization=0.1)
+    for records in (X, sparse.csr_array(X)):
+        assert solve(records, y, softmax, tolerance=1e-35).gradient_norm <= 1e-35
+    X, y = problem(Logistic(), 60, 4)
+    curved = Problem(Logistic(), regularization=0.1, matrix=np.eye(4))
+    deep, near = (solve(X, y, curved, tolerance=t).coef for t in (1e-35, 1e-9))
+    assert np.linalg.norm(deep.astype(np.float64) - near) <= 1e-8
+
+
+def test_plain_steps_alone_reach_the_tolerance_in_decimal_numbers(monkeypatch):
+    X, y = problem(Logistic(), 30, 3)
+    monkeypatch.setattr(erm._Total, "inverse_hessian", lambda *_: lambda gradient: -gradient)
+    total = erm._total_over(X, y, Problem(Logistic(), regularization=2.0), np.float64)
+    _, norm = erm._refine(total, np.zeros(3), 1e-30, lambda gradient: -gradient)
+    assert norm <= 1e-30
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tolerance": 1e-30},
+        {"tolerance": 1e-100},
+        {"tolerance": 0.0},
         {"tolerance": math.nan},
         {"regularization": 0.0},
         {"regularization": math.nan},

@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.errors import GuaranteeVoid, SettingsError
+from consilience.learners import erm
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
 from consilience.learners.perturbation import LinearTask, logistic_gap, plan_linear
 from consilience.tables.chunks import ParquetRows
@@ -321,3 +322,43 @@ def test_real_digits_are_told_apart_at_epsilon_one(data_folder):
     fitted = PrivateLogisticRegression(epsilon=1.0, delta=1e-5, data_norm=9.0, classes=[3, 7])
     fitted.fit(X[train], digits.label[train])
     assert fitted.score(X[~train], digits.label[~train]) > 0.9
+
+
+@pytest.mark.parametrize("mechanism", ["objective", "output"])
+@pytest.mark.parametrize("kind", [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge])
+def test_no_table_is_too_large_for_the_tolerance_that_was_planned(kind, mechanism, monkeypatch):
+    """Its size is private under add-remove, so neither an error nor a refusal may depend on it."""
+    X, y = made_up(80)
+    more = {"label_bound": 1.0} if kind is PrivateRidge else {"classes": [0, 1]}
+    learner = kind(
+        epsilon=1.0,
+        neighbours="add-remove",
+        public_size=1,
+        mechanism=mechanism,
+        noise=Noise(seed=4),
+        **more,
+    )
+    expected = learner.fit(X, y).coef_.copy()
+    bound = erm.gradient_error
+
+    def as_of_many(facts, dtype=np.float64):
+        """As if there were so many records that neither precision can vouch for the tolerance."""
+        return bound(facts, dtype) * (1 if dtype is erm.Decimal else 1e15)
+
+    monkeypatch.setattr(erm, "gradient_error", as_of_many)
+    np.testing.assert_allclose(
+        learner.fit(X, y).coef_, expected, rtol=1e-3
+    )  # closing noise is never seeded
+
+
+def test_any_number_of_records_can_be_certified():
+    """The planned tolerance of the worst settings, and as many records as there are addresses."""
+    for loss in (Logistic(), HuberHinge(1e-3), Softmax(1000), Huber(1e-3, 1.0)):
+        for lam in (1e-12, 1e-3, 1e6):
+            for noise in (1e-3, 1e6):
+                few = erm.PublicFacts(loss, 2**20, 10_000, lam, noise, 0.0, 1e-8 * lam)
+                planned = max(1e-8 * lam, 8 * erm.gradient_error(few))
+                many = few._replace(n_records=2**60, tolerance=planned)
+                steepness = lam + 2**60 * loss.curvature
+                error = 4 * erm.gradient_error(many, erm.Decimal)
+                assert error * steepness / lam <= planned

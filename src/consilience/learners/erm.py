@@ -7,7 +7,8 @@ Nothing here is random and nothing here is private. :func:`solve` minimises the 
 until the gradient *that it can vouch for* is shorter than a public tolerance. The privacy proofs of
 the linear learners need exactly that, for every data set and every b, so a miss is never an
 outcome: the solver goes on, with a method that has an a-priori bound, until the tolerance is met.
-What is refused (a tolerance below the arithmetic's own error) is refused before a record is read.
+Nor is a table ever too large for its tolerance: where doubles cannot vouch for it, extended
+precision does, and where that cannot, decimal numbers do, slowly.
 
 All sources of records are read as a stream of blocks that fit the processor's cache. A block is
 touched once for margins, slopes and gradient; a dense array is never copied.
@@ -20,7 +21,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -331,8 +333,9 @@ class PublicFacts(NamedTuple):
 class Solution:
     """What the solver guarantees: at `coef` the gradient is at most `gradient_norm` long.
 
-    `coef` is float64, or longdouble where the tolerance asked for more than float64 can certify.
-    `passes` counts how often all records were read.
+    `coef` is float64, longdouble where the tolerance asked for more than float64 can certify, or
+    decimal numbers (dtype object) where it asked for more than longdouble can. `passes` counts how
+    often all records were read.
     """
 
     coef: Array
@@ -350,6 +353,10 @@ _BLOCK_RECORDS = 4096
 _SUBSET_SHARE = 16
 _SUBSET_RECORDS_PER_FEATURE = 20
 _SUBSET_RECORDS = 1 << 15
+
+# For tolerances that extended precision cannot certify: 100 digits are enough for any number of
+# records that a computer can hold, with any regularisation.
+_DECIMAL = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 _MEMORY = 20  # steps from which the quasi-Newton direction learns
 _STRICT_AFTER = 100  # passes; see _descend
@@ -406,6 +413,24 @@ class _Total:
         if whole is not None:
             total += self.weight * whole
         return total
+
+    def decimal_gradient(self, coef: Any) -> Any:
+        """Return the gradient at `coef`, all in decimal numbers; within `gradient_error`."""
+        floats = {
+            each.name: Decimal(value)
+            for each in fields(cast(Any, self.loss))
+            if isinstance(value := getattr(self.loss, each.name), float)
+        }
+        exact = replace(cast(Any, self.loss), **floats)
+        sums = self._gather(functools.partial(_decimal_slopes, exact, coef))
+        with localcontext(_DECIMAL):
+            total = coef * Decimal(self.regularization)
+            if self.linear is not None:
+                total += _as_decimal(self.linear)
+            if self.matrix is not None:
+                total += _as_decimal(self.matrix) @ coef
+            whole: Any = _paired(one for one in sums if one is not None)
+            return total if whole is None else total + whole * Decimal(self.weight)
 
     def inverse_hessian(self, coef: Array) -> Inverse:
         """Return the map g -> H⁻¹g at `coef`; if H is too large to keep, by its diagonal alone."""
@@ -510,6 +535,24 @@ def _slopes(loss: Loss, coef: Array, dtype: DTypeLike, unit: float, chunks: Chun
     return _paired(loss.slope(coef @ X.T, y) @ X for X, y in _blocks(chunks, loss, dtype))
 
 
+def _as_decimal(numbers: Array | Labels) -> Any:
+    return np.asarray(np.frompyfunc(Decimal, 1, 1)(numbers), object)
+
+
+def _decimal_slopes(loss: Loss, coef: Any, chunks: Chunks) -> Any:
+    """Return Σ slope·x in decimal numbers, for a loss whose constants are such."""
+
+    def products() -> Iterator[Any]:
+        for X, y in _blocks(chunks, loss, np.float64):
+            dense: Any = cast(sparse.csr_array, X).toarray() if sparse.issparse(X) else X
+            rows = _as_decimal(dense)
+            labels = _as_decimal(y) if loss.n_outputs == 1 else y
+            yield loss.slope(coef @ rows.T, labels) @ rows
+
+    with localcontext(_DECIMAL):
+        return _paired(products())
+
+
 def _curved(loss: Loss, coef: Array, chunks: Chunks) -> Iterator[tuple[Matrix, Array]]:
     k = loss.n_outputs
     for X, y in _blocks(chunks, loss, np.float64):
@@ -563,6 +606,13 @@ def _gram(X: Matrix, weights: Array) -> Array:
     return np.asarray(X.T @ wide.reshape(len(X), -1)).reshape(X.shape[1], *wide.shape[1:])
 
 
+def _unit(dtype: DTypeLike) -> float:
+    """Return the unit roundoff of `dtype`."""
+    if dtype is Decimal:
+        return 0.5 * 10.0 ** (1 - _DECIMAL.prec)
+    return float(np.finfo(dtype).eps) / 2
+
+
 def gradient_error(facts: PublicFacts, dtype: DTypeLike = np.float64) -> float:
     """Bound the rounding error of the gradient computed in `dtype` by public facts alone.
 
@@ -588,7 +638,7 @@ def gradient_error(facts: PublicFacts, dtype: DTypeLike = np.float64) -> float:
        between partitions (`_paired`), and neither has more parts than records. Regulariser, M and b
        add one product and at most three sums.
     """
-    u = float(np.finfo(dtype).eps) / 2
+    u = _unit(dtype)
     loss, n, n_features, lam, linear_norm, matrix_norm, tolerance = facts
     k = loss.n_outputs
 
@@ -641,8 +691,8 @@ def solve(
     Raises
     ------
     SettingsError
-        If a parameter cannot work: in particular a `tolerance` below four times the rounding error
-        of extended precision. None of this depends on the records.
+        If a parameter cannot work: in particular a `tolerance` that is not positive, or so small
+        that 100 digits are too few, which no number of records makes a planned one.
     GuaranteeVoid
         If the records are not finite.
     """
@@ -656,10 +706,12 @@ def solve(
         matrix_norm=0.0 if total.matrix is None else float(np.linalg.norm(total.matrix)),
         tolerance=tolerance,
     )
-    floors = [4 * gradient_error(facts, dtype) for dtype in (np.float64, np.longdouble)]
-    if not tolerance >= floors[1]:
+    floors = [4 * gradient_error(facts, dtype) for dtype in (np.float64, np.longdouble, Decimal)]
+    # What a plain step of `_refine` gains has to exceed the rounding.
+    least = floors[2] * total.steepness / total.regularization
+    if not tolerance >= least:
         raise SettingsError(
-            f"The 'tolerance' parameter of solve must be at least {floors[1]:.3g}, four times the "
+            f"The 'tolerance' parameter of solve must be at least {least:.3g}, four times the "
             f"rounding error of this problem's gradient. Got {tolerance!r} instead. No record was "
             "read. Raise it or the regularization."
         )
@@ -667,7 +719,10 @@ def solve(
         coef, norm, inverse = _climb(total, max(tolerance, floors[0]), start)
         if tolerance < floors[0]:
             total = replace(total, dtype=np.longdouble)
-            coef, norm, _ = _descend(total, coef.astype(np.longdouble), tolerance, inverse)
+            reached = max(tolerance, floors[1])
+            coef, norm, inverse = _descend(total, coef.astype(np.longdouble), reached, inverse)
+        if tolerance < floors[1]:
+            coef, norm = _refine(total, coef, tolerance, inverse)
     return Solution(coef, norm, total.passes)
 
 
@@ -774,6 +829,34 @@ def _descend(
     return coef, norm, inverse
 
 
+def _refine(total: _Total, coef: Array, tolerance: float, inverse: Inverse) -> tuple[Any, float]:
+    """Go on in decimal numbers from where extended precision ended.
+
+    A step in the metric of the last Hessian, or of a new one, is taken if it shortens the gradient
+    by a tenth. If neither does, a plain step g/steepness takes its place: with Hessians between λ
+    and steepness it shortens the gradient by the factor 1 - λ/steepness, and the caller saw to it
+    that rounding, of a gradient longer than the tolerance, is less than half of that. So this ends.
+    """
+    at = _as_decimal(coef.astype(np.float64))
+    gradient = total.decimal_gradient(at)
+    while (norm := _decimal_norm(gradient)) > tolerance:
+        for renew in (False, True):
+            inverse = total.inverse_hessian(at.astype(np.float64)) if renew else inverse
+            with localcontext(_DECIMAL):
+                # As a number of about 1, lest it underflows.
+                scaled = (gradient / Decimal(norm)).astype(np.float64)
+                trial = at - _as_decimal(inverse(scaled)) * Decimal(norm)
+            ahead = total.decimal_gradient(trial)
+            if shorter := _decimal_norm(ahead) <= 0.9 * norm:
+                break
+        if not shorter:
+            with localcontext(_DECIMAL):
+                trial = at - gradient / Decimal(total.steepness)
+            ahead = total.decimal_gradient(trial)
+        at, gradient = trial, ahead
+    return at, norm
+
+
 def _direction(
     gradient: Array, steps: deque[tuple[Array, Array, float]], inverse: Inverse, *, rescale: bool
 ) -> Array:
@@ -818,6 +901,12 @@ def _step(
         share = low_slope / (low_slope - high_slope)
         step = 4 * step if high == math.inf else low + min(max(share, 0.1), 0.9) * (high - low)
     return trial, gradient
+
+
+def _decimal_norm(gradient: Any) -> float:
+    """Return the norm of decimal numbers, rounded up by more than its own error."""
+    with localcontext(_DECIMAL):
+        return float((gradient * gradient).sum().sqrt()) * (1 + 1e-15)
 
 
 def _norm(gradient: Array) -> float:

@@ -407,7 +407,7 @@ def train_linear(task: LinearTask, plan: LinearPlan, source: Source) -> Array:
     if plan.closing is not None:
         # Only a table far beyond its declared size has a longer minimum. Projecting is
         # post-processing of the ideal one and brings the computed one no farther from it, and now
-        # storing doubles moves it by a public amount.
+        # storing doubles moves it by a public amount, also if decimal numbers are stored twice.
         coef = coef.astype(np.longdouble)
         coef *= min(1.0, plan.longest / max(np.linalg.norm(coef), np.longdouble(1e-300)))
     coef = np.asarray(coef, dtype=np.float64)
