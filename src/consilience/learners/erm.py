@@ -35,9 +35,11 @@ from consilience.errors import GuaranteeVoid, SettingsError
 Array = NDArray[np.floating[Any]]
 Labels = NDArray[Any]
 Matrix: TypeAlias = "NDArray[Any] | sparse.csr_array"
+Decimals = NDArray[np.object_]
 Inverse = Callable[[Array], Array]
 Chunks = Iterator[tuple[Matrix, Labels]]
 T = TypeVar("T")
+NumbersT = TypeVar("NumbersT", Array, Decimals)
 
 
 class Loss(Protocol):
@@ -338,7 +340,7 @@ class Solution:
     often all records were read.
     """
 
-    coef: Array
+    coef: Array | Decimals
     gradient_norm: float
     passes: int
 
@@ -414,7 +416,7 @@ class _Total:
             total += self.weight * whole
         return total
 
-    def decimal_gradient(self, coef: Any) -> Any:
+    def decimal_gradient(self, coef: Decimals) -> Decimals:
         """Return the gradient at `coef`, all in decimal numbers; within `gradient_error`."""
         floats = {
             each.name: Decimal(value)
@@ -429,8 +431,10 @@ class _Total:
                 total += _as_decimal(self.linear)
             if self.matrix is not None:
                 total += _as_decimal(self.matrix) @ coef
-            whole: Any = _paired(one for one in sums if one is not None)
-            return total if whole is None else total + whole * Decimal(self.weight)
+            whole = _paired(one for one in sums if one is not None)
+            if whole is not None:
+                total += whole * Decimal(self.weight)
+            return total
 
     def inverse_hessian(self, coef: Array) -> Inverse:
         """Return the map g -> H⁻¹g at `coef`; if H is too large to keep, by its diagonal alone."""
@@ -513,9 +517,9 @@ def _blocks(chunks: Chunks, loss: Loss, dtype: DTypeLike) -> Chunks:
             yield X[part].astype(dtype, copy=False), y[part].astype(label_dtype, copy=False)
 
 
-def _paired(items: Iterable[Array]) -> Array | None:
+def _paired(items: Iterable[NumbersT]) -> NumbersT | None:
     """Return the pairwise sum: each term passes at most log2(n) + 1 additions; None if empty."""
-    sums: list[Array] = []
+    sums: list[NumbersT] = []
     for index, item in enumerate(items, start=1):
         sums.append(item)
         while index % 2 == 0:
@@ -535,19 +539,20 @@ def _slopes(loss: Loss, coef: Array, dtype: DTypeLike, unit: float, chunks: Chun
     return _paired(loss.slope(coef @ X.T, y) @ X for X, y in _blocks(chunks, loss, dtype))
 
 
-def _as_decimal(numbers: Array | Labels) -> Any:
+def _as_decimal(numbers: Array | Labels) -> Decimals:
     return np.asarray(np.frompyfunc(Decimal, 1, 1)(numbers), object)
 
 
-def _decimal_slopes(loss: Loss, coef: Any, chunks: Chunks) -> Any:
+def _decimal_slopes(loss: Loss, coef: Decimals, chunks: Chunks) -> Decimals | None:
     """Return Σ slope·x in decimal numbers, for a loss whose constants are such."""
 
-    def products() -> Iterator[Any]:
+    def products() -> Iterator[Decimals]:
         for X, y in _blocks(chunks, loss, np.float64):
-            dense: Any = cast(sparse.csr_array, X).toarray() if sparse.issparse(X) else X
-            rows = _as_decimal(dense)
+            dense = cast(sparse.csr_array, X).toarray() if sparse.issparse(X) else X
+            rows = _as_decimal(cast(Labels, dense))
             labels = _as_decimal(y) if loss.n_outputs == 1 else y
-            yield loss.slope(coef @ rows.T, labels) @ rows
+            outputs = cast(Array, coef @ rows.T)
+            yield cast(Decimals, loss.slope(outputs, labels)) @ rows
 
     with localcontext(_DECIMAL):
         return _paired(products())
@@ -722,7 +727,8 @@ def solve(
             reached = max(tolerance, floors[1])
             coef, norm, inverse = _descend(total, coef.astype(np.longdouble), reached, inverse)
         if tolerance < floors[1]:
-            coef, norm = _refine(total, coef, tolerance, inverse)
+            exact, norm = _refine(total, coef, tolerance, inverse)
+            return Solution(exact, norm, total.passes)
     return Solution(coef, norm, total.passes)
 
 
@@ -829,7 +835,9 @@ def _descend(
     return coef, norm, inverse
 
 
-def _refine(total: _Total, coef: Array, tolerance: float, inverse: Inverse) -> tuple[Any, float]:
+def _refine(
+    total: _Total, coef: Array, tolerance: float, inverse: Inverse
+) -> tuple[Decimals, float]:
     """Go on in decimal numbers from where extended precision ended.
 
     A step in the metric of the last Hessian, or of a new one, is taken if it shortens the gradient
@@ -903,7 +911,7 @@ def _step(
     return trial, gradient
 
 
-def _decimal_norm(gradient: Any) -> float:
+def _decimal_norm(gradient: Decimals) -> float:
     """Return the norm of decimal numbers, rounded up by more than its own error."""
     with localcontext(_DECIMAL):
         return float((gradient * gradient).sum().sqrt()) * (1 + 1e-15)
