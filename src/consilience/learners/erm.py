@@ -426,7 +426,7 @@ class _Total:
         exact = replace(cast(Any, self.loss), **floats)
         sums = self._gather(functools.partial(_decimal_slopes, exact, coef))
         with localcontext(_DECIMAL):
-            total = coef * Decimal(self.regularization)
+            total: Decimals = coef * Decimal(self.regularization)
             if self.linear is not None:
                 total += _as_decimal(self.linear)
             if self.matrix is not None:
