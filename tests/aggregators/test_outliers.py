@@ -105,3 +105,28 @@ def test_the_constant_is_compared_on_the_scale_of_its_noise(data_norm):
             )
             members.append(learner.fit(data_norm * X, y))
         assert far(members, Average("equal")) == {}
+
+
+@pytest.mark.parametrize("learner", [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge])
+def test_labelled_records_show_a_model_that_no_likely_noise_makes_of_such_records(learner):
+    """It is no farther from the others than its noise allows, and the opposite of them."""
+    settings = {} if learner is PrivateRidge else {"classes": [0, 1]}
+    settings |= {"epsilon": 0.5, "regularization": 1e-4}
+    members = []
+    for seed in range(4):
+        fitted = learner(noise=Noise(seed=seed), **settings)
+        members.append(fitted.fit(*table(2000, seed)))
+    X, y = table(1000, 99)
+    assert find_far(members, Public(X, y)) == {}
+    members[1].coef_ = -members[1].coef_
+    assert find_far(members) == {}
+    (place, text), *more = find_far(members, Public(X[:30], y[:30]), Public(X, y)).items()
+    assert (place, more) == (1, [])
+    assert "Were its records like the public ones" in text
+    assert find_far(members, Public(X), Public(X[:100], y[:100])) == {}  # too few labels
+
+
+def test_sites_whose_records_all_differ_from_the_public_ones_are_not_named():
+    members = [linear(seed, 5.0, n=1000) for seed in range(4)]
+    X, y = table(1000, 99)
+    assert find_far(members, Public(X, 1 - y)) == {}

@@ -14,7 +14,9 @@ import numpy as np
 from scipy import stats
 
 from consilience.aggregators.base import Array, Ensemble
-from consilience.aggregators.members import Member, align_members, as_members
+from consilience.aggregators.members import Member, align_members, as_members, dense
+from consilience.learners.ball import HALF, into_ball, label_bound
+from consilience.privacy.vector_noise import is_in_objective, is_vector_noise, noise_variance
 from consilience.tables.public import Public
 
 FEWEST = 3  # members; of two, nobody can say which one is unlike the other
@@ -22,6 +24,7 @@ FAR = 5.0  # standard deviations, or typical distances
 FALSE_ALARMS = 1e-3  # chance that a coordinate of any of several honest, equal members is named
 TO_DEVIATION = 1.4826  # from the median distance to the standard deviation of a normal law
 MOST_RECORDS = 2000  # that members are asked about
+FEWEST_LABELLED = 200  # records that say what a model of such records is
 LARGEST_SHARE = 0.5
 
 
@@ -42,12 +45,15 @@ def find_far(
 
     Linear members are compared by their coefficients, as a whole and one by one (`names` are those
     of the features), others by what they say about the first public `records` that there are.
+    Labelled records also tell which noise a linear model would need to be one of such records.
     """
     found = as_members(members)
     if len(found) < FEWEST:
         return {}
     if all(member.is_linear for member in found):
-        return _far_coefficients(found, names)
+        labelled = [one for one in records if one is not None and one.y is not None]
+        largest = max(labelled, key=lambda one: len(np.asarray(one.y)), default=None)
+        return _far_minima(found, largest) | _far_coefficients(found, names)
     table = next((one for one in records if one is not None), None)
     return {} if table is None else _far_answers(found, table)
 
@@ -100,6 +106,54 @@ def _largest_expected(away: Array, noise: Array, typical: float) -> Array:
     by_noise = math.log(1 / chance) / math.sqrt(2) * np.hypot(noise, usual)
     by_chance = float(stats.t.isf(chance / 2, len(away) - 1)) * beyond
     return np.asarray(np.hypot(by_noise[:, None], by_chance))
+
+
+def _far_minima(members: Sequence[Member], records: Public | None) -> dict[int, str]:
+    """Find models that no likely noise makes of records like the public ones.
+
+    Noise in the objective is what balances its gradient at the minimum, and public records show
+    the gradient up to chance. This sees what the distance between coefficients hides, because that
+    one allows for noise along directions in which records hardly matter.
+    """
+    if records is None or len(np.asarray(records.y)) < FEWEST_LABELLED:
+        return {}
+    needed = [_needed_noise(member, records) for member in members]
+    if any(one is None for one in needed):
+        return {}
+    ratios = np.array(needed, np.float64)
+    usual = max(1.0, float(np.median(ratios)))  # sites' records may differ from the public ones
+    return {
+        place: f"Were its records like the public ones, it would need {ratio / usual:.3g} times "
+        "as much noise as it drew."
+        for place, ratio in enumerate(ratios.tolist())
+        if ratio > FAR * usual
+    }
+
+
+def _needed_noise(member: Member, records: Public) -> float | None:
+    """Return the noise that would explain a member, in units of its noise and of chance."""
+    learner, noises = member.learner, [one for one in member.events if is_vector_noise(one)]
+    known = getattr(learner, "mechanism", None) == "objective" and learner.unit == "record"
+    if not known or len(noises) != 1 or len(np.asarray(member.coef)) != 1 or not member.size:
+        return None
+    (noise,) = noises
+    assert is_in_objective(noise)
+    bound = label_bound(learner)
+    labels = np.asarray(records.y)
+    if member.classes is not None:
+        labels = np.where(labels == np.asarray(member.classes)[-1], 1.0, -1.0)
+    else:
+        labels = np.clip(labels.astype(np.float64) / bound, -1, 1)
+    vector = np.asarray(member.coef).ravel() / member.to_user
+    if member.has_constant:
+        vector = np.append(vector, np.asarray(member.intercept) / (HALF * bound))
+    X = np.asarray(into_ball(dense(records.X), learner))
+    n_classes = 0 if member.classes is None else len(member.classes)
+    slopes = learner.loss(n_classes).slope(X @ vector, labels)[:, None] * X
+    gradient = member.size * slopes.mean(axis=0) + noise.strong_convexity * vector
+    chance = member.size**2 * (1 / member.size + 1 / len(X)) * slopes.var(axis=0).sum()
+    drawn = len(vector) * noise_variance(noise, len(vector))
+    return float(np.linalg.norm(gradient) / math.sqrt(max(chance + drawn, 1e-300)))
 
 
 def _far_answers(members: Sequence[Member], records: Public) -> dict[int, str]:
