@@ -59,7 +59,7 @@ class Size:
     seconds: float  # in which it must be over
 
 
-SHORT = Size(n_files=200, n_kills=4, n_trainings=2, n_rows=1 << 18, seconds=120.0)
+SHORT = Size(n_files=200, n_kills=4, n_trainings=2, n_rows=1 << 18, seconds=300.0)
 LONG = Size(n_files=100_000, n_kills=200, n_trainings=10, n_rows=5 << 20, seconds=3600.0)
 
 
@@ -296,10 +296,36 @@ def ask(client: httpx.Client, path: str) -> float:
         time.sleep(0.05)
 
 
+def serve(folder: Path, url: str | None, stack: ExitStack) -> tuple[list[HubProcess], Proxy]:
+    """Start a worker, or two on PostgreSQL, behind the nginx of the page."""
+    mother = Mother("hub", folder / "log")
+    stack.callback(mother.end)
+    workers = [HubProcess(folder / "hub", url, mother=mother) for _ in range(1 + bool(url))]
+    for worker in workers:
+        # Members may send as fast as they can, so that all of what they send is looked at. A file
+        # on its way to a row must outlive the start of the other worker.
+        worker.job |= {
+            "proxies": ["127.0.0.1"],
+            "by_guess": (0.2, 10.0),
+            "by_account": (1 / 60, 10.0),
+            "sweep_after_seconds": 60.0,
+        }
+        worker.start()
+        stack.callback(worker.kill)
+    for worker in workers:
+        worker.wait()
+    ports = zip(("127.0.0.1:8440", "127.0.0.1:8441"), workers, strict=False)
+    changes = {old: f"127.0.0.1:{worker.port}" for old, worker in ports}
+    text = server_text() if url is None else several_workers_text()
+    return workers, stack.enter_context(nginx(folder / "nginx", text, changes))
+
+
 def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[str, Any]:
     """Attack and kill; then compare what everybody has. Return what happened."""
-    began, rng = time.monotonic(), random.Random(0)
+    began = time.monotonic()
     with ExitStack() as stack:
+        mother = Mother("site")
+        stack.callback(mother.end)
         served = stack.enter_context(tools.Client(create_app(tools.quick(folder / "hub", url))))
         world = tools.World(served, folder)
         world.add_study()
@@ -307,43 +333,21 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
         world.hub.store.add_coordinator("bea", hash_password(PASSWORD), "operator")
         liars = enrol_liars(world, tools)
         member = world.ward("mallory")
-        codes = [world.hub.invite("demo", "operator")[0] for _ in IDLE]
         kept = {row["digest"] for name in ("demo", "trees") for row in rows(world.hub, name)}
-
-        hubs, mother = Mother("hub", folder / "log"), Mother("site")
-        stack.callback(hubs.end)
-        stack.callback(mother.end)
-        workers = [HubProcess(folder / "hub", url, mother=hubs) for _ in range(1 + bool(url))]
-        for worker in workers:
-            # Members may send as fast as they can: all of what they send is looked at. A file on
-            # its way to a row must outlive the start of the other worker.
-            worker.job |= {
-                "proxies": ["127.0.0.1"],
-                "by_guess": (0.2, 10.0),
-                "by_account": (1 / 60, 10.0),
-                "sweep_after_seconds": 60.0,
-            }
-            worker.start()
-            stack.callback(worker.kill)
-        for worker in workers:
-            worker.wait()
-        if url is None:
-            changes = {"http://127.0.0.1:8440": workers[0].address}
-            text = server_text()
-        else:
-            ports = zip(("127.0.0.1:8440", "127.0.0.1:8441"), workers, strict=True)
-            changes = {old: f"127.0.0.1:{worker.port}" for old, worker in ports}
-            text = several_workers_text()
-        proxy = stack.enter_context(nginx(folder / "nginx", text, changes))
+        workers, proxy = serve(folder, url, stack)
         client = stack.enter_context(proxy.client("127.0.0.99"))
         assert log_in(client, "bea", PASSWORD).status_code == 303
 
         sites = [
             SiteProcess(folder, f"ward {i}", tools.table(200, i), mother) for i in range(len(IDLE))
         ]
-        for site, code, idle in zip(sites, codes, IDLE, strict=True):
+        for site, idle in zip(sites, IDLE, strict=True):
             site.job |= {"address": proxy.address, "certificate": str(proxy.certificate)}
-            site.job |= {"code": code, "idle": idle, "pause": 1.0}
+            site.job |= {
+                "code": world.hub.invite("demo", "operator")[0],
+                "idle": idle,
+                "pause": 1.0,
+            }
             site.start(n=1, finish=False)
             stack.callback(site.kill)
         lies = Liars(proxy, liars, size.n_files)
@@ -354,35 +358,14 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
             thread.start()
 
         attacked = time.monotonic()
-        killed, killed_sites, slowest = Counter[str](), Counter[str](), 0.0
-        for k in range(size.n_kills):
-            while lies.n_refused < k * size.n_files // size.n_kills:
-                assert time.monotonic() - began < size.seconds
-                assert lies.taken == []
-                time.sleep(0.01)
-            time.sleep(rng.random() * 0.3)
-            if k % 2:
-                site = rng.choice(sites)
-                site.kill()
-                killed["site"] += 1
-                killed_sites[site.job["name"]] += 1
-                site.start(n=1 + k * size.n_trainings // size.n_kills, finish=False)
-            else:
-                worker = rng.choice(workers)
-                worker.kill()
-                killed["hub"] += 1
-                time.sleep(rng.random() * 0.2)
-                worker.start()
-            slowest = max(slowest, ask(client, "/studies"), ask(client, "/studies/demo"))
+        killed, slowest = _kill_at_random(workers, sites, lies, client, size)
         for thread in lies.threads:
             thread.join(max(1.0, size.seconds - (time.monotonic() - began)))
             assert not thread.is_alive()
         attacked = time.monotonic() - attacked
-        # Each site ends its work while strangers still attack.
-        for site in sites:
+        for site in sites:  # each ends its work while strangers still attack
             site.kill()
-            killed["site"] += 1
-            killed_sites[site.job["name"]] += 1
+            killed[site.job["name"]] += 1
             site.start(n=size.n_trainings, finish=True)
         for site in sites:
             while is_alive(site.pid):
@@ -396,23 +379,14 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
 
         assert lies.taken == []
         assert lies.n_refused == size.n_files
-        assert sum(killed.values()) >= size.n_kills
+        assert killed.total() >= size.n_kills
         assert slowest < 20.0
-        assert not [note for site in sites for note in site.notes() if note.startswith("FAILED")]
-        wasted = _check_sites(world.hub, sites, size.n_trainings, killed_sites, kept)
+        wasted = _check_sites(world.hub, sites, size.n_trainings, killed, kept)
         resident = [_resident(worker.pid) for worker in workers]
         assert max(resident) < 1 << 30
         for worker in workers:
             worker.kill()
-        minutes, starts = (time.monotonic() - began) / 60 + 1, sum(one.starts for one in workers)
-        said = (folder / "log").read_text()
-        assert "Traceback" not in said
-        assert len(said.splitlines()) < 10 * (starts + minutes * len(workers)) * 10
-        noted = Counter(one["action"] for one in world.hub.store.audit(limit=1_000_000))
-        # A worker that starts again has forgotten what it noted.
-        per_sender = starts * 20 + minutes * len(workers)
-        assert 0 < noted["contribution refused"] <= per_sender * (2 * N_LIARS + 1)
-        assert noted["login failed"] <= per_sender
+        noted = _check_logs(folder, world.hub, workers, (time.monotonic() - began) / 60 + 1)
         n_releases = _check_hub(folder, url, tools)
     return {
         "seconds of attack": attacked,
@@ -424,10 +398,57 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
         "slowest page": slowest,
         "releases": n_releases,
         "audit log": dict(noted),
-        "log lines": len(said.splitlines()),
         "MiB resident": [one >> 20 for one in resident],
         "attacks": dict(attack.answers),
     }
+
+
+def _kill_at_random(
+    workers: list[HubProcess],
+    sites: list[SiteProcess],
+    lies: Liars,
+    client: httpx.Client,
+    size: Size,
+) -> tuple[Counter[str], float]:
+    """Kill workers and sites in turn, spread over all files; a coordinator looks after each.
+
+    Return who was killed how often, and how long the slowest page took.
+    """
+    rng, began = random.Random(0), time.monotonic()
+    killed, slowest = Counter[str](), 0.0
+    for k in range(size.n_kills):
+        while lies.n_refused < k * size.n_files // size.n_kills:
+            assert time.monotonic() - began < size.seconds
+            assert lies.taken == []
+            time.sleep(0.01)
+        time.sleep(rng.random() * 0.3)
+        if k % 2:
+            site = rng.choice(sites)
+            site.kill()
+            killed[site.job["name"]] += 1
+            site.start(n=1 + k * size.n_trainings // size.n_kills, finish=False)
+        else:
+            worker = rng.choice(workers)
+            worker.kill()
+            killed["hub"] += 1
+            time.sleep(rng.random() * 0.2)
+            worker.start()
+        slowest = max(slowest, ask(client, "/studies"), ask(client, "/studies/demo"))
+    return killed, slowest
+
+
+def _check_logs(folder: Path, hub: Hub, workers: list[HubProcess], minutes: float) -> Counter[str]:
+    """Refusals fill neither the log nor the audit log; return what is in the latter how often."""
+    starts = sum(worker.starts for worker in workers)
+    said = (folder / "log").read_text()
+    assert "Traceback" not in said
+    assert len(said.splitlines()) < 100 * (starts + minutes * len(workers))
+    noted = Counter(one["action"] for one in hub.store.audit(limit=1_000_000))
+    # A worker that starts again has forgotten what it noted.
+    of_each = starts * 20 + minutes * len(workers)
+    assert 0 < noted["contribution refused"] <= of_each * (2 * N_LIARS + 1)
+    assert noted["login failed"] <= of_each
+    return noted
 
 
 def rows(hub: Hub, study: str) -> list[Any]:
@@ -438,8 +459,8 @@ def _check_sites(
     hub: Hub, sites: list[SiteProcess], n: int, killed: Counter[str], kept: set[str]
 ) -> int:
     """Compare what each honest site has with what the hub has of it, and nothing else is there."""
-    wasted = 0
-    found = rows(hub, "demo")
+    assert not [note for site in sites for note in site.notes() if note.startswith("FAILED")]
+    wasted, found = 0, rows(hub, "demo")
     for site in sites:
         name = site.job["name"]
         answered = {row["digest"]: row["sequence"] for row in found if row["site"] == name}
