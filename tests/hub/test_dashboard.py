@@ -751,7 +751,7 @@ def test_charts_survive_any_numbers() -> None:
         assert "%" in charts.draw_bar(share)
     for days in (0, 1, 40, 400, 9000):
         since = f"{2026 - days // 365:04d}-01-01T00:00:00+00:00"
-        came = [(since, "accepted"), ("2026-01-02T00:00:00+00:00", "withdrawn")]
+        came = {(since, "accepted"): 1, ("2026-01-02T00:00:00+00:00", "withdrawn"): 1}
         chart = charts.draw_timeline(
             came, since=since, until="2026-02-01T00:00:00+00:00", title="t"
         )

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_sign
 from consilience.hub.auth import Rate
 from consilience.hub.state import why_no_release
 from consilience.hub.store import Row, Store, hashed, now
-from consilience.hub.store.sites import RETURN_SECONDS
+from consilience.hub.store.sites import MOST_DAILY, RETURN_SECONDS
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import (
@@ -35,6 +35,7 @@ from consilience.study.toml import MOST_TEXT
 LARGE = 8 << 20  # bytes
 MOST_SKIPPED = 1000  # numbers of contributions; a thief of a key could use up all of them
 READY_SECONDS = 2.0
+FORGOTTEN = "The contribution was replaced long ago: the hub keeps its row, not its file."
 _SITE_NAME_RULE = "A site's name must have 1 to 100 letters, digits, spaces, dots or hyphens."
 
 
@@ -68,6 +69,7 @@ class Settings:
     longest_wait_seconds: float = 30.0
     lease_seconds: float = 15.0
     sweep_after_seconds: float = 3600.0
+    most_daily: int = MOST_DAILY  # contributions of a site to a study
     return_seconds: float = RETURN_SECONDS  # before a site that withdrew twice may submit again
 
 
@@ -85,6 +87,7 @@ class Hub:
         self.settings = settings
         self.store = Store(settings.folder, settings.url, sweep_after=settings.sweep_after_seconds)
         self.store.return_seconds = settings.return_seconds
+        self.store.most_daily = settings.most_daily
         self.key = self._agreed_key()
         self._ledger: Ledger | None = None
         self._studies: dict[str, Study] = {}
@@ -309,6 +312,10 @@ class Hub:
             self.store.files.keep(arrived, sha256)
         answer = self.store.submit(row, site["key"], nonce, content)
         self.changed.set()
+        if newest is not None and answer[1]:
+            for old in self.store.forget_old(row):
+                with suppress(OSError):  # the next start removes what is left
+                    self.store.files.remove(old)
         return answer
 
     def withdraw(self, study: str, key: str, nonce: str) -> Row:
@@ -319,10 +326,11 @@ class Hub:
 
     def own_contribution(self, study: str, site: str, digest: str) -> Path | bytes:
         """Return the file of one of a site's own contributions, whatever became of it."""
-        rows = self.store.contributions(study, site=site)
-        named = next((row for row in rows if row["digest"] == digest), None)
+        named = self.store.own_contribution(study, site, digest)
         if named is None:
             raise Refusal("not-found", "This site has submitted no such contribution.")
+        if not named["kept"]:
+            raise Refusal("not-found", FORGOTTEN)
         return self.store.content(named["sha256"])
 
     def release_path(self, study: str, sequence: int | None = None) -> tuple[Row, Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -108,18 +108,18 @@ def draw_bar(share: float, *, negative: bool = False) -> Markup:
 
 
 def draw_timeline(
-    received: Sequence[tuple[str, str]], *, since: str, until: str, title: str
+    received: Mapping[tuple[str, str], int], *, since: str, until: str, title: str
 ) -> Markup:
-    """Return a chart of when contributions were received, stacked by their state."""
+    """Return a chart of how many contributions were received when, stacked by their state."""
     earliest = min([since, *(at for at, _ in received)])
     begin, end = (datetime.fromisoformat(at).timestamp() for at in (earliest, until))
     name, seconds = _bar_length(end - begin)
     origin = begin // seconds * seconds
     n_bars = max(6, int((end - origin) // seconds) + 1)
-    counts = Counter(
-        (int((datetime.fromisoformat(at).timestamp() - origin) // seconds), state)
-        for at, state in received
-    )
+    counts, states = Counter[tuple[int, str]](), Counter[str]()
+    for (moment, state), n in received.items():
+        counts[int((datetime.fromisoformat(moment).timestamp() - origin) // seconds), state] += n
+        states[state] += n
     highest = max(sum(counts[i, state] for state in _STATES) for i in range(n_bars))
     marks = ticks(0, max(1, highest), about=4)
     top, parts = marks[-1], []
@@ -134,9 +134,8 @@ def draw_timeline(
         form = "%Y-%m-%d" if seconds >= 86400 else "%Y-%m-%d %H:%M"
         text = datetime.fromtimestamp(at, UTC).strftime(form)
         parts.append(_tick(x, _PLOT + 28, anchor, text))
-    states = Counter(state for _, state in received)
     words = ", ".join(f"{states[state]:,} {_STATES[state]}" for state in _STATES if states[state])
-    description = f"{len(received):,} contributions, counted for each {name}: {words or 'none'}."
+    description = f"{states.total():,} contributions, counted for each {name}: {words or 'none'}."
     return _svg("over-time", "".join(parts), _PLOT + 34, title, description)
 
 

@@ -7,13 +7,14 @@ The cost of a page does not grow with the number of rows. Statements that change
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from consilience.hub.store import Row, Store
+from consilience.hub.store import Row, Store, now
 from consilience.hub.store.audit import entry_hash
 from consilience.hub.store.database import fetch_row, fetch_rows
 from consilience.hub.store.tables import (
@@ -73,30 +74,47 @@ def study_pages(store: Store, page: int, size: int) -> Paged:
 
 
 def site_pages(store: Store, study: str, page: int, size: int, *, like: str = "") -> Paged:
-    """Return a page of a study's sites by name, each with all its contributions, newest first."""
+    """Return a page of a study's sites by name, each with its newest and its used contribution."""
     query = sa.select(sites).where(sites.c.study == study).order_by(sites.c.name)
     if like:
         query = query.where(sa.func.lower(sites.c.name).contains(like.lower(), autoescape=True))
     with store.reading() as db:
         listed = _get_page(db, query, page, size)
-        own = _contributions_of(db, study, [row["name"] for row in listed.rows])
+        names = [row["name"] for row in listed.rows]
+        of_sites = contributions.c.study == study, contributions.c.site.in_(names)
+        used = sa.select(contributions).where(*of_sites, contributions.c.state == "accepted")
+        accepted = {row["site"]: row for row in fetch_rows(db, used)}
+        others = [name for name in names if name not in accepted]
+        newest = {name: _get_newest(db, study, name) for name in others}
     for row in listed.rows:
-        row["contributions"] = [one for one in own if one["site"] == row["name"]]
+        row["accepted"] = accepted.get(row["name"])
+        row["newest"] = row["accepted"] or newest[row["name"]]
     return listed
 
 
-def site(store: Store, study: str, name: str) -> Row | None:
-    """Return a site with all its contributions, newest first."""
+def _get_newest(db: sa.Connection, study: str, site: str) -> Row | None:
+    own = contributions.c.study == study, contributions.c.site == site
+    query = sa.select(contributions).where(*own).order_by(contributions.c.sequence.desc())
+    return fetch_row(db, query.limit(1))
+
+
+def newest_contribution(store: Store, study: str, site: str) -> Row | None:
+    """Return a site's newest contribution."""
     with store.reading() as db:
-        row = fetch_row(db, sa.select(sites).where(sites.c.study == study, sites.c.name == name))
-        return row and {**row, "contributions": _contributions_of(db, study, [name])}
+        return _get_newest(db, study, site)
 
 
-def _contributions_of(db: sa.Connection, study: str, names: Sequence[str]) -> list[Row]:
-    """Return all contributions of some of a study's sites, newest first."""
-    of_sites = contributions.c.study == study, contributions.c.site.in_(names)
-    query = sa.select(contributions).where(*of_sites)
-    return fetch_rows(db, query.order_by(contributions.c.sequence.desc()))
+def site(store: Store, study: str, name: str) -> Row | None:
+    """Return a site's row."""
+    return store.fetch_one(sa.select(sites).where(sites.c.study == study, sites.c.name == name))
+
+
+def contribution_pages(store: Store, study: str, site: str, page: int, size: int) -> Paged:
+    """Return a page of a site's contributions, newest first."""
+    own = contributions.c.study == study, contributions.c.site == site
+    query = sa.select(contributions).where(*own).order_by(contributions.c.sequence.desc())
+    with store.reading() as db:
+        return _get_page(db, query, page, size)
 
 
 def contribution(store: Store, study: str, digest: str) -> Row | None:
@@ -114,11 +132,15 @@ def contribution(store: Store, study: str, digest: str) -> Row | None:
         return row and {**row, "releases": fetch_rows(db, containing)}
 
 
-def timeline(store: Store, study: str) -> list[tuple[str, str]]:
-    """Return when each contribution was received, and its state."""
-    columns = contributions.c.received, contributions.c.state
-    query = sa.select(*columns).where(contributions.c.study == study).order_by(columns[0])
-    return [(row["received"], row["state"]) for row in store.fetch_all(query)]
+def timeline(store: Store, study: str, since: str) -> Counter[tuple[str, str]]:
+    """Count contributions by when they were received, to the hour or to the day, and by state."""
+    is_young = since > now(seconds=-8 * 86400)
+    at = sa.func.substr(contributions.c.received, 1, 13 if is_young else 10)
+    query = sa.select(at, contributions.c.state, sa.func.count())
+    query = query.where(contributions.c.study == study).group_by(at, contributions.c.state)
+    end = ":00:00+00:00" if is_young else "T00:00:00+00:00"
+    with store.reading() as db:
+        return Counter({(f"{time}{end}", state): int(n) for time, state, n in db.execute(query)})
 
 
 def release_pages(store: Store, study: str, page: int, size: int) -> Paged:

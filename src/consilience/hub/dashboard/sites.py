@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from urllib.parse import quote
 
 from fastapi import Response
@@ -14,9 +13,10 @@ from consilience.files.sealed import SealedFile
 from consilience.hub.dashboard import queries
 from consilience.hub.dashboard.releases import download_certificate
 from consilience.hub.dashboard.visits import Visit
+from consilience.hub.hub import FORGOTTEN
 from consilience.hub.state import SiteState, invitation_state, read_study
 from consilience.hub.store import Row
-from consilience.privacy.guarantee import Guarantee, compose
+from consilience.privacy.guarantee import Guarantee
 from consilience.protocol import DIGEST, SITE_NAME, Refusal
 from consilience.study.study import Study
 
@@ -76,10 +76,8 @@ def show_sites(visit: Visit) -> Response:
 def show_site(visit: Visit) -> Response:
     """Show one site of a study."""
     row, study, site = _get_site(visit)
-    spent = list_spending(site.contributions)
-    return visit.page(
-        "site.html", 200, site.confirmed, row=row, study=study, site=site, spent=spent
-    )
+    facts = show_spending(visit, row["name"], site.row["name"])
+    return visit.page("site.html", 200, site.confirmed, row=row, study=study, site=site, **facts)
 
 
 def show_revoke(visit: Visit) -> Response:
@@ -105,28 +103,29 @@ def _get_site(visit: Visit) -> tuple[Row, Study, SiteState]:
     if site is None:
         raise Refusal("not-found", "There is no such site in this study.")
     state = read_study(visit.hub.store, row, study)
-    return row, study, SiteState(site, state, site["contributions"])
+    return row, study, SiteState(site, state, visit.hub.store.standing(row["name"], name))
 
 
-def list_spending(contributions: Sequence[Row]) -> list[Row]:
-    """List a site's contributions, newest first, each with the total of all up to it."""
-    promised: list[Guarantee] = []
-    rows = []
-    for row in sorted(contributions, key=lambda row: int(row["sequence"])):
-        promised.append(Guarantee.from_dict(row["guarantee"]))
-        rows.append({**row, "own": promised[-1], "total": compose(*promised)})
-    return rows[::-1]
+def show_spending(visit: Visit, study: str, site: str) -> dict[str, object]:
+    """Return a page of a site's contributions, newest first, and the total of all of them."""
+    store, page = visit.hub.store, visit.number("contributions")
+    listed = queries.contribution_pages(store, study, site, page, MANY)
+    for row in listed.rows:
+        _add_guarantees(row)
+    newest = queries.newest_contribution(store, study, site)
+    return {"spent": listed, "whole": newest and Guarantee.from_dict(newest["total"])}
+
+
+def _add_guarantees(row: Row) -> Row:
+    row["own"], row["total"] = (Guarantee.from_dict(row[name]) for name in ("guarantee", "total"))
+    return row
 
 
 def add_totals(listed: queries.Paged) -> queries.Paged:
-    """Add to each site what it contributed, and what all of that adds up to."""
+    """Add to each site what its contribution promises, and what all of them add up to."""
     for row in listed.rows:
-        spent = list_spending(row["contributions"])
-        row |= {
-            "accepted": next((one for one in spent if one["state"] == "accepted"), None),
-            "newest": spent[0] if spent else None,
-            "total": spent[0]["total"] if spent else None,
-        }
+        newest = row["newest"] and _add_guarantees(row["newest"])
+        row["total"] = newest and newest["total"]
     return listed
 
 
@@ -153,6 +152,8 @@ def _get_contribution(visit: Visit) -> tuple[Row, Study, Row, certificate.Page]:
     own = queries.contribution(visit.hub.store, row["name"], digest) if is_digest else None
     if own is None or not (who.is_coordinator or who.name == own["site"]):
         raise Refusal("not-found", "There is no such contribution in this study.")
+    if not own["kept"]:
+        raise Refusal("not-found", FORGOTTEN)
     content = visit.hub.store.content(own["sha256"])
     if own["size"] <= MOST_CHECKED:
         loaded = Contribution.load(content, trusted=study.trusted)

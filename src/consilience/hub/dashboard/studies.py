@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse
 from consilience.errors import ConsilienceError
 from consilience.hub.dashboard import charts, queries
 from consilience.hub.dashboard.releases import release_facts
-from consilience.hub.dashboard.sites import add_totals, list_spending
+from consilience.hub.dashboard.sites import add_totals, show_spending
 from consilience.hub.dashboard.texts import list_tasks
 from consilience.hub.dashboard.visits import HEADERS, Visit, download, form_boundary
 from consilience.hub.state import SiteState, read_studies, read_study
@@ -87,10 +87,10 @@ def show_study(visit: Visit) -> Response:
         **release_facts(visit, study, current, page=1, size=FEW),
     }
     if who.site is not None:
-        spent = list_spending(store.contributions(name, site=who.name))
-        own = SiteState(who.site, state, spent)
-        return visit.page("own.html", 200, state.confirmed, **facts, site=own, spent=spent)
-    received = queries.timeline(store, name)
+        own = SiteState(who.site, state, store.standing(name, who.name))
+        spent = show_spending(visit, name, who.name)
+        return visit.page("own.html", 200, state.confirmed, **facts, site=own, **spent)
+    received = queries.timeline(store, name, row["created"])
     chart = charts.draw_timeline(
         received, since=row["created"], until=now(), title="Contributions over time"
     )

@@ -52,6 +52,10 @@ class Files:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self.path(sha256), target)
 
+    def remove(self, sha256: str) -> None:
+        """Remove a file that no row needs any more."""
+        Files.path(self, sha256).unlink(missing_ok=True)
+
     def sweep(self, named: set[str], older_than_seconds: float) -> int:
         """Remove files that no row names, and return how many.
 
@@ -138,6 +142,12 @@ class Bucket(Files):
         target = super().path(sha256)
         arrived.replace(target)
         return target
+
+    def remove(self, sha256: str) -> None:
+        """Remove a file from the bucket, and its copy."""
+        super().remove(sha256)
+        with self._answering():
+            self._client.delete_object(Bucket=self.name, Key=self.prefix + sha256)
 
     def sweep(self, named: set[str], older_than_seconds: float) -> int:
         """Remove files that no row names from the bucket, and old copies from the folder.

@@ -19,6 +19,7 @@ from consilience.hub.store.database import (
 )
 from consilience.hub.store.studies import get_open_study, offer_newest
 from consilience.hub.store.tables import (
+    add_guarantee,
     bodies,
     contributions,
     invitations,
@@ -35,10 +36,18 @@ NONCE_SECONDS = 2 * CLOCK_SECONDS + 1.0  # as long as a request could be sent ag
 RETURN_SECONDS = 3600.0  # before a site that withdrew twice may submit again
 LONGEST_RETURN_SECONDS = 7 * 86400.0
 COUNTED_SECONDS = 30 * 86400.0  # withdrawals longer ago are not held against a site
+# Each contribution costs a site privacy, so that honest use stays far below these two.
+MOST_DAILY = 100  # contributions of a site to a study within a day
+MOST_KEPT = 1000  # whose bytes are kept, of those that a site replaced or withdrew
+MOST_KEPT_LARGE = 16  # of these, larger than the next
+LARGE = 256 << 10  # bytes
 
 _NO_INVITATION = "The invitation does not exist, was already used, or has expired."
 
-# Statements that every submission needs, built once.
+# Statements that every submission needs, built once. A state is a part of the text where an index
+# covers only the rows with this state.
+_ACCEPTED = sa.literal_column("'accepted'", sa.Text)
+_GONE = sa.literal_column("'withdrawn'", sa.Text)
 _SIGNER = (
     sa.select(sites, studies.c.status.label("study_status"))
     .join(studies, studies.c.name == sites.c.study)
@@ -72,15 +81,52 @@ _WITHDRAWN = Statement(
     .where(
         contributions.c.study == sa.bindparam("of_study"),
         contributions.c.site == sa.bindparam("of_site"),
-        contributions.c.state == "withdrawn",
+        contributions.c.state == _GONE,
     )
     .order_by(contributions.c.sequence.desc())
     .limit(64)
 )
+_NTH_NEWEST = Statement(
+    sa.select(contributions.c.received)
+    .where(
+        contributions.c.study == sa.bindparam("of_study"),
+        contributions.c.site == sa.bindparam("of_site"),
+    )
+    .order_by(contributions.c.sequence.desc())
+    .limit(1)
+    .offset(sa.bindparam("n"))
+)
+_OLD = Statement(
+    sa.select(contributions.c.digest, contributions.c.sha256)
+    .where(
+        contributions.c.study == sa.bindparam("of_study"),
+        contributions.c.site == sa.bindparam("of_site"),
+        contributions.c.kept,
+        contributions.c.size > sa.bindparam("over"),
+    )
+    .order_by(contributions.c.sequence.desc())
+    .limit(64)
+    .offset(sa.bindparam("skipped"))
+)
+_IN_CURRENT = Statement(
+    sa.select(members.c.release)
+    .join(releases, releases.c.digest == members.c.release)
+    .where(
+        members.c.contribution == sa.bindparam("of_digest"),
+        releases.c.state == "current",
+    )
+    .limit(1)
+)
+_FORGET = Statement(
+    contributions.update()
+    .where(contributions.c.digest == sa.bindparam("of_digest"))
+    .values(kept=False)
+)
+_REMOVE_BODY = Statement(bodies.delete().where(bodies.c.sha256 == sa.bindparam("of")))
 _SUPERSEDE = Statement(
     contributions.update()
     .where(
-        contributions.c.state == "accepted",
+        contributions.c.state == _ACCEPTED,
         contributions.c.study == sa.bindparam("of_study"),
         contributions.c.site == sa.bindparam("of_site"),
     )
@@ -161,6 +207,13 @@ def _find_same(
     return None
 
 
+def _check_daily(db: sa.Connection, row: Row, most: int) -> None:
+    """Refuse a contribution of a site that has submitted too many within a day."""
+    nth = _NTH_NEWEST.fetch(db, of_study=row["study"], of_site=row["site"], n=most - 1)
+    if nth and nth[0]["received"] > now(seconds=-86400):
+        raise Refusal("too-often", f"The site has submitted {most} contributions within a day.")
+
+
 def _get_withdrawn(db: sa.Connection, row: Row) -> list[Row]:
     """Return what the site of a contribution withdrew from its study, the newest part of it."""
     return _WITHDRAWN.fetch(db, of_study=row["study"], of_site=row["site"])
@@ -215,7 +268,8 @@ def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:
 class Sites(Database):
     """Sites, how they enrol by invitation, their keys, and what they contributed."""
 
-    return_seconds = RETURN_SECONDS
+    return_seconds, most_daily = RETURN_SECONDS, MOST_DAILY
+    most_kept, most_kept_large = MOST_KEPT, MOST_KEPT_LARGE
 
     @writing
     def invite(
@@ -344,8 +398,10 @@ class Sites(Database):
             return same, False
         n_superseded = 0
         if newest is not None:
+            _check_daily(db, row, self.most_daily)
             n_superseded = _SUPERSEDE.change(db, of_study=study, of_site=site, at=at)
-        full = {**row, "state": "accepted", "received": at, "changed": at}
+        full = {**row, "state": "accepted", "received": at, "changed": at, "kept": True}
+        full["total"] = add_guarantee(newest and newest["total"], row["guarantee"])
         _ADD_CONTRIBUTION.change(db, **full)
         if content is not None:
             _ADD_BODY.change(db, sha256=row["sha256"], content=content)
@@ -353,6 +409,38 @@ class Sites(Database):
         facts = {"digest": row["digest"], "sequence": row["sequence"], "supersedes": n_superseded}
         append_entry(db, f"site:{site}", "contribution accepted", study, **facts)
         return full, True
+
+    def standing(self, study: str, site: str) -> list[Row]:
+        """Return what tells how a site stands: its newest contribution, and what it withdrew."""
+        own = contributions.c.study == study, contributions.c.site == site
+        newest = sa.select(contributions).where(*own).order_by(contributions.c.sequence.desc())
+        withdrawn = newest.where(contributions.c.state == _GONE).limit(64)
+        with self.reading() as db:
+            rows = {row["digest"]: row for row in fetch_rows(db, newest.limit(1))}
+            return list((rows | {row["digest"]: row for row in fetch_rows(db, withdrawn)}).values())
+
+    def own_contribution(self, study: str, site: str, digest: str) -> Row | None:
+        """Return one of a site's contributions."""
+        with self.reading() as db:
+            same = _SAME.fetch(db, of_digest=digest, of_study=study, of_site=site)
+        return next(iter(same), None)
+
+    @writing
+    def forget_old(self, db: sa.Connection, row: Row) -> list[str]:
+        """Forget the bytes of what a site replaced long ago; return the digests of its files.
+
+        The rows stay, and so does what the current release rests on.
+        """
+        own, forgotten = {"of_study": row["study"], "of_site": row["site"]}, []
+        oldest = _OLD.fetch(db, **own, over=0, skipped=self.most_kept + 1)
+        if row["size"] > LARGE:
+            oldest += _OLD.fetch(db, **own, over=LARGE, skipped=self.most_kept_large + 1)
+        for old in oldest:
+            if not _IN_CURRENT.fetch(db, of_digest=old["digest"]):
+                _FORGET.change(db, of_digest=old["digest"])
+                if not _REMOVE_BODY.change(db, of=old["sha256"]):
+                    forgotten.append(old["sha256"])
+        return forgotten
 
     @writing
     def withdraw(self, db: sa.Connection, study: str, key: str, nonce: str) -> Row:

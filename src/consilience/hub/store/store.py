@@ -69,9 +69,11 @@ class Store(AuditLog, Studies, Sites):
         return self.files.path(sha256) if content is None else bytes(content)
 
     def _named_digests(self) -> set[str]:
-        """Return the digests that some row names."""
+        """Return the digests of the bytes that some row says the hub has."""
         holders = (files, contributions, releases)
-        named = sa.union(*(sa.select(table.c.sha256) for table in holders))
+        queries = {table: sa.select(table.c.sha256) for table in holders}
+        queries[contributions] = queries[contributions].where(contributions.c.kept)
+        named = sa.union(*queries.values())
         return {row["sha256"] for row in self.fetch_all(named)}
 
     def filed_digests(self) -> set[str]:

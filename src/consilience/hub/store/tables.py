@@ -8,6 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from consilience.privacy.guarantee import Guarantee, compose
+
 tables = sa.MetaData()
 
 
@@ -51,6 +53,12 @@ sessions = _table(
     _text("kind"),
     _text("created"),
     _text("expires"),
+)
+known_addresses = _table(  # from which coordinators have logged in
+    "known_addresses",
+    _text("coordinator", sa.ForeignKey("coordinators.name"), primary_key=True),
+    _text("address", primary_key=True),
+    _text("seen"),
 )
 studies = _table(
     "studies",
@@ -109,6 +117,9 @@ contributions = _table(
     sa.Column("guarantee", _Facts, nullable=False),
     _text("received"),
     _text("changed"),
+    # What everything that the site submitted so far promises, so that no page adds it up again.
+    sa.Column("total", _Facts),
+    sa.Column("kept", sa.Boolean, nullable=False, server_default=sa.true()),  # its bytes
     sa.ForeignKeyConstraint(["study", "site"], ["sites.study", "sites.name"]),
     sa.UniqueConstraint("study", "site", "sequence"),
     sa.Index(
@@ -118,6 +129,22 @@ contributions = _table(
         unique=True,
         sqlite_where=sa.text("state = 'accepted'"),
         postgresql_where=sa.text("state = 'accepted'"),
+    ),
+    sa.Index(
+        "withdrawn_contributions",
+        "study",
+        "site",
+        "sequence",
+        sqlite_where=sa.text("state = 'withdrawn'"),
+        postgresql_where=sa.text("state = 'withdrawn'"),
+    ),
+    sa.Index(
+        "kept_contributions",
+        "study",
+        "site",
+        "sequence",
+        sqlite_where=sa.text("kept = 1"),
+        postgresql_where=sa.text("kept"),
     ),
 )
 # A small contribution is kept in the database: one transaction, one disk flush, and no file that a
@@ -191,9 +218,35 @@ def _file_alerts_by_release(db: sa.Connection) -> None:
         db.execute(settings.insert().values(name=name, value=row["value"]))
 
 
+def _limit_history(db: sa.Connection) -> None:
+    """Add up what each site promised so far, and note whose bytes are kept: so far all."""
+    known_addresses.create(db, checkfirst=True)
+    there = {column["name"] for column in sa.inspect(db).get_columns("contributions")}
+    if "kept" not in there:
+        for column in ("total TEXT", "kept BOOLEAN NOT NULL DEFAULT TRUE"):
+            db.execute(sa.text(f"ALTER TABLE contributions ADD COLUMN {column}"))
+        columns = contributions.c
+        query = sa.select(columns.digest, columns.study, columns.site, columns.guarantee)
+        totals: dict[tuple[str, str], dict[str, Any]] = {}
+        for digest, study, site, own in db.execute(query.order_by(columns.sequence)).all():
+            totals[study, site] = add_guarantee(totals.get((study, site)), own)
+            same = contributions.update().where(columns.digest == digest)
+            db.execute(same.values(total=totals[study, site]))
+    for index in contributions.indexes:
+        index.create(db, checkfirst=True)
+
+
+def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
+    """Return what a contribution promises together with all that its site submitted before."""
+    if before is None:
+        return own
+    return compose(Guarantee.from_dict(before), Guarantee.from_dict(own)).as_dict()
+
+
 # Each entry leads from one version of the schema to the next.
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     tables.create_all,
     _keep_small_files,
     _file_alerts_by_release,
+    _limit_history,
 )
