@@ -10,7 +10,10 @@ import hashlib
 import re
 import secrets
 import time
+import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 from consilience.files.sealed import SigningKey, canonical, is_signed, message_of
@@ -26,6 +29,35 @@ _FORM = re.compile(
     r"key=([0-9a-f]{64});time=([0-9]{1,12});nonce=([0-9a-f]{32});"
     r"body=([0-9a-f]{64});signature=([0-9a-f]{128})"
 )
+
+
+# Letters of other scripts that look like Latin ones, after case is folded, and letters without ink.
+_LOOK_ALIKES = str.maketrans(
+    "аеорсухіјѕһԁкмтвнαορινтτυχκεημβζ",
+    "aeopcyxijshdkmtbhaopivttuxkehmbz",
+    "\u115f\u1160\u3164\uffa0",
+)
+
+
+@lru_cache(maxsize=1 << 12)
+def fold_name(name: str) -> str:
+    """Return what people read in a name, whatever its case, spaces, punctuation and script."""
+    plain = unicodedata.normalize("NFKC", name).casefold().translate(_LOOK_ALIKES)
+    seen = (each for each in plain if unicodedata.category(each) not in ("Mn", "Cf"))
+    return " ".join("".join(each if each.isalnum() else " " for each in seen).split())
+
+
+def check_new_name(name: str, others: Iterable[str]) -> None:
+    """Refuse a new name that people would take for one of the `others`, or cannot read exactly."""
+    if not name.isprintable() or name != " ".join(name.split()):
+        raise Refusal(
+            "malformed",
+            "A name cannot begin or end with a space, and cannot have two spaces in a row or a "
+            "character that cannot be seen.",
+        )
+    alike = next((other for other in others if fold_name(other) == fold_name(name)), None)
+    if alike is not None:
+        raise Refusal("name-taken", f"People would take the name for {alike!r}, which is taken.")
 
 
 class Invitation(NamedTuple):

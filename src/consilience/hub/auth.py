@@ -13,6 +13,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import threading
 import time
@@ -20,6 +21,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 from consilience.errors import SettingsError
 from consilience.hub.store import Store, hashed, now
@@ -77,10 +79,12 @@ def _scrypt(password: str, salt: bytes, cost: tuple[int, int, int]) -> str:
     return base64.b64encode(key).decode()
 
 
-def new_token(store: Store, coordinator: str, *, hours: float, kind: str) -> tuple[str, str]:
+def new_token(
+    store: Store, coordinator: str, *, hours: float, kind: str, address: str | None = None
+) -> tuple[str, str]:
     """Return a token for a new session of a coordinator, and when it expires."""
     token, expires = secrets.token_urlsafe(32), now(seconds=hours * 3600)
-    store.add_session(hashed(token), coordinator, kind, expires)
+    store.add_session(hashed(token), coordinator, kind, expires, address=address)
     return token, expires
 
 
@@ -93,6 +97,18 @@ def coordinator_of(store: Store, token: str | None) -> str:
 
 
 # -------------------------------------------------------------------------------------------- rates
+
+
+@lru_cache(maxsize=1 << 12)
+def network_of(address: str) -> str:
+    """Return what limits count an address as: in IPv6 the /64, of which one customer has all."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
 
 
 @dataclass(frozen=True)
@@ -193,7 +209,6 @@ class Logins:
     def __init__(self, store: Store, by_guess: Buckets, by_account: Buckets, notes: Notes) -> None:
         self._store, self._notes = store, notes
         self._by_guess, self._by_account = by_guess, by_account
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
         # Guesses wait for each other in threads, of which other requests need the rest.
         self._threads = threading.BoundedSemaphore(MOST_GUESSES)
         self._kept_free = threading.BoundedSemaphore(MOST_KNOWN_GUESSES)
@@ -203,8 +218,9 @@ class Logins:
 
         An unknown name takes as long as a wrong password.
         """
-        self._by_guess.take(address)
-        is_known = (name, address) in self._known
+        network = network_of(address)
+        self._by_guess.take(network)
+        is_known = name.isprintable() and self._store.knows(name, network)
         if not is_known:
             self._by_account.take(name)
         place = self._kept_free if is_known else self._threads
@@ -222,7 +238,4 @@ class Logins:
             raise Refusal(
                 "not-authenticated", "There is no coordinator with this name and password."
             )
-        self._known[name, address] = None
-        if len(self._known) > MOST_NAMES:
-            self._known.popitem(last=False)
-        return new_token(self._store, name, hours=hours, kind="session")
+        return new_token(self._store, name, hours=hours, kind="session", address=network)

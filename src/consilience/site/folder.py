@@ -101,10 +101,10 @@ class SiteFolder:
                 f"The folder {target.name!r} holds a site already. Nothing was changed. To raise "
                 "the limit of its data set: consilience site budget raise"
             )
-        if not SITE_NAME.fullmatch(name):
+        if not SITE_NAME.fullmatch(name) or name != " ".join(name.split()):
             raise SettingsError(
-                "The name of a site must be letters, digits, spaces and ._- (at most 100). Got "
-                f"{name!r} instead. Nothing was made."
+                "The name of a site must be letters, digits, single spaces and ._- (at most 100). "
+                f"Got {name!r} instead. Nothing was made."
             )
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         SigningKey.at(target / "key.pem")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from consilience.hub.auth import Buckets
+from consilience.hub.auth import Buckets, network_of
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import answer_refusal
 from consilience.protocol import Refusal
@@ -81,7 +81,7 @@ class Gate:
 
         try:
             if scope["path"] != "/healthz":
-                self.buckets.take((scope.get("client") or ("nowhere",))[0])
+                self.buckets.take(network_of((scope.get("client") or ("nowhere",))[0]))
             await self.app(scope, receive, send_with_headers)
         except Refusal as refusal:
             await answer_refusal(Request(scope), refusal)(scope, receive, send_with_headers)

@@ -199,7 +199,7 @@ def read_audit(
 def enrol(request: Request, body: Body) -> Response:
     """Enrol the key that signs this request, with a one-time code."""
     asked = parse_body(Enrolment, body)
-    request.app.state.by_guess.take(address_of(request))
+    request.app.state.by_guess.take(auth.network_of(address_of(request)))
     signed = signature_of(request)
     signed.check_body(digest(body))
     hub = hub_of(request)

@@ -24,6 +24,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from consilience.hub.auth import network_of
 from consilience.hub.hub import Settings
 
 BACKLOG = 128  # connections that the event loop accepts at once
@@ -45,11 +46,11 @@ class Lobby:
 
     def enter(self, newcomer: Connection) -> None:
         """Count a connection; if there are too many, close one."""
-        address, each = newcomer.address, self.settings.most_connections_each
+        network, each = network_of(newcomer.address), self.settings.most_connections_each
         self.n += 1
-        self.addresses[address] += 1
-        if address not in self.proxies and self.addresses[address] > each:
-            waiting = (other for other in self.waiting if other.address == address)
+        self.addresses[network] += 1
+        if newcomer.address not in self.proxies and self.addresses[network] > each:
+            waiting = (other for other in self.waiting if network_of(other.address) == network)
         elif self.n > self.most:
             waiting = (other for other in self.waiting)
         else:
@@ -59,9 +60,10 @@ class Lobby:
     def leave(self, connection: Connection) -> None:
         """Forget a connection that was closed."""
         self.n -= 1
-        self.addresses[connection.address] -= 1
-        if not self.addresses[connection.address]:
-            del self.addresses[connection.address]
+        network = network_of(connection.address)
+        self.addresses[network] -= 1
+        if not self.addresses[network]:
+            del self.addresses[network]
 
 
 class Connection(H11Protocol):

@@ -30,7 +30,7 @@ from consilience.hub.store.tables import (
     sites,
     studies,
 )
-from consilience.protocol import CLOCK_SECONDS, Refusal
+from consilience.protocol import CLOCK_SECONDS, Refusal, check_new_name
 
 NONCE_SECONDS = 2 * CLOCK_SECONDS + 1.0  # as long as a request could be sent again
 RETURN_SECONDS = 3600.0  # before a site that withdrew twice may submit again
@@ -277,6 +277,8 @@ class Sites(Database):
     ) -> None:
         """Store an invitation by the hash of its code: `site`, `fetch_only` and when it expires."""
         get_open_study(db, study)
+        if isinstance(site := facts["site"], str):
+            _check_site_name(db, study, site)
         made = {"hash": code_hash, "study": study, "created": now(), "created_by": actor}
         db.execute(invitations.insert().values(**made, **facts))
         append_entry(db, actor, "site invited", study, **facts)
@@ -305,6 +307,7 @@ class Sites(Database):
         if invitation["site"] not in (None, site):
             raise Refusal("invitation", "The invitation is for a site with another name.")
         get_open_study(db, study)
+        _check_site_name(db, study, site)
         # A revoked site returns only with an invitation in its own name, because the site that
         # takes the name also takes over what was spent under it.
         if known and not (known["status"] == "revoked" and invitation["site"] == site):
@@ -468,6 +471,13 @@ class Sites(Database):
 
 def _is_site(study: str, name: str) -> sa.ColumnElement[bool]:
     return (sites.c.study == study) & (sites.c.name == name)
+
+
+def _check_site_name(db: sa.Connection, study: str, name: str) -> None:
+    """Refuse the name of a new site that looks like another one's; known names stay good."""
+    names = list(db.execute(sa.select(sites.c.name).where(sites.c.study == study)).scalars())
+    if name not in names:
+        check_new_name(name, names)
 
 
 def _add_key(db: sa.Connection, study: str, site: str, key: str) -> None:

@@ -22,13 +22,17 @@ from consilience.hub.store.tables import (
     contributions,
     coordinators,
     files,
+    known_addresses,
     members,
     releases,
     sessions,
     settings,
     studies,
 )
-from consilience.protocol import Refusal
+from consilience.protocol import Refusal, check_new_name
+
+MOST_KNOWN = 20  # addresses at which a coordinator's limit does not count
+KNOWN_SECONDS = 90 * 86400.0
 
 
 def get_study(db: sa.Connection, name: str) -> Row:
@@ -117,6 +121,7 @@ class Studies(Database):
             raise Refusal(
                 "name-taken", f"There is already another study named {name!r}; nothing was changed."
             )
+        check_new_name(name, db.execute(sa.select(studies.c.name)).scalars())
         row = {"name": name, "digest": digest, "text": text, "created_by": actor}
         new = {"status": "open", "created": now(), "changes": 0, "combined": 0}
         db.execute(studies.insert().values(**row, **new))
@@ -312,8 +317,10 @@ class Studies(Database):
         known = coordinators.update().where(coordinators.c.name == name)
         if db.execute(known.values(password=password)).rowcount:
             db.execute(sessions.delete().where(sessions.c.coordinator == name))
+            db.execute(known_addresses.delete().where(known_addresses.c.coordinator == name))
             append_entry(db, actor, "password changed", None, coordinator=name)
         else:
+            check_new_name(name, db.execute(sa.select(coordinators.c.name)).scalars())
             row = {"name": name, "password": password, "created": now(), "status": "active"}
             db.execute(coordinators.insert().values(row))
             append_entry(db, actor, "coordinator added", None, coordinator=name)
@@ -324,13 +331,32 @@ class Studies(Database):
 
     @writing
     def add_session(
-        self, db: sa.Connection, token_hash: str, coordinator: str, kind: str, expires: str
+        self,
+        db: sa.Connection,
+        token_hash: str,
+        coordinator: str,
+        kind: str,
+        expires: str,
+        *,
+        address: str | None = None,
     ) -> None:
-        """Store a session by the hash of its token; delete sessions that have expired."""
+        """Store a session by the hash of its token, and the `address` where it began.
+
+        Sessions and addresses that have expired are deleted.
+        """
+        if address is not None:
+            _add_address(db, coordinator, address)
         db.execute(sessions.delete().where(sessions.c.expires < now()))
         row = {"hash": token_hash, "coordinator": coordinator, "kind": kind, "expires": expires}
         db.execute(sessions.insert().values(**row, created=now()))
         append_entry(db, f"coordinator:{coordinator}", "logged in", None, kind=kind)
+
+    def knows(self, coordinator: str, address: str) -> bool:
+        """Tell whether a coordinator has logged in from an address of late."""
+        known = known_addresses.c
+        same = known.coordinator == coordinator, known.address == address
+        query = sa.select(known_addresses).where(*same, known.seen > now(seconds=-KNOWN_SECONDS))
+        return self.fetch_one(query) is not None
 
     def session(self, token_hash: str) -> Row | None:
         """Return a session that has not expired."""
@@ -341,6 +367,22 @@ class Studies(Database):
     def end_session(self, token_hash: str) -> None:
         """Delete a session."""
         self.write(lambda db: db.execute(sessions.delete().where(sessions.c.hash == token_hash)))
+
+
+def _add_address(db: sa.Connection, coordinator: str, address: str) -> None:
+    """Remember where a coordinator logged in: the newest addresses, for a while."""
+    known = known_addresses.c
+    same = (known.coordinator == coordinator) & (known.address == address)
+    old = known.seen < now(seconds=-KNOWN_SECONDS)
+    db.execute(known_addresses.delete().where(same | old))
+    db.execute(
+        known_addresses.insert().values(coordinator=coordinator, address=address, seen=now())
+    )
+    own = sa.select(known.address).where(known.coordinator == coordinator)
+    rest = own.order_by(known.seen.desc()).limit(MOST_KNOWN).offset(MOST_KNOWN)
+    oldest = list(db.execute(rest).scalars())
+    of_own = known.coordinator == coordinator, known.address.in_(oldest)
+    db.execute(known_addresses.delete().where(*of_own))
 
 
 def _end_claim(db: sa.Connection, study: str, worker: str) -> None:
