@@ -240,7 +240,8 @@ def _hub(folder: str, port: int, url: str | None, files: int = 0, **more: Any) -
     rates |= {name: Rate(*more.pop(name)) for name in set(more) & set(rates)}
     listening = {name: more.pop(name) for name in ("cert", "key", "proxies") if name in more}
     quick = {"quiet_seconds": 0.02, "lease_seconds": 1.0, "sweep_after_seconds": 0.0}
-    quick["return_seconds"] = 0.0  # one of the sites leaves and returns all the time
+    # One of the sites leaves and returns all the time, and all train as often as they can.
+    quick |= {"return_seconds": 0.0, "most_daily": 1_000_000}
     settings = Settings(Path(folder), url, **rates, **{**quick, **more})
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
