@@ -1,10 +1,13 @@
+import ast
 import json
 import os
+import re
 import shutil
 import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +27,7 @@ from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store.tables import releases
 from consilience.protocol import Invitation, Refusal
+from consilience.site import site as site_module
 from consilience.site.client import HubClient
 from consilience.site.site import Recovery, Site, compare_logs
 from consilience.study.collect import Publication
@@ -918,3 +922,27 @@ def test_a_site_learns_whether_its_own_contribution_is_in_a_release(shared, site
     late.name = "another"
     late_release = publish(shared, 2)
     assert "under another name" in late.describe_own_part("heart-risk", late_release)
+
+
+def sentences_of_errors(path):
+    """Yield the sentences of each error that a module raises, as far as they are written there."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            text = "".join(
+                part.value if isinstance(part, ast.Constant) else "x"
+                for part in ast.walk(node.exc)
+                if isinstance(part, ast.FormattedValue)
+                or (isinstance(part, ast.Constant) and isinstance(part.value, str))
+            )
+            if text.count(" ") > 3:
+                yield node.lineno, re.split(r"(?<=[.:]) +(?=[A-Z])", text.strip())
+
+
+def test_every_error_at_a_site_says_what_to_do_next():
+    """An error that ends by saying that nothing was done leaves its reader alone."""
+    package = Path(site_module.__file__).parents[1]
+    files = [*package.glob("site/*.py"), package / "cli/site.py", package / "adapters/relay.py"]
+    checked = [(file.name, *error) for file in files for error in sentences_of_errors(file)]
+    assert len(checked) > 40
+    idle = re.compile("Nothing|No |It was not|Got ")
+    assert [each[:2] for each in checked if idle.match(each[2][-1])] == []

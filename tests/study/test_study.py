@@ -10,6 +10,7 @@ from consilience.files.certificate import of_contribution, of_release
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.privacy.spending import Account
+from consilience.study.check import StudyRefused
 from consilience.study.collect import Publication
 from consilience.study.draft import Draft
 from consilience.study.pages import of_study, of_training
@@ -360,3 +361,15 @@ def test_limits_are_part_of_the_study_only_if_it_sets_them():
     for wrong in (*limits, "withhold_far = 1"):
         with pytest.raises(SettingsError, match=wrong.split(maxsplit=1)[0]):
             Study.from_text(study_text(privacy=wrong))
+
+
+def test_a_study_with_a_random_matrix_says_how_it_is_drawn():
+    """Without a seed a hub could compare a site's events only up to the matrix: a factor of 64."""
+    for more in ("", "\nrandom_state = [1]"):
+        with pytest.raises(StudyRefused, match="random_state"):
+            study(settings='mechanism = "matrix"' + more)
+    agreed = study(settings='mechanism = "matrix"\nrandom_state = 7')
+    stored = Study.from_text(study_text(settings='mechanism = "matrix"'), stored=True)
+    assert stored.digest != agreed.digest  # an earlier one can be read, and gets no new release
+    with pytest.raises(StudyRefused, match="random_state"):
+        stored.require_valid()

@@ -425,6 +425,6 @@ def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise SettingsError(
             "The name of a request or sender must be lower-case letters, digits and hyphens. Got "
-            f"{name!r} instead. Nothing was done."
+            f"{name!r} instead. Nothing was done. Choose such a name."
         )
     return name

@@ -271,12 +271,14 @@ def compare(
             theirs, named = ReleaseLog.from_dict(facts["log"]), facts["study"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SettingsError(
-            f"The file {str(other)!r} is no log of releases. Nothing was compared."
+            f"The file {str(other)!r} is no log of releases. Nothing was compared. Ask the other "
+            "site for what it writes with: consilience site log STUDY --out FILE"
         ) from None
     if ours is None or theirs is None or agreed != named:
         raise SettingsError(
             "One of the two has no log of this study, or one of another version of it. Nothing "
-            "was compared."
+            "was compared. Both sites fetch a release of the same study first: consilience site "
+            "fetch"
         )
     same, text = compare_logs(ours, theirs)
     return Answer({"same": same, "ours": ours.length, "theirs": theirs.length}, text, 1 - same)

@@ -267,6 +267,13 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
         """
         return None
 
+    def unchecked(self) -> str | None:
+        """Return why nobody could plan such a fit again from its settings; None if one could.
+
+        A study refuses such settings: its hub would have to take each site's word for its noise.
+        """
+        return None
+
     def cost(self, size: int | None) -> float:
         """Return the epsilon that a fit with these settings costs, given its public size.
 

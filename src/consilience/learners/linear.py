@@ -244,8 +244,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
             raise ContributionRejected("size")
         task = self._public_task(int(self.public_size_), len(getattr(self, "classes_", ())))
         n_problems = task.n_problems
-        large = self._dimension > MOST_DRAWN_AGAIN
-        unknown = self.mechanism == "matrix" and (large or self.random_state is None)
+        unknown = self.unchecked() is not None
         learner = clone(self).set_params(mechanism="objective") if unknown else self
         plan, factor = plan_linear(learner, task), UNSEEDED if unknown else 1.0
         longest = longest_release(learner, task, plan) * math.sqrt(n_problems) * factor
@@ -255,6 +254,16 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         }
         bounds = {name: Bound(shape, norm=lengths[name]) for name, shape in self._shapes.items()}
         return Implied(plan.events, bounds, slack=factor if unknown else ROUNDING)
+
+    def unchecked(self) -> str | None:
+        """Return why the random matrix of such a fit cannot be drawn again, if it cannot."""
+        if self.mechanism != "matrix":
+            return None
+        if not isinstance(self.random_state, int | np.integer):
+            return "mechanism='matrix' needs a random_state, so that others can draw the matrix too"
+        if self._dimension > MOST_DRAWN_AGAIN:
+            return f"mechanism='matrix' is for at most {MOST_DRAWN_AGAIN:,} columns"
+        return None
 
     def _public_task(self, size: int, n_classes: int) -> LinearTask:
         """Return the task as a plan needs it: without records."""

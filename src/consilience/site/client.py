@@ -223,7 +223,7 @@ def check_address(address: str) -> str:
     if not parts.hostname or not encrypted:
         raise SettingsError(
             "The hub's address must begin with https:// (or http:// if the hub is on this "
-            f"machine). Got {address!r} instead. Nothing was sent."
+            f"machine). Got {address!r} instead. Nothing was sent. Ask the coordinator for it."
         )
     return address.rstrip("/")
 

@@ -104,7 +104,7 @@ class SiteFolder:
         if not SITE_NAME.fullmatch(name) or name != " ".join(name.split()):
             raise SettingsError(
                 "The name of a site must be letters, digits, single spaces and ._- (at most 100). "
-                f"Got {name!r} instead. Nothing was made."
+                f"Got {name!r} instead. Nothing was made. Choose another name."
             )
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         SigningKey.at(target / "key.pem")

@@ -173,7 +173,8 @@ class Site(SiteFolder):
                 f"Study {name!r} has a trusted hub, which gets an exact model: an epsilon would "
                 "mean nothing. Nothing was trained or recorded. Leave the epsilon out."
                 if study.trusted
-                else f"A training for study {name!r} needs an epsilon. Nothing was trained."
+                else f"A training for study {name!r} needs an epsilon. Nothing was trained. Name "
+                "one in the study's range with --epsilon."
             )
         study.check_epsilon(math.inf if epsilon is None else epsilon)
         page = of_training(study, site=self.name, epsilon=epsilon, balance=balance)

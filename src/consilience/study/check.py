@@ -17,6 +17,7 @@ from consilience.privacy.guarantee import Neighbours
 from consilience.protocol import STUDY_NAME
 
 if TYPE_CHECKING:
+    from consilience.learners.base import PrivateLearner
     from consilience.study.study import Study
 
 TO_FILL_IN = "FILL IN"  # what `study new` leaves to people
@@ -157,10 +158,18 @@ def _learner_problems(study: Study) -> list[str]:
         label = "a number" if study.schema.classes is None else "a class"
         return [f"{study.learner} cannot predict the schema's label, which is {label}"]
     try:
-        study.build(study.epsilon_range[0])
+        learner = _build_least(study)
+        reason = learner.unchecked()
     except (TypeError, ConsilienceError) as problem:
         return [f"[learner]: {problem}"]
-    return []
+    return [] if reason is None else [f"[learner]: {reason}"]
+
+
+def _build_least(study: Study) -> PrivateLearner[Any, Any]:
+    """Return the learner of a site that chooses the least epsilon, as far as that is public."""
+    learner = study.build(study.epsilon_range[0])
+    learner.n_features_in_ = study.schema.n_features
+    return learner
 
 
 def _aggregator_problems(study: Study) -> list[str]:
@@ -360,6 +369,4 @@ def _least_epsilon(study: Study, source: Source) -> float:
 
     A fit costs more the more epsilon it is asked for, and further contributions add to it.
     """
-    learner = study.build(study.epsilon_range[0])
-    learner.n_features_in_ = study.schema.n_features
-    return learner.cost(source.size)
+    return _build_least(study).cost(source.size)
