@@ -190,7 +190,7 @@ def test_the_operator_runs_a_hub_from_the_command_line(run, tables):
         json.loads(run("hub", "invite", "heart", "--json", *hub))["invitation"] for _ in range(2)
     )
     assert first != second
-    assert "A release needs 2 sites" in run("hub", "aggregate", "heart", *hub, fails=1)
+    assert "A release needs 2 contributions" in run("hub", "aggregate", "heart", *hub, fails=1)
     assert json.loads(run("hub", "verify", "--json", *hub))["entries"] >= 3
     run("hub", "backup", "copy", *hub)
     assert "Restored" in run("hub", "restore", "copy", "--folder", "again")

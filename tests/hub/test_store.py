@@ -280,7 +280,7 @@ def test_the_operators_commands_work_beside_a_running_hub(
     body = json.dumps({"invitation": code, "site": "north"}).encode()
     assert world.call(ward, "POST", "/api/enrolments", body).status_code == 201
     world.submit(ward, ward.train(study))
-    with pytest.raises(SettingsError, match="so far 1 contributed"):
+    with pytest.raises(SettingsError, match="1 are in use"):
         aggregate(folder, "demo", url=url)
     world.fill(study, 2)
     assert aggregate(folder, "demo", url=url)["n_sites"] == 3

@@ -183,7 +183,7 @@ class Combiner:
             accepted = [one for one in contributions if one["state"] == "accepted"]
             try:
                 if (n := len(accepted)) < study.min_sites:
-                    message = f"A release needs {study.min_sites} sites; so far {n} contributed."
+                    message = f"A release needs {study.min_sites} contributions; {n} are in use."
                     raise Refusal("too-few-sites", message)
                 made = self._release(study, accepted, contributions, request)
                 return self._publish(made, row, request, worker)
