@@ -130,3 +130,15 @@ def test_sites_whose_records_all_differ_from_the_public_ones_are_not_named():
     members = [linear(seed, 5.0, n=1000) for seed in range(4)]
     X, y = table(1000, 99)
     assert find_far(members, Public(X, 1 - y)) == {}
+
+
+def test_a_wrong_guess_of_a_hidden_number_of_records_is_no_alert():
+    members = []
+    for seed, n in enumerate((300, 4000, 4000, 4000)):
+        learner = PrivateLogisticRegression(
+            epsilon=5.0, classes=[0, 1], neighbours="add-remove", public_size=4000
+        )
+        learner.set_params(noise=Noise(seed=seed), regularization=0.1)
+        members.append(learner.fit(*table(n, seed)))
+    # Its coefficients are shorter than the others', which is another alert.
+    assert "Were its records" not in str(find_far(members, Public(*table(1000, 99))))

@@ -131,10 +131,15 @@ def _far_minima(members: Sequence[Member], records: Public | None) -> dict[int, 
 
 
 def _needed_noise(member: Member, records: Public) -> float | None:
-    """Return the noise that would explain a member, in units of its noise and of chance."""
+    """Return the noise that would explain a member, in units of its noise and of chance.
+
+    None unless its noise is in the objective of one problem with a known number of records.
+    """
     learner, noises = member.learner, [one for one in member.events if is_vector_noise(one)]
-    known = getattr(learner, "mechanism", None) == "objective" and learner.unit == "record"
-    if not known or len(noises) != 1 or len(np.asarray(member.coef)) != 1 or not member.size:
+    facts = [getattr(learner, name, None) for name in ("mechanism", "unit", "neighbours")]
+    if facts != ["objective", "record", "replace-one"]:
+        return None
+    if len(noises) != 1 or len(np.asarray(member.coef)) != 1 or not member.size:
         return None
     (noise,) = noises
     assert is_in_objective(noise)
