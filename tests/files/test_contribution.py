@@ -326,8 +326,15 @@ def test_no_text_of_a_sender_travels_in_a_guarantee_or_a_receipt(books):
     with pytest.raises(ContributionRejected, match="an assumption that no learner"):
         Contribution.load(with_facts(file, guarantee=promise))
     receipt = file.sealed.facts["receipt"]
-    for forged in ({}, {**receipt, "hash": "checked by the hub"}, {**receipt, "key": "x" * 5000}):
-        with pytest.raises(ContributionRejected, match="wrong kind"):
+    for forged in (
+        {},
+        {**receipt, "hash": "checked by the hub"},
+        {**receipt, "key": "x" * 5000},
+        {**receipt, "epsilon": receipt["epsilon"] / 2},
+        {**receipt, "events_hash": "0" * 64},
+        {**receipt, "neighbours": "anything"},
+    ):
+        with pytest.raises(ContributionRejected, match=r"wrong kind|not one for its events"):
             Contribution.load(with_facts(file, receipt=forged))
     with pytest.raises(ContributionRejected, match="a fact is missing or of the wrong kind"):
         Contribution.load(with_facts(file, remark="x" * 65_536))

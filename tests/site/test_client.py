@@ -64,3 +64,15 @@ def test_a_packed_answer_is_not_unpacked(client, monkeypatch):
         thread.join()
         server.server_close()
     assert asked == ["identity"]
+
+
+def test_a_request_that_a_proxy_repeated_is_signed_and_sent_again(client, monkeypatch):
+    """The first worker died with the nonce spent, and the proxy asked the second one."""
+    error = {"error": {"code": "replayed", "message": "Received before.", "fix": "Sign anew."}}
+    answers = [(409, json.dumps(error).encode()), (200, b"{}")]
+    monkeypatch.setattr(HubClient, "_send", lambda *_: answers.pop(0))
+    assert client.request_json("GET", "/api/studies/heart-risk") == {}
+    assert not answers
+    answers += [(409, json.dumps(error).encode())] * 2
+    with pytest.raises(SettingsError, match="Received before"):
+        client.request_json("GET", "/api/studies/heart-risk")

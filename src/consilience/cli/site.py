@@ -437,6 +437,12 @@ def recover(
             "key here signed, and they were not charged. If you lost a key, run this again with "
             "--lost-key; otherwise ask the coordinator."
         )
-    facts = {"charges_made_again": made.entered}
-    more = {"unreached": list(made.unreached), "unproved": list(made.unproved)}
-    return Answer({**facts, **more}, "\n".join(lines))
+    if made.gone:
+        lines.append(
+            f"The hub of {', '.join(made.gone)} no longer has the files of some old contributions "
+            "of this site, so that they cannot be charged. Restore a backup of the ledger; without "
+            "one this site cannot train for that study again."
+        )
+    kinds = ("unreached", "unproved", "gone")
+    more = {kind: list(getattr(made, kind)) for kind in kinds}
+    return Answer({"charges_made_again": made.entered, **more}, "\n".join(lines))

@@ -6,6 +6,7 @@ refused, and so is every tensor that the learner could not have produced.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -52,6 +53,7 @@ _NONCE = re.compile("[0-9a-f]{64}")
 MOST_RECEIPT = 4096  # characters
 # Earlier versions did not round an epsilon up that they read off a profile: theirs may be lower.
 _ROUNDED = 1e-6
+_SPLIT = 1e-12
 # Whatever else a sender could write into a file would be kept for as long as the study is.
 _FACTS = frozenset(
     "learner settings classes n_features size events guarantee site receipt study sequence "
@@ -187,6 +189,25 @@ def _is_receipt(value: object) -> bool:
     )
 
 
+def _check_receipt(receipt: Mapping[str, Any], events: str, cost: Guarantee) -> None:
+    """Refuse a receipt of another charge than the one for these events.
+
+    A ledger counts in its own relation, so that what it charged may be more than what is promised.
+    """
+    try:
+        charged = cost.convert(receipt["neighbours"])
+        same = (
+            receipt["events_hash"] == hashlib.sha256(events.encode()).hexdigest()
+            and receipt["unit"] == str(cost.unit)
+            and receipt["epsilon"] >= charged.epsilon * (1 - _ROUNDED)
+            and receipt["delta"] >= charged.delta * (1 - _ROUNDED)
+        )
+    except MALFORMED:
+        same = False
+    if not same:
+        raise refused("its receipt is not one for its events")
+
+
 def is_nonce(value: object) -> bool:
     """Tell whether a fact is a nonce: 32 random bytes."""
     return isinstance(value, str) and _NONCE.fullmatch(value) is not None
@@ -230,8 +251,9 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
     if not (
         whole.promises_same(stated)
         and declared == (stated.unit, stated.neighbours)
-        and whole.epsilon <= learner.epsilon
-        and whole.delta <= learner.delta
+        # Two events may cost an ulp more together than the epsilon that was split among them.
+        and whole.epsilon <= learner.epsilon * (1 + _SPLIT)
+        and whole.delta <= learner.delta * (1 + _SPLIT)
     ):
         raise refused("its guarantee is not the one that its events have")
     return stated
@@ -393,6 +415,8 @@ class Contribution(SignedFile):
             raise refused("a fact is missing or of the wrong kind")
         _check_implied(looked.implied, facts, looked.extents)
         check_guarantee(self.learner, trusted=trusted)
+        if facts.get("receipt") is not None and self.events:
+            _check_receipt(facts["receipt"], facts["events"], total(self.events))
         return self
 
     @cached_property

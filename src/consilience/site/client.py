@@ -174,6 +174,9 @@ class HubClient:
 
         try:
             status, content = self._send(method, path, body)
+            if status == 409 and _read_error(content)[0] == "replayed":
+                # A proxy sent it twice because the first worker died; signed anew it is another.
+                status, content = self._send(method, path, body)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
             raise HubUnavailable(
                 f"The hub at {self.address} did not answer ({type(problem).__name__}). Nothing "

@@ -78,12 +78,14 @@ class Recovery:
     """How many charges were entered again, and the studies of which some may still be missing.
 
     ``unreached`` are studies whose hub could not be asked, ``unproved`` those whose hub has
-    something in the site's name that no key in the folder signed, or that it did not send.
+    something in the site's name that no key in the folder signed, and ``gone`` those whose hub no
+    longer has the files of old contributions.
     """
 
     entered: int
     unreached: tuple[str, ...] = ()
     unproved: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
 
 class Site(SiteFolder):
@@ -593,13 +595,15 @@ class Site(SiteFolder):
         place = self.folder / "ledger.sqlite" if path is None else Path(path)
         charges = Ledger(place).charges() if place.exists() else []
         charged = {charge.hash for charge in charges}
-        unreached, unproved = [], []
+        unreached, unproved, gone = [], [], []
         for name in self.studies:
             hub = self._hub(self._joined(name))
             try:
                 for digest in self._not_here(name, hub):
                     content = hub.fetch_contribution(name, digest)
-                    if content is None or not self._keep(
+                    if content is None:
+                        gone.append(name)
+                    elif not self._keep(
                         name,
                         digest,
                         content,
@@ -608,7 +612,8 @@ class Site(SiteFolder):
                         unproved.append(name)
             except ConsilienceError:  # what is known here is entered all the same
                 unreached.append(name)
-        return {"unreached": tuple(unreached), "unproved": tuple(dict.fromkeys(unproved))}
+        found = {"unreached": unreached, "unproved": unproved, "gone": gone}
+        return {kind: tuple(dict.fromkeys(names)) for kind, names in found.items()}
 
     def _not_here(self, name: str, hub: HubClient | SharedFolder) -> list[str]:
         """Return the digests of contributions that the hub has and this folder lacks."""
