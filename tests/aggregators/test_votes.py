@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
@@ -584,6 +585,34 @@ def test_an_accuracy_that_cannot_be_private_is_refused(wrong, error):
     X, y = table(20, 0)
     with pytest.raises(error):
         private_accuracy(forest(), X, wrong.pop("y", y), **{"epsilon": 1.0} | wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"persons": ["a"] * 19 + [None]},
+        {"persons": ["a"] * 19 + [3]},
+        {"X": np.vstack([np.zeros((19, 3)), np.full((1, 3), np.nan)])},
+        {"X": np.zeros((20, 7))},
+        {"X": np.array([["x"] * 3] * 20)},
+        {"X": sparse.csr_array((np.full(2, 1e308), [0, 0], [0] + [2] * 20), (20, 3))},
+        {"y": np.array([{}] * 20)},
+        {"y": np.array(["x", None] * 10)},
+    ],
+)
+def test_records_without_an_accuracy_are_refused_before_the_charge(wrong, tmp_path):
+    books = Ledger(tmp_path / "books.sqlite")
+    books.allow("ward", Budget(epsilon=9.0, unit="person"))
+    X, y = table(20, 0)
+    learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(X, y)
+    given = {"X": X, "y": y, "persons": np.arange(20), "records_per_person": 2} | wrong
+    charged = {"epsilon": 1.0, "ledger": books, "dataset": "ward"}
+    try:
+        private_accuracy(learner, **given, **charged)
+    except ValueError:
+        assert books.balance("ward").spent.epsilon == 0
+    else:  # an unknown label is a wrong prediction
+        assert "y" in wrong
 
 
 def test_a_learner_of_another_library_needs_a_relation():

@@ -33,6 +33,7 @@ from consilience.errors import (
     SettingsError,
 )
 from consilience.learners import base
+from consilience.learners.projection import PrivatePCA
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.mechanisms import Source
@@ -672,3 +673,90 @@ def test_errors_of_a_source_of_chunks_are_shielded_whatever_their_kind(learner):
     settings = {} if learner is PrivateRidge else {"classes": [0, 1]}
     model = make(learner, epsilon=1.0, **settings)
     assert not shows_secret(everything_said(lambda: model.fit(Rows())))
+
+
+# ---------------------------------------------------------------- what a third attack had found
+
+
+class Chunked:
+    """A table in chunks of 100 records, as users may write one."""
+
+    names = n_records = None
+
+    def __init__(self, X, y):
+        self.X, self.y, self.n_features = X, y, X.shape[1]
+
+    def chunks(self):
+        for start in range(0, len(self.y), 100):
+            yield self.X[start : start + 100], self.y[start : start + 100]
+
+
+def split_entries(X):
+    """Return CSR rows that store every entry in three parts, which cancel but for the entry."""
+    parts = np.repeat(X.ravel(), 3)
+    parts[1::3], parts[2::3] = 2.0**52, -(2.0**52)  # whatever is added to these first is rounded
+    columns = np.repeat(np.tile(np.arange(X.shape[1]), len(X)), 3)
+    return sparse.csr_array((parts, columns, 3 * X.shape[1] * np.arange(len(X) + 1)), X.shape)
+
+
+FORMS = {
+    "float32": lambda X: X.astype(np.float32),
+    "sparse float32": lambda X: sparse.csr_array(X.astype(np.float32)),
+    "sparse whole numbers": lambda X: sparse.csr_array(X.astype(np.int8)),
+    "sparse columns": sparse.csc_array,
+    "sparse, in parts": split_entries,
+}
+
+
+def in_doubles(X):
+    """Return the table that a form of it means."""
+    dense = X.copy()
+    if sparse.issparse(X) and X.format == "csr":
+        dense.sum_duplicates()
+    return (dense.toarray() if sparse.issparse(dense) else dense).astype(np.float64)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("learner", [*EVERY, PrivatePCA])
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "memory"])
+def test_numbers_of_any_kind_train_as_the_doubles_they_mean(learner, form, chunked):
+    whole = Noise(seed=5).open().normal(300 * 4).reshape(300, 4) / 3
+    X = FORMS[form](np.rint(whole) if "whole" in form else whole)
+    y = (whole[:, 0] > 0).astype(int)
+    if chunked and sparse.issparse(X) and X.format != "csr":
+        pytest.skip("chunks are rows")
+    if sparse.issparse(X) and learner in TREES and not chunked:
+        pytest.skip("trees refuse sparse tables in memory")
+    declared = {"n_components": 2} if learner is PrivatePCA else {}
+    if learner in CLASSIFIERS:
+        declared["classes"] = [0, 1]
+    model = make(learner, epsilon=1.0, noise=Noise(seed=1), **declared)
+    if learner in TREES:
+        model.set_params(random_state=0)
+    given, doubles = (
+        (X, in_doubles(X)) if not chunked else (Chunked(X, y), Chunked(in_doubles(X), y))
+    )
+    labels = None if chunked else y
+    found = released(clone(model).fit(given, labels))
+    expected = clone(model).fit(doubles, labels).released_state()
+    for name, array in expected.items():
+        # Sparse and dense products may be added up in another order.
+        np.testing.assert_allclose(
+            np.frombuffer(found[name], array.dtype), array.ravel(), atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("learner", [*LEARNERS, PrivatePCA])
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "memory"])
+def test_parts_that_add_up_to_infinity_are_refused_before_the_charge(learner, chunked, tmp_path):
+    books = Ledger(tmp_path / "books.sqlite")
+    books.allow("ward", Budget(epsilon=9.0))
+    X = sparse.csr_array((np.full(4, 1e308), [0, 0, 0, 1], [0, 2, 4]), (2, 2))
+    y = np.array([0, 1])
+    declared = {"n_components": 2} if learner is PrivatePCA else {}
+    if learner in CLASSIFIERS:
+        declared["classes"] = [0, 1]
+    given = (Chunked(X, y), None) if chunked else (X, y)
+    with pytest.raises(ValueError, match="infinit"):
+        learner(epsilon=1.0, **declared).fit(*given, ledger=books, dataset="ward")
+    assert books.balance("ward").spent.epsilon == 0

@@ -198,6 +198,19 @@ def test_the_moment_on_the_grid_is_exact_whatever_the_order_and_the_blocks():
     np.testing.assert_allclose(computed, _second_moment(X, 6, 1.0, on_grid=False), atol=5000 * 4e-6)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.int8])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+def test_the_moment_of_short_numbers_is_exact_too(kind, form):
+    class Whole(Chunks):
+        def chunks(self):
+            yield self.X, np.zeros(self.X.shape[0])
+
+    X = table(5000, 6, 9) if np.issubdtype(kind, np.floating) else np.eye(6)[np.arange(5000) % 6]
+    expected = _second_moment(X.astype(kind).astype(np.float64), 6, 1.0, on_grid=True)
+    given = Whole(form(X.astype(kind)))
+    assert np.array_equal(_second_moment(given, 6, 1.0, on_grid=True), expected)
+
+
 def test_blocks_of_the_longest_rows_do_not_overflow():
     X = np.ones((3 * 2048 + 5, 1))
     moment = _second_moment(X, 1, 1.0, on_grid=True)
@@ -209,7 +222,7 @@ class Chunks:
     """A table that comes in uneven pieces."""
 
     def __init__(self, X):
-        self.X, self.n_features, self.n_records = X, X.shape[1], len(X)
+        self.X, self.n_features, self.n_records = X, X.shape[1], X.shape[0]
 
     def chunks(self):
         for piece in np.array_split(self.X, [1, 700, 703]):

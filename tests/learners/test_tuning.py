@@ -23,7 +23,7 @@ from consilience.learners.tuning import (
     PrivateTuning,
     _units,
     choose_on_public,
-    count_errors,
+    mark_errors,
 )
 from consilience.privacy.accounting import Laplace, total
 from consilience.privacy.guarantee import Budget, compose_disjoint
@@ -325,13 +325,13 @@ def test_errors_are_counted_on_each_record_alone():
     learner = logistic(noise=Noise(seed=1)).fit(X, y)
     labels = np.where(learner.decision_function(X) > 0, 0, 1)  # all wrong
     for kept in (0, 1, 7, 1023, 1024, 1025, 2999):
-        assert count_errors(learner, X[:kept], labels[:kept]) == kept
+        assert mark_errors(learner, X[:kept], labels[:kept]).sum() == kept
     block = X[:PREDICTED_AT_ONCE]
     scores = learner.decision_function(block)
     for shift in (1, 3, 64, 777):  # nor does its place in that table matter
         moved = np.roll(block, shift, axis=0)
         assert np.array_equal(np.roll(learner.decision_function(moved), -shift), scores)
-    assert count_errors(learner, sparse.csr_array(X), labels) == 3000
+    assert mark_errors(learner, sparse.csr_array(X), labels).sum() == 3000
 
 
 def test_a_good_candidate_is_found_and_kept():

@@ -12,20 +12,19 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
 from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.members import Classifier, Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError, shielded
 from consilience.learners.base import is_positive
-from consilience.learners.tuning import count_errors
+from consilience.learners.tuning import mark_errors
 from consilience.privacy.accounting import Event, Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, compose_disjoint
 from consilience.privacy.mechanisms import Noise, Source, laplace_counts
 from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
 from consilience.privacy.vector_noise import noise_variance
 from consilience.tables.groups import cap_records, identify
-from consilience.tables.public import Features
+from consilience.tables.values import as_doubles
 
 HELD_OUT = (
     "the records that accuracy was counted on were kept from training by slot, whatever they hold"
@@ -141,7 +140,9 @@ def private_accuracy(
             "public records instead."
         )
     relation = _relation(learner, settings.get("neighbours"))
-    held = _HeldOut.read(X, y, settings.get("persons"), settings.get("records_per_person"))
+    held = _HeldOut.predict(
+        learner, X, y, settings.get("persons"), settings.get("records_per_person")
+    )
     unit = Unit.RECORD if held.persons is None else Unit.PERSON
     replaced = relation is Neighbours.REPLACE_ONE
     both = held.persons is not None or not replaced
@@ -150,7 +151,7 @@ def private_accuracy(
     event = Laplace(sensitivity=moved, scale=moved / epsilon, unit=unit, neighbours=relation)
 
     def draw(source: Source) -> dict[str, Array]:
-        right, wrong = held.count(learner, source)
+        right, wrong = held.count(source)
         exact = np.array([right, wrong] if both else [right], dtype=np.int64)
         return {"counts": laplace_counts(exact, event=event, source=source)}
 
@@ -161,25 +162,32 @@ def private_accuracy(
     )
     noisy = state["counts"].tolist()
     guarantee = state_guarantee((event,), noise=noise, unit=unit, neighbours=relation)
-    total = max(1, sum(noisy)) if both else len(held.labels)
+    total = max(1, sum(noisy)) if both else len(held.wrong)
     return PrivateAccuracy(noisy[0], total, (event,), guarantee, receipt)
 
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """The records to count on, `cap` of each person's where there are persons."""
+    """Which predictions are wrong, and whose they are; `cap` of each person's count."""
 
-    rows: Features
-    labels: Array
-    persons: ArrayLike | None
+    wrong: Array
+    persons: Array | None
     cap: int
 
     @classmethod
-    def read(
-        cls, X: Any, y: ArrayLike, persons: ArrayLike | None, records_per_person: int | None
+    def predict(
+        cls,
+        learner: Classifier,
+        X: Any,
+        y: ArrayLike,
+        persons: ArrayLike | None,
+        records_per_person: int | None,
     ) -> Self:
-        """Check that records, labels and persons belong together."""
-        rows = X.tocsr() if sparse.issparse(X) else np.asarray(X, dtype=np.float64)
+        """Check that records, labels and persons belong together, and predict all records.
+
+        All that can fail because of a record fails here, before anything is charged.
+        """
+        rows = as_doubles(X)
         labels, cap = np.asarray(y), 1 if records_per_person is None else int(records_per_person)
         if (persons is None) != (records_per_person is None) or cap < 1:
             raise SettingsError(
@@ -192,18 +200,18 @@ class _HeldOut:
                 "Records, labels and persons differ in number. Nothing was counted. Check their "
                 "shapes."
             )
-        return cls(rows, labels, persons, cap)
+        ids = None if persons is None else identify(persons)
+        return cls(mark_errors(learner, rows, labels), ids, cap)
 
-    def count(self, learner: Classifier, source: Source) -> tuple[int, int]:
+    def count(self, source: Source) -> tuple[int, int]:
         """Return the numbers of right and wrong predictions."""
         kept = (
             slice(None)
             if self.persons is None
-            else cap_records(self.persons, self.cap, source.uniform(len(self.labels)))
+            else cap_records(self.persons, self.cap, source.uniform(len(self.wrong)))
         )
-        labels = self.labels[kept]
-        wrong = count_errors(learner, self.rows[kept], labels)
-        return len(labels) - wrong, wrong
+        wrong = self.wrong[kept]
+        return int((~wrong).sum()), int(wrong.sum())
 
 
 def _relation(learner: object, neighbours: str | None) -> Neighbours:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.utils.validation import check_array
 
 from consilience.aggregators.average import precision_weights, typical_curvature
@@ -25,6 +26,7 @@ from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.erm import Huber, Logistic, Loss, Softmax, Squared
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.tables.public import Public
+from consilience.tables.values import as_doubles
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def read_labelled(
 
 def _checked(public: Public, name: str, n_features: int) -> tuple[Any, Array]:
     try:
-        X = check_array(public.X, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
+        X = as_doubles(public.X) if sparse.issparse(public.X) else public.X
+        X = check_array(X, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
     except ValueError:
         raise SchemaMismatch(
             f"{name} was given aggregation records that are fewer than two, or not all finite "

@@ -18,6 +18,7 @@ from consilience.errors import SchemaMismatch
 from consilience.learners.ball import Ball, into_ball
 from consilience.learners.erm import Chunks, block_records
 from consilience.learners.inputs import Chunked, label_codes
+from consilience.tables.values import as_doubles
 
 Array: TypeAlias = NDArray[Any]
 T = TypeVar("T")
@@ -106,7 +107,7 @@ def _encode(ball: Ball, encode: Encoding, chunks: Chunks) -> Chunks:
             room = np.empty((width, length)).T if by_feature else np.empty((length, width))
         for start in range(0, len(y), length):
             part = slice(start, start + length)
-            yield into_ball(X[part].astype(np.float64, copy=False), ball, room), encode(y[part])
+            yield into_ball(as_doubles(X[part]), ball, room), encode(y[part])
 
 
 def _apply_encoded(

@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner, Rows
 from consilience.tables.groups import identify
+from consilience.tables.values import as_doubles
 
 if TYPE_CHECKING:
     from consilience.learners.erm import Chunks
@@ -34,6 +35,8 @@ def validate_table(
     """Validate as scikit-learn does; learners are shielded, so no error repeats a value."""
     from sklearn.utils.validation import validate_data
 
+    # Before the check: finite parts of one entry may add up to infinity.
+    X = as_doubles(X) if sparse.issparse(X) else X
     return validate_data(learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings})
 
 
@@ -156,7 +159,7 @@ def count_records(learner: Learner, source: Chunked, encode: Callable[[Array], A
 def _count(owner: str, n_features: int, encode: Callable[[Array], Array], chunks: Chunks) -> int:
     n_records = 0
     for X, y in chunks:
-        check_chunk(owner, n_features, X, y)
+        check_chunk(owner, n_features, as_doubles(X), y)
         encode(y)
         n_records += len(y)
     return n_records

@@ -44,6 +44,7 @@ from consilience.privacy.vector_noise import (
     public_radius,
 )
 from consilience.tables.groups import cap_records
+from consilience.tables.values import as_doubles
 
 Array = NDArray[Any]
 
@@ -60,8 +61,8 @@ MOST_RECORDS = 2**31  # at one site; the one public bound that the closing dista
 def _blocks(X: Any) -> Iterator[Array]:
     for table in (chunk for chunk, _ in X.chunks()) if hasattr(X, "chunks") else (X,):
         for start in range(0, table.shape[0], BLOCK_RECORDS):
-            block = table[start : start + BLOCK_RECORDS]
-            yield block.toarray() if sparse.issparse(block) else np.asarray(block, dtype=np.float64)
+            block = as_doubles(table[start : start + BLOCK_RECORDS])
+            yield block.toarray() if sparse.issparse(block) else block
 
 
 def _into_ball(rows: Array, data_norm: float) -> Array:

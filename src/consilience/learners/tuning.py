@@ -223,8 +223,8 @@ def _costliest(parts: Sequence[tuple[Event, ...]]) -> tuple[Event, ...]:
     return worst
 
 
-def count_errors(learner: Any, X: Any, y: Array) -> int:
-    """Count wrong predictions in tables of one shape, so that each depends on one record."""
+def mark_errors(learner: Any, X: Any, y: Array) -> Array:
+    """Mark wrong predictions, made in tables of one shape so that each depends on one record."""
     missing = -len(y) % PREDICTED_AT_ONCE
     shape = (missing, X.shape[1])
     padded = (
@@ -236,7 +236,7 @@ def count_errors(learner: Any, X: Any, y: Array) -> int:
         learner.predict(padded[i : i + PREDICTED_AT_ONCE])
         for i in range(0, len(y), PREDICTED_AT_ONCE)
     ]
-    return int((np.concatenate([*found, y[:0]])[: len(y)] != y).sum())
+    return np.asarray(np.concatenate([*found, y[:0]])[: len(y)] != y)
 
 
 def _has(method: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
@@ -443,7 +443,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
                 cap_records(task.persons[judged], self._cap, source.uniform(len(judged)))
             ]
         errors = [
-            count_errors(learner, task.X[judged], task.y[judged]) for learner in self._learners
+            mark_errors(learner, task.X[judged], task.y[judged]).sum() for learner in self._learners
         ]
         scores = -np.asarray(errors, dtype=np.float64)
         self._keep(

@@ -11,11 +11,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
 from consilience.errors import SettingsError
 from consilience.tables.problems import quietly, require
 
 Value = str | int | float | bool
+
+
+def as_doubles(table: Any) -> Any:
+    """Return a table of numbers as doubles: dense, or CSR rows that store each column once.
+
+    Every product and length is then rounded as the proofs say. What is not a table of numbers is
+    returned as it is: the check that follows refuses it.
+    """
+    if not sparse.issparse(table):
+        values = np.asarray(table)
+        return values.astype(np.float64, copy=False) if values.dtype.kind in "fiub" else values
+    if table.dtype.kind not in "fiub":
+        return table
+    given = table.tocsr()
+    # A new object, for SciPy remembers what was once true of arrays that may have changed since.
+    rows = sparse.csr_array(
+        (given.data.astype(np.float64, copy=False), given.indices, given.indptr), shape=given.shape
+    )
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    return rows
 
 
 def as_array(values: ArrayLike) -> pa.Array:

@@ -30,6 +30,7 @@ from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.mechanisms import Noise
 from consilience.privacy.spending import state_guarantee
 from consilience.tables.public import Public
+from consilience.tables.values import as_doubles
 
 OPEN_RECORDS = "the records that members labelled are public"
 READ_CLASSES = "the set of labels is public: it was read from the members"
@@ -110,7 +111,8 @@ class HidesSites(Aggregator):
 
     def _in_ball(self, table: Table) -> Array:
         """Return public records as dense rows of length <= 1, with a constant if one is learned."""
-        X = check_array(table, accept_sparse="csr", dtype=np.float64)
+        X = as_doubles(table) if sparse.issparse(table) else table
+        X = check_array(X, accept_sparse="csr", dtype=np.float64)
         return np.ascontiguousarray(into_ball(X.toarray() if sparse.issparse(X) else X, self))
 
     def _guarantee(self, events: Sequence[Event], declared: bool, *extra: str) -> Guarantee:

@@ -64,6 +64,7 @@ from consilience.privacy.mechanisms import (
 )
 from consilience.privacy.vector_noise import public_sum
 from consilience.tables.groups import cap_records
+from consilience.tables.values import as_doubles
 
 if TYPE_CHECKING:
     from consilience.tables.schema import Schema
@@ -421,10 +422,10 @@ def _write_bins(
     """Read chunks once, checking every record, and keep their bins in a file."""
     task = FiledTask(source.n_features, len(held), getattr(source, "progress", None))
     for X, y in source.chunks():
+        X = as_doubles(X)
         check_chunk(type(learner).__name__, source.n_features, X, y, finite=finite)
-        X = X.toarray() if sparse.issparse(X) else X
         task.append(
-            bins.codes(X.astype(np.float64, copy=False)),
+            bins.codes(X.toarray() if sparse.issparse(X) else X),
             label_codes(type(learner).__name__, held, np.asarray(y)),
         )
     check_count(learner, source, task.n_records)
