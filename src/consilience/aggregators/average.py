@@ -34,7 +34,7 @@ from consilience.aggregators.members import (
 from consilience.errors import SettingsError
 from consilience.learners.ball import HALF, label_bound
 from consilience.learners.base import PrivateLearner, is_positive
-from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_linear
+from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_perturbation
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise, Source, draw_error
@@ -356,7 +356,7 @@ class _Central(TrustedNoise):
             if same not in known:
                 loss = member.learner.loss(self.outputs if self.outputs > 1 else 2)
                 task = LinearTask(loss, self.features + self.intercept, size, size)
-                plan = plan_linear(member.learner, task)
+                plan = plan_perturbation(member.learner, task)
                 known[same] = _Move(
                     output_sensitivity(member.learner, task),
                     plan.inexactness,

@@ -31,6 +31,7 @@ from consilience.learners.perturbation import (
     LinearTask,
     output_sensitivity,
     plan_linear,
+    plan_perturbation,
 )
 from consilience.privacy.accounting import Event, Selection
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
@@ -607,10 +608,10 @@ class TrustedAggregator(TrustedNoise):
         for member in task.members:
             loss, size = member.learner.loss(2), int(member.size or 1)
             one = LinearTask(loss, features, size, size)
-            plan = plan_linear(member.learner, one)
+            plan = plan_perturbation(member.learner, one)
             reaches.append(output_sensitivity(member.learner, one))
             slack.append(plan.inexactness)
-            strength = member.learner.regularization
+            strength = member.learner.strength(size)
             lengths.append(min(math.sqrt(2 * loss.at_zero / strength), loss.lipschitz / strength))
         self.longest, self.stretch = max(lengths), math.sqrt(len(learners)) * max(lengths)
         gain = site_gain(self.strength) / self.stretch

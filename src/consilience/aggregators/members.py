@@ -21,7 +21,7 @@ from consilience.errors import ContributionRejected, SchemaMismatch, SettingsErr
 from consilience.learners.ball import scale_to_user
 from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import best_class, class_chances
-from consilience.privacy.accounting import Event
+from consilience.privacy.accounting import Event, GradientSteps
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 from consilience.privacy.vector_noise import is_vector_noise, minimum_variance
 
@@ -104,7 +104,11 @@ class Member:
         variance 0.
         """
         assert self.coef is not None
-        noises = [event for event in self.events if is_vector_noise(event)]
+        noises = [
+            event
+            for event in self.events
+            if is_vector_noise(event) or isinstance(event, GradientSteps)
+        ]
         dimension = self.coef.shape[1] + self.has_constant
         # One draw for all classes spans one class less; one draw per class (several events) spans
         # one each.

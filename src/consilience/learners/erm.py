@@ -200,7 +200,9 @@ class Softmax:
     def _probabilities(self, z: Array) -> Array:
         p: Array = z - z.max(axis=0)
         np.exp(p, out=p)
-        p /= p.sum(axis=0)
+        # One class after another: `sum` adds a single record's classes in another order, and a
+        # record's slope may not depend on the table that it stands in.
+        p /= functools.reduce(np.add, p)
         return p
 
 

@@ -44,6 +44,7 @@ from consilience.learners.encoded import (
     LabelScale,
 )
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Loss, Softmax
+from consilience.learners.gradient import GradientPlan, automatic_ridge
 from consilience.learners.implied import ROUNDING, Bound, Implied
 from consilience.learners.inputs import (
     READ_LABELS,
@@ -56,14 +57,7 @@ from consilience.learners.inputs import (
     validate_records,
     validate_table,
 )
-from consilience.learners.perturbation import (
-    LinearPlan,
-    LinearTask,
-    longest_release,
-    plan_linear,
-    public_size,
-    train_linear,
-)
+from consilience.learners.perturbation import LinearPlan, LinearTask, plan_linear, public_size
 from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise, Source
@@ -111,7 +105,7 @@ def class_chances(classes: Array, scores: Array) -> Array:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
+class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     """What the linear learners share: settings, tasks and released coefficients."""
 
     is_linear: ClassVar[bool] = True
@@ -120,7 +114,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
     epsilon: float
     delta: float = 0.0
     mechanism: str = "objective"
-    regularization: float = 1e-2
+    regularization: float | str = 1e-2
     data_norm: float = 1.0
     fit_intercept: bool = True
     neighbours: str = "replace-one"
@@ -167,9 +161,16 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
-        self._check_privacy(("objective", "output", "generalized", "matrix"))
-        for name in ("regularization", "data_norm"):
-            self._require(name, is_positive(getattr(self, name)), "a finite number > 0")
+        self._check_privacy(("auto", "objective", "output", "generalized", "matrix", "gradient"))
+        automatic = isinstance(self.regularization, str) and self.regularization == "auto"
+        fits = automatic or is_positive(self.regularization)
+        self._require("regularization", fits, "'auto' or a finite number > 0")
+        self._require("data_norm", is_positive(self.data_norm), "a finite number > 0")
+        if self.mechanism == "gradient" and not self.delta and math.isfinite(self.epsilon):
+            raise SettingsError(
+                "mechanism='gradient' adds Gaussian noise, which needs delta > 0. Nothing was "
+                "trained. Set delta (say 1e-6), or use mechanism='objective'."
+            )
         if self.neighbours == "add-remove" and not is_count(self.public_size):
             raise SettingsError(
                 f"{type(self).__name__} with neighbours='add-remove' hides how many records there "
@@ -247,7 +248,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
         unknown = self.unchecked() is not None
         learner = clone(self).set_params(mechanism="objective") if unknown else self
         plan, factor = plan_linear(learner, task), UNSEEDED if unknown else 1.0
-        longest = longest_release(learner, task, plan) * math.sqrt(n_problems) * factor
+        longest = plan.longest_release(learner, task) * math.sqrt(n_problems) * factor
         lengths = {
             "coef": longest * scale_to_user(self),
             "intercept": longest * HALF * label_bound(self) if self.fit_intercept else 0.0,
@@ -291,7 +292,13 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan]):
             for name, shape in shapes.items()
         )
 
-    def _plan(self, task: LinearTask) -> LinearPlan:
+    def strength(self, n_records: int) -> float:
+        """Return Λ of exact training on so many records."""
+        if isinstance(self.regularization, str):
+            return automatic_ridge(0.0) / max(n_records, 1)
+        return float(self.regularization)
+
+    def _plan(self, task: LinearTask) -> LinearPlan | GradientPlan:
         return plan_linear(self, task)
 
     def released_state(self) -> dict[str, Array]:
@@ -384,9 +391,11 @@ class PrivateLogisticRegression(LinearClassifier):
     mechanism
         ``"objective"`` perturbs the objective (default), ``"output"`` the minimum,
         ``"generalized"`` is Kifer's objective perturbation, ``"matrix"`` the provable form of the
-        thesis' matrix perturbation.
+        thesis' matrix perturbation. ``"gradient"`` follows noisy gradients, which needs a positive
+        delta and then does best; ``"auto"`` uses it where it can, and otherwise ``"objective"``.
     regularization
-        Λ of ``mean(loss) + Λ/2 ‖f‖²``, in coordinates where rows have norm <= 1.
+        Λ of ``mean(loss) + Λ/2 ‖f‖²``, in coordinates where rows have norm <= 1. ``"auto"`` chooses
+        it from public facts alone: budget, dimension and loss.
     data_norm
         Declared bound on the norm of a row. Longer rows are scaled down to it.
     classes
@@ -430,9 +439,9 @@ class PrivateLogisticRegression(LinearClassifier):
         """Return the loss of one record."""
         return Logistic() if n_classes <= 2 else Softmax(n_classes)
 
-    def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
+    def _train(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
         task = self._cap_persons(task, source)
-        self.coef_, self.intercept_ = out_of_ball(train_linear(task, plan, source), self)
+        self.coef_, self.intercept_ = out_of_ball(plan.release(task, source), self)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -461,14 +470,13 @@ class PrivateLinearSVC(LinearClassifier):
         )
         return HuberHinge(self.huber)
 
-    def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
+    def _train(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
         task = self._cap_persons(task, source)
         if task.n_problems == 1:
-            self.coef_, self.intercept_ = out_of_ball(train_linear(task, plan, source), self)
+            self.coef_, self.intercept_ = out_of_ball(plan.release(task, source), self)
         else:
             parts = [
-                train_linear(_against_rest(task, code), plan, source)
-                for code in range(task.n_problems)
+                plan.release(_against_rest(task, code), source) for code in range(task.n_problems)
             ]
             self.coef_, self.intercept_ = out_of_ball(np.stack(parts), self)
 
@@ -528,10 +536,10 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
         """Return the loss of one record."""
         return Huber(self.huber, 1.0)
 
-    def _train(self, task: LinearTask, plan: LinearPlan, source: Source) -> None:
+    def _train(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
         task = self._cap_persons(task, source)
         self.coef_, self.intercept_ = out_of_ball(
-            self.label_bound * train_linear(task, plan, source), self
+            self.label_bound * plan.release(task, source), self
         )
         self.coef_, self.intercept_ = self.coef_.ravel(), self.intercept_[0]
 

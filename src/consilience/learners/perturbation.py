@@ -32,6 +32,7 @@ from consilience.learners.erm import (
     gradient_error,
     solve,
 )
+from consilience.learners.gradient import LOGIT, GradientPlan, automatic_ridge, plan_gradient
 from consilience.learners.implied import ROUNDING, UNLIKELY
 from consilience.privacy.accounting import (
     Closing,
@@ -51,6 +52,7 @@ from consilience.privacy.vector_noise import (
     draw_vector,
     is_in_objective,
     main_share,
+    noise_variance,
     public_radius,
     public_sum,
 )
@@ -113,6 +115,19 @@ class LinearPlan:
         one = [event for event in (self.noise, self.closing) if event is not None]
         return one * self.n_problems
 
+    def longest_release(self, learner: Any, task: LinearTask) -> float:
+        """Return a length that `release` exceeds with a probability of at most 2 `UNLIKELY`."""
+        return _longest_release(learner, task, self)
+
+    def release(self, task: LinearTask, source: Source) -> Array:
+        """Draw, solve and close one problem; return (d,) or (K, d) in the unit ball's coordinates.
+
+        Privacy
+        -------
+        Exactly `events`; docs/guarantees/objective.md, output.md and closing.md.
+        """
+        return train_linear(task, self, source)
+
 
 def public_size(learner: Any, task: LinearTask) -> int:
     """Return the true number of units where it is public, otherwise the declared one."""
@@ -121,13 +136,55 @@ def public_size(learner: Any, task: LinearTask) -> int:
     return max(task.n_units, 1) if exact else int(learner.public_size)
 
 
-def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
+def mechanism_of(learner: Any) -> str:
+    """Return the learner's mechanism; "auto" is the one that does better at its delta."""
+    if learner.mechanism != "auto":
+        return str(learner.mechanism)
+    return "gradient" if learner.delta > 0 else "objective"
+
+
+def plan_linear(learner: Any, task: LinearTask) -> LinearPlan | GradientPlan:
     """Decide noise and ridge for one problem of `task` at its share of the budget."""
+    if mechanism_of(learner) != "gradient" or math.isinf(learner.epsilon):
+        return plan_perturbation(learner, task)
+    return plan_gradient(
+        learner,
+        task,
+        size=public_size(learner, task),
+        per_unit=int(learner.records_per_person) if learner.unit == "person" else 1,
+        epsilon=learner.epsilon / task.n_problems,
+        delta=learner.delta / task.n_problems,
+    )
+
+
+def plan_for_advice(learner: Any, task: LinearTask) -> LinearPlan:
+    """Return the plan, for a forecast: noisy gradients as if their mean's noise were one draw.
+
+    That is what they amount to, to first order: the points settle where the mean of the gradients,
+    noise included, vanishes.
+    """
+    plan = plan_linear(learner, task)
+    if isinstance(plan, LinearPlan):
+        return plan
+    facts = _Facts(learner, task, plan.regularization, learner.epsilon, learner.delta, 1, 0.0)
+    return LinearPlan(
+        facts._kind(plan.regularization)(plan.event.sigma),
+        closing=None,
+        regularization=plan.regularization,
+        matrix=None,
+        tolerance=TOLERANCE * plan.regularization,
+        longest=plan.longest,
+        n_problems=plan.n_problems,
+    )
+
+
+def plan_perturbation(learner: Any, task: LinearTask) -> LinearPlan:
+    """Decide noise and ridge where an objective or its minimum is perturbed, or nothing is."""
     epsilon, delta = learner.epsilon / task.n_problems, learner.delta / task.n_problems
     add_remove = learner.neighbours == "add-remove"
     size = public_size(learner, task)
-    ridge = learner.regularization * size
     per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    ridge = _asked_ridge(learner, task)
     bound = per_unit * (max(16 * size, 1 << 20) if add_remove else size)
     matrix, least = (
         _random_matrix(learner, task, ridge) if learner.mechanism == "matrix" else (None, 0.0)
@@ -170,6 +227,26 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan:
     return LinearPlan(noise, closing, ridge, matrix, tolerance, longest, task.n_problems)
 
 
+def _asked_ridge(learner: Any, task: LinearTask) -> float:
+    """Return the un-normalised λ that was asked for."""
+    size = public_size(learner, task)
+    if learner.regularization != "auto":
+        return float(learner.regularization * size)
+    if learner.mechanism != "output" or math.isinf(learner.epsilon):
+        return automatic_ridge(0.0)
+    # Noise on the minimum grows as the ridge falls: with s the noise at a ridge of 1 and h the
+    # typical curvature, ½h(s/λ)² for each coordinate and ½λ·LOGIT² balance at λ³ = hs²/LOGIT².
+    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    facts = _Facts(
+        learner, task, 1.0, learner.epsilon / task.n_problems, learner.delta, per_unit, 0.0
+    )
+    moved = facts._moved * task.loss.lipschitz
+    noise = calibrate_vector(moved, epsilon=facts.budget, delta=facts.delta, **facts._who)
+    steep = task.loss.curvature * size * per_unit / task.dimension
+    cube = steep * noise_variance(noise, task.dimension_of_noise) / LOGIT**2
+    return max(automatic_ridge(0.0), float(np.cbrt(cube)))
+
+
 def _inexactness(tolerance: float, strong: float, ridge: float) -> float:
     """Return how far a computed minimum may be from the true one.
 
@@ -180,8 +257,7 @@ def _inexactness(tolerance: float, strong: float, ridge: float) -> float:
     return 1.25 * tolerance / strong + tolerance / (8 * ridge)
 
 
-def longest_release(learner: Any, task: LinearTask, plan: LinearPlan) -> float:
-    """Return a length that `train_linear` exceeds with a probability of at most 2 `UNLIKELY`."""
+def _longest_release(learner: Any, task: LinearTask, plan: LinearPlan) -> float:
     loss, ridge = task.loss, plan.regularization
     radius = public_radius(plan.noise, task.dimension_of_noise, probability=UNLIKELY)
     linear = radius if is_in_objective(plan.noise) else 0.0
@@ -208,7 +284,7 @@ def longest_release(learner: Any, task: LinearTask, plan: LinearPlan) -> float:
 def output_sensitivity(learner: Any, task: LinearTask) -> float:
     """Return how far one unit can move the exact minimum of `task`, in the unit ball."""
     per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
-    ridge = learner.regularization * public_size(learner, task)
+    ridge = _asked_ridge(learner, task)
     return _Facts(learner, task, ridge, math.inf, 0.0, per_unit, 0.0)._sensitivity()
 
 
@@ -276,10 +352,13 @@ class _Facts:
         # Noise b moves the minimum by ‖b‖/ridge, while a ridge costs about ridge·B²/2 for a minimum
         # of length B: the two balance at ridge ~ √2·E‖b‖/B. The length that J(f) <= J(0) allows any
         # minimum is public, so this is too.
-        longest = math.sqrt(
-            2 * self.per_unit * self.task.loss.at_zero / self.learner.regularization
-        )
         dimension = self.task.dimension_of_noise
+        if self.learner.regularization == "auto":
+            longest = LOGIT * math.sqrt(2 * dimension)
+        else:
+            longest = math.sqrt(
+                2 * self.per_unit * self.task.loss.at_zero / self.learner.regularization
+            )
         norm = scale * math.sqrt(dimension if self.delta > 0 else dimension * (dimension + 1))
         ridge = max(ridge, math.sqrt(2) * norm / longest - self.least)
         return ridge, calibrate_event(self._kind(ridge), epsilon=self.epsilon)

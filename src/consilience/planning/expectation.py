@@ -120,7 +120,7 @@ class Planner:
         """Return what to expect; also by simulation if there are public records and a source."""
         facts, noise = self.facts, self.noise(n_records, **settings)
         exact, ridged = (
-            facts.model(self.learner.regularization, None),
+            facts.model(self.facts.ridge, None),
             facts.model(noise.ridge, None),
         )
         hessian = facts.hessian(ridged)
@@ -229,7 +229,7 @@ class Planner:
 
         Infinity if that is beyond `LARGEST_N`.
         """
-        reference = self.facts.model(self.learner.regularization, None)
+        reference = self.facts.model(self.facts.ridge, None)
 
         def reached(n_records: int) -> bool:
             if not worst_case:

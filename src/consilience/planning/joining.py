@@ -201,7 +201,7 @@ class Joining:
         require("aggregator", f"{name}={way!r}", outlook is not None, PREDICTABLE)
         assert outlook is not None
         (law, bound), facts = outlook, self.facts
-        exact = facts.model(self.learner.regularization, None)
+        exact = facts.model(self.facts.ridge, None)
         at, base = facts.smooth(law.mean, law.covariance, None), facts.loss(exact)
         error = None
         if at.error is not None:
@@ -406,7 +406,7 @@ class Joining:
 
         `like` is the ridge around zero that leaves as many degrees of freedom.
         """
-        out, usual = self.facts.held_out(like), self.facts.held_out(self.learner.regularization)
+        out, usual = self.facts.held_out(like), self.facts.held_out(self.facts.ridge)
         gradients = out.gradients / self.n_public
 
         def covariances(inverse: Array) -> tuple[Array, Array]:
@@ -437,7 +437,7 @@ class Joining:
     @property
     def reference_length(self) -> float:
         """Length of the model that losses are compared with."""
-        return float(np.linalg.norm(self.facts.model(self.learner.regularization, None)))
+        return float(np.linalg.norm(self.facts.model(self.facts.ridge, None)))
 
     def average_bound(self, shares: Array, *, exact: bool = False) -> float:
         """Return a bound on the expected excess loss of an average (docs/planning.md, 2)."""

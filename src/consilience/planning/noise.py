@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import clone
 
 from consilience.learners.erm import Loss
-from consilience.learners.perturbation import LinearPlan, LinearTask, plan_linear
+from consilience.learners.perturbation import LinearPlan, LinearTask, plan_for_advice
 from consilience.planning.population import Array, Linear, Population
 from consilience.privacy.mechanisms import Source
 from consilience.privacy.vector_noise import (
@@ -34,7 +34,7 @@ def site_noise(learner: Linear, dimension: int, n_records: int, **settings: floa
     if learner.neighbours == "add-remove":
         learner.set_params(public_size=n_records)
     task = site_task(learner, dimension, n_records)
-    return SiteNoise(plan_linear(learner, task), task.loss, n_records, dimension)
+    return SiteNoise(plan_for_advice(learner, task), task.loss, n_records, dimension)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SiteNoise:
 
     def covariance(self, inverse: Array) -> Array:
         """Return the model's covariance due to noise, to first order, from the inverse Hessian."""
-        if self.plan.closing is None:  # where there is noise, there is closing noise
+        if self.plan.noise is None:
             return np.zeros_like(inverse)
         spread = (
             inverse @ inverse / self.n_records**2 if self.in_objective else np.eye(self.dimension)
@@ -76,10 +76,8 @@ class SiteNoise:
 
         The first part remains when sites are averaged; the second is divided by their number.
         """
-        if self.plan.closing is None:
-            return 0.0, 0.0
         square = self.dimension * self.variance
-        closed = self.dimension * self.loss.curvature * self.plan.closing.scale**2
+        closed = self.dimension * self.loss.curvature * noise_variance(self.plan.closing) / 2
         if self.in_objective:
             return square / (2 * self.n_records**2 * self.ridge), closed
         return 0.0, self.loss.curvature / 2 * square + closed

@@ -88,6 +88,8 @@ class Population(ABC):
         Mean of x xᵀ.
     shows_errors
         Whether there are labelled records on which errors can be counted.
+    ridge
+        Λ of the learner where it trains without noise.
     exact_error
         Cross-validated error of the learner without noise, where there are labelled records.
     """
@@ -95,6 +97,7 @@ class Population(ABC):
     rows: Array
     second_moment: Array
     shows_errors: ClassVar[bool]
+    ridge: float
     exact_error: float | None = None
 
     @abstractmethod
@@ -134,6 +137,7 @@ class Isotropic(Population):
     def __init__(
         self, learner: Linear, dimension: int, curvature: float | None, signal: float
     ) -> None:
+        self.ridge = learner.strength(MOST_PUBLIC)
         largest = learner.loss(2).curvature
         self.bend = largest / dimension if curvature is None else curvature
         self.best = np.full(dimension, signal)
@@ -197,8 +201,9 @@ class PublicRecords(Population):
         self.kind: Loss = task.loss
         self.second_moment = self.rows.T @ self.rows / len(self.rows)
         self._known: dict[float, HeldOut] = {}
-        ridge = learner.regularization
-        self.exact_error = self.held_out(ridge).error + self.error(self.model(ridge, None))
+        self.ridge = learner.strength(len(self.rows))
+        exact = self.model(self.ridge, None)
+        self.exact_error = self.held_out(self.ridge).error + self.error(exact)
 
     def model(self, ridge: float, linear: Array | None) -> Array:
         """Return the exact minimum on all public records."""

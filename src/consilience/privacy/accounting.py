@@ -33,6 +33,11 @@ Loss = Literal["logistic", "huber-hinge", "softmax", "huber"]
 _CHOICES = {"loss": get_args(Loss), "monotone": ("yes", "no")}
 
 
+# Whole numbers with Gaussian noise at least that wide are as private as real ones with a variance
+# less by 4, but for that factor in each probability and number (docs/guarantees/gradient.md).
+LEAST_SIGMA = 16.0
+WHOLE_NUMBERS = 1e-33
+
 _NODES, _SHARES = leggauss(10)
 _UNIT = 2.0**-52
 
@@ -400,6 +405,74 @@ class SoftObjectiveGaussian(ObjectiveGaussian):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GradientSteps(Event):
+    """Discrete Gaussian noise on sums of records, one after another; docs/guarantees/gradient.md.
+
+    First a second moment, then a gradient at each of `steps` points that depend on what was drawn
+    before. Sums are whole multiples of their grain; `length` counts all numbers. `ridge` is no part
+    of the cost and says how far the noise moves what is released.
+    """
+
+    moment_sensitivity: float
+    moment_sigma: float
+    moment_grain: float
+    gradient_sensitivity: float
+    gradient_sigma: float
+    gradient_grain: float
+    steps: int
+    length: int
+    ridge: float
+    at_delta: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        finest = self.moment_sigma / self.moment_grain, self.gradient_sigma / self.gradient_grain
+        if min(finest) < LEAST_SIGMA:
+            raise SettingsError(
+                f"The noise of a GradientSteps event must be at least {LEAST_SIGMA:g} grains wide, "
+                f"or it has no proof. Got {min(finest)!r} grains instead."
+            )
+
+    def _mu(self, lost: float) -> float:
+        """Return by how many standard deviations a unit moves everything.
+
+        Variances are less by `lost` squared grains, and twice that for entries beside a moment's
+        diagonal: they count twice and have half of its variance.
+        """
+        moment, gradient = (
+            reach / sigma / math.sqrt(1 - lost * (grain / sigma) ** 2)
+            for reach, sigma, grain, lost in (
+                (self.moment_sensitivity, self.moment_sigma, self.moment_grain, 2 * lost),
+                (self.gradient_sensitivity, self.gradient_sigma, self.gradient_grain, lost),
+            )
+        )
+        return math.hypot(moment, math.sqrt(self.steps) * gradient) * (1 + 16 * _UNIT)
+
+    def log_delta(self, epsilon: float) -> float:
+        """Return ln δ at `epsilon`: that of one Gaussian, but for what whole numbers cost."""
+        factor = self.length * WHOLE_NUMBERS
+        return factor + gaussian_log_delta(max(0.0, epsilon - 2 * factor), self._mu(4.0))
+
+    @property
+    def epsilon(self) -> float:
+        return _epsilon_at(self.log_delta, self.at_delta, 0.0)
+
+    @property
+    def delta(self) -> float:
+        return self.at_delta
+
+    @property
+    def rho(self) -> float | None:
+        mu = self._mu(0.0)
+        return mu * mu / 2
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of each coordinate of the gradients' mean."""
+        return self.gradient_sigma / math.sqrt(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Composed(Event):
     """All `parts` on the same records, `times` over; docs/guarantees/composition.md.
 
@@ -531,6 +604,7 @@ EVENTS: dict[str, type[Event]] = {
         ObjectiveL2Laplace,
         ObjectiveGaussian,
         SoftObjectiveGaussian,
+        GradientSteps,
         Composed,
     )
 }

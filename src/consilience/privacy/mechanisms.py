@@ -31,6 +31,7 @@ from consilience.privacy.accounting import (
     Closing,
     DiscreteGaussian,
     Gaussian,
+    GradientSteps,
     L2Laplace,
     Laplace,
     ObjectiveGaussian,
@@ -217,6 +218,41 @@ def gaussian_counts(counts: Integers, *, event: DiscreteGaussian, source: Source
     docs/guarantees/gaussian.md.
     """
     return _exact(counts, make_gaussian, l2_distance(T=float), event.sigma, int, source)
+
+
+def noisy_moment(sums: Integers, *, event: GradientSteps, source: Source) -> Integers:
+    """Return a symmetric matrix of whole sums, or its diagonal alone, plus the moment's noise.
+
+    Entries beside the diagonal stand for two, so that half the variance hides them as well.
+
+    Privacy
+    -------
+    The moment's part of `event`, provided that one unit changes the matrix by at most
+    `event.moment_sensitivity` in its Frobenius norm. Exact, in grains. Not hidden: how many numbers
+    there are. Proof in docs/guarantees/gradient.md.
+    """
+    metric, sigma = l2_distance(T=float), event.moment_sigma / event.moment_grain
+    if sums.ndim == 1:
+        return _exact(sums, make_gaussian, metric, sigma, int, source)
+    rows, columns = np.triu_indices(len(sums), 1)
+    beside = _exact(sums[rows, columns], make_gaussian, metric, sigma / math.sqrt(2), int, source)
+    noisy = np.diag(_exact(np.diag(sums), make_gaussian, metric, sigma, int, source))
+    noisy[rows, columns] = noisy[columns, rows] = beside
+    return noisy
+
+
+def noisy_gradient(sums: Integers, *, event: GradientSteps, source: Source) -> Integers:
+    """Return whole sums plus the noise of one gradient.
+
+    Privacy
+    -------
+    One of the `event.steps` parts of `event`, provided that one unit changes the sums by at most
+    `event.gradient_sensitivity` in L2. Exact, in grains. Not hidden: how many numbers there are.
+    Proof in docs/guarantees/gradient.md.
+    """
+    flat, sigma = np.ravel(sums), event.gradient_sigma / event.gradient_grain
+    noisy = _exact(flat, make_gaussian, l2_distance(T=float), sigma, int, source)
+    return noisy.reshape(np.shape(sums))
 
 
 def select(scores: Floats, *, event: Selection, source: Source) -> int:

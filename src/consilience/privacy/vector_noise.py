@@ -22,6 +22,7 @@ from consilience.privacy.accounting import (
     Closing,
     Event,
     Gaussian,
+    GradientSteps,
     L2Laplace,
     Laplace,
     Objective,
@@ -194,12 +195,16 @@ def noise_variance(event: VectorNoise | Laplace | Closing | None, dimension: int
     return float(2 * event.scale**2)
 
 
-def minimum_variance(event: VectorNoise, dimension: int, *, curvature: float = 0.0) -> float:
+def minimum_variance(
+    event: VectorNoise | GradientSteps, dimension: int, *, curvature: float = 0.0
+) -> float:
     """Return the variance that a draw of `event` gives each coordinate of the released minimum.
 
     Noise in the objective moves the minimum by the inverse of its strong convexity; `curvature` is
     what the records add to that. Noise on the minimum itself is not damped.
     """
+    if isinstance(event, GradientSteps):
+        return (event.sigma / (event.ridge + curvature)) ** 2
     damping = event.strong_convexity + curvature if isinstance(event, Objective) else 1.0
     return noise_variance(event, dimension) / damping**2
 

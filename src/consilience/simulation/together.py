@@ -23,7 +23,7 @@ from consilience.learners.ball import into_ball, out_of_ball
 from consilience.learners.base import PrivateLearner
 from consilience.learners.erm import Loss
 from consilience.learners.inputs import label_codes
-from consilience.learners.perturbation import LinearTask, plan_linear
+from consilience.learners.perturbation import LinearTask, plan_perturbation
 from consilience.tables.public import Features
 
 Array = NDArray[Any]
@@ -58,7 +58,7 @@ def fit_together(
     ball, (loss, problems) = into_ball(X[rows], first), _problems(first, y[rows])
     dimension = ball.shape[1]
     plans = {
-        n: plan_linear(first, LinearTask(loss, dimension, n, n, len(problems)))
+        n: plan_perturbation(first, LinearTask(loss, dimension, n, n, len(problems)))
         for n in np.unique(sizes).tolist()
     }
     trainings = SiteProblems(

@@ -1,0 +1,260 @@
+"""Noisy gradients: the mechanism of linear learners that makes the most of a positive delta.
+
+A noisy second moment says how steep the loss is in which direction. Then a few gradients are summed
+at points that follow from what was drawn before, each record's part cut to a declared length. Every
+record is rounded to a public grid first, so that sums are whole numbers: no order of adding rounds
+them, exact discrete noise hides them, and all that follows may round as it likes. Proofs:
+docs/guarantees/gradient.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from consilience.learners.erm import (
+    Chunks,
+    Loss,
+    Matrix,
+    PartitionedRecords,
+    block_records,
+    one_blas_thread,
+)
+from consilience.privacy.accounting import Event, GradientSteps, gaussian_sigma
+from consilience.privacy.guarantee import Neighbours, Unit
+from consilience.privacy.mechanisms import Source, noisy_gradient, noisy_moment
+
+if TYPE_CHECKING:
+    from consilience.learners.perturbation import LinearTask
+
+Array = NDArray[Any]
+
+# The rule, fixed on Adult, MNIST, HAR and heart disease; benchmarks/defaults.md reports others.
+STEPS = 20
+AVERAGED = 5  # of the last points: their mean has less noise than any of them
+LONGEST_GRADIENT = 0.5  # of a record; longer ones are cut
+MOMENT_SHARE = 0.1
+LOGIT = 1.5  # a public guess of the standard deviation of scores
+PRIOR = 6.0  # and of single coefficients, where there is no noise
+WIDEST = 256  # columns of a whole second moment; of more, only the diagonal is bought
+
+# Rows lie on a grid of 2⁻¹⁶ and slopes on one of 2⁻¹⁵: 2³¹ records' products add up to less than
+# 2⁶³, and those of a block to less than 2⁵³, where doubles add exactly in any order.
+ROW_BITS = 16
+SLOPE_BITS = 15
+MOMENT_GRAIN = 4.0**-ROW_BITS
+GRADIENT_GRAIN = 2.0 ** -(ROW_BITS + SLOPE_BITS)
+COEF_BITS = 20  # and coefficients up to 2¹⁷ long have exact scores
+ROUNDING = 1 - 2.0**-40  # of a slope that was cut: covers every rounding before it is truncated
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """What will be drawn and how the points follow; all of it computed from public facts."""
+
+    event: GradientSteps
+    longest: float  # coefficients are cut to that length
+    n_problems: int
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that will be drawn, for all problems."""
+        return [self.event] * self.n_problems
+
+    @property
+    def regularization(self) -> float:
+        """The un-normalised λ of the ridge."""
+        return self.event.ridge
+
+    def longest_release(self, learner: Any, task: LinearTask) -> float:
+        """Return a length that no release exceeds."""
+        return self.longest * (1 + 2.0**-40)
+
+    def release(self, task: LinearTask, source: Source) -> Array:
+        """Draw and descend; return (d,) or (K, d) in the unit ball's coordinates.
+
+        Privacy
+        -------
+        Exactly `event`; docs/guarantees/gradient.md.
+        """
+        with one_blas_thread():
+            return _descend(_Sums(task), self, source)
+
+
+def plan_gradient(
+    learner: Any, task: LinearTask, *, size: int, per_unit: int, epsilon: float, delta: float
+) -> GradientPlan:
+    """Decide noise and ridge for one problem at its share of the budget."""
+    replaced, d = learner.neighbours == "replace-one", task.dimension
+    mu = 1 / gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=1.0)
+    # Two moments have a nonnegative inner product, two gradients may be opposite.
+    moment = per_unit * (math.sqrt(2) if replaced else 1.0)
+    gradient = per_unit * (2.0 if replaced else 1.0) * LONGEST_GRADIENT
+    sigma = math.hypot(gradient / mu * math.sqrt(STEPS / (1 - MOMENT_SHARE)), 2 * GRADIENT_GRAIN)
+    if learner.regularization == "auto":
+        ridge = automatic_ridge(sigma / math.sqrt(STEPS))
+    else:
+        ridge = learner.regularization * size
+    event = GradientSteps(
+        moment_sensitivity=moment,
+        moment_sigma=math.hypot(moment / mu / math.sqrt(MOMENT_SHARE), 4 * MOMENT_GRAIN),
+        moment_grain=MOMENT_GRAIN,
+        gradient_sensitivity=gradient,
+        gradient_sigma=sigma,
+        gradient_grain=GRADIENT_GRAIN,
+        steps=STEPS,
+        length=(d * (d + 1) // 2 if d <= WIDEST else d) + STEPS * d * task.loss.n_outputs,
+        ridge=ridge,
+        at_delta=delta,
+        unit=Unit(learner.unit),
+        neighbours=Neighbours(learner.neighbours),
+    )
+    # J of a minimum is at most J(0), which bounds the length of any.
+    longest = math.sqrt(2 * per_unit * size * task.loss.at_zero / ridge)
+    return GradientPlan(event, longest, task.n_problems)
+
+
+def automatic_ridge(noise: float) -> float:
+    """Return λ for a gradient with noise of that standard deviation in each coordinate.
+
+    Coefficients that are N(0, `PRIOR`²) ask for a ridge of 1/PRIOR² without noise. With noise of
+    standard deviation s a direction in which the records add h to the curvature is known up to s/h,
+    and nothing can be learned where that exceeds `LOGIT`: there, where h < s/LOGIT, the ridge
+    prevails.
+    """
+    return noise / LOGIT + 1 / PRIOR**2
+
+
+class _Sums:
+    """Exact sums over the records of a task."""
+
+    def __init__(self, task: LinearTask) -> None:
+        self.loss, self.dimension = task.loss, task.dimension
+        self._records = task.records
+        self._once: list[tuple[Matrix, Array]] = []
+        if task.records is None:
+            self._once = list(_blocks(task.loss, iter([(task.X, task.y)])))
+
+    def moment(self) -> Array:
+        """Return Σxxᵀ, or its diagonal if there are too many columns, in whole numbers."""
+        return self._gather(functools.partial(_moment, self.dimension))
+
+    def gradient(self, coef: Array) -> Array:
+        """Return Σ of the records' cut gradients at `coef`, in whole numbers."""
+        return self._gather(functools.partial(_gradient, self.loss, coef))
+
+    def _gather(self, function: Callable[[Iterator[tuple[Matrix, Array]]], Array]) -> Array:
+        if self._records is None:
+            return function(iter(self._once))
+        whole = functools.partial(_of_chunks, self.loss, function)
+        if hasattr(self._records, "gather"):
+            parts = cast(PartitionedRecords, self._records).gather(whole)
+            return functools.reduce(np.add, parts)
+        return whole(self._records.chunks())
+
+
+def _of_chunks(
+    loss: Loss, function: Callable[[Iterator[tuple[Matrix, Array]]], Array], chunks: Chunks
+) -> Array:
+    return function(_blocks(loss, chunks))
+
+
+def _blocks(loss: Loss, chunks: Chunks) -> Iterator[tuple[Matrix, Array]]:
+    """Yield rows in whole steps of the grid, truncated: no row gets longer."""
+    kind = np.float64 if loss.n_outputs == 1 else np.int64
+    for X, y in chunks:
+        length = block_records(X.shape[1])
+        for start in range(0, X.shape[0], length):
+            part = slice(start, start + length)
+            rows: Any = X[part] * 2.0**ROW_BITS
+            rows = rows.trunc() if sparse.issparse(rows) else np.trunc(rows)
+            yield rows, y[part].astype(kind, copy=False)
+
+
+def _moment(dimension: int, blocks: Iterator[tuple[Matrix, Array]]) -> Array:
+    whole = dimension <= WIDEST
+    total = np.zeros((dimension, dimension) if whole else dimension, np.int64)
+    for rows, _ in blocks:
+        part: Any = rows.T @ rows if whole else _squared(rows).sum(axis=0)
+        total += np.asarray(part.todense() if sparse.issparse(part) else part).astype(np.int64)
+    return total
+
+
+def _squared(rows: Matrix) -> Matrix:
+    return cast(Any, rows).multiply(rows) if sparse.issparse(rows) else np.square(rows)
+
+
+def _gradient(loss: Loss, coef: Array, blocks: Iterator[tuple[Matrix, Array]]) -> Array:
+    """Return Σ slope·x; `coef` is in whole steps of its grid, so that scores are exact."""
+    total = np.zeros(coef.shape, np.int64)
+    for rows, y in blocks:
+        scores = np.asarray((rows @ coef.T).T, order="C") * 2.0 ** -(ROW_BITS + COEF_BITS)
+        slopes = loss.slope(scores, y)
+        steepness = np.abs(slopes) if slopes.ndim == 1 else _lengths(slopes)
+        reach = steepness * np.sqrt(np.ravel(_squared(rows).sum(axis=1))) * 2.0**-ROW_BITS
+        with np.errstate(divide="ignore"):
+            slopes *= np.minimum(1.0, LONGEST_GRADIENT / reach) * (2.0**SLOPE_BITS * ROUNDING)
+        total += np.asarray(np.trunc(slopes) @ rows).astype(np.int64)
+    return total
+
+
+def _lengths(slopes: Array) -> Array:
+    """Return the length of each record's slopes, class after class (see `Softmax`)."""
+    return np.asarray(np.sqrt(functools.reduce(np.add, np.square(slopes))))
+
+
+def _descend(sums: _Sums, plan: GradientPlan, source: Source) -> Array:
+    """Follow noisy gradients in the metric of the noisy moment; everything after a draw is free."""
+    event, ridge = plan.event, plan.regularization
+    inverse = _inverse(
+        noisy_moment(sums.moment(), event=event, source=source) * MOMENT_GRAIN,
+        noise=event.moment_sigma,
+        curvature=sums.loss.curvature,
+        ridge=ridge,
+    )
+    outputs = sums.loss.n_outputs
+    coef = np.zeros((sums.dimension,) if outputs == 1 else (outputs, sums.dimension))
+    last: list[Array] = []
+    for step in range(event.steps):
+        # Rounded and short enough for exact scores.
+        coef *= min(1.0, plan.longest / max(float(np.linalg.norm(coef)), 1e-300))
+        coef = np.trunc(coef * 2.0**COEF_BITS)
+        coef *= min(1.0, 2.0 ** (53 - ROW_BITS - 1) / max(float(np.linalg.norm(coef)), 1e-300))
+        coef = np.trunc(coef)
+        noisy = noisy_gradient(sums.gradient(coef), event=event, source=source)
+        gradient = noisy * GRADIENT_GRAIN
+        coef *= 2.0**-COEF_BITS
+        if outputs > 1:  # slopes of all classes add up to 0; only noise does not
+            gradient = gradient - gradient.mean(axis=0)
+        coef = coef - inverse(gradient + ridge * coef)
+        if step >= event.steps - AVERAGED:
+            last.append(coef)
+    coef = np.mean(last, axis=0)
+    length = float(np.linalg.norm(coef))
+    return np.asarray(coef * min(1.0, plan.longest / max(length, 1e-300)))
+
+
+def _inverse(
+    moment: Array, *, noise: float, curvature: float, ridge: float
+) -> Callable[[Array], Array]:
+    """Return the map g -> H⁻¹g for a cautious H: the moment's, and what its noise may hide."""
+    if moment.ndim == 1:
+        steep = curvature * (np.maximum(moment, 0.0) + 2 * noise) + ridge
+        return lambda gradient: gradient / steep
+    d = len(moment)
+    diagonal = np.diag(np.diag(moment))
+    beside = moment - diagonal
+    # What is beside the diagonal counts as far as it exceeds what noise alone would be there.
+    square, expected = float(np.square(beside).sum()), d * (d - 1) * noise**2 / 2
+    beside *= max(0.0, 1 - expected / square) if square > 0 else 0.0
+    values, vectors = np.linalg.eigh(diagonal + beside)
+    # A symmetric matrix of such noise has no eigenvalue beyond √(2d) times its standard deviation.
+    steep = curvature * (np.maximum(values, 0.0) + noise * math.sqrt(2 * d)) + ridge
+    return lambda gradient: ((gradient @ vectors) / steep) @ vectors.T
