@@ -42,7 +42,7 @@ LEARNERS = [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge]
 TREES = [PrivateTreeClassifier, PrivateForestClassifier, PrivateAdaBoostClassifier]
 EVERY = [*LEARNERS, *TREES]
 CLASSIFIERS = [*LEARNERS[:2], *TREES]
-MECHANISMS = ["objective", "output", "generalized", "matrix"]
+MECHANISMS = ["objective", "output", "generalized", "matrix", "auto"]
 
 
 def make(learner, **settings):

@@ -66,7 +66,7 @@ def build(kind, n_classes=2, **changes):
     return kind(**given)
 
 
-MECHANISMS = ("objective", "output", "generalized", "matrix")
+MECHANISMS = ("objective", "output", "generalized", "matrix", "auto")
 WHO = [
     {"neighbours": neighbours, "unit": unit, "records_per_person": 2 if unit == "person" else None}
     for neighbours, unit in itertools.product(("replace-one", "add-remove"), ("record", "person"))

@@ -25,10 +25,12 @@ from consilience.auditing.attacked import (
     records_per_unit,
 )
 from consilience.auditing.checks import check_gaussian, check_radial
+from consilience.auditing.gradients import attack_gradients
 from consilience.auditing.pairs import Pair, Space, gradient_and_hessian, output_basis, search
 from consilience.auditing.report import AuditReport, Check
 from consilience.errors import SettingsError
 from consilience.learners.erm import Problem, solve
+from consilience.learners.gradient import GradientPlan
 from consilience.learners.perturbation import LinearPlan, LinearTask
 from consilience.privacy.accounting import (
     Gaussian,
@@ -76,12 +78,25 @@ def attack_exactly(learner: Learner, n_records: int, effort: Search, source: Sou
     task, plan = _plan_linear(twin, table)
     runs = 400 if effort.runs is None else effort.runs
     checks = _check_accounting(twin, plan)
+    if isinstance(plan, GradientPlan):
+        found, drawn = attack_gradients(twin, task, plan, effort.restarts, runs, source)
+        claimed = plan.event.guarantee
+        log_delta = partial(_gaussian_log_delta, mu=found.mu)
+        return AuditReport(
+            attack="all noisy sums",
+            claimed=claimed,
+            epsilon_lower=_crossing(log_delta, claimed),
+            delta_lower=math.exp(log_delta(claimed.epsilon)),
+            worst=found.what,
+            checks=checks + drawn,
+        )
     if runs:
         checks += _check_recovered_noise(twin, task, plan, runs, source)
     if isinstance(plan.noise, ObjectiveGaussian) and task.dimension > 1:
         # Its divergence is integrated on a grid, which is feasible for one feature.
         narrow = table._replace(X=table.X[:, :1])
         task, plan = _plan_linear(twin.set_params(fit_intercept=False), narrow)
+        assert isinstance(plan, LinearPlan)
     reach = max(1.0, float(np.sqrt(np.square(task.X).sum(axis=1)).max()))
     space = Space(task, plan, reach, n_records, twin.neighbours, records_per_unit(twin), rest)
     return replace(_search_pairs(space, effort.restarts), checks=checks)
@@ -98,9 +113,9 @@ def _make_table(twin: Learner, n_records: int, n_features: int, rest: Source) ->
     return Table(X, make_labels(twin, n_records), persons)
 
 
-def _plan_linear(twin: Learner, table: Table) -> tuple[LinearTask, LinearPlan]:
+def _plan_linear(twin: Learner, table: Table) -> tuple[LinearTask, LinearPlan | GradientPlan]:
     task, plan = plan_training(twin, table)
-    if not isinstance(plan, LinearPlan):
+    if not isinstance(plan, LinearPlan | GradientPlan):
         raise SettingsError(
             "kind='exact' attacks linear learners. Nothing was trained. Use kind='sample'."
         )
@@ -177,7 +192,7 @@ def _crossing(log_delta: Callable[[float], float], claimed: Guarantee) -> float:
     return float(optimize.brentq(lambda e: log_delta(e) - target, 0.0, high, xtol=1e-12))
 
 
-def _check_accounting(learner: Learner, plan: LinearPlan) -> tuple[Check, ...]:
+def _check_accounting(learner: Learner, plan: LinearPlan | GradientPlan) -> tuple[Check, ...]:
     """Check what needs no attack: that events are charged as claimed and cost what was asked."""
     whole = total(plan.events)
     same = all((e.unit, e.neighbours) == (learner.unit, learner.neighbours) for e in plan.events)

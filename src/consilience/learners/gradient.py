@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,21 @@ COEF_BITS = 20  # and coefficients up to 2¹⁷ long have exact scores
 ROUNDING = 1 - 2.0**-40  # of a slope that was cut: covers every rounding before it is truncated
 
 
+class LinearSettings(Protocol):
+    """What a plan reads of a linear learner."""
+
+    epsilon: float
+    delta: float
+    mechanism: str
+    regularization: float | str
+    neighbours: str
+    public_size: int | None
+    unit: str
+    records_per_person: int | None
+    calibration: str
+    random_state: object
+
+
 @dataclass(frozen=True)
 class GradientPlan:
     """What will be drawn and how the points follow; all of it computed from public facts."""
@@ -73,7 +88,7 @@ class GradientPlan:
         """The un-normalised λ of the ridge."""
         return self.event.ridge
 
-    def longest_release(self, learner: Any, task: LinearTask) -> float:
+    def longest_release(self, learner: LinearSettings, task: LinearTask) -> float:
         """Return a length that no release exceeds."""
         return self.longest * (1 + 2.0**-40)
 
@@ -85,11 +100,17 @@ class GradientPlan:
         Exactly `event`; docs/guarantees/gradient.md.
         """
         with one_blas_thread():
-            return _descend(_Sums(task), self, source)
+            return _descend(Sums(task), self, source)
 
 
 def plan_gradient(
-    learner: Any, task: LinearTask, *, size: int, per_unit: int, epsilon: float, delta: float
+    learner: LinearSettings,
+    task: LinearTask,
+    *,
+    size: int,
+    per_unit: int,
+    epsilon: float,
+    delta: float,
 ) -> GradientPlan:
     """Decide noise and ridge for one problem at its share of the budget."""
     replaced, d = learner.neighbours == "replace-one", task.dimension
@@ -98,7 +119,7 @@ def plan_gradient(
     moment = per_unit * (math.sqrt(2) if replaced else 1.0)
     gradient = per_unit * (2.0 if replaced else 1.0) * LONGEST_GRADIENT
     sigma = math.hypot(gradient / mu * math.sqrt(STEPS / (1 - MOMENT_SHARE)), 2 * GRADIENT_GRAIN)
-    if learner.regularization == "auto":
+    if isinstance(learner.regularization, str):
         ridge = automatic_ridge(sigma / math.sqrt(STEPS))
     else:
         ridge = learner.regularization * size
@@ -132,7 +153,7 @@ def automatic_ridge(noise: float) -> float:
     return noise / LOGIT + 1 / PRIOR**2
 
 
-class _Sums:
+class Sums:
     """Exact sums over the records of a task."""
 
     def __init__(self, task: LinearTask) -> None:
@@ -210,7 +231,7 @@ def _lengths(slopes: Array) -> Array:
     return np.asarray(np.sqrt(functools.reduce(np.add, np.square(slopes))))
 
 
-def _descend(sums: _Sums, plan: GradientPlan, source: Source) -> Array:
+def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
     """Follow noisy gradients in the metric of the noisy moment; everything after a draw is free."""
     event, ridge = plan.event, plan.regularization
     inverse = _inverse(

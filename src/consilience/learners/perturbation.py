@@ -32,7 +32,13 @@ from consilience.learners.erm import (
     gradient_error,
     solve,
 )
-from consilience.learners.gradient import LOGIT, GradientPlan, automatic_ridge, plan_gradient
+from consilience.learners.gradient import (
+    LOGIT,
+    GradientPlan,
+    LinearSettings,
+    automatic_ridge,
+    plan_gradient,
+)
 from consilience.learners.implied import ROUNDING, UNLIKELY
 from consilience.privacy.accounting import (
     Closing,
@@ -115,7 +121,7 @@ class LinearPlan:
         one = [event for event in (self.noise, self.closing) if event is not None]
         return one * self.n_problems
 
-    def longest_release(self, learner: Any, task: LinearTask) -> float:
+    def longest_release(self, learner: LinearSettings, task: LinearTask) -> float:
         """Return a length that `release` exceeds with a probability of at most 2 `UNLIKELY`."""
         return _longest_release(learner, task, self)
 
@@ -129,21 +135,26 @@ class LinearPlan:
         return train_linear(task, self, source)
 
 
-def public_size(learner: Any, task: LinearTask) -> int:
+def public_size(learner: LinearSettings, task: LinearTask) -> int:
     """Return the true number of units where it is public, otherwise the declared one."""
     who = {"unit": learner.unit, "neighbours": learner.neighbours}
     exact = count_is_public(learner.unit, **who)
-    return max(task.n_units, 1) if exact else int(learner.public_size)
+    return max(task.n_units, 1) if exact else int(learner.public_size or 1)
 
 
-def mechanism_of(learner: Any) -> str:
+def records_per_unit(learner: LinearSettings) -> int:
+    """Return how many records one unit may have."""
+    return int(learner.records_per_person or 1) if learner.unit == "person" else 1
+
+
+def mechanism_of(learner: LinearSettings) -> str:
     """Return the learner's mechanism; "auto" is the one that does better at its delta."""
     if learner.mechanism != "auto":
         return str(learner.mechanism)
     return "gradient" if learner.delta > 0 else "objective"
 
 
-def plan_linear(learner: Any, task: LinearTask) -> LinearPlan | GradientPlan:
+def plan_linear(learner: LinearSettings, task: LinearTask) -> LinearPlan | GradientPlan:
     """Decide noise and ridge for one problem of `task` at its share of the budget."""
     if mechanism_of(learner) != "gradient" or math.isinf(learner.epsilon):
         return plan_perturbation(learner, task)
@@ -151,13 +162,13 @@ def plan_linear(learner: Any, task: LinearTask) -> LinearPlan | GradientPlan:
         learner,
         task,
         size=public_size(learner, task),
-        per_unit=int(learner.records_per_person) if learner.unit == "person" else 1,
+        per_unit=records_per_unit(learner),
         epsilon=learner.epsilon / task.n_problems,
         delta=learner.delta / task.n_problems,
     )
 
 
-def plan_for_advice(learner: Any, task: LinearTask) -> LinearPlan:
+def plan_for_advice(learner: LinearSettings, task: LinearTask) -> LinearPlan:
     """Return the plan, for a forecast: noisy gradients as if their mean's noise were one draw.
 
     That is what they amount to, to first order: the points settle where the mean of the gradients,
@@ -178,12 +189,12 @@ def plan_for_advice(learner: Any, task: LinearTask) -> LinearPlan:
     )
 
 
-def plan_perturbation(learner: Any, task: LinearTask) -> LinearPlan:
+def plan_perturbation(learner: LinearSettings, task: LinearTask) -> LinearPlan:
     """Decide noise and ridge where an objective or its minimum is perturbed, or nothing is."""
     epsilon, delta = learner.epsilon / task.n_problems, learner.delta / task.n_problems
     add_remove = learner.neighbours == "add-remove"
     size = public_size(learner, task)
-    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    per_unit = records_per_unit(learner)
     ridge = _asked_ridge(learner, task)
     bound = per_unit * (max(16 * size, 1 << 20) if add_remove else size)
     matrix, least = (
@@ -227,16 +238,16 @@ def plan_perturbation(learner: Any, task: LinearTask) -> LinearPlan:
     return LinearPlan(noise, closing, ridge, matrix, tolerance, longest, task.n_problems)
 
 
-def _asked_ridge(learner: Any, task: LinearTask) -> float:
+def _asked_ridge(learner: LinearSettings, task: LinearTask) -> float:
     """Return the un-normalised λ that was asked for."""
     size = public_size(learner, task)
-    if learner.regularization != "auto":
+    if not isinstance(learner.regularization, str):
         return float(learner.regularization * size)
     if learner.mechanism != "output" or math.isinf(learner.epsilon):
         return automatic_ridge(0.0)
     # Noise on the minimum grows as the ridge falls: with s the noise at a ridge of 1 and h the
     # typical curvature, ½h(s/λ)² for each coordinate and ½λ·LOGIT² balance at λ³ = hs²/LOGIT².
-    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    per_unit = records_per_unit(learner)
     facts = _Facts(
         learner, task, 1.0, learner.epsilon / task.n_problems, learner.delta, per_unit, 0.0
     )
@@ -257,11 +268,11 @@ def _inexactness(tolerance: float, strong: float, ridge: float) -> float:
     return 1.25 * tolerance / strong + tolerance / (8 * ridge)
 
 
-def _longest_release(learner: Any, task: LinearTask, plan: LinearPlan) -> float:
+def _longest_release(learner: LinearSettings, task: LinearTask, plan: LinearPlan) -> float:
     loss, ridge = task.loss, plan.regularization
     radius = public_radius(plan.noise, task.dimension_of_noise, probability=UNLIKELY)
     linear = radius if is_in_objective(plan.noise) else 0.0
-    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    per_unit = records_per_unit(learner)
     records = per_unit * max(task.n_units, 1)
     if learner.neighbours == "add-remove":
         # Hidden; where there is noise, `train_linear` cuts its minimum to the planned length.
@@ -281,9 +292,9 @@ def _longest_release(learner: Any, task: LinearTask, plan: LinearPlan) -> float:
     return longest * (1 + ROUNDING)
 
 
-def output_sensitivity(learner: Any, task: LinearTask) -> float:
+def output_sensitivity(learner: LinearSettings, task: LinearTask) -> float:
     """Return how far one unit can move the exact minimum of `task`, in the unit ball."""
-    per_unit = int(learner.records_per_person) if learner.unit == "person" else 1
+    per_unit = records_per_unit(learner)
     ridge = _asked_ridge(learner, task)
     return _Facts(learner, task, ridge, math.inf, 0.0, per_unit, 0.0)._sensitivity()
 
@@ -292,7 +303,7 @@ def output_sensitivity(learner: Any, task: LinearTask) -> float:
 class _Facts:
     """The public facts of one problem, and the calibrations that rest on them."""
 
-    learner: Any
+    learner: LinearSettings
     task: LinearTask
     ridge: float
     budget: float  # epsilon, closing noise included
@@ -353,7 +364,7 @@ class _Facts:
         # of length B: the two balance at ridge ~ √2·E‖b‖/B. The length that J(f) <= J(0) allows any
         # minimum is public, so this is too.
         dimension = self.task.dimension_of_noise
-        if self.learner.regularization == "auto":
+        if isinstance(self.learner.regularization, str):
             longest = LOGIT * math.sqrt(2 * dimension)
         else:
             longest = math.sqrt(
@@ -445,7 +456,7 @@ def logistic_gap(longest: float) -> float:
     return min(2.0, float(gap.max() + (m[1] - m[0]) / 2))
 
 
-def _random_matrix(learner: Any, task: LinearTask, ridge: float) -> tuple[Array, float]:
+def _random_matrix(learner: LinearSettings, task: LinearTask, ridge: float) -> tuple[Array, float]:
     """Draw the thesis' positive semi-definite matrix; it is public and costs no privacy."""
     if task.loss.n_outputs > 1:
         raise SettingsError(
