@@ -553,3 +553,30 @@ def test_on_real_digits_the_public_choice_is_near_the_best_and_noiseless_validat
     errors = {value: error(value) for value in grid["regularization"]}
     assert errors[chosen] < min(errors.values()) + 0.01, (chosen, errors)
     assert errors[noiseless] > errors[chosen] + 0.04, (noiseless, errors)
+
+
+class Scores(ClassifierMixin):
+    """A linear classifier that keeps the scores it computed."""
+
+    def predict(self, X):
+        self.seen.append((X.shape, X.flags.c_contiguous, X @ np.linspace(-1, 1, X.shape[1])))
+        return (self.seen[-1][2] > 0).astype(int)
+
+
+@pytest.mark.parametrize("n", [1, 500, *range(1022, 1026), 2047, 2048])
+def test_a_record_is_scored_alike_whatever_the_number_and_the_layout_of_the_others(n):
+    whole = table(2048, n_features=20)[0]
+    expected = np.concatenate(
+        [part @ np.linspace(-1, 1, 20) for part in (whole[:1024].copy(), whole[1024:].copy())]
+    )
+    wide = np.zeros((n, 40))
+    wide[:, ::2] = whole[:n]
+    columns = np.asfortranarray(whole[:n])
+    layouts = (whole[:n].copy(), columns, columns[np.arange(n)], wide[:, ::2], columns[::-1][::-1])
+    for X in layouts:
+        learner = Scores()
+        learner.seen = []
+        mark_errors(learner, X, np.zeros(n, int))
+        assert {(shape, rowwise) for shape, rowwise, _ in learner.seen} == {((1024, 20), True)}
+        found = np.concatenate([scores for _, _, scores in learner.seen])[:n]
+        assert found.tobytes() == expected[:n].tobytes()

@@ -35,7 +35,7 @@ from consilience.tables.groups import cap_records, identify
 Array = NDArray[Any]
 Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
-# Rows, always: BLAS rounds a row's score by the shape of the table it stands in.
+# Rows, always: BLAS rounds a row's score by the shape and layout of the table it stands in.
 PREDICTED_AT_ONCE = 1024
 DISJOINT = "each record, or person, is in one part of the tuning: drawn by slot, whatever it holds"
 # What a candidate must not change: it decides what is promised, or is public and the same for all.
@@ -224,19 +224,26 @@ def _costliest(parts: Sequence[tuple[Event, ...]]) -> tuple[Event, ...]:
 
 
 def mark_errors(learner: Any, X: Any, y: Array) -> Array:
-    """Mark wrong predictions, made in tables of one shape so that each depends on one record."""
-    missing = -len(y) % PREDICTED_AT_ONCE
-    shape = (missing, X.shape[1])
-    padded = (
-        sparse.vstack([X, sparse.csr_array(shape)]).tocsr()
-        if sparse.issparse(X)
-        else np.vstack([X, np.zeros(shape)])
-    )
+    """Mark wrong predictions, made in tables of one form so that each depends on one record.
+
+    BLAS also rounds a row's score by the order in which its table is stored, and that of a caller's
+    table, or of one that was padded, may follow from the number of its records.
+    """
     found = [
-        learner.predict(padded[i : i + PREDICTED_AT_ONCE])
+        learner.predict(_one_shape(X[i : i + PREDICTED_AT_ONCE]))
         for i in range(0, len(y), PREDICTED_AT_ONCE)
     ]
     return np.asarray(np.concatenate([*found, y[:0]])[: len(y)] != y)
+
+
+def _one_shape(rows: Any) -> Any:
+    """Return the rows with empty ones below them, always stored row by row."""
+    if sparse.issparse(rows):
+        missing = (PREDICTED_AT_ONCE - rows.shape[0], rows.shape[1])
+        return sparse.vstack([rows, sparse.csr_array(missing)]).tocsr()
+    table = np.zeros((PREDICTED_AT_ONCE, rows.shape[1]), order="C")
+    table[: len(rows)] = rows
+    return table
 
 
 def _has(method: str) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
