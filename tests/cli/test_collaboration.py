@@ -76,7 +76,7 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
         trained = json.loads(run(*train, "--approved", shown["digest"]))
         assert trained["guarantee"]["epsilon"] == pytest.approx(1.0)
         assert json.loads(run("contribution", "verify", trained["file"], "--json"))["holds"]
-        assert "73.1 of 100" in run("contribution", "show", trained["file"], "--html", "page.html")
+        assert "73.2 of 100" in run("contribution", "show", trained["file"], "--html", "page.html")
         assert (
             json.loads(run("site", "submit", "heart", "--json", *site))["digest"]
             == trained["digest"]

@@ -3,11 +3,15 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from consilience.files.certificate import Page, meaning, of_release
+from consilience import Budget, Contribution, Ledger, Noise
+from consilience.files.certificate import Page, meaning, of_contribution, of_release
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version-0.1" / "releases"
@@ -26,6 +30,36 @@ def test_the_factor_the_bet_and_the_failure_are_those_of_epsilon_and_delta():
     assert "whether one record was used" in " ".join(
         meaning(promise(1.0, neighbours=Neighbours.ADD_REMOVE), against="anyone")
     )
+
+
+@pytest.mark.parametrize("epsilon", [0.0004, 0.004, 0.2, 0.3, 1.0, 3.0, 9.99, 13.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-6, 0.05])
+def test_what_is_printed_is_never_less_than_what_is_promised(epsilon, delta):
+    factor, bet, *_ = meaning(promise(epsilon, delta), against="anyone")
+    times = float(re.search(r"at most (\S+) times", factor)[1])
+    assert math.exp(epsilon) <= times <= max(1.01, 1.01 * math.exp(epsilon))
+    right = float(re.search(r"in at most (\S+) of 100", bet)[1])
+    best = 100 * (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
+    assert best <= right <= best + 0.1 + 1e-9
+    assert (f"up to a probability of {delta:g}" in factor) == (delta > 0)
+
+
+@pytest.mark.parametrize("kind", [PrivateForestClassifier, PrivateAdaBoostClassifier])
+def test_a_noisy_number_of_records_is_not_called_the_public_number_of_persons(kind, tmp_path):
+    books = Ledger(tmp_path / "books.sqlite")
+    books.allow("ward", Budget(epsilon=10, unit="person"))
+    X = Noise(seed=1).open().uniform(600).reshape(300, 2)
+    settings = {"neighbours": "replace-one", "unit": "person", "records_per_person": 3}
+    model = kind(epsilon=1.0, classes=[0, 1], bounds=(0, 1), random_state=0, **settings)
+    persons = np.repeat(np.arange(100), 3)
+    model.fit(X, X[:, 0] > 0.5, persons=persons, ledger=books, dataset="ward")
+    study = {"name": "s", "digest": "0" * 64}
+    made = Contribution.make(
+        model, study=study, site="n", sequence=1, key=SigningKey.at(tmp_path / "k.pem")
+    )
+    page = of_contribution(made).as_text(width=200)
+    assert "a number of records with noise; the exact one is hidden" in page
+    assert "public in this study" not in page
 
 
 def test_no_noise_and_a_void_guarantee_are_called_by_their_names():

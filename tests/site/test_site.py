@@ -113,6 +113,26 @@ def test_nothing_is_charged_or_trained_without_approval(shared, tmp_path):
     assert "What will leave this site" in text
 
 
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_the_page_to_approve_states_what_the_ledger_will_charge(delta, shared, tmp_path):
+    text = study_text("PrivateForestClassifier", "WeightedVote")
+    (shared / "study.toml").write_text(text.replace("[privacy]", f"[privacy]\ndelta = {delta}"))
+    budget = Budget(epsilon=3.0, delta=1e-5)  # under replace-one, the study under add-remove
+    site = Site.init(tmp_path / "north", name="north", dataset="ward", budget=budget)
+    site.join_folder(shared)
+    shown = site.preview("heart-risk", epsilon=1.0)
+    assert "this training  epsilon = 2" in shown.page.as_text()
+    assert "epsilon = 1 of 3" in shown.page.as_text()
+    assert not site.preview("heart-risk", epsilon=1.6).fits
+    site.train("heart-risk", table(200), epsilon=1.0)
+    spent = site.ledger.balance("ward").spent
+    assert spent.epsilon == pytest.approx(shown.cost.epsilon, abs=1e-6)
+    assert spent.epsilon <= shown.cost.epsilon
+    assert spent.delta <= shown.cost.delta
+    with pytest.raises(BudgetExceeded, match="was to be charged epsilon=2"):
+        site.train("heart-risk", table(200), epsilon=1.0, anew=True)
+
+
 def test_a_training_beyond_the_budget_is_refused_before_it_starts(shared, tmp_path):
     site = site_in(tmp_path / "north", shared, epsilon=0.5)
     assert not site.preview("heart-risk", epsilon=1.0).fits

@@ -338,7 +338,7 @@ def test_certificates_say_it_in_words(tmp_path):
         assert "epsilon" in text
         assert "anonym" not in text.lower()
         assert text.splitlines()[0] in page.as_html().replace("&#x27;", "'")
-    assert "73.1 of 100" in of_contribution(parts[0]).as_text()
+    assert "73.2 of 100" in of_contribution(parts[0]).as_text()
     assert (
         "<script"
         not in of_study(dataclasses.replace(found, purpose="<script>alert(1)</script>")).as_html()

@@ -112,12 +112,14 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     unit, relation = PROTECTED[guarantee.unit], RELATIONS[guarantee.neighbours]
     if math.isinf(guarantee.epsilon):
         return [f"No noise was added: {unit} has no protection against {against}."]
-    factor = math.exp(min(guarantee.epsilon, 700.0))
-    # Rounded up, for it is a bound; beyond a million only the power of ten matters.
+    # Rounded up, for these are bounds; beyond a million only the power of ten matters.
+    factor = math.exp(min(guarantee.epsilon, 700.0)) * (1 + 2**-50)
     power = math.ceil(guarantee.epsilon / math.log(10))
-    most = f"{factor:.3g}" if factor < 1e6 else f"10 to the power {power:,}"
-    # An even bet: how much the file can improve the odds of someone who had no idea before.
-    odds = factor / (1 + factor)
+    most = _rounded_up(factor) if factor < 1e6 else f"10 to the power {power:,}"
+    # An even bet: how much the file can improve the odds of someone who had no idea before. The
+    # best guess is right with probability (e^epsilon + delta) / (1 + e^epsilon).
+    odds = min(1.0, (1 + guarantee.delta / factor) / (1 + 1 / factor) * (1 + 2**-50))
+    apart = f", up to a probability of {guarantee.delta:g}" if guarantee.delta > 0 else ""
     question = (
         f"whether {unit} was used"
         if guarantee.neighbours is Neighbours.ADD_REMOVE
@@ -125,16 +127,22 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     )
     sentences = [
         f"Anything that {against} could compute from it would be at most {most} times more likely, "
-        f"or less likely, if {unit} were {relation}. This factor is e to the power epsilon = "
-        f"{guarantee.epsilon:.6g}.",
+        f"or less likely{apart}, if {unit} were {relation}. This factor is e to the power "
+        f"epsilon = {guarantee.epsilon:.6g}.",
         f"For example, someone who could only guess {question} would be right in 50 of 100 cases "
-        f"without it, and in at most {100 * odds:.1f} of 100 with its help.",
+        f"without it, and in at most {math.ceil(1000 * odds) / 10:.1f} of 100 with its help.",
     ]
     if guarantee.delta > 0:
         sentences.append(
             f"With a probability of at most {guarantee.delta:g} this protection may fail entirely."
         )
     return sentences
+
+
+def _rounded_up(value: float) -> str:
+    """Return a number of at least 1 with three digits or more, never below its value."""
+    places = max(0, 2 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * 10**places) / 10**places:.{places}f}"
 
 
 def _guarantee_rows(guarantee: Guarantee) -> list[tuple[str, str]]:
@@ -148,14 +156,9 @@ def _guarantee_rows(guarantee: Guarantee) -> list[tuple[str, str]]:
     ]
 
 
-def _size_row(size: int | None, guarantee: Guarantee) -> tuple[str, str]:
-    """Say how many records or persons the file states, and whether that is the exact number."""
-    name = "persons" if guarantee.unit is Unit.PERSON else "records"
-    if size is None:
-        return name, "not stated"
-    if guarantee.neighbours is Neighbours.ADD_REMOVE:
-        return name, f"{size:,}, declared or estimated with noise; the exact number is hidden"
-    return name, f"{size:,} (public in this study)"
+def _size_row(size: int | None, learner: Any) -> tuple[str, str]:
+    """Say which number the file states, in the learner's own words."""
+    return "size", "not stated" if size is None else f"{size:,}: {learner.describe_size()}"
 
 
 def of_contribution(contribution: Contribution) -> Page:
@@ -167,7 +170,7 @@ def of_contribution(contribution: Contribution) -> Page:
     contents = [
         ("learner", str(facts["learner"])),
         ("numbers", tensors),
-        _size_row(size, contribution.guarantee),
+        _size_row(size, contribution.learner),
         ("made", str(facts["created"])),
         ("software", f"consilience {facts['software']}"),
     ]

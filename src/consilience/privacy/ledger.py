@@ -35,7 +35,7 @@ from consilience.privacy.accounting import (
     events_to_json,
     total_rho,
 )
-from consilience.privacy.guarantee import Budget, Neighbours, Unit, compose
+from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit, compose
 
 NANO = 10**9  # epsilon and rho are counted in whole billionths
 FEMTO = 10**15  # delta in whole units of 1e-15: near 1 a float is hardly finer
@@ -231,6 +231,33 @@ class Balance:
     limit: Amounts
     spent: Amounts
     left: Amounts
+
+    def cost(self, guarantee: Guarantee) -> Amounts:
+        """Return the most that is charged here for anything that keeps `guarantee`.
+
+        It is stated under this data set's neighbour relation and in the ledger's units.
+        """
+        if guarantee.unit is not self.unit:
+            raise _other_unit({guarantee.unit}, self.unit, self.dataset)
+        return _as_numbers((*_in_units(guarantee.convert(self.neighbours)), None))
+
+    def holds(self, cost: Amounts) -> bool:
+        """Tell whether so much epsilon and delta is left."""
+        pairs = ((cost.epsilon, self.left.epsilon), (cost.delta, self.left.delta))
+        return all(left is None or (asked or 0.0) <= left for asked, left in pairs)
+
+
+def _in_units(stated: Guarantee) -> tuple[int, int]:
+    """Return epsilon and delta in whole units, as they are charged."""
+    return max(1, spent_units(stated.epsilon, NANO)), spent_units(stated.delta, FEMTO)
+
+
+def _other_unit(units: set[Unit], limited: Unit, dataset: str) -> GuaranteeVoid:
+    return GuaranteeVoid(
+        f"Data set {dataset!r} was to be charged for events per {' and per '.join(sorted(units))}, "
+        f"but its limit is per {limited}: they have no common sum. Nothing was charged. Train with "
+        f"unit='{limited}'."
+    )
 
 
 _Units = tuple[int | None, int | None, int | None]  # the same quantities in whole units
@@ -810,11 +837,7 @@ def _cost(
     """Return the cost of `events` in whole units under the account's neighbour relation."""
     units = {event.unit for event in events}
     if units != {account.unit}:
-        raise GuaranteeVoid(
-            f"Data set {dataset!r} was to be charged for events per "
-            f"{' and per '.join(sorted(units))}, but its limit is per {account.unit}: they have "
-            f"no common sum. Nothing was charged. Train with unit='{account.unit}'."
-        )
+        raise _other_unit(units, account.unit, dataset)
     try:
         stated = compose(*(event.guarantee.convert(account.neighbours) for event in events))
         if math.isinf(stated.epsilon):
@@ -825,8 +848,7 @@ def _cost(
             )
         rho = total_rho(events, account.neighbours)
         amounts = (
-            max(1, spent_units(stated.epsilon, NANO)),
-            spent_units(stated.delta, FEMTO),
+            *_in_units(stated),
             None if rho is None else max(1, spent_units(rho, NANO)),
         )
     except (ArithmeticError, ValueError):

@@ -38,12 +38,12 @@ from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget
-from consilience.privacy.ledger import Balance, Ledger
+from consilience.privacy.ledger import Amounts, Balance, Ledger
 from consilience.protocol import Invitation
 from consilience.site.client import FOLDER, HubClient, SharedFolder, check_address
 from consilience.site.folder import Attempt, Joined, SiteFolder
 from consilience.study.check import check_release
-from consilience.study.pages import is_left, of_training
+from consilience.study.pages import of_training, promise
 from consilience.study.records import file_digest
 from consilience.study.study import Study
 from consilience.tables.reading import read_table
@@ -60,6 +60,7 @@ class Preview:
     delta: float
     left: float | None
     fits: bool
+    cost: Amounts | None = None  # as the ledger counts; None of an exact model
 
     @property
     def digest(self) -> str:
@@ -183,8 +184,8 @@ class Site(SiteFolder):
         if epsilon is None:
             may_leave = self.ledger.permits_exact(self.dataset)
             return Preview(page, math.inf, 0.0, balance.left.epsilon, may_leave)
-        fits = is_left(balance, epsilon, study.delta)
-        return Preview(page, epsilon, study.delta, balance.left.epsilon, fits)
+        cost = balance.cost(promise(study, epsilon))
+        return Preview(page, epsilon, study.delta, balance.left.epsilon, balance.holds(cost), cost)
 
     def train(
         self,
@@ -247,17 +248,17 @@ class Site(SiteFolder):
     def _require_fit(self, name: str, preview: Preview) -> None:
         if preview.fits:
             return
-        if math.isinf(preview.epsilon):
+        if preview.cost is None:
             raise BudgetExceeded(
                 f"Study {name!r} has a trusted hub, which gets an exact model of data set "
                 f"{self.dataset!r}, and its owner has not allowed that. Nothing was trained or "
                 "recorded. If the owner agrees: consilience site budget allow-exact"
             )
         left, delta, delta_left = self.ledger.balance(self.dataset).left, "", ""
-        if preview.delta:
-            delta, delta_left = f", delta={preview.delta:g}", f", delta={left.delta:g}"
+        if preview.cost.delta:
+            delta, delta_left = f", delta={preview.cost.delta:g}", f", delta={left.delta:g}"
         raise BudgetExceeded(
-            f"Study {name!r} was to be trained at epsilon={preview.epsilon:g}{delta}, but "
+            f"Study {name!r} was to be charged epsilon={preview.cost.epsilon:g}{delta}, but "
             f"epsilon={left.epsilon:g}{delta_left} is left of data set {self.dataset!r}. "
             "Nothing was trained or charged. Choose less, or ask the data owner, who can raise the "
             "limit: consilience site budget raise"

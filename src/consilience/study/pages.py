@@ -10,7 +10,7 @@ from consilience.files.certificate import RELATIONS, UNITS, Page, meaning
 from consilience.files.sealed import software
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Guarantee, Neighbours
-from consilience.privacy.ledger import Balance
+from consilience.privacy.ledger import Amounts, Balance
 from consilience.study.study import Study
 
 Rows = list[tuple[str, str]]
@@ -84,6 +84,16 @@ def _name_with(name: str, settings: Mapping[str, Any]) -> str:
     return f"{name} with {listed}" if listed else name
 
 
+def promise(study: Study, epsilon: float | None) -> Guarantee:
+    """Return what a site is promised that trains at `epsilon`, or exactly for a trusted hub."""
+    return Guarantee(
+        epsilon=math.inf if epsilon is None else epsilon,
+        delta=0.0 if epsilon is None else study.delta,
+        unit=study.unit,
+        neighbours=Neighbours(study.neighbours),
+    )
+
+
 def of_training(study: Study, *, site: str, epsilon: float | None, balance: Balance) -> Page:
     """Return the page that a data officer files before a training is approved.
 
@@ -91,12 +101,6 @@ def of_training(study: Study, *, site: str, epsilon: float | None, balance: Bala
     hub is trusted.
     """
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
-    promise = Guarantee(
-        epsilon=math.inf if epsilon is None else epsilon,
-        delta=0.0 if epsilon is None else study.delta,
-        unit=study.unit,
-        neighbours=Neighbours(study.neighbours),
-    )
     exact = (
         "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
         "learn about anyone's records."
@@ -124,7 +128,10 @@ def of_training(study: Study, *, site: str, epsilon: float | None, balance: Bala
             ),
             (
                 "What is promised",
-                [*meaning(promise, against=against), *([exact] if study.trusted else [])],
+                [
+                    *meaning(promise(study, epsilon), against=against),
+                    *([exact] if study.trusted else []),
+                ],
                 [],
             ),
             ("What it costs", [], _cost_rows(study, epsilon, balance)),
@@ -154,29 +161,32 @@ def _cost_rows(study: Study, epsilon: float | None, balance: Balance) -> Rows:
             ("recorded in", f"{dataset}, before any computation, as an exact contribution"),
             ("bounded by", "nothing: no epsilon is paid, and no limit holds for an exact model"),
         ]
-    delta = f", delta = {study.delta:g}" if study.delta else ""
+    cost = balance.cost(promise(study, epsilon))
+    delta = f", delta = {cost.delta:.6g}" if cost.delta else ""
+    restated = (
+        ""
+        if balance.neighbours == study.neighbours
+        else f" (epsilon = {epsilon:g} under {study.neighbours}, stated under "
+        f"{balance.neighbours} as this ledger counts)"
+    )
     return [
         ("charged to", f"{dataset}, before any computation"),
-        ("left before", _describe_left(balance, 0.0, 0.0)),
-        ("this training", f"epsilon = {epsilon:g}{delta}"),
-        ("left after", _describe_left(balance, epsilon, study.delta)),
+        ("left before", _describe_left(balance, Amounts(0.0, 0.0, None))),
+        ("this training", f"epsilon = {cost.epsilon:.10g}{delta}{restated}"),
+        ("left after", _describe_left(balance, cost)),
     ]
 
 
-def is_left(balance: Balance, epsilon: float, delta: float) -> bool:
-    """Tell whether so much is left of a data set."""
-    left = balance.left
-    return (left.epsilon is None or epsilon <= left.epsilon) and (
-        left.delta is None or delta <= left.delta
-    )
-
-
-def _describe_left(balance: Balance, epsilon: float, delta: float) -> str:
+def _describe_left(balance: Balance, cost: Amounts) -> str:
     """Say what is left of a data set after a cost."""
     left, limit = balance.left, balance.limit
     if left.epsilon is None or left.delta is None:
         return "not limited in epsilon"
-    if not is_left(balance, epsilon, delta):
+    if not balance.holds(cost):
         return "more than is left: refused"
-    deltas = f", delta = {left.delta - delta:.6g} of {limit.delta:.6g}" if limit.delta else ""
-    return f"epsilon = {left.epsilon - epsilon:.6g} of {limit.epsilon:.6g}{deltas}"
+    deltas = (
+        f", delta = {left.delta - (cost.delta or 0.0):.6g} of {limit.delta:.6g}"
+        if limit.delta
+        else ""
+    )
+    return f"epsilon = {left.epsilon - (cost.epsilon or 0.0):.6g} of {limit.epsilon:.6g}{deltas}"
