@@ -134,7 +134,8 @@ def test_the_approval_page_says_which_number_leaves(
     text = re.sub('neighbours = "[a-z-]+"', f'neighbours = "{neighbours}"', text)
     if person:
         text = text.replace("[schema]", '[schema]\nperson = "id"\nmax_records_per_person = 2')
-    balance = Ledger(tmp_path / "books.sqlite").allow("ward", Budget(epsilon=3.0))
+    budget = Budget(epsilon=3.0, unit="person" if person else "record")
+    balance = Ledger(tmp_path / "books.sqlite").allow("ward", budget)
     page = of_training(Study.from_text(text), site="a", epsilon=1.0, balance=balance)
     assert says in " ".join(page.as_text().split())
 
