@@ -113,7 +113,12 @@ def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 return function(*arguments, **settings)
-        except (ConsilienceError, ImportError, MemoryError):
+        except ConsilienceError as problem:
+            if problem.__context__ is not None:
+                # An error that it was raised for may quote values, even where it is not shown.
+                problem.__context__ = problem.__cause__ = None
+            raise
+        except (ImportError, MemoryError):
             raise
         except Exception as problem:
             if isinstance(problem, OSError) and problem.errno is not None:

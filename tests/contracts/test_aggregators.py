@@ -1,5 +1,6 @@
 """Promises that every registered aggregator keeps: it behaves as its capabilities say."""
 
+import dataclasses
 import inspect
 import math
 
@@ -271,3 +272,23 @@ def test_a_name_is_registered_once():
         register(Average)
     assert AGGREGATORS["Average"] is not Average
     assert register(AGGREGATORS["Average"]) is AGGREGATORS["Average"]
+
+
+# ---------------------------------------------------------------- what a third attack had found
+
+
+@every_variant
+@pytest.mark.parametrize("spoiled", ["X", "y"])
+def test_no_error_of_combine_repeats_a_value(cls, settings, spoiled):
+    made = cls(**settings)
+    if not made.needs_public or (spoiled == "y" and not made.needs_labels):
+        pytest.skip("it is given no such records")
+    fitted, public = members(made), records(made)
+    values = np.array(getattr(public, spoiled), dtype=object)
+    values[3 if spoiled == "y" else (3, 1)] = "SECRET-71"
+    with pytest.raises(ValueError, match=r".") as caught:
+        made.combine(fitted, dataclasses.replace(public, **{spoiled: values}))
+    problem = caught.value
+    while problem is not None:
+        assert "SECRET" not in repr(problem)
+        problem = problem.__cause__ or problem.__context__

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -33,6 +34,7 @@ from consilience.errors import (
     SettingsError,
 )
 from consilience.learners import base
+from consilience.learners.ball import into_ball
 from consilience.learners.projection import PrivatePCA
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
@@ -760,3 +762,12 @@ def test_parts_that_add_up_to_infinity_are_refused_before_the_charge(learner, ch
     with pytest.raises(ValueError, match="infinit"):
         learner(epsilon=1.0, **declared).fit(*given, ledger=books, dataset="ward")
     assert books.balance("ward").spent.epsilon == 0
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64, int])
+def test_rows_are_no_longer_than_a_bound_of_few_bits(kind):
+    X = 3 * Noise(seed=1).open().normal(3000 * 5).reshape(3000, 5)
+    rows = into_ball(
+        X, PrivateLogisticRegression(epsilon=1.0, data_norm=kind(1), fit_intercept=False)
+    )
+    assert max(sum(Fraction(value) ** 2 for value in row) for row in rows.tolist()) <= 1

@@ -374,3 +374,11 @@ def test_a_study_with_a_random_matrix_says_how_it_is_drawn():
     assert stored.digest != agreed.digest  # an earlier one can be read, and gets no new release
     with pytest.raises(StudyRefused, match="random_state"):
         stored.require_valid()
+
+
+def test_columns_in_single_brackets_are_refused_with_what_to_write():
+    head, _, rest = study_text().partition("[[schema.columns]]")
+    text = head + "[schema.columns.age]" + rest.split("[[schema.columns]]")[0] + "[learner]"
+    text += study_text().split("[learner]")[1]
+    with pytest.raises(SettingsError, match=r"begin each column with \[\[schema.columns\]\]"):
+        Study.from_text(text).require_valid()

@@ -163,6 +163,10 @@ class Aggregator(Settings, ABC):
     # What its own noise hides; None is the members' own unit, a record or a person.
     hidden_unit: ClassVar[Unit | None] = None
 
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        shield(cls, ("combine",))
+
     # ------------------------------------------------------------------ what it needs and hides
 
     @property

@@ -51,9 +51,10 @@ def into_ball(X: Rows, bounds: Bounded, room: Array | None = None) -> Rows:
     convexity in every coordinate there is no privacy. The result may be written into `room`, which
     must have as many columns.
     """
-    X = clip_rows(X, bounds.data_norm)
-    if bounds.data_norm != 1.0:
-        X = clip_rows(X * (1.0 / bounds.data_norm), 1.0)
+    norm = float(bounds.data_norm)  # a NumPy number of 32 bits would round the slack away
+    X = clip_rows(X, norm)
+    if norm != 1.0:
+        X = clip_rows(X * (1.0 / norm), 1.0)
     if not bounds.fit_intercept:
         return X
     half = HALF * (1 - 2**-50)

@@ -398,6 +398,7 @@ def clip_rows(X: Any, norm: float) -> Any:
         raise SettingsError(
             f"The 'norm' of clip_rows must be a number from 1e-150 to 1e150. Got {norm!r} instead."
         )
+    norm = float(norm)  # in 32 bits the slack below would be rounded away
     # Lengths are summed in doubles, so only the last roundings are those of the rows' own
     # precision.
     slack = X.shape[1] * 2.0**-52 + 8 * float(np.finfo(X.dtype).eps)

@@ -327,8 +327,13 @@ class Schema:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
         """Read what `to_dict` wrote; an unknown key is an error."""
-        columns = []
-        for entry in facts.get("columns", ()):
+        columns, listed = [], facts.get("columns", ())
+        if isinstance(listed, Mapping | str) or not all(isinstance(one, Mapping) for one in listed):
+            raise SettingsError(
+                "The columns of a schema must be a list of tables. In TOML, begin each column with "
+                '[[schema.columns]], in double brackets, and give it a name = "...".'
+            )
+        for entry in listed:
             settings = dict(entry)
             kind = settings.pop("kind", None)
             require(
