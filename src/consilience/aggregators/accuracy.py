@@ -84,6 +84,12 @@ def hold_out(
             f"{neighbours!r} and {share!r} instead."
         )
     source = (Noise() if noise is None else noise).open()
+    if source.seeded and neighbours == "add-remove":
+        raise SettingsError(
+            "Under 'add-remove' a seed would move every record after one that is removed to "
+            "another part, and whoever knows it could tell. Nothing was held out. Leave out "
+            "'noise', or use 'replace-one', where the parts of slots may be known."
+        )
     slots = np.arange(n_records) if persons is None else identify(persons)
     if len(slots) != n_records:
         raise SchemaMismatch(
@@ -157,8 +163,14 @@ def private_accuracy(
 
     noise = settings.get("noise")
     account = Account(settings.get("ledger"), settings.get("dataset"), settings.get("key"))
+    (member,) = as_members([learner])
     state, receipt = run_charged(
-        draw, (event,), noise=noise, account=account, purpose="private_accuracy"
+        draw,
+        (event,),
+        noise=noise,
+        account=account,
+        purpose="private_accuracy",
+        means=lambda: repr((member.fingerprint(), held.cap, str(unit), str(relation))),
     )
     noisy = state["counts"].tolist()
     guarantee = state_guarantee((event,), noise=noise, unit=unit, neighbours=relation)

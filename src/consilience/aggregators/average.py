@@ -188,7 +188,12 @@ class Average(Aggregator):
             )
         plan = _Central(self, found, shares)
         account = Account(**charge)
-        state = self._run(lambda source: plan.draw(mean, offset, source), plan.events, account)
+        state = self._run(
+            lambda source: plan.draw(mean, offset, source),
+            plan.events,
+            account,
+            lambda: [member.fingerprint() for member in found],
+        )
         whole, each = plan.guarantees()
         return LinearEnsemble(classes, state["coef"], state["intercept"], shares, whole, each)
 

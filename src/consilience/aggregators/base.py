@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from consilience.errors import shield
-from consilience.learners.base import PrivateLearner, Settings
+from consilience.learners.base import PrivateLearner, Settings, spell_out
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Ledger
@@ -264,13 +264,26 @@ class Aggregator(Settings, ABC):
     # ------------------------------------------------------------------ what it does
 
     def _run(
-        self, draw: Callable[[Source], Tensors], events: Sequence[Event], account: Account
+        self,
+        draw: Callable[[Source], Tensors],
+        events: Sequence[Event],
+        account: Account,
+        members: Callable[[], Sequence[str]],
     ) -> Tensors:
-        """Charge, then draw."""
+        """Charge, then draw; `members` returns fingerprints of what the result is made of."""
         state, _ = run_charged(
-            draw, events, noise=self.noise, account=account, purpose=type(self).__name__
+            draw,
+            events,
+            noise=self.noise,
+            account=account,
+            purpose=type(self).__name__,
+            means=lambda: repr((type(self).__name__, self._spelled(), list(members()))),
         )
         return state
+
+    def _spelled(self) -> str:
+        """Return the settings that say how a result is read."""
+        return spell_out({k: v for k, v in vars(self).items() if k != "noise"})
 
     def question(self, public: Public) -> Question | None:
         """Return what members are asked about the public records; None if they are not asked."""

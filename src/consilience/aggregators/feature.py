@@ -262,7 +262,9 @@ class FeatureMethod(UsesLabels):
             assert learner.events_ == training
             return {"kept": final, "theta": np.asarray(learner.coef_)}
 
-        state = self._run(draw, events, account)
+        state = self._run(
+            draw, events, account, lambda: [member.fingerprint() for member in task.members]
+        )
         features = _Features.on_private(
             task, state["kept"], self.data_norm, scaled=self.scaling == "public"
         )
@@ -289,7 +291,9 @@ class FeatureMethod(UsesLabels):
         self, task: Labelled, exact: bool, account: Account
     ) -> FeatureEnsemble:
         plan = TrustedAggregator(self, task, exact)
-        state = self._run(plan.draw, plan.events, account)
+        state = self._run(
+            plan.draw, plan.events, account, lambda: [one.fingerprint() for one in task.members]
+        )
         whole, each, own = plan.guarantees()
         return FeatureEnsemble(
             task.classes, state["coef"], state["intercept"], state["weights"], whole, each, own

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_array
 from consilience.aggregators.base import Array, Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.ball import scale_to_user
-from consilience.learners.base import PrivateLearner
+from consilience.learners.base import PrivateLearner, spell_out
 from consilience.learners.linear import best_class, class_chances
 from consilience.privacy.accounting import Event, GradientSteps
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
@@ -53,6 +53,12 @@ class Member:
     size: int | None  # public number of units, where there is one
     coef: Array | None  # (1 or K, d); None for a learner that is not linear
     intercept: Array | None
+
+    def fingerprint(self) -> str:
+        """Return what tells this member from others."""
+        if isinstance(self.learner, PrivateLearner):
+            return self.learner.fingerprint()
+        return spell_out([self.coef, self.intercept, self.classes])
 
     @property
     def is_linear(self) -> bool:
@@ -138,6 +144,8 @@ def as_members(fitted: Sequence[Any]) -> list[Member]:
             continue
         # A contribution does not predict, but holds a learner that does.
         learner = given if hasattr(given, "predict") else getattr(given, "learner", given)
+        if isinstance(learner, PrivateLearner):
+            learner.check_unchanged()
         if not hasattr(learner, "predict"):
             raise SettingsError(
                 f"A {type(learner).__name__} was given as a member, but it cannot predict. "

@@ -116,6 +116,7 @@ class Structure:
     def of(cls, forest: PrivateForestClassifier) -> Self:
         """Take over the trees of a fitted forest, a site's or an earlier release."""
         check_is_fitted(forest)
+        forest.check_unchanged()
         if isinstance(forest, PrivateLeafCounts):  # its trees are not its own
             return cast(Self, forest.structure)
         labels = tuple(forest.classes_.tolist())

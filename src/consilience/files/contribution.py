@@ -116,6 +116,7 @@ def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
         learner.events_ = events_from_json(facts["events"])
         learner.guarantee_ = Guarantee.from_dict(facts["guarantee"])
         learner.receipt_ = facts.get("receipt")
+        learner.remember_settings()
     except MALFORMED as problem:
         part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
         raise refused(UNKNOWN.format(part)) from None
@@ -324,6 +325,7 @@ class Contribution(SignedFile):
         trusted: bool = False,
     ) -> Self:
         """Sign a learner that a ledger was charged for, or an exact one for a trusted hub."""
+        learner.check_unchanged()
         check_guarantee(learner, trusted=trusted)
         if learner.receipt_ is None and not trusted:
             raise GuaranteeVoid(

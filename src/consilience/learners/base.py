@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
@@ -147,7 +148,7 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
 
         def draw(source: Source) -> dict[str, NDArray[Any]]:
             self._train(task, plan, source)
-            return {**self.released_state(), _MEANING: self._meaning()}
+            return self.released_state()
 
         state, self.receipt_ = run_charged(
             draw,
@@ -155,31 +156,37 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
             noise=self.noise,
             account=Account(ledger, dataset, key),
             purpose=type(self).__name__,
+            means=self._meaning,
         )
-        meaning = state.pop(_MEANING, None)  # earlier versions sealed none
-        if meaning is not None and not np.array_equal(meaning, self._meaning()):
-            raise SettingsError(
-                f"{type(self).__name__} was given the key of another training, with other "
-                "settings, classes or columns: its numbers would mean something else here. Nothing "
-                "was changed. Use the settings of that training, or another key."
-            )
+        state.pop(_MEANING, None)  # sealed for a while by earlier versions
         self.restore_state(state)
         # Public: what was drawn, so that others can recompute and weigh it.
         self.events_ = tuple(plan.events)
         self.guarantee_ = self._guarantee(plan.events, assumptions)
+        self.remember_settings()
         return self
 
-    def _meaning(self) -> NDArray[np.uint8]:
-        """Return a digest of the public facts by which released numbers are read."""
-        plain = {
-            name: value
-            for name, value in sorted(self.get_params(deep=False).items())
-            if value is None or isinstance(value, str | bool | int | float)
-        }
+    def _meaning(self) -> str:
+        """Return the public facts by which released numbers are read."""
         classes = np.asarray(vars(self).get("classes_", ())).tolist()
-        columns = vars(self).get("n_features_in_")
-        facts = repr((type(self).__name__, plain, classes, columns))
-        return np.frombuffer(hashlib.sha256(facts.encode()).digest(), np.uint8)
+        return repr((self._settings(), classes, vars(self).get("n_features_in_")))
+
+    def _settings(self) -> str:
+        """Return all parameters but the noise, in one form whatever objects hold them."""
+        facts = {k: v for k, v in self.get_params(deep=False).items() if k != "noise"}
+        return f"{type(self).__name__} {spell_out(facts)}"
+
+    def remember_settings(self) -> None:
+        """Note the settings of this fit, so that `check_unchanged` knows them."""
+        self._fitted_with = self._settings()
+
+    def check_unchanged(self) -> None:
+        """Refuse if parameters were changed since `fit`: what was promised rests on them."""
+        if getattr(self, "_fitted_with", None) not in (None, self._settings()):
+            raise SettingsError(
+                f"Parameters of a {type(self).__name__} were changed after it was fitted, so that "
+                "they no longer say how. Nothing was done with it. Fit it again, or set them back."
+            )
 
     def _guarantee(self, events: Sequence[Event], assumptions: Sequence[str]) -> Guarantee:
         return state_guarantee(
@@ -298,6 +305,25 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
         if self.unit == "person" and hasattr(self, "records_per_person"):
             fits, must = is_count(self.records_per_person), "an integer >= 1 with unit='person'"
             self._require("records_per_person", fits, must)
+
+
+def spell_out(value: object) -> str:
+    """Return settings as text that is equal for equal settings, in every process."""
+    if isinstance(value, PrivateLearner):
+        return value._settings()
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype} {spell_out(value.tolist())}"
+    if isinstance(value, Mapping):
+        return spell_out(sorted((str(k), spell_out(v)) for k, v in value.items()))
+    if isinstance(value, list | tuple | range):
+        return f"[{', '.join(map(spell_out, value))}]"
+    if value is None or isinstance(value, str | bool | int | float):
+        return repr(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return spell_out({f.name: getattr(value, f.name) for f in fields(value)})
+    if hasattr(value, "as_dict"):
+        return spell_out(value.as_dict())
+    return type(value).__name__
 
 
 def plan_fit(

@@ -37,6 +37,7 @@ Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 # Rows, always: BLAS rounds a row's score by the shape and layout of the table it stands in.
 PREDICTED_AT_ONCE = 1024
+CHOSEN = "its settings were chosen by exact errors"
 DISJOINT = "each record, or person, is in one part of the tuning: drawn by slot, whatever it holds"
 # What a candidate must not change: it decides what is promised, or is public and the same for all.
 NOT_TUNABLE = frozenset(
@@ -355,7 +356,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
                 "training."
             )
         persons = check_persons(self, persons, X.shape[0])
-        return TuningTask(X, y, persons, np.asarray(classes)), assumptions
+        task = TuningTask(X, y, persons, np.asarray(classes))
+        return task, [*assumptions, *self.assumed()]
 
     def _fit(self, task: TuningTask, assumptions: Sequence[str], *account: Any) -> Self:
         try:
@@ -364,7 +366,12 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             self._learners = ()  # candidates that were not chosen are not released
         # The best learner is what is released, so it carries what tuning promises and the proof
         # that it was paid.
-        self.best_learner_.guarantee_, self.best_learner_.receipt_ = self.guarantee_, self.receipt_
+        best, promised = self.best_learner_, self.guarantee_
+        if math.isinf(promised.epsilon) and promised.holds:
+            # Which one is best follows from exact errors: it is no exact minimum of its records.
+            promised = Guarantee.void(CHOSEN, unit=self.unit, neighbours=self.neighbours)
+        best.guarantee_, best.receipt_ = promised, self.receipt_
+        best.remember_settings()
         return self
 
     @property
@@ -467,6 +474,14 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
     def _guarantee(self, events: Sequence[Event], assumptions: Sequence[str]) -> Guarantee:
         whole = super()._guarantee(events, assumptions)
         return compose_disjoint(whole, assumption=DISJOINT) if events else whole
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return what the learner assumes of any table."""
+        return tuple(self.learner.assumed())
+
+    def borrowed(self) -> dict[object, Guarantee]:
+        """Return what the best learner shows of other private records."""
+        return dict(self.best_learner_.borrowed())
 
     def released_state(self) -> dict[str, Array]:
         """Return the released arrays."""

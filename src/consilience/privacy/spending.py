@@ -7,12 +7,15 @@ guarantee that the result carries.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
@@ -25,6 +28,8 @@ from consilience.privacy.mechanisms import Noise, Source
 
 State: TypeAlias = dict[str, NDArray[Any]]
 Receipt: TypeAlias = dict[str, Any]
+_SALT = 32  # bytes
+_MEANS = "means"  # beside the numbers of a sealed result, and never released
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,13 @@ def run_charged(
     noise: Noise | None,
     account: Account,
     purpose: str,
+    means: Callable[[], str],
 ) -> tuple[State, Receipt | None]:
     """Charge `events` if there is a ledger, then `draw`; return the result and the receipt.
 
-    A retry under the same key gets the first result back, never a second draw.
+    A retry under the same key gets the first result back, never a second draw. `means` returns all
+    that says how to read the result: a digest of it is sealed, and a retry that means something
+    else is refused.
     """
     noise = Noise() if noise is None else noise
     ledger = account.ledger
@@ -76,10 +84,25 @@ def run_charged(
     charge = ledger.charge(events, dataset=account.dataset, key=key, purpose=purpose)
     stored = ledger.sealed(charge.key)
     if stored is not None:
-        return load_tensors(stored), charge.receipt
+        first = load_tensors(stored)
+        sealed = first.pop(_MEANS, None)  # earlier versions sealed none, or one of less
+        if sealed is not None and not np.array_equal(sealed, _salted(means(), sealed[:_SALT])):
+            raise SettingsError(
+                f"{purpose} was given the key of another result, with other settings, members, "
+                "classes or columns: its numbers would mean something else here. Nothing was "
+                "drawn or changed. Use the settings of that result, or another key."
+            )
+        return first, charge.receipt
     result = draw(noise.open())
-    ledger.seal(charge, save_tensors(result))
+    # A salt, because the meaning may be of exact members, and the seal's own digest is public.
+    salt = np.frombuffer(os.urandom(_SALT), np.uint8)
+    ledger.seal(charge, save_tensors({**result, _MEANS: _salted(means(), salt)}))
     return result, charge.receipt
+
+
+def _salted(meaning: str, salt: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    digest = hashlib.sha256(salt.tobytes() + meaning.encode()).digest()
+    return np.concatenate([salt, np.frombuffer(digest, np.uint8)])
 
 
 def _uncharged(purpose: str, problem: str, fix: str) -> SettingsError:
@@ -98,12 +121,14 @@ def state_guarantee(
     assumptions: Sequence[str] = (),
 ) -> Guarantee:
     """Return what `events` guarantee together: infinite without noise, void if seeded."""
+    seeded = noise is not None and noise.seed is not None
+    # Which of a person's records are kept is drawn even where nothing else is.
+    if seeded and (events or Unit(unit) is Unit.PERSON):
+        return void_by_seed(unit=unit, neighbours=neighbours)
     if not events:
         return Guarantee(
             epsilon=math.inf, delta=0.0, unit=Unit(unit), neighbours=Neighbours(neighbours)
         )
-    if noise is not None and noise.seed is not None:
-        return void_by_seed(unit=unit, neighbours=neighbours)
     whole = total(events)
     return Guarantee(
         epsilon=whole.epsilon,

@@ -115,7 +115,12 @@ class Distillation(HidesSites):
         tally = self._tally(members, public)
         plan = self.plan(self._rows(tally))
         events = plan.events
-        state = self._run(lambda source: plan.draw(tally, source), events, Account(**charge))
+        state = self._run(
+            lambda source: plan.draw(tally, source),
+            events,
+            Account(**charge),
+            lambda: [tally.fingerprint()],
+        )
         rests_on = ROW_BY_ROW if self.protect_public else OPEN_RECORDS
         stated = self._guarantee(events, tally.declared, rests_on)
         # What holds for a site and a record at once holds for one public record.

@@ -6,6 +6,7 @@ own votes and nothing else, rounding included. Distillation's sensitivities rest
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,11 @@ class Tally:
     declared: bool = True
     # What was computed from it before: it may be asked again and again.
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def fingerprint(self) -> str:
+        """Return what tells these counts from others."""
+        digest = hashlib.sha256(self.counts.tobytes()).hexdigest()
+        return repr((self.unit, self.n_members, np.asarray(self.classes).tolist(), digest))
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:

@@ -1,0 +1,223 @@
+"""What a result promises rests on the settings, seeds and members that it was made with."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from consilience.aggregators.accuracy import add_accuracy, hold_out, private_accuracy
+from consilience.aggregators.average import Average
+from consilience.aggregators.distillation.distill import SoftLabelDistillation
+from consilience.aggregators.pooling import PooledCounts, PrivateLeafCounts, Structure
+from consilience.aggregators.votes import WeightedVote
+from consilience.errors import SettingsError
+from consilience.files.contribution import Contribution
+from consilience.files.sealed import SigningKey
+from consilience.learners.linear import PrivateLogisticRegression
+from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
+from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.forest import PrivateForestClassifier
+from consilience.learners.tuning import PrivateTuning
+from consilience.privacy.guarantee import Budget
+from consilience.privacy.ledger import Ledger
+from consilience.privacy.mechanisms import Noise
+from consilience.tables.public import Public
+
+draw = Noise(seed=0).open()
+X = draw.uniform(800).reshape(400, 2) * 2 - 1
+y = (X[:, 0] > 0).astype(int)
+BINS = Bins.even(-1, 1, n_features=2)
+
+
+def exact(n=400, **settings):
+    known = {"epsilon": math.inf, "classes": [0, 1], **settings}
+    return PrivateLogisticRegression(**known).fit(X[:n], y[:n])
+
+
+def forest(**settings):
+    known = {"epsilon": 3.0, "classes": [0, 1], "bins": BINS, "n_trees": 2, "max_depth": 2}
+    return PrivateForestClassifier(**known, random_state=0, **settings).fit(X, y)
+
+
+@pytest.fixture
+def books(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for unit in ("record", "site"):
+        for relation in ("replace-one", "add-remove"):
+            budget = Budget(epsilon=100.0, unit=unit, neighbours=relation)
+            if (unit, relation) != ("site", "add-remove"):
+                ledger.allow(f"{unit} {relation}", budget)
+    return ledger
+
+
+# ------------------------------------------------------------------------- settings after the fit
+
+CHANGES = [
+    {"regularization": 1.0},
+    {"data_norm": 3.0},
+    {"classes": [1, 0]},
+    {"unit": "person", "records_per_person": 1},
+    {"neighbours": "add-remove", "public_size": 10**9},
+    {"epsilon": 1.0},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_learner_whose_settings_were_changed_is_used_nowhere(change):
+    member = exact(regularization=1e-4)
+    assert Average("equal", epsilon=1.0).combine([member, exact()]).guarantee.holds
+    member.set_params(**change)
+    with pytest.raises(SettingsError, match="changed after it was fitted"):
+        Average("equal", epsilon=1.0).combine([member, exact()])
+    with pytest.raises(SettingsError, match="changed after it was fitted"):
+        Contribution.make(
+            member,
+            study={"name": "s", "digest": "0" * 64},
+            site="north",
+            sequence=1,
+            key=SigningKey.generate(),
+            trusted=True,
+        )
+
+
+def test_a_structure_cannot_be_swapped_for_a_cheaper_one():
+    counts = PrivateLeafCounts(epsilon=1.0, structure=Structure.of(forest())).fit(X, y)
+    assert PooledCounts().combine([counts]).guarantee.epsilon == pytest.approx(4.0)
+    counts.set_params(structure=Structure.random(BINS, [0, 1], n_trees=2, max_depth=2))
+    with pytest.raises(SettingsError, match="changed after"):
+        PooledCounts().combine([counts])
+    trees = forest()
+    trees.set_params(bins=Bins.even(-5, 5, n_features=2))
+    with pytest.raises(SettingsError, match="changed after"):
+        Structure.of(trees)
+
+
+def test_copies_and_learners_that_are_set_back_or_fitted_again_are_fine():
+    member = exact()
+    for same in (
+        copy.deepcopy(member),
+        pickle.loads(pickle.dumps(member)),
+        clone(member).fit(X, y),
+    ):
+        Average("equal").combine([same, member])
+    Average("equal").combine([member.set_params(data_norm=2.0).fit(X, y), exact(data_norm=2.0)])
+    member.set_params(data_norm=1.0).set_params(data_norm=2.0)
+    Average("equal").combine([member, exact(data_norm=2.0)])
+    counted = forest()
+    again = pickle.loads(pickle.dumps(counted))
+    assert PooledCounts().combine([again]).guarantee.epsilon == pytest.approx(3.0)
+
+
+# -------------------------------------------------------------------------- choosing and borrowing
+
+
+def test_a_learner_that_exact_errors_chose_is_no_exact_minimum():
+    tuning = PrivateTuning(
+        PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]),
+        {"regularization": [1e-3, 1e-1]},
+        epsilon=math.inf,
+    ).fit(X, y)
+    assert not tuning.best_learner_.guarantee_.holds
+    with pytest.raises(SettingsError):
+        Average("equal", epsilon=1.0).combine([tuning.best_learner_, exact()])
+
+
+def test_tuning_passes_on_what_its_learner_borrowed_and_assumed():
+    counts = PrivateLeafCounts(epsilon=1.0, structure=Structure.of(forest()))
+    tuning = PrivateTuning(counts, {"prune": [False, True]}, epsilon=1.0).fit(X, y)
+    alone = WeightedVote("equal").combine([clone(counts).fit(X, y)]).guarantee
+    assert alone.epsilon == pytest.approx(4.0)
+    assert WeightedVote("equal").combine([tuning]).guarantee.epsilon == pytest.approx(4.0)
+    boost = PrivateAdaBoostClassifier(epsilon=1.0, classes=[0, 1], bins=BINS)
+    tuned = PrivateTuning(boost, {"max_depth": [1, 2]}, epsilon=1.0).fit(X, y)
+    assert set(boost.assumed()) <= set(tuned.guarantee_.assumptions)
+    assert boost.assumed()
+
+
+# ------------------------------------------------------------------------------------------- seeds
+
+
+def test_every_seed_that_decides_about_records_voids_or_is_refused():
+    person = {"unit": "person", "records_per_person": 1, "neighbours": "add-remove"}
+    learner = PrivateLogisticRegression(
+        epsilon=math.inf, classes=[0, 1], public_size=400, noise=Noise(seed=5), **person
+    ).fit(X, y, persons=np.arange(400) // 2)
+    assert not learner.guarantee_.holds
+    with pytest.raises(SettingsError):
+        Average("equal", epsilon=1.0).combine([learner, learner])
+    assert exact(noise=Noise(seed=5)).guarantee_.holds  # nothing was drawn
+    with pytest.raises(SettingsError, match="a seed would move"):
+        hold_out(400, neighbours="add-remove", noise=Noise(seed=7))
+    kept = hold_out(400, neighbours="replace-one", noise=Noise(seed=7))
+    model = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(X[~kept], y[~kept])
+    counted = private_accuracy(model, X[kept], y[kept], epsilon=1.0)
+    assert add_accuracy(model, counted, held_out=True).guarantee.holds
+
+
+# ------------------------------------------------------------------------------------------ retries
+
+
+def test_a_retry_that_means_something_else_is_refused(books):
+    where = {"ledger": books, "dataset": "record add-remove", "key": "k"}
+
+    def counts(structure):
+        return PrivateLeafCounts(epsilon=1.0, structure=structure)
+
+    private, public = Structure.of(forest()), Structure.random(BINS, [0, 1], n_trees=2, max_depth=2)
+    first = counts(private).fit(X, y, **where)
+    assert np.array_equal(counts(private).fit(X, y, **where).counts_, first.counts_)
+    with pytest.raises(SettingsError, match="key of another result"):
+        counts(public).fit(X, y, **where)
+
+    def grown(bins):
+        known = {"epsilon": 1.0, "classes": [0, 1], "n_trees": 2, "max_depth": 2}
+        return PrivateForestClassifier(**known, bins=bins, random_state=0)
+
+    grown(BINS).fit(X, y, **where | {"key": "forest"})
+    with pytest.raises(SettingsError, match="key of another result"):
+        grown(Bins.even(-9, 9, n_features=2)).fit(X, y, **where | {"key": "forest"})
+
+
+def test_a_retry_of_tuning_with_another_learner_is_refused(books):
+    where = {"ledger": books, "dataset": "record replace-one", "key": "k"}
+
+    def tuning(**settings):
+        learner = PrivateLogisticRegression(epsilon=1.0, **{"classes": [0, 1]} | settings)
+        return PrivateTuning(learner, {"regularization": [1e-3, 1e-1]}, epsilon=1.0)
+
+    tuning().fit(X, y, **where)
+    tuning().fit(X, y, **where)
+    for other in ({"data_norm": 9.0}, {"classes": [1, 0]}):
+        with pytest.raises(SettingsError, match="key of another result"):
+            tuning(**other).fit(X, y, **where)
+
+
+def test_a_retry_of_combining_other_members_is_refused(books):
+    small, large = exact(100), exact(400)
+    where = {"ledger": books, "dataset": "record replace-one", "key": "k"}
+    first = Average("equal", epsilon=1.0).combine([small, large], **where)
+    again = Average("equal", epsilon=1.0).combine([small, large], **where)
+    assert np.array_equal(first.coef, again.coef)
+    with pytest.raises(SettingsError, match="key of another result"):
+        Average("equal", epsilon=1.0).combine([large, small], **where)
+    public, where = Public(X[:50]), where | {"dataset": "site replace-one", "key": "votes"}
+    members = [exact(n) for n in (60, 120, 180, 240)]
+    SoftLabelDistillation(epsilon=1.0, classes=[0, 1]).combine(members, public, **where)
+    SoftLabelDistillation(epsilon=1.0, classes=[0, 1]).combine(members, public, **where)
+    # Members that say the same would be no others.
+    others = [clone(one).fit(X, 1 - y) for one in members]
+    for classes, who in (([1, 0], members), ([0, 1], others)):
+        with pytest.raises(SettingsError, match="key of another result"):
+            SoftLabelDistillation(epsilon=1.0, classes=classes).combine(who, public, **where)
+
+
+def test_a_retry_of_counting_for_another_model_is_refused(books):
+    where = {"ledger": books, "dataset": "record replace-one", "key": "k"}
+    good, bad = exact(), exact(classes=[0, 1], data_norm=50.0, regularization=100.0)
+    private_accuracy(good, X, y, epsilon=1.0, **where)
+    private_accuracy(good, X, y, epsilon=1.0, **where)
+    with pytest.raises(SettingsError, match="key of another result"):
+        private_accuracy(bad, X, y, epsilon=1.0, **where)
