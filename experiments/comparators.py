@@ -120,7 +120,9 @@ class ClippedAverage(HidesSites):
             mean = plan.draw_mean(flat, source).reshape(shape)
             return {"vector": helmert(len(classes)).T @ mean if len(classes) > 2 else mean}
 
-        vector = self._run(draw, plan.events, Account(ledger, dataset, key))["vector"]
+        account = Account(ledger, dataset, key)
+        known = [member.fingerprint() for member in found]
+        vector = self._run(draw, plan.events, account, lambda: known)["vector"]
         return DistilledEnsemble(
             classes,
             vector[:, :-1] / self.data_norm,
@@ -234,7 +236,8 @@ class PATE(HidesSites):
                 counts = gaussian_counts(counts, event=event, source=source)
             return {"coef": self._student(counts, rows)}
 
-        state = self._run(draw, events, Account(ledger, dataset, key))
+        account = Account(ledger, dataset, key)
+        state = self._run(draw, events, account, lambda: [tally.fingerprint()])
         coef, intercept = out_of_ball(state["coef"], self)
         return DistilledEnsemble(
             tally.classes,

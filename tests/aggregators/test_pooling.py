@@ -562,6 +562,7 @@ def test_a_structure_taken_from_leaf_counts_costs_what_it_cost_them():
 def test_votes_pay_for_the_structures_of_their_members_too():
     members = [counted(200, seed, scaffold=Structure.of(grown(10 * seed))) for seed in (1, 2)]
     members[1].structure = replace(members[1].structure, shape=members[0].structure.shape)
+    members[1].remember_settings()  # as if it had been fitted so
     assert WeightedVote().combine(members[:1]).guarantee.epsilon == pytest.approx(6.0)
     together = WeightedVote().combine(members).guarantee
     assert together.epsilon == pytest.approx(11.0)

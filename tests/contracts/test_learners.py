@@ -198,6 +198,7 @@ def test_no_random_state_stays_in_a_fitted_learner(learner, table):
         "guarantee_",
         "public_size_",
         "receipt_",
+        "_fitted_with",  # the settings, in words
     }
 
 
@@ -627,7 +628,7 @@ def test_a_retry_with_other_settings_is_refused_instead_of_signed(learner, table
     first = learner(epsilon=1.0, data_norm=1.0).fit(X, y, **charge)
     again = learner(epsilon=1.0, data_norm=1.0).fit(X, y, **charge)
     assert released(again) == released(first)
-    with pytest.raises(SettingsError, match="the key of another training"):
+    with pytest.raises(SettingsError, match="the key of another result"):
         learner(epsilon=1.0, data_norm=50.0).fit(X, y, **charge)
 
 

@@ -359,6 +359,7 @@ def test_nothing_but_the_release_stays_in_a_fitted_projection(X):
         "events_",
         "guarantee_",
         "receipt_",
+        "_fitted_with",
     }
     assert set(vars(fitted)) - set(fitted.get_params()) == released
     from_moment = PrivatePCA(epsilon=0.5, n_components=2)

@@ -364,7 +364,10 @@ def test_candidates_that_were_not_chosen_are_not_kept():
         "receipt_",
         "n_features_in_",
     }
-    assert set(vars(tuned)) - set(tuned.get_params(deep=False)) == released | {"_learners"}
+    assert set(vars(tuned)) - set(tuned.get_params(deep=False)) == released | {
+        "_learners",
+        "_fitted_with",
+    }
     assert tuned._learners == ()
     assert tuned.best_learner_.noise is None
 

@@ -27,9 +27,10 @@ from consilience.learners.erm import (
     block_records,
     one_blas_thread,
 )
-from consilience.privacy.accounting import Event, GradientSteps, gaussian_sigma
+from consilience.privacy.accounting import Event, GradientSteps
 from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.mechanisms import Source, noisy_gradient, noisy_moment
+from consilience.privacy.vector_noise import calibrate_steps
 
 if TYPE_CHECKING:
     from consilience.learners.perturbation import LinearTask
@@ -114,18 +115,24 @@ def plan_gradient(
 ) -> GradientPlan:
     """Decide noise and ridge for one problem at its share of the budget."""
     replaced, d = learner.neighbours == "replace-one", task.dimension
-    mu = 1 / gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=1.0)
     # Two moments have a nonnegative inner product, two gradients may be opposite.
     moment = per_unit * (math.sqrt(2) if replaced else 1.0)
     gradient = per_unit * (2.0 if replaced else 1.0) * LONGEST_GRADIENT
-    sigma = math.hypot(gradient / mu * math.sqrt(STEPS / (1 - MOMENT_SHARE)), 2 * GRADIENT_GRAIN)
+    moment_sigma, sigma = calibrate_steps(
+        (moment, gradient),
+        (MOMENT_GRAIN, GRADIENT_GRAIN),
+        epsilon=epsilon,
+        delta=delta,
+        share=MOMENT_SHARE,
+        steps=STEPS,
+    )
     if isinstance(learner.regularization, str):
         ridge = automatic_ridge(sigma / math.sqrt(STEPS))
     else:
         ridge = learner.regularization * size
     event = GradientSteps(
         moment_sensitivity=moment,
-        moment_sigma=math.hypot(moment / mu / math.sqrt(MOMENT_SHARE), 4 * MOMENT_GRAIN),
+        moment_sigma=moment_sigma,
         moment_grain=MOMENT_GRAIN,
         gradient_sensitivity=gradient,
         gradient_sigma=sigma,

@@ -130,6 +130,29 @@ def calibrate_event(kind: Callable[[float], EventT], *, epsilon: float) -> Event
     return kind(calibrate_scale(kind, epsilon=epsilon))
 
 
+def calibrate_steps(
+    reaches: tuple[float, float],
+    grains: tuple[float, float],
+    *,
+    epsilon: float,
+    delta: float,
+    share: float,
+    steps: int,
+) -> tuple[float, float]:
+    """Return the least noise of a second moment and of `steps` gradients that cost `epsilon`.
+
+    `reaches` and `grains` are those of the moment and of a gradient; `share` of the budget, as
+    Gaussians count it, goes to the moment. Variances include what whole numbers cost
+    (docs/guarantees/gradient.md).
+    """
+    sigma = gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=1.0)
+    moment, gradient = reaches
+    return (
+        math.hypot(moment * sigma / math.sqrt(share), math.sqrt(8) * grains[0]),
+        math.hypot(gradient * sigma * math.sqrt(steps / (1 - share)), 2 * grains[1]),
+    )
+
+
 def closing_event(
     dimension: int,
     distance: float,
