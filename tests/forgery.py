@@ -195,8 +195,10 @@ LIES: dict[str, Lie] = {
         "settings", epsilon=(_scale, 0.01, 50.0), unit=("person",), delta=(1.0,), more=(1,)
     ),
     "receipt": _lie_within(
-        "receipt", entry=(None, "2", 1.5), hash=("x", 7), more=([], "x" * 10**4)
+        "receipt", entry=(None, "2", 1.5, 0, -(2**52)), hash=("x", 7), more=([], "x", "x" * 10**4)
     ),
+    "software": _state("software", "", "0.1 approved by the hub", "0.1\n", "0.1+approved", 1),
+    "created": _state("created", "", "now", "2026-11-18 approved by the hub", 1),
     "study": _lie_within("study", name=("other", "trees "), digest=("0" * 64,), more=(1,)),
     "site": _state("site", "north", "South", "ward 1", "", "\u202ehtron", "x" * 5000),
     "learner": _state("learner", "PrivateRidge", "Average", "", "__class__", 7),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from consilience import Budget, Contribution, Ledger, Noise
+from consilience.errors import ContributionRejected
 from consilience.files.certificate import Page, meaning, of_contribution, of_release
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
@@ -68,14 +69,14 @@ def test_no_noise_and_a_void_guarantee_are_called_by_their_names():
     assert meaning(void, against="anyone") == ["There is no guarantee: seeded noise."]
 
 
-def signed_with(quality, path):
-    """Return a release whose quality rows were changed and which its hub signed anew."""
+def signed_with(quality, path, **changes):
+    """Return a release whose facts were changed and which its hub signed anew."""
     sealed = Sealed.load(FOLDER / "logistic.safetensors", "release")
     facts = json.loads(json.dumps(dict(sealed.facts)))
     facts["quality"] = quality(facts["quality"])
     for part in ("key", "tensors"):
         del facts[part]
-    Sealed.seal("release", facts, sealed.tensors, SigningKey.generate()).save(path)
+    Sealed.seal("release", facts | changes, sealed.tensors, SigningKey.generate()).save(path)
     return Release.load(path)
 
 
@@ -91,6 +92,13 @@ def test_whether_joining_helped_is_decided_by_the_paired_gains(low, high, answer
     page = of_release(signed_with(with_gains, tmp_path / "release")).as_text(width=10_000)
     assert f"Compared record by record, joining {answer}: the release's error is" in page
     assert f"gain {100 * low:+.1f} to {100 * high:+.1f} percentage points" in page
+
+
+def test_a_release_states_a_version_and_a_time_and_no_prose(tmp_path):
+    for name in ("software", "created"):
+        for text in ("0.1 approved", "approved", "2026-11-18T08:00:00+00:00 approved", 1):
+            with pytest.raises(ContributionRejected, match="version and time"):
+                signed_with(list, tmp_path / "release", **{name: text})
 
 
 def test_a_release_without_paired_gains_is_shown_without_a_verdict():

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ from consilience import (
     PrivateTreeClassifier,
 )
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
+from consilience.files.certificate import of_contribution
 from consilience.files.contribution import Contribution, take_apart
 from consilience.files.sealed import Sealed, SealedFile, SigningKey
 from consilience.learners import registry
@@ -29,6 +31,7 @@ from consilience.privacy.mechanisms import laplace_counts
 
 KEY = SigningKey.generate()
 STUDY = {"name": "heart-risk", "digest": "0" * 64}
+NOW = "2026-11-18T08:00:00+00:00"
 LEARNERS = [
     PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]),
     PrivateLogisticRegression(epsilon=1.0, delta=1e-6, classes=["a", "b", "c"]),
@@ -124,7 +127,7 @@ def forged(learner, path, change, tensors=None):
         "sequence": 1,
         "receipt": None,
         "software": "0",
-        "created": "now",
+        "created": NOW,
     }
     facts = json.loads(json.dumps(facts))
     change(facts)
@@ -229,7 +232,7 @@ def test_trees_without_any_number_are_refused(learner, books, tmp_path):
     model, _ = fitted(learner, books)
     none, counts = np.empty((3, 0), np.int64), np.empty((3, 0, 2), np.int64)
     facts, _ = take_apart(model)
-    facts |= {"study": STUDY, "site": "north", "receipt": None, "software": "0", "created": "now"}
+    facts |= {"study": STUDY, "site": "north", "receipt": None, "software": "0", "created": NOW}
     tensors = {"feature": none, "last": none, "counts": counts}
     file = tmp_path / "file"
     Sealed.seal("contribution", {**facts, "sequence": 1}, tensors, KEY).save(file)
@@ -330,6 +333,10 @@ def test_no_text_of_a_sender_travels_in_a_guarantee_or_a_receipt(books):
         {},
         {**receipt, "hash": "checked by the hub"},
         {**receipt, "key": "x" * 5000},
+        {**receipt, "entry": 0},
+        {**receipt, "entry": -(2**52)},
+        {**receipt, "note": "approved"},
+        {name: value for name, value in receipt.items() if name != "rho"},
         {**receipt, "epsilon": receipt["epsilon"] / 2},
         {**receipt, "events_hash": "0" * 64},
         {**receipt, "neighbours": "anything"},
@@ -338,9 +345,16 @@ def test_no_text_of_a_sender_travels_in_a_guarantee_or_a_receipt(books):
             Contribution.load(with_facts(file, receipt=forged))
     with pytest.raises(ContributionRejected, match="a fact is missing or of the wrong kind"):
         Contribution.load(with_facts(file, remark="x" * 65_536))
+    words = ("", "0.1 approved", "0.1\n", "1." * 5000 + "0", "0.1+approved.by.us", "approved", 1)
     for name in ("software", "created"):
-        with pytest.raises(ContributionRejected, match="wrong kind"):
-            Contribution.load(with_facts(file, **{name: "x" * 5000}))
+        for text in (*words, f"{NOW} approved", "2026-11-18", f"{NOW[:-6]}Z"):
+            with pytest.raises(ContributionRejected, match="wrong kind"):
+                Contribution.load(with_facts(file, **{name: text}))
+    for version in ("0.1.0", "1.2rc1", "0.2.0.post1.dev3+g1a2b3c4.d20261118"):
+        Contribution.load(with_facts(file, software=version))
+    page = of_contribution(file).as_text(width=300)
+    for name in ("made", "software", "ledger entry"):
+        assert re.search(f"^{name} .*, as the site states$", page, re.MULTILINE)
 
 
 def test_nothing_is_signed_that_no_reader_would_accept():

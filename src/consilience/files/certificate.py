@@ -164,23 +164,25 @@ def _size_row(size: int | None, learner: Any) -> tuple[str, str]:
 def of_contribution(contribution: Contribution) -> Page:
     """Return the certificate of a contribution."""
     facts = contribution.sealed.facts
-    receipt = facts.get("receipt") or {}
+    receipt = facts.get("receipt")
+    entry = "none: exact, for a trusted hub"
+    if receipt is not None:
+        entry = f"{receipt['entry']}, with the hash {receipt['hash']}, as the site states"
     size = facts.get("size")
     tensors = ", ".join(f"{name} {tuple(form['shape'])}" for name, form in facts["tensors"].items())
     contents = [
         ("learner", str(facts["learner"])),
         ("numbers", tensors),
         _size_row(size, contribution.learner),
-        ("made", str(facts["created"])),
-        ("software", f"consilience {facts['software']}"),
+        ("made", f"{facts['created']}, as the site states"),
+        ("software", f"consilience {facts['software']}, as the site states"),
     ]
     checks = [
         ("study digest", contribution.study["digest"]),
         ("file digest", contribution.digest),
         ("signed by key", contribution.sealed.key),
         ("number", str(contribution.sequence)),
-        ("ledger entry", str(receipt.get("entry", "none: exact, for a trusted hub"))),
-        ("ledger hash", str(receipt.get("hash", "none"))),
+        ("ledger entry", entry),
     ]
     return Page(
         f"Contribution of {contribution.site} to {contribution.study['name']}",
@@ -213,8 +215,8 @@ def of_release(release: Release) -> Page:
     facts = release.sealed.facts
     checks = [
         ("aggregator", _describe_aggregator(facts["aggregator"])),
-        ("made", str(facts["created"])),
-        ("software", f"consilience {facts['software']}"),
+        ("made", f"{facts['created']}, as the signer states"),
+        ("software", f"consilience {facts['software']}, as the signer states"),
         ("study digest", release.study["digest"]),
         ("file digest", release.digest),
         ("signed by key", release.sealed.key),

@@ -51,6 +51,9 @@ MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ConsilienceError)
 KIND = "contribution"
 _NONCE = re.compile("[0-9a-f]{64}")
 MOST_RECEIPT = 4096  # characters
+_RECEIPT = frozenset(
+    "entry key dataset study epsilon delta rho unit neighbours events_hash hash".split()
+)
 # Earlier versions did not round an epsilon up that they read off a profile: theirs may be lower.
 _ROUNDED = 1e-6
 _SPLIT = 1e-12
@@ -183,8 +186,10 @@ def _is_receipt(value: object) -> bool:
     """Tell whether a fact has the form of a ledger's receipt."""
     return (
         isinstance(value, dict)
-        and type(value.get("entry")) is int
-        and _NONCE.fullmatch(str(value.get("hash"))) is not None
+        and value.keys() == _RECEIPT
+        and type(value["entry"]) is int
+        and 1 <= value["entry"] < 2**53
+        and _NONCE.fullmatch(str(value["hash"])) is not None
         and all(isinstance(each, str | int | float | None) for each in value.values())
         and len(str(value)) <= MOST_RECEIPT
     )
@@ -397,7 +402,7 @@ class Contribution(SignedFile):
             extents = {name: Extent.of([one]) for name, one in self.sealed.tensors.items()}
             looked = _Looked(_check_shapes(facts), extents)
         expected: dict[type, tuple[str, ...]] = {
-            str: ("learner", "events", "site", "software", "created"),
+            str: ("learner", "events", "site"),
             int: ("n_features", "sequence"),
             dict: ("settings", "guarantee", "study"),
         }
@@ -408,8 +413,7 @@ class Contribution(SignedFile):
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())
             and 1 <= len(facts["site"]) <= 200
-            and len(facts["software"]) <= 100
-            and len(facts["created"]) <= 100
+            and self.is_stamped(facts)
             and (facts.get("receipt") is None or _is_receipt(facts["receipt"]))
             and 1 <= facts["sequence"] < 2**53
             and ("nonce" not in facts or is_nonce(facts["nonce"]))

@@ -157,8 +157,7 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
     """Tell whether facts that are only shown, on certificates and pages, have the right types."""
     sources, quality, aggregator = facts["sources"], facts["quality"], facts["aggregator"]
     return (
-        isinstance(facts["software"], str)
-        and isinstance(aggregator["name"], str)
+        isinstance(aggregator["name"], str)
         and all(type(row["weight"]) in (int, float) for row in sources)
         and all(row["reason"] is None or isinstance(row["reason"], str) for row in sources)
         and all(row["size"] is None or type(row["size"]) is int for row in sources)
@@ -257,8 +256,8 @@ class Release(SignedFile):
         if not events_from_json(facts["events"]):
             accept("guarantee", _joint_guarantee(self.sources).promises_same(guarantee))
         named = all(isinstance(facts["study"][part], str) for part in ("name", "digest"))
-        numbered = type(facts["sequence"]) is int and isinstance(facts["created"], str)
-        accept("study", named and numbered)
+        accept("study", named and type(facts["sequence"]) is int)
+        accept("version and time", self.is_stamped(facts))
         accept("number", 1 <= facts["sequence"] <= MOST_RELEASES)
         accept("log", self.log is None or self.log.length == facts["sequence"] - 1)
         accept("facts", _can_be_shown(facts))

@@ -46,6 +46,12 @@ _DTYPES = {"F64": "float64", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 _NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _KEY, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
 _BLOCK = 1 << 17  # numbers checked at a time
+# The forms of `software` and `created`: certificates show them, and have no room for prose.
+_VERSION = re.compile(
+    r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}((a|b|rc)[0-9]{1,6})?(\.post[0-9]{1,6})?(\.dev[0-9]{1,6})?"
+    r"(\+[0-9a-g.]{1,40})?"
+)
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
 
 
 @cache
@@ -218,6 +224,17 @@ class SignedFile:
         created = datetime.now(UTC).isoformat(timespec="seconds")
         made = {"software": software(), "created": created}
         return {"study": dict(study), "sequence": int(sequence), **made}
+
+    @staticmethod
+    def is_stamped(facts: Mapping[str, Any]) -> bool:
+        """Tell whether the version and the time that facts state have the form of `stamp`."""
+        made, created = facts.get("software"), facts.get("created")
+        return (
+            isinstance(made, str)
+            and isinstance(created, str)
+            and _VERSION.fullmatch(made) is not None
+            and _TIME.fullmatch(created) is not None
+        )
 
     @property
     def study(self) -> Mapping[str, str]:
