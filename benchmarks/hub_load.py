@@ -206,8 +206,9 @@ def load(n: int, at_once: list[int], repeats: int, folder: Path) -> list[str]:
             prepare(place / "hub", text, keys)
             with running(serve_bare, place) as (address, _):
                 bare = send(address, [("/upload", body, {}) for body in bodies], width)
+            hub_key = SigningKey.at(place / "hub" / "hub.key").public
             signed = [
-                {HEADER: sign_request(key, "POST", path, digest(body))}
+                {HEADER: sign_request(key, hub_key, "POST", path, digest(body))}
                 for (_, key), body in zip(keys, bodies, strict=True)
             ]
             with running(serve_hub, place / "hub") as (address, pid):
@@ -243,8 +244,9 @@ def pages(n: int, folder: Path) -> list[str]:
     sealed = train(prepare(place / "hub", text, keys), place, keys[0][1])
     add_coordinator(place / "hub", "anna", "a long password")
     bodies = [(resealed(sealed, name, key), key) for name, key in keys]
+    hub_key = SigningKey.at(place / "hub" / "hub.key").public
     files = [
-        (path, body, {HEADER: sign_request(key, "POST", path, digest(body))})
+        (path, body, {HEADER: sign_request(key, hub_key, "POST", path, digest(body))})
         for body, key in bodies
     ]
     rows = []
@@ -307,11 +309,11 @@ def big(megabytes: int, folder: Path) -> str:
     facts |= {"events": events_to_json(events), "guarantee": total(events).as_dict()}
     body = Sealed.seal("contribution", facts, tensors, key).to_bytes()
     path = "/api/studies/big/contributions"
+    hub_key = SigningKey.at(place / "hub" / "hub.key").public
+    header = {HEADER: sign_request(key, hub_key, "POST", path, digest(body))}
     with running(serve_hub, place / "hub") as (address, pid):
         idle = memory(pid, "VmRSS")
-        seconds = send(
-            address, [(path, body, {HEADER: sign_request(key, "POST", path, digest(body))})], 1
-        )
+        seconds = send(address, [(path, body, header)], 1)
         row = (
             f"| {len(body) / 2**20:.0f} | {seconds:.2f} | {idle:.0f} | {memory(pid, 'VmHWM'):.0f} |"
         )

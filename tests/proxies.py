@@ -168,7 +168,7 @@ def nginx(folder: Path, text: str, changes: dict[str, str]) -> Iterator[Proxy]:
 
 
 def submit(client: httpx.Client, ward: Any, body: bytes) -> httpx.Response:
-    header = sign_request(ward.key, "POST", CONTRIBUTIONS, digest(body))
+    header = sign_request(ward.key, ward.hub_key, "POST", CONTRIBUTIONS, digest(body))
     return client.post(CONTRIBUTIONS, content=body, headers={HEADER: header})
 
 

@@ -63,24 +63,24 @@ def check_new_name(name: str, others: Iterable[str]) -> None:
 class Invitation(NamedTuple):
     """A one-time code, and by whom and to what: the hub's public key and the study's digest.
 
-    The last two let a site check the first answer of a hub that it does not know yet. Codes of
-    earlier versions lack them.
+    The last two let a site sign its first request for this hub only and check the first answer of a
+    hub that it does not know yet.
     """
 
     code: str
-    hub_key: str | None = None
-    study: str | None = None
+    hub_key: str
+    study: str
 
     def __str__(self) -> str:
-        return ".".join(part for part in self if part is not None)
+        return ".".join(self)
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read an invitation, with or without key and digest."""
+    def parse(cls, text: str) -> Self | None:
+        """Read an invitation; None if it is not a whole one."""
         code, *facts = text.strip().split(".")
         if len(facts) == 2 and all(DIGEST.fullmatch(fact) for fact in facts):
             return cls(code, *facts)
-        return cls(text.strip())
+        return None
 
 
 # code -> (HTTP status, what to do)
@@ -143,11 +143,20 @@ class Refusal(Exception):
 
 
 def sign_request(
-    key: SigningKey, method: str, path: str, body_sha256: str, *, now: float | None = None
+    key: SigningKey,
+    hub_key: str,
+    method: str,
+    path: str,
+    body_sha256: str,
+    *,
+    now: float | None = None,
 ) -> str:
-    """Return the header that proves who sends a request, valid once and for five minutes."""
+    """Return the header that proves who sends a request, valid once and for five minutes.
+
+    It is valid at the hub with this public key only, so that a hub cannot pass it on to another.
+    """
     at, nonce = str(int(time.time() if now is None else now)), secrets.token_hex(16)
-    signature = key.sign(_message(method, path, body_sha256, at, nonce)).hex()
+    signature = key.sign(_message(hub_key, method, path, body_sha256, at, nonce)).hex()
     return f"key={key.public};time={at};nonce={nonce};body={body_sha256};signature={signature}"
 
 
@@ -165,8 +174,10 @@ class Signed:
             raise Refusal("not-authenticated", "The request's signature does not match its body.")
 
 
-def read_request(header: str | None, method: str, path: str, *, now: float | None = None) -> Signed:
-    """Return who signed a request, or refuse it, before its body is read.
+def read_request(
+    header: str | None, hub_key: str, method: str, path: str, *, now: float | None = None
+) -> Signed:
+    """Return who signed a request to the hub with this key, or refuse, before its body is read.
 
     The caller checks that the key is enrolled, the nonce is new and the body was signed.
     """
@@ -176,8 +187,12 @@ def read_request(header: str | None, method: str, path: str, *, now: float | Non
     key, at, nonce, body, signature = found.groups()
     if abs((time.time() if now is None else now) - int(at)) > CLOCK_SECONDS:
         raise Refusal("clock", "The request was signed too long ago, or in the future.")
-    if not is_signed(_message(method, path, body, at, nonce), bytes.fromhex(signature), key):
-        raise Refusal("not-authenticated", "The request's signature does not match it.")
+    message = _message(hub_key, method, path, body, at, nonce)
+    if not is_signed(message, bytes.fromhex(signature), key):
+        raise Refusal(
+            "not-authenticated",
+            "The request's signature does not match it, or was made for a hub with another key.",
+        )
     return Signed(key, nonce, body)
 
 
@@ -191,8 +206,9 @@ def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _message(method: str, path: str, body_sha256: str, at: str, nonce: str) -> bytes:
+def _message(hub_key: str, method: str, path: str, body_sha256: str, at: str, nonce: str) -> bytes:
     facts = {
+        "hub": hub_key,
         "method": method.upper(),
         "path": path,
         "body": body_sha256,

@@ -201,6 +201,7 @@ class Ward:
     folder: Path
     seed: int = 0
     key: SigningKey = field(default_factory=SigningKey.generate)
+    hub_key: str = ""
 
     @property
     def ledger(self) -> Ledger:
@@ -294,13 +295,15 @@ class World:
     def ward(self, name: str, study: str = "demo", **options: Any) -> Ward:
         """Return a site that has just enrolled."""
         ward = self.wards.setdefault(name, Ward(name, self.folder, seed=len(self.wards)))
+        ward.hub_key = self.hub.key.public
         facts = {"invitation": self.invitation(study, **options), "site": name}
         answer = self.call(ward, "POST", "/api/enrolments", json.dumps(facts).encode())
         assert answer.status_code == 201, answer.text
         return ward
 
     def call(self, ward: Ward, method: str, path: str, body: bytes = b"", **signing: Any) -> Any:
-        header = sign_request(signing.pop("key", ward.key), method, path, digest(body), **signing)
+        key, hub_key = signing.pop("key", ward.key), self.hub.key.public
+        header = sign_request(key, hub_key, method, path, digest(body), **signing)
         return self.client.request(method, path, content=body, headers={HEADER: header})
 
     def submit(

@@ -121,12 +121,33 @@ def test_invitations_work_once_for_one_site_until_they_expire(world: Any, tools:
     assert len(world.hub.store.sites("demo")) == 1
 
 
+def test_what_a_site_signs_for_one_hub_is_refused_by_every_other(world: Any, tools: Any) -> None:
+    """A hub could pass on what its sites sign, and read or change what they have elsewhere."""
+    study = world.add_study()
+    ward = world.ward("north")
+    assert world.submit(ward, ward.train(study)).status_code == 201
+    elsewhere = SigningKey.generate().public
+    body = json.dumps({"invitation": world.invitation(), "site": "south"}).encode()
+    base = "/api/studies/demo"
+    for method, path, content in (
+        ("POST", "/api/enrolments", body),
+        ("GET", f"{base}/contributions", b""),
+        ("GET", f"{base}/release", b""),
+        ("POST", f"{base}/withdrawals", b"{}"),
+    ):
+        header = sign_request(ward.key, elsewhere, method, path, digest(content))
+        answer = world.client.request(method, path, content=content, headers={HEADER: header})
+        assert tools.code(answer) == "not-authenticated", path
+    assert [row["name"] for row in world.hub.store.sites("demo")] == ["north"]
+    assert [row["state"] for row in world.hub.store.contributions("demo")] == ["accepted"]
+
+
 def test_forged_replayed_and_late_requests_are_refused(world: Any, tools: Any) -> None:
     study = world.add_study()
     ward, stranger = world.ward("north"), SigningKey.generate()
     body = ward.train(study).sealed.to_bytes()
     path = "/api/studies/demo/contributions"
-    header = sign_request(ward.key, "POST", path, digest(body))
+    header = sign_request(ward.key, world.hub.key.public, "POST", path, digest(body))
 
     def send(header: str, content: bytes = body, to: str = path) -> Any:
         return world.client.post(to, content=content, headers={HEADER: header})
@@ -140,7 +161,7 @@ def test_forged_replayed_and_late_requests_are_refused(world: Any, tools: Any) -
         assert tools.code(world.submit(ward, body, now=time.time() + away)) == "clock"
     assert send(header).status_code == 201
     assert tools.code(send(header)) == "replayed"
-    read = sign_request(ward.key, "GET", "/api/studies/demo", digest(b""))
+    read = sign_request(ward.key, world.hub.key.public, "GET", "/api/studies/demo", digest(b""))
     assert world.client.get("/api/studies/demo", headers={HEADER: read}).status_code == 200
     assert tools.code(world.client.get("/api/studies/demo", headers={HEADER: read})) == "replayed"
 
@@ -160,7 +181,7 @@ def test_nothing_is_received_of_a_file_whose_sender_is_not_enrolled(world: Any, 
             yield b"x" * 9000
 
     def send(key: SigningKey) -> Any:
-        header = sign_request(key, "POST", path, digest(b"x" * 27_000))
+        header = sign_request(key, world.hub.key.public, "POST", path, digest(b"x" * 27_000))
         return world.client.post(path, content=parts(), headers={HEADER: header})
 
     assert tools.code(send(stranger)) == "not-authenticated"
@@ -423,7 +444,9 @@ def test_files_beyond_the_limit_are_refused(tmp_path: Any, tools: Any) -> None:
         world.add_study()
         ward = world.ward("north")
         assert tools.code(world.submit(ward, b"x" * 10_001)) == "too-large"
-        chunked = sign_request(ward.key, "POST", "/api/studies/demo/contributions", "0" * 64)
+        chunked = sign_request(
+            ward.key, world.hub.key.public, "POST", "/api/studies/demo/contributions", "0" * 64
+        )
 
         async def parts() -> Any:
             for _ in range(9):

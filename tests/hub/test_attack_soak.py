@@ -72,8 +72,10 @@ class Liars:
     A worker that is killed answers nothing, so that the file is sent again.
     """
 
-    def __init__(self, proxy: Proxy, liars: list[dict[str, Liar]], n_files: int) -> None:
-        self.proxy, self.n_files = proxy, n_files
+    def __init__(
+        self, proxy: Proxy, liars: list[dict[str, Liar]], n_files: int, hub_key: str
+    ) -> None:
+        self.proxy, self.n_files, self.hub_key = proxy, n_files, hub_key
         self.refused, self.again = Counter[str](), Counter[str]()
         self.taken = list[tuple[int, int, bytes]]()
         self.stopped = threading.Event()
@@ -124,7 +126,7 @@ class Liars:
         self, connection: http.client.HTTPSConnection, key: SigningKey, study: str, body: bytes
     ) -> tuple[int, bytes]:
         path = f"/api/studies/{study}/contributions"
-        header = sign_request(key, "POST", path, digest(body))
+        header = sign_request(key, self.hub_key, "POST", path, digest(body))
         connection.request("POST", path, body, {HEADER: header})
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -181,12 +183,15 @@ class Attack:
 
     def trickle(self, source: str) -> None:
         """Send one byte of a small file, as somebody who is not enrolled."""
-        header = sign_request(SigningKey.generate(), "POST", CONTRIBUTIONS, "0" * 64)
+        header = sign_request(
+            SigningKey.generate(), self.member.hub_key, "POST", CONTRIBUTIONS, "0" * 64
+        )
         self._send_slowly(source, header)
 
     def hog(self, source: str) -> None:
         """Do the same as an enrolled site."""
-        self._send_slowly(source, sign_request(self.member.key, "POST", CONTRIBUTIONS, "0" * 64))
+        key, hub_key = self.member.key, self.member.hub_key
+        self._send_slowly(source, sign_request(key, hub_key, "POST", CONTRIBUTIONS, "0" * 64))
 
     def _send_slowly(self, source: str, header: str) -> None:
         head = f"POST {CONTRIBUTIONS} HTTP/1.1\r\nHost: hub\r\n{HEADER}: {header}\r\n"
@@ -350,7 +355,7 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
             }
             site.start(n=1, finish=False)
             stack.callback(site.kill)
-        lies = Liars(proxy, liars, size.n_files)
+        lies = Liars(proxy, liars, size.n_files, world.hub.key.public)
         attack = Attack(proxy, member, enlarge(liars[0]["demo"], size.n_rows))
         stack.callback(lies.stopped.set)
         stack.callback(attack.stopped.set)

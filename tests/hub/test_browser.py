@@ -219,7 +219,7 @@ def test_a_site_opens_its_view_without_scripts_and_sees_only_its_own(
 ) -> None:
     wards = seeded(live, tools)
     path = "/api/studies/demo/visits"
-    signed = {HEADER: sign_request(wards[1].key, "POST", path, digest(b""))}
+    signed = {HEADER: sign_request(wards[1].key, live.hub.key.public, "POST", path, digest(b""))}
     link = live.client.post(path, headers=signed).json()["path"]
     with page_of(chromium, live, java_script_enabled=False) as page:
         page.goto(link)

@@ -57,7 +57,7 @@ def test_no_route_takes_more_than_a_little_from_a_stranger(sqlite_world: Any, to
                 taken.append(1024)
                 yield b"x" * 1024
 
-        stranger = sign_request(SigningKey.generate(), method, path, "0" * 64)
+        stranger = sign_request(SigningKey.generate(), world.hub.key.public, method, path, "0" * 64)
         answer = world.client.request(
             method, path, content=endless(), headers={HEADER: stranger}, follow_redirects=False
         )
@@ -120,7 +120,7 @@ def test_a_body_that_trickles_in_is_refused(sqlite_world: Any, tools: Any) -> No
             yield b"x"
             await asyncio.sleep(0.02)
 
-    header = sign_request(ward.key, "POST", CONTRIBUTIONS, "0" * 64)
+    header = sign_request(ward.key, world.hub.key.public, "POST", CONTRIBUTIONS, "0" * 64)
     for length in ({}, {"content-length": "100"}):  # on disk and in memory
         began = time.monotonic()
         answer = world.client.post(

@@ -62,7 +62,7 @@ def test_a_site_of_then_contributes_again_and_the_hub_combines_old_with_new(clie
     for study in ("logistic", "tree"):
         body = site.train(study, tmp_path / "table.csv", epsilon=1.0).read_bytes()
         path = f"/api/studies/{study}/contributions"
-        headers = {HEADER: sign_request(site.key, "POST", path, digest(body))}
+        headers = {HEADER: sign_request(site.key, hub.key.public, "POST", path, digest(body))}
         assert client.post(path, content=body, headers=headers).status_code == 201
     for study in ("logistic", "tree"):
         # These labels mean nothing, so that the hub would withhold what it makes of them.

@@ -576,9 +576,8 @@ def _request(rng: random.Random, target: Target) -> tuple[str, str, dict[str, by
 
 def _signature(rng: random.Random, target: Target, method: str, path: str, body: bytes) -> str:
     key = rng.choice((target.ward.key, target.ward.key, target.beside.key, SigningKey.generate()))
-    whole = sign_request(
-        key, method, path, digest(body), now=rng.choice((None, None, None, 0, 1e11))
-    )
+    now, hub_key = rng.choice((None, None, None, 0, 1e11)), target.world.hub.key.public
+    whole = sign_request(key, hub_key, method, path, digest(body), now=now)
     if rng.random() < 0.3:
         at = rng.randrange(len(whole))
         return rng.choice(

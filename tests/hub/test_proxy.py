@@ -88,7 +88,9 @@ def test_a_hub_behind_the_nginx_of_the_page(tmp_path: Path, tools: Any) -> None:
         # Sites submit small and large files; strangers send nothing that reaches the disk.
         for ward in world.wards.values():
             assert submit(other, ward, ward.train(world.study).sealed.to_bytes()).is_success
-        header = sign_request(SigningKey.generate(), "POST", CONTRIBUTIONS, "0" * 64)
+        header = sign_request(
+            SigningKey.generate(), world.hub.key.public, "POST", CONTRIBUTIONS, "0" * 64
+        )
         for path in (CONTRIBUTIONS, "/studies/demo/files/x.csv", "/new-study"):
             answer = stranger.post(path, content=b"x" * (8 << 20), headers={HEADER: header})
             assert answer.status_code == 401, path
@@ -144,7 +146,7 @@ def test_workers_on_several_machines_behind_the_nginx_of_the_page(
         assert submit(client, north, body).is_success
         settle(tmp_path / "elsewhere", url)
         path = "/api/studies/demo/release"
-        header = sign_request(south.key, "GET", path, digest(b""))
+        header = sign_request(south.key, world.hub.key.public, "GET", path, digest(b""))
         answer = client.get(path, headers={HEADER: header})
         release = Release.load(answer.content, key=world.hub.key.public)
         assert len(release.sources) == 2

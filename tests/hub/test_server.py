@@ -84,7 +84,7 @@ def n_open(hub: HubProcess) -> int:
 
 def ask(connect: Connect, ward: Any, *, closing: bool = False) -> socket.socket:
     """Ask for the large file on a new connection, and read nothing yet."""
-    header = sign_request(ward.key, "GET", FILE, digest(b""))
+    header = sign_request(ward.key, ward.hub_key, "GET", FILE, digest(b""))
     connection = connect()
     more = "Connection: close\r\n" if closing else ""
     connection.sendall(

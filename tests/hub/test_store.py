@@ -313,6 +313,7 @@ def _survive(
     for ward in wards:
         code, _ = hub.invite("demo", "operator")
         hub.enrol(code=code, site=ward.name, key=ward.key.public, nonce=os.urandom(16).hex())
+    hub_key = hub.key.public
     hub.close()
     per_ward = n_submissions // len(wards)
     files = {
@@ -336,7 +337,7 @@ def _survive(
             contribution = files[ward.name, sequence]
             body = contribution.sealed.to_bytes()
             while True:  # as a site does: the same file again until the hub has answered
-                header = {HEADER: sign_request(ward.key, "POST", path, digest(body))}
+                header = {HEADER: sign_request(ward.key, hub_key, "POST", path, digest(body))}
                 try:
                     answer = client.post(path, content=body, headers=header)
                 except httpx.TransportError:

@@ -234,7 +234,9 @@ def _crowd(world: Any, url: str, tools: Any, n_sites: int, n_threads: int) -> No
                 time.monotonic() < until
             ):  # as a site behind a proxy: the other worker after a failure
                 address = workers[next(turn)].address
-                header = sign_request(keys[name], "POST", CONTRIBUTIONS, digest(bodies[name]))
+                header = sign_request(
+                    keys[name], world.hub.key.public, "POST", CONTRIBUTIONS, digest(bodies[name])
+                )
                 try:
                     answer = client.post(
                         address + CONTRIBUTIONS, content=bodies[name], headers={HEADER: header}

@@ -7,12 +7,13 @@ import pytest
 
 from consilience.errors import ContributionRejected, HubUnavailable, SettingsError
 from consilience.files.sealed import SigningKey
+from consilience.protocol import Invitation
 from consilience.site.client import HubClient
 
 
 @pytest.fixture
 def client():
-    return HubClient("https://hub.example", SigningKey.generate())
+    return HubClient("https://hub.example", SigningKey.generate(), "0" * 64)
 
 
 def answering(monkeypatch, status, facts):
@@ -24,7 +25,7 @@ def test_a_hubs_error_is_one_line_of_printable_text(client, monkeypatch):
     error = {"code": "not-found", "message": "\x1b[2Jgone\nVerified.", "fix": "\u202eNone."}
     answering(monkeypatch, 404, {"error": error})
     with pytest.raises(SettingsError) as refused:
-        client.fetch_study("heart-risk")
+        client.withdraw("heart-risk")
     assert str(refused.value).isprintable()
 
 
@@ -56,7 +57,7 @@ def test_a_packed_answer_is_not_unpacked(client, monkeypatch):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        here = HubClient(f"http://127.0.0.1:{server.server_port}", client.key)
+        here = HubClient(f"http://127.0.0.1:{server.server_port}", client.key, client.hub_key)
         with pytest.raises(HubUnavailable, match="packed it"):
             here.fetch_release("heart-risk")
     finally:
@@ -76,3 +77,38 @@ def test_a_request_that_a_proxy_repeated_is_signed_and_sent_again(client, monkey
     answers += [(409, json.dumps(error).encode())] * 2
     with pytest.raises(SettingsError, match="Received before"):
         client.request_json("GET", "/api/studies/heart-risk")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"study": "victim", "hub_key": "1" * 64, "digest": "2" * 64},
+        {"study": "victim", "hub_key": "0" * 64, "digest": "1" * 64},
+        {"study": "victim/release", "hub_key": "0" * 64, "digest": "2" * 64},
+        {"study": "victim?x=1", "hub_key": "0" * 64, "digest": "2" * 64},
+        {"study": "..", "hub_key": "0" * 64, "digest": "2" * 64},
+        {},
+    ],
+)
+def test_nothing_is_signed_for_what_an_unknown_hub_answers(client, monkeypatch, facts):
+    """It could choose the path that a site signs, and send the request elsewhere."""
+    signed = []
+
+    def send(_, method, path, body):
+        signed.append(path)
+        return 201, json.dumps(facts).encode()
+
+    monkeypatch.setattr(HubClient, "_send", send)
+    with pytest.raises(ContributionRejected):
+        client.enrol(Invitation("code", "0" * 64, "2" * 64), "north", fetch_only=False)
+    assert signed == ["/api/enrolments"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "A", "", "a?b", "a%2fb", "a\n"])
+def test_a_name_that_leads_elsewhere_is_in_no_path(client, monkeypatch, name):
+    monkeypatch.setattr(HubClient, "_send", lambda *_: pytest.fail("sent"))
+    for ask in (client.fetch_release, client.contributions, client.withdraw, client.open_view):
+        with pytest.raises(ContributionRejected, match="cannot be a name"):
+            ask(name)
+    with pytest.raises(ContributionRejected, match="cannot be a name"):
+        client.fetch_contribution("heart-risk", name)

@@ -109,10 +109,6 @@ def join(
     certificate: Annotated[
         str | None, Option(help="The hub's certificate file, if no public authority signed it.")
     ] = None,
-    unchecked: Annotated[
-        bool,
-        Option("--unchecked", help="Accept a short code, which does not name the hub's key."),
-    ] = False,
     folder: Folder = SITE,
 ) -> Answer:
     """Join a study at a hub or through a shared folder, and describe it."""
@@ -120,13 +116,7 @@ def join(
 
     site = cs.Site(folder)
     if where.startswith(("http://", "https://")):
-        study = site.join(
-            where,
-            invitation,
-            fetch_only=fetch_only,
-            certificate=certificate,
-            unchecked=unchecked,
-        )
+        study = site.join(where, invitation, fetch_only=fetch_only, certificate=certificate)
     else:
         study = site.join_folder(where)
     epsilon = "" if study.trusted else " --epsilon E"

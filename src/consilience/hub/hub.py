@@ -259,7 +259,8 @@ class Hub:
         """Enrol a site; its request was signed with `key`, so it holds that key."""
         if not SITE_NAME.fullmatch(site):
             raise Refusal("malformed", _SITE_NAME_RULE)
-        return self.store.enrol(hashed(Invitation.parse(code).code), site, key, nonce, fetch_only)
+        code = code.strip().partition(".")[0]  # sites send this part, people perhaps all of it
+        return self.store.enrol(hashed(code), site, key, nonce, fetch_only)
 
     def rotate(self, study: str, key: str, new: str, proof: str, nonce: str) -> Row:
         """Replace a site's key; `proof` is the new key's signature over old and new."""

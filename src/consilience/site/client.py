@@ -23,7 +23,15 @@ from consilience.files.contribution import KIND, Contribution
 from consilience.files.durable import write_durably
 from consilience.files.release import KIND as RELEASE
 from consilience.files.sealed import SealedFile, SigningKey
-from consilience.protocol import HEADER, digest, rotation_message, sign_request
+from consilience.protocol import (
+    DIGEST,
+    HEADER,
+    STUDY_NAME,
+    Invitation,
+    digest,
+    rotation_message,
+    sign_request,
+)
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study
 from consilience.text import printable
@@ -51,34 +59,35 @@ Answer = dict[str, Any]
 class HubClient:
     """A hub at an address, as seen by a site with this key.
 
-    What the hub refuses is raised as an error of this package, in the hub's own words.
+    Requests are signed for the hub with the public key `hub_key`; no other hub accepts them. What
+    the hub refuses is raised as an error of this package, in the hub's own words.
     """
 
     address: str
     key: SigningKey
+    hub_key: str
     certificate: str | None = None
 
     # ------------------------------------------------------------------ joining
 
-    def enrol(self, invitation: str, site: str, *, fetch_only: bool) -> tuple[str, str]:
-        """Use a one-time invitation; return the study's name and the hub's public key."""
-        proof = {"invitation": invitation, "site": site, "fetch_only": fetch_only}
+    def enrol(self, invited: Invitation, site: str, *, fetch_only: bool) -> Study:
+        """Use a one-time invitation; return the study, which must be the one that it names."""
+        proof = {"invitation": invited.code, "site": site, "fetch_only": fetch_only}
         answer = self.request_json("POST", "/api/enrolments", to_json(proof))
-        return str(answer["study"]), str(answer["hub_key"])
-
-    def fetch_study(self, name: str) -> Study:
-        """Return the study of this name."""
-        answer = self.request_json("GET", _path(name))
-        study = Study.from_dict(answer["study"])
-        if study.name != name or study.digest != answer["digest"]:
-            raise ContributionRejected(
-                "The hub sent another study than it named. Nothing was joined. Ask its operator."
-            )
-        return study
+        # The hub is a stranger: nothing more is asked of another one than the invitation names.
+        if (answer.get("hub_key"), answer.get("digest")) == (invited.hub_key, invited.study):
+            name = str(answer.get("study"))
+            study = Study.from_dict(self.request_json("GET", _path(name))["study"])
+            if (study.name, study.digest) == (name, invited.study):
+                return study
+        raise ContributionRejected(
+            "This is another hub, or another study, than the invitation names. Nothing was kept. "
+            "Check the address with the coordinator."
+        )
 
     def fetch_file(self, study: str, file: PublicFile) -> bytes:
         """Return the content of a study's public file."""
-        content = self.request("GET", f"{_path(study)}/files/{file.sha256}")
+        content = self.request("GET", f"{_path(study)}/files/{_digest(file.sha256)}")
         if content is None or digest(content) != file.sha256:
             raise ContributionRejected(
                 f"The hub sent another file than {file.file!r}. Nothing was joined. Ask its "
@@ -114,9 +123,8 @@ class HubClient:
 
     def fetch_contribution(self, study: str, digest: str) -> bytes | None:
         """Return the file of one of the site's own contributions; None if the hub lacks it."""
-        return self.request(
-            "GET", f"{_path(study)}/contributions/{quote(digest)}", absent="not-found"
-        )
+        path = f"{_path(study)}/contributions/{_digest(digest)}"
+        return self.request("GET", path, absent="not-found")
 
     def contributions(self, study: str) -> list[str]:
         """Return the digests of the site's own contributions."""
@@ -195,7 +203,7 @@ class HubClient:
         import httpx
 
         headers = {
-            HEADER: sign_request(self.key, method, path, digest(body)),
+            HEADER: sign_request(self.key, self.hub_key, method, path, digest(body)),
             # Nothing is unpacked: a few packed bytes could fill the memory.
             "accept-encoding": "identity",
         }
@@ -237,7 +245,22 @@ def to_json(facts: object) -> bytes:
 
 
 def _path(study: str) -> str:
-    return f"/api/studies/{quote(study)}"
+    """Return a study's path, if this can be a study's name: a hub's answer may say anything."""
+    return f"/api/studies/{_checked(study, STUDY_NAME)}"
+
+
+def _digest(text: str) -> str:
+    return _checked(text, DIGEST)
+
+
+def _checked(text: str, form: re.Pattern[str]) -> str:
+    """Return what becomes part of a path that is signed, and leads nowhere else."""
+    if not form.fullmatch(text):
+        raise ContributionRejected(
+            "The hub named a study or a file by a text that cannot be a name. Nothing was sent. "
+            "Ask its operator."
+        )
+    return quote(text, safe="")
 
 
 def _read_error(content: bytes) -> tuple[str | None, str, str]:

@@ -111,31 +111,24 @@ class Site(SiteFolder):
         *,
         fetch_only: bool = False,
         certificate: str | None = None,
-        unchecked: bool = False,
     ) -> Study:
         """Enrol at a hub with a one-time invitation, and fetch the study and its public files.
 
         The invitation says which key the hub has and which study it is about, so that the first
-        answer is checked as strictly as all later ones. `unchecked` accepts codes of earlier
-        versions, which say neither.
+        request is good for that hub only, and the first answer is checked as strictly as all later
+        ones.
         """
         with self._working():
-            hub = HubClient(check_address(address), self.key, certificate)
-            invited = Invitation.parse(invitation)
-            if invited.hub_key is None and not unchecked:
+            address, invited = check_address(address), Invitation.parse(invitation)
+            if invited is None:
                 raise SettingsError(
-                    "The invitation names neither the hub's key nor the study, so the hub's first "
-                    "answer could not be checked. Nothing was sent. Ask the coordinator for the "
-                    "whole invitation, or join with --unchecked if you trust the connection."
+                    "The invitation does not name the hub's key and the study, so nothing could be "
+                    "signed for that hub alone. Nothing was sent. Ask the coordinator for the "
+                    "whole invitation."
                 )
-            name, hub_key = hub.enrol(invited.code, self.name, fetch_only=fetch_only)
-            study = hub.fetch_study(name)
-            if invited.hub_key is not None and invited[1:] != (hub_key, study.digest):
-                raise ContributionRejected(
-                    "This is another hub, or another study, than the invitation names. Nothing was "
-                    "kept. Check the address with the coordinator."
-                )
-            joined = Joined(study.to_dict(), hub.address, hub_key, certificate, fetch_only)
+            hub = HubClient(address, self.key, invited.hub_key, certificate)
+            study = hub.enrol(invited, self.name, fetch_only=fetch_only)
+            joined = Joined(study.to_dict(), address, invited.hub_key, certificate, fetch_only)
             return self._keep_study(study, joined)
 
     def join_folder(self, folder: str | os.PathLike[str]) -> Study:
@@ -480,7 +473,8 @@ class Site(SiteFolder):
         """Return where a study was joined."""
         if joined.hub.startswith(FOLDER):
             return SharedFolder(Path(joined.hub.removeprefix(FOLDER)), self.name)
-        return HubClient(joined.hub, self.key, joined.certificate)
+        # A site at a hub has had its key since it joined; what is signed for none, none accepts.
+        return HubClient(joined.hub, self.key, joined.hub_key or "", joined.certificate)
 
     # ------------------------------------------------------------------ changing the key
 

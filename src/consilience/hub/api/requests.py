@@ -169,7 +169,8 @@ def signature_of(request: Request) -> Signed:
     path = request.scope.get("raw_path") or request.scope["path"].encode()
     # A site signs the path exactly as it is in the first line of the request.
     target = (path + (b"?" + query if query else b"")).decode("latin-1")
-    return read_request(request.headers.get(HEADER), request.method, target)
+    hub_key = hub_of(request).key.public
+    return read_request(request.headers.get(HEADER), hub_key, request.method, target)
 
 
 def sender_of(request: Request, study: str) -> Sender:

@@ -210,7 +210,8 @@ def enrol(request: Request, body: Body) -> Response:
         nonce=signed.nonce,
         fetch_only=asked.fetch_only,
     )
-    facts = {"study": row["study"], "hub_key": hub.key.public, "site": _show("site", row)}
+    facts = {"study": row["study"], "digest": hub.agreed(row["study"]).digest}
+    facts |= {"hub_key": hub.key.public, "site": _show("site", row)}
     return JSONResponse(facts, 201)
 
 
