@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from consilience import Budget, Ledger, Study
-from consilience.aggregators.outliers import find_far
+from consilience.aggregators.outliers import find_far, find_heavy
 from consilience.errors import ConsilienceError
 from consilience.evaluation import baselines
 from consilience.files.contribution import Contribution, rebuild
@@ -261,7 +261,9 @@ def publish(study, contributions, public, test, key):
     learners, names = [one.learner for one in contributions], study.schema.feature_names
     places = find_far(learners, public, test, names=names)
     far = {contributions[place].site: text for place, text in places.items()}
-    judged = Candidate(study, release, contributions, far, None, public, test)
+    places_of_heavy = find_heavy(release.ensemble)
+    heavy = {contributions[place].site: text for place, text in places_of_heavy.items()}
+    judged = Candidate(study, release, contributions, far, heavy, None, public, test)
     return error_of(release.ensemble, test), bool(judged.find_reasons()), WRONG in places
 
 

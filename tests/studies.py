@@ -1,10 +1,15 @@
 """A small study and tables for it, shared by the tests of everything that speaks of studies."""
 
+import hashlib
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
 from consilience import Noise
+from consilience.files.contribution import Contribution, rebuild
+from consilience.files.sealed import Sealed
+from consilience.privacy.accounting import events_to_json, total
 from consilience.study.records import file_digest
 from consilience.study.study import Study
 
@@ -114,3 +119,26 @@ def records_parts(folder):
         pyarrow.csv.write_csv(table(200, seed=seed), path)
         parts += f'[{part}]\nfile = "{part}.csv"\nsha256 = "{file_digest(path)}"\n'
     return parts
+
+
+def overstate(contribution, key, size=2**31 - 1):
+    """Return one of as many records as a hub accepts, all of which have the same answer."""
+    sealed = contribution.sealed
+    tensors = {name: np.array(one) for name, one in sealed.tensors.items()}
+    facts = {k: v for k, v in sealed.facts.items() if k not in ("key", "tensors")} | {"size": size}
+    if "counts" in tensors:
+        counts = np.zeros_like(tensors["counts"])
+        counts[..., 1] = size // (counts.size // 2)
+        counts.flat[1] += size - counts.sum()
+        tensors |= {"counts": counts, "size": np.array(size, tensors["size"].dtype)}
+    else:
+        tensors |= {"coef": tensors["coef"] * 1e-6, "intercept": tensors["intercept"] * 0 + 0.01}
+        shapes = {name: one.shape for name, one in tensors.items()}
+        events = rebuild(facts, tensors).implied(shapes).events
+        cost, text = total(events), events_to_json(events)
+        assumptions = facts["guarantee"]["assumptions"]
+        facts |= {"events": text, "guarantee": cost.as_dict() | {"assumptions": assumptions}}
+        hashed = hashlib.sha256(text.encode()).hexdigest()
+        epsilon = max(cost.epsilon, facts["receipt"]["epsilon"])
+        facts["receipt"] = facts["receipt"] | {"events_hash": hashed, "epsilon": epsilon}
+    return Contribution.load(Sealed.seal("contribution", facts, tensors, key).to_bytes())

@@ -12,6 +12,7 @@ from consilience.files.sealed import Sealed
 from consilience.hub.auth import new_token
 from consilience.protocol import Refusal
 from consilience.study import collect as collecting
+from studies import overstate
 
 
 def newest(world: Any, study: str = "demo") -> Release:
@@ -285,6 +286,29 @@ def test_a_release_that_is_better_without_an_unusual_member_is_withheld_and_name
     assert "release 1, which sites have" in problem
     assert "'mallory': Its coefficients are" in problem
     assert "A release is withheld" in read_page(world, "/studies/demo")
+
+
+def test_a_release_that_one_site_decides_is_withheld_if_it_spoils_it(
+    world: Any, tools: Any
+) -> None:
+    """A site that states the most records has all of the weight, and nothing else is unusual."""
+    sha = tools.write_csv(world.folder / "test.csv", tools.table(600, 78))
+    learner = 'name = "PrivateLogisticRegression"'
+    text = tools.study_text(test=sha).replace(learner, f'{learner}\nmechanism = "output"')
+    study = world.add_study(text)
+    content = (world.folder / "test.csv").read_bytes()
+    place = "/api/studies/demo/files/test.csv"
+    assert world.client.put(place, content=content, headers=world.coordinator).status_code < 300
+    world.fill(study, 3)
+    world.combiner.run(at_once=True)
+    mallory = world.ward("mallory")
+    lie = overstate(mallory.train(study), mallory.key).sealed.to_bytes()
+    assert world.submit(mallory, lie).status_code == 201
+    world.combiner.run(at_once=True)
+    assert newest(world).sequence == 1
+    problem = world.hub.store.study("demo")["problem"]
+    assert "Without 'mallory' the error is" in problem
+    assert "'mallory': It has 100% of the weight" in problem
 
 
 @pytest.mark.parametrize("careful", [False, True])

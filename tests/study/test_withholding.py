@@ -6,25 +6,25 @@ import numpy as np
 import pytest
 
 from consilience import Budget, Ledger, Study
-from consilience.aggregators.outliers import find_far
+from consilience.aggregators.outliers import find_far, find_heavy
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.study.collect import Publication, collect
 from consilience.study.withholding import Candidate
 from consilience.tables.public import Public
-from studies import study_text, table
+from studies import overstate, study_text, table
 
 KEY = SigningKey.generate()
 SITES = [f"site {i}" for i in range(4)]
 
 
-def train(study, folder, epsilon=3.0):
+def train(study, folder, epsilon=3.0, sizes=(2000,) * 4):
     made = []
-    for i, site in enumerate(SITES):
+    for i, (site, size) in enumerate(zip(SITES, sizes, strict=True)):
         ledger = Ledger(folder / f"{study.digest}{i}.sqlite")
-        ledger.allow("ward", Budget(epsilon=50.0))
+        ledger.allow("ward", Budget(epsilon=50.0, neighbours=study.neighbours))
         facts = {"site": site, "signing": KEY, "dataset": "ward"}
-        made.append(study.train(table(2000, seed=i), ledger, epsilon=epsilon, **facts))
+        made.append(study.train(table(size, seed=i), ledger, epsilon=epsilon, **facts))
     return made
 
 
@@ -45,7 +45,9 @@ def make_candidate(study, contributions, test=True, **facts):
     names = study.schema.feature_names
     places = find_far([one.learner for one in contributions], records, names=names)
     far = {contributions[place].site: text for place, text in places.items()}
-    return Candidate(study, release, contributions, far, test=records, **facts)
+    places = find_heavy(release.ensemble)
+    heavy = {contributions[place].site: text for place, text in places.items()}
+    return Candidate(study, release, contributions, far, heavy, test=records, **facts)
 
 
 @pytest.mark.parametrize("aggregator", ["Average", "WeightedVote"])
@@ -95,6 +97,45 @@ def test_a_release_worse_than_the_last_one_has_a_reason_only_with_an_unusual_mem
     assert not any(title in one for one in replace(spoilt, far={}).find_reasons())
     reasons = replace(spoilt, far={"site 3": "Far."}).find_reasons()
     assert any(title in one for one in reasons)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        study_text(settings='mechanism = "output"'),
+        study_text(aggregator="WeightedVote", settings='mechanism = "output"'),
+        study_text("PrivateForestClassifier", "WeightedVote"),
+    ],
+)
+def test_one_that_takes_all_of_the_weight_and_spoils_a_release_is_named(text, tmp_path):
+    """Nothing else about it is unusual: its noise, by its number of records, explains nothing."""
+    study = Study.from_text(text)
+    made = train(study, tmp_path)
+    last = make_candidate(study, made[:3]).release
+    spoilt = [*made[:3], study.accept(overstate(made[3], KEY))]
+    candidate = replace(make_candidate(study, spoilt, last=last), far={})
+    reasons = candidate.find_reasons()
+    assert any("worse than release 1, which sites have" in one for one in reasons)
+    assert any(one.startswith("Without 'site 3' the error is ") for one in reasons)
+    assert reasons[-1].startswith("'site 3': It has 100% of the weight")
+    assert any(one.startswith("Without") for one in replace(candidate, last=None).find_reasons())
+
+
+def test_an_honest_large_site_is_no_reason(tmp_path):
+    """By its noise a release is often a little worse than without it, or than the last one."""
+    study = Study.from_text(study_text())
+    *small, large = train(study, tmp_path, sizes=(400, 400, 400, 3000))
+    facts = {k: v for k, v in large.sealed.facts.items() if k not in ("key", "tensors")}
+    tensors = large.sealed.tensors
+    last, worse = make_candidate(study, small).release, 0
+    for noise in (-0.6, -0.3, 0.0, 0.3, 0.6):
+        noisy = tensors | {"intercept": tensors["intercept"] + noise}
+        member = Contribution.load(Sealed.seal("contribution", facts, noisy, KEY).to_bytes())
+        candidate = replace(make_candidate(study, [*small, member], last=last), far={})
+        assert list(candidate.heavy) == ["site 3"]
+        assert candidate.find_reasons() == []
+        worse += bool(replace(candidate, far={"site 3": "Far."}).find_reasons())
+    assert worse
 
 
 def test_without_test_records_a_study_can_ask_for_a_decision(tmp_path):

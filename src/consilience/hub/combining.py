@@ -243,12 +243,12 @@ class Combiner:
             release = self._collect(study, members, contributions, request, public, test)
         # What is unusual about an exact member is not private.
         far = {} if study.trusted else self._find_far(study, members, public, test)
+        places = {} if study.trusted else find_heavy(release.ensemble)
+        heavy = {members[place].site: text for place, text in places.items()}
         if request is None:
             last = self._last_release(study)
-            _require_good(Candidate(study, release, members, far, last, public, test))
-        heavy = {} if study.trusted else find_heavy(release.ensemble)
-        alerts = {members[place].site: text for place, text in heavy.items()} | far
-        return _Made(release, [member.digest for member in members], absent, alerts)
+            _require_good(Candidate(study, release, members, far, heavy, last, public, test))
+        return _Made(release, [member.digest for member in members], absent, heavy | far)
 
     def _last_release(self, study: Study) -> Release | None:
         """Return the release that sites have, if there is one that this version can read."""

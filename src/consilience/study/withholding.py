@@ -25,6 +25,7 @@ from consilience.tables.public import Public
 if TYPE_CHECKING:
     from consilience.study.study import Study
 
+MOST_LOST = 0.5  # of what others gain over guessing; the noise of honest large sites costs up to .2
 MOST_LEFT_OUT = 16  # members that are left out one by one to see what the others make
 
 
@@ -39,6 +40,9 @@ class Candidate:
         noise.
     far
         What `find_far` says about some members, by site.
+    heavy
+        What `find_heavy` says about a member, by site. An honest large site is heavy too, so this
+        alone is no reason, but neither noise nor the other members hide what such a member does.
     last
         The release that sites have at the moment.
     public, test
@@ -49,6 +53,7 @@ class Candidate:
     release: Release
     contributions: Sequence[Contribution]
     far: Mapping[str, str]
+    heavy: Mapping[str, str]
     last: Release | None = None
     public: Public | None = None
     test: Public | None = None
@@ -60,13 +65,19 @@ class Candidate:
             reasons.append("The study wants a decision where a contribution is unlike the others.")
         if self.test is not None and self.test.y is not None:
             reasons += self._find_losses(_Judge(self.test, self.release.ensemble))
-        return reasons + [f"{site!r}: {why}" for site, why in self.far.items() if reasons]
+        return reasons + [f"{site!r}: {why}" for site, why in self._suspects.items() if reasons]
+
+    @property
+    def _suspects(self) -> dict[str, str]:
+        """Members of which one is enough to spoil a release."""
+        return {**self.heavy, **self.far}
 
     def _find_losses(self, judge: _Judge) -> Iterator[str]:
         """Say what the test records show the release to be worse than.
 
         The noise of honest members often makes it worse than the last release or than one of them,
-        so this counts only if there is a member whose noise does not explain what it is.
+        so this counts only if there is a member whose noise does not explain what it is. Of one
+        that only outweighs all others it counts if most of what they gain is lost.
         """
         rows = compare_rows(self.release.sealed.facts["quality"])
         gaps = {} if rows is None else dict(rows.gaps)
@@ -74,26 +85,29 @@ class Candidate:
         rivals["always giving the same answer"] = judge.compare(judge.guess)
         if self.far:
             rivals["the median site's own model"] = gaps.get(MEDIAN_ROW)
-            if self.last is not None:
-                title = f"release {self.last.sequence}, which sites have"
-                rivals[title] = judge.compare(self.last.ensemble)
+        is_worse = judge.is_worse if self.far else judge.is_spoilt
+        if self._suspects and self.last is not None:
+            gap = judge.compare(self.last.ensemble)
+            title = f"release {self.last.sequence}, which sites have"
+            rivals[title] = gap if is_worse(gap) else None
         for title, gap in rivals.items():
-            if gap is not None and gap.verdict == "worse":
+            if gap is not None and judge.is_worse(gap):
                 metric, joined, other = judge.show(gap)
                 shown = f"{metric} {joined} against {other}"
                 yield f"On the study's test records it is worse than {title} ({shown})."
-        for sites in self._suspects():
+        for sites in self._groups():
             model = self._without(sites)
             gap = None if model is None else judge.compare(model)
-            if gap is not None and gap.verdict == "worse":
+            if gap is not None and is_worse(gap):
                 metric, joined, other = judge.show(gap)
                 names = " and ".join(map(repr, sites))
                 yield f"Without {names} the {metric} is {other} instead of {joined}."
 
-    def _suspects(self) -> list[tuple[str, ...]]:
-        """Return whom to leave out: each unusual member alone, and all of them together."""
-        together = [tuple(self.far)] if len(self.far) > 1 else []
-        return [(site,) for site in list(self.far)[:MOST_LEFT_OUT]] + together
+    def _groups(self) -> list[tuple[str, ...]]:
+        """Return whom to leave out: each suspect alone, and all of them together."""
+        suspects = tuple(self._suspects)
+        together = [suspects] if len(suspects) > 1 else []
+        return [(site,) for site in suspects[:MOST_LEFT_OUT]] + together
 
     def _without(self, sites: Sequence[str]) -> Predictor | None:
         """Return what the others make, or None if they make nothing."""
@@ -121,6 +135,15 @@ class _Judge:
     def compare(self, model: Predictor) -> Gap:
         """Compare the release with another model, record by record."""
         return paired_gap(self._measure(model), self.release)
+
+    def is_worse(self, gap: Gap) -> bool:
+        """Tell whether the release is clearly worse than the other model."""
+        return gap.verdict == "worse"
+
+    def is_spoilt(self, gap: Gap) -> bool:
+        """Tell whether most of what the other model gains over guessing is clearly lost."""
+        gained = self.compare(self.guess).other - gap.other
+        return self.is_worse(gap) and gap.joined - gap.other > MOST_LOST * gained
 
     def show(self, gap: Gap) -> tuple[str, str, str]:
         """Return the metric, the release's loss and the other's, as a sentence states them."""
