@@ -87,9 +87,9 @@ class Candidate:
             rivals["the median site's own model"] = gaps.get(MEDIAN_ROW)
         is_worse = judge.is_worse if self.far else judge.is_spoilt
         if self._suspects and self.last is not None:
-            gap = judge.compare(self.last.ensemble)
+            since = judge.compare(self.last.ensemble)
             title = f"release {self.last.sequence}, which sites have"
-            rivals[title] = gap if is_worse(gap) else None
+            rivals[title] = since if is_worse(since) else None
         for title, gap in rivals.items():
             if gap is not None and judge.is_worse(gap):
                 metric, joined, other = judge.show(gap)
