@@ -37,6 +37,7 @@ _LOOK_ALIKES = str.maketrans(
     "aeopcyxijshdkmtbhaopivttuxkehmbz",
     "\u115f\u1160\u3164\uffa0",
 )
+_STROKES = str.maketrans("i1|ı0", "llllo")  # in most typefaces
 
 
 @lru_cache(maxsize=1 << 12)
@@ -44,7 +45,8 @@ def fold_name(name: str) -> str:
     """Return what people read in a name, whatever its case, spaces, punctuation and script."""
     plain = unicodedata.normalize("NFKC", name).casefold().translate(_LOOK_ALIKES)
     seen = (each for each in plain if unicodedata.category(each) not in ("Mn", "Cf"))
-    return " ".join("".join(each if each.isalnum() else " " for each in seen).split())
+    drawn = "".join(seen).replace("rn", "m").replace("vv", "w").translate(_STROKES)
+    return " ".join("".join(each if each.isalnum() else " " for each in drawn).split())
 
 
 def check_new_name(name: str, others: Iterable[str]) -> None:

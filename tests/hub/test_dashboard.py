@@ -17,7 +17,7 @@ from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.pages import PAGES
 from consilience.hub.dashboard.releases import NOT_COMPARED, show_quality
 from consilience.hub.dashboard.visits import HEADERS
-from consilience.hub.store.audit import Chain
+from consilience.hub.store.audit import Chain, entry_hash
 from consilience.hub.store.tables import audit, contributions, settings, sites
 from consilience.privacy.guarantee import Budget
 
@@ -680,6 +680,33 @@ def test_the_audit_page_tells_whether_the_chain_is_whole(world: Any, tools: Any)
     page = ann.get("/audit").text
     assert "broken at entry 3" in page
     assert "changed" in page
+
+
+def test_the_audit_page_verifies_what_it_shows_on_every_view(world: Any, tools: Any) -> None:
+    filled(world, tools, 2)
+    ann = Browser(world).log_in()
+    page = ann.get("/audit").text
+    assert "and the entries on this page just now" in page
+    entry = dict(world.hub.store.fetch_all(audit.select().where(audit.c.number == 3))[0])
+    study = "" if entry["study"] is None else f"?study={entry['study']}"
+    for change in ({"actor": "eve"}, {"facts": "{}"}, {"hash": "0" * 64}, {"previous": "0" * 64}):
+        db_write(world, audit.update().where(audit.c.number == 3).values(**change))
+        for path in ("/audit", f"/audit{study}"):
+            page = ann.get(path).text
+            assert "broken at entry 3" in page, (change, path)
+            assert "The chain is whole" not in page
+        # A forger who computes the entry's own hash anew is found out by the entry after it.
+        forged = {**entry, **change}
+        if "hash" not in change:
+            fitting = {**forged, "hash": entry_hash(forged)}
+            db_write(world, audit.update().where(audit.c.number == 3).values(**fitting))
+            assert re.search("broken at entry [34]", ann.get("/audit").text)
+        db_write(world, audit.update().where(audit.c.number == 3).values(**entry))
+        assert "The chain is whole" in ann.get("/audit").text
+    db_write(world, audit.delete().where(audit.c.number == 3))
+    assert "broken at entry 3" in ann.get("/audit").text
+    db_write(world, audit.insert().values(**entry))
+    assert "The chain is whole" in ann.get("/audit").text
 
 
 def test_a_shortened_log_is_noticed_and_a_long_one_takes_several_looks(sqlite_world: Any) -> None:

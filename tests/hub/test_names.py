@@ -29,6 +29,23 @@ def test_names_that_people_confuse_are_one_name(alike: str) -> None:
     assert len({fold_name(name) for name in ("ward 1.1", "ward 11", "ward 111", "ward")}) == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [
+        ("Klinik 1", "KIinik l"),
+        ("Klinik 1", "K1|nık I"),
+        ("Oslo 10", "0s1o lo"),
+        ("Marne", "Mame"),
+        ("Warwick", "VVarvvick"),
+        ("Modern", "modem"),
+    ],
+)
+def test_names_that_most_typefaces_draw_alike_are_one_name(name: str, alike: str) -> None:
+    assert fold_name(alike) == fold_name(name)
+    with pytest.raises(Refusal, match="People would take"):
+        check_new_name(alike, [name])
+
+
 @pytest.mark.parametrize("name", [" Ward", "Ward ", "Ward  A", "Wa\u200brd", "Wa\trd", "Wa\nrd"])
 def test_new_names_have_no_spaces_or_characters_that_nobody_sees(name: str) -> None:
     with pytest.raises(Refusal) as refused:

@@ -130,7 +130,8 @@ def show_audit(visit: Visit) -> Response:
         chain.forget()
         return visit.redirect("/audit" + (f"?study={only}" if only else ""))
     listed = queries.audit_pages(visit.hub.store, visit.number(), MANY, study=only)
-    verdict = chain.verify(visit.hub.store, most=MOST_WALKED)
+    shown = [row["number"] for row in listed.rows]
+    verdict = chain.verify(visit.hub.store, most=MOST_WALKED, again=shown)
     return visit.page("audit.html", entries=listed, verdict=verdict, only=only)
 
 

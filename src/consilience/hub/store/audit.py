@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -55,6 +55,7 @@ class Verdict:
     verified: int
     total: int
     broken: int | None = None
+    since: str | None = None  # when the walk began at the first entry
 
     @property
     def whole(self) -> bool:
@@ -67,16 +68,27 @@ class Chain:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.number, self.head = 0, GENESIS
+        self._start()
 
     def forget(self) -> None:
         """Start again from the first entry."""
         with self._lock:
-            self.number, self.head = 0, GENESIS
+            self._start()
 
-    def verify(self, database: Database, *, most: int | None = None) -> Verdict:
-        """Verify what was added since the last look, at most `most` entries of it."""
+    def _start(self) -> None:
+        self.number, self.head, self.since = 0, GENESIS, now()
+
+    def verify(
+        self, database: Database, *, most: int | None = None, again: Collection[int] = ()
+    ) -> Verdict:
+        """Verify what was added since the last look, at most `most` entries of it.
+
+        The entries numbered `again` are verified whether or not an earlier look came past them:
+        they may have been changed since.
+        """
         with self._lock, database.snapshot() as db:
+            if self.number == 0:
+                self._start()
             stated, head = (get_setting(db, "audit") or f"0 {GENESIS}").split()
             total, number, previous, walked = int(stated), self.number, self.head, 0
             query = sa.select(audit).where(audit.c.number > number).order_by(audit.c.number)
@@ -90,10 +102,32 @@ class Chain:
                     return Verdict(number, total, number + 1)
                 number, previous, walked = number + 1, entry["hash"], walked + 1
             self.number, self.head = number, previous
+            broken = _find_broken(db, again, int(stated), head)
+            if broken is not None:
+                self._start()  # what was verified no longer holds
+                return Verdict(0, total, broken)
         is_at_end = most is None or walked < most or number >= total
         if is_at_end and (number, previous) != (total, head):
             return Verdict(number, total, min(number, total) + 1)
-        return Verdict(number, total)
+        return Verdict(number, total, since=self.since)
+
+
+def _find_broken(db: sa.Connection, numbers: Collection[int], total: int, head: str) -> int | None:
+    """Return the first entry among these, or next to one, that is missing or does not fit."""
+    wanted = sorted({each for n in numbers for each in (n, n + 1) if each <= total})
+    near = {each for n in wanted for each in (n - 1, n)}
+    query = sa.select(audit).where(audit.c.number.in_(near))
+    entries = {row["number"]: dict(row) for row in db.execute(query).mappings()}
+    hashes = {0: GENESIS, **{n: entry["hash"] for n, entry in entries.items()}}
+    for n in wanted:
+        entry = entries.get(n)
+        if (
+            entry is None
+            or entry["previous"] != hashes.get(n - 1)
+            or entry["hash"] != entry_hash(entry)
+        ):
+            return n
+    return total if total in wanted and hashes[total] != head else None
 
 
 class AuditLog(Database):
