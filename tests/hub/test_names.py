@@ -108,6 +108,41 @@ def test_limits_count_a_network_of_ipv6_once() -> None:
     assert closed == ["2001:db8::2", "2001:db8::3"]
 
 
+def test_the_limit_of_an_account_is_not_forgotten_for_other_names(
+    world: Any, monkeypatch: Any
+) -> None:
+    store = world.hub.store
+    store.add_coordinator("bea", hash_password(PASSWORD), "operator")
+    monkeypatch.setattr(auth, "fits_password", lambda *_: False)
+    monkeypatch.setattr(auth, "MOST_NAMES", 50)
+    free, notes = Buckets(Rate(1e6, 1e6)), Notes(store, Rate(1e6, 1e6))
+    logins = Logins(store, free, Buckets(Rate(1e-9, 2)), notes)
+
+    def guess(name: str) -> str:
+        with pytest.raises(Refusal) as refused:
+            logins.log_in(name, "wrong", "10.0.0.1", hours=1)
+        return refused.value.code
+
+    # A name without an account has the same limit, or the limit would tell that it has none.
+    for name in ("bea", "nobody"):
+        assert [guess(name) for _ in range(3)] == ["not-authenticated"] * 2 + ["too-many"]
+    for i in range(120):  # until their own limits are used up, too
+        for _ in range(3):
+            guess(f"x{i}")
+    assert guess("bea") == "too-many"
+
+
+def test_the_fullest_limits_are_forgotten_first(monkeypatch: Any) -> None:
+    """Many names used once would else make room for someone whose limit is used up."""
+    monkeypatch.setattr(auth, "MOST_NAMES", 50)
+    buckets = Buckets(Rate(1e-9, 5))
+    assert [buckets.has("mallory") for _ in range(6)] == [True] * 5 + [False]
+    for i in range(500):
+        assert buckets.has(f"x{i}")
+    assert not buckets.has("mallory")
+    assert len(buckets._levels) <= 50
+
+
 def test_a_hub_that_starts_again_knows_where_coordinators_log_in(
     world: Any, monkeypatch: Any
 ) -> None:

@@ -17,7 +17,7 @@ import ipaddress
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -120,11 +120,14 @@ class Rate:
 
 
 class Buckets:
-    """Token buckets, one for each name; those unused for the longest time are forgotten first."""
+    """Token buckets, one for each name; the fullest are forgotten first.
+
+    Whoever used up a limit cannot be forgotten by sending many other names once each.
+    """
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._levels: dict[str, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
     def take(self, name: str) -> None:
@@ -136,12 +139,17 @@ class Buckets:
         """Take one token if there is one, and tell whether there was."""
         at = time.monotonic()
         with self._lock:
-            level, since = self._levels.pop(name, (self.rate.burst, at))
-            level = min(self.rate.burst, level + (at - since) * self.rate.per_second)
+            level = self._level(name, at)
             self._levels[name] = (level - 1 if level >= 1 else level, at)
-            if len(self._levels) > MOST_NAMES:
-                self._levels.popitem(last=False)
+            if len(self._levels) > MOST_NAMES:  # a tenth at once, so that sorting is rare
+                by_level = sorted(self._levels, key=lambda name: self._level(name, at))
+                for forgotten in by_level[-(MOST_NAMES // 10) :]:
+                    del self._levels[forgotten]
         return level >= 1
+
+    def _level(self, name: str, at: float) -> float:
+        level, since = self._levels.get(name, (self.rate.burst, at))
+        return min(self.rate.burst, level + (at - since) * self.rate.per_second)
 
 
 class Uploads:
@@ -209,6 +217,9 @@ class Logins:
     def __init__(self, store: Store, by_guess: Buckets, by_account: Buckets, notes: Notes) -> None:
         self._store, self._notes = store, notes
         self._by_guess, self._by_account = by_guess, by_account
+        # Names without an account have limits like accounts, or the limits would tell which names
+        # exist, and in a table of their own, or many of them would push out those of accounts.
+        self._by_other_name = Buckets(by_account.rate)
         # Guesses wait for each other in threads, of which other requests need the rest.
         self._threads = threading.BoundedSemaphore(MOST_GUESSES)
         self._kept_free = threading.BoundedSemaphore(MOST_KNOWN_GUESSES)
@@ -220,14 +231,14 @@ class Logins:
         """
         network = network_of(address)
         self._by_guess.take(network)
-        is_known = name.isprintable() and self._store.knows(name, network)
+        row = self._store.coordinator(name) if name.isprintable() else None
+        is_known = row is not None and self._store.knows(name, network)
         if not is_known:
-            self._by_account.take(name)
+            (self._by_other_name if row is None else self._by_account).take(name)
         place = self._kept_free if is_known else self._threads
         if not place.acquire(blocking=False):
             raise Refusal("too-many", "Too many people are logging in at this moment.")
         try:
-            row = self._store.coordinator(name) if name.isprintable() else None
             fits = fits_password(password[:1001], row["password"] if row else _NOBODY)
         finally:
             place.release()

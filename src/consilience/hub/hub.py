@@ -327,7 +327,8 @@ class Hub:
 
     def own_contribution(self, study: str, site: str, digest: str) -> Path | bytes:
         """Return the file of one of a site's own contributions, whatever became of it."""
-        named = self.store.own_contribution(study, site, digest)
+        is_digest = DIGEST.fullmatch(digest)
+        named = self.store.own_contribution(study, site, digest) if is_digest else None
         if named is None:
             raise Refusal("not-found", "This site has submitted no such contribution.")
         if not named["kept"]:

@@ -82,6 +82,8 @@ class Gate:
         try:
             if scope["path"] != "/healthz":
                 self.buckets.take(network_of((scope.get("client") or ("nowhere",))[0]))
+            if "\0" in scope["path"]:  # no name has it, and PostgreSQL cannot be asked for it
+                raise Refusal("not-found", "There is nothing at this address.")
             await self.app(scope, receive, send_with_headers)
         except Refusal as refusal:
             await answer_refusal(Request(scope), refusal)(scope, receive, send_with_headers)

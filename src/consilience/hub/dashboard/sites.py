@@ -68,6 +68,7 @@ def show_sites(visit: Visit) -> Response:
     """List a study's sites."""
     row, study = visit.study()
     like = visit.request.query_params.get("like", "").strip()[:100]
+    like = like if like.isprintable() else ""  # no name has it, and PostgreSQL takes no zero byte
     listed = queries.site_pages(visit.hub.store, row["name"], visit.number(), MANY, like=like)
     state = read_study(visit.hub.store, row, study)
     return visit.page("sites.html", row=row, state=state, sites=add_totals(listed), like=like)
