@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from consilience.errors import SettingsError
 from consilience.files.release import Release
 from consilience.hub.api.app import create_app
 from consilience.hub.combining import Combiner
@@ -242,3 +243,50 @@ def test_a_request_for_post_processing_returns_the_release_that_is_there(
     assert ask("one").json()["sequence"] == 1
     assert ask("two").json()["sequence"] == 1
     assert tools.code(ask("a b")) == "malformed"
+
+
+def test_a_public_file_concerns_only_the_studies_that_wait_for_it(world: Any, tools: Any) -> None:
+    """Anything else would combine a study again, and clear its problem, whenever anyone uploads."""
+    digests = {}
+    for seed, name in enumerate(("mine", "other", "same")):
+        place = world.folder / f"{name}.csv"
+        digests[name] = tools.write_csv(place, tools.table(30, 90 + min(seed, 1)))
+        world.add_study(tools.study_text(name, test=digests[name]))
+        store = world.hub.store
+        assert store.claim(name, "worker", 60)
+        store.give_up(name, 0, "worker", "It is withheld.")
+
+    def upload(name: str) -> set[str]:
+        before = {row["name"]: row["changes"] for row in store.studies()}
+        content = (world.folder / f"{name}.csv").read_bytes()
+        answer = world.client.put(
+            f"/api/studies/{name}/files/test.csv", content=content, headers=world.coordinator
+        )
+        assert answer.status_code < 300
+        after = {row["name"]: row for row in store.studies()}
+        changed = {one for one, row in after.items() if row["changes"] > before[one]}
+        assert {one for one in changed if after[one]["problem"] is None} == changed
+        return changed
+
+    assert digests["same"] == digests["other"]
+    assert upload("mine") == {"mine"}
+    assert store.claim("mine", "worker", 60)
+    store.give_up("mine", 1, "worker", "It is withheld.")
+    assert upload("mine") == set()
+    store.files.path(digests["mine"]).unlink()  # lost, so this is news
+    assert upload("mine") == {"mine"}
+    assert upload("other") == {"other", "same"}
+
+
+def test_a_budget_is_for_what_the_noise_of_the_study_hides(world: Any, tools: Any) -> None:
+    """A ledger keeps the first unit and relation for good, so a wrong one ended the study."""
+    noisy = {"aggregator": 'name = "Average"\nepsilon = 1.0', "hub": "trusted"}
+    world.add_study(tools.study_text("noisy", **noisy))
+    world.add_study(tools.study_text("exact"))
+    for wrong in ({"unit": "site"}, {"unit": "person"}, {"neighbours": "add-remove"}):
+        with pytest.raises(SettingsError, match="hub allow noisy --unit record"):
+            world.hub.allow("noisy", Budget(epsilon=3.0, **wrong), "operator")
+    with pytest.raises(SettingsError, match="draws no noise"):
+        world.hub.allow("exact", Budget(epsilon=3.0), "operator")
+    assert world.hub.ledger.datasets() == []
+    assert world.hub.allow("noisy", Budget(epsilon=3.0), "operator").left.epsilon == 3.0

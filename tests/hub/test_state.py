@@ -108,6 +108,7 @@ def count(world: Any, noisy: bool, has_test: bool, said: dict[str, Any]) -> Fact
 
 Claim = Callable[[Facts, Any], bool]
 CLAIMS: dict[str, Claim] = {
+    r"site in it (has )?withdr": lambda *_: False,  # a coordinator can have done it
     r"There is no release yet|nothing to measure yet|No weights yet": lambda f, _: f.may_come,
     r"Current release (— )?none yet|Newest release none yet": lambda f, _: f.may_come,
     r"[Tt]he first (release|one)": lambda f, _: f.may_come,

@@ -285,6 +285,7 @@ class Collection:
 
     def allow(self, budget: Budget) -> Balance:
         """Set the total that may be spent on a study whose aggregator draws noise."""
+        self.study.check_limit(budget)
         return self._ledger.allow(self.study.digest, budget)
 
     @property

@@ -164,16 +164,18 @@ def allow(
     ],
     delta: Annotated[float, Option(help="The same for delta.")] = 0.0,
     unit: Annotated[
-        Literal["site", "record", "person"],
-        Option(help="What releases hide: a site (distillation), record or person."),
-    ] = "site",
+        Literal["site", "record", "person"] | None,
+        Option(help="What releases hide. Only the unit of the study's own noise is accepted."),
+    ] = None,
     place: Place,
 ) -> Answer:
     """Set how much the hub may spend on a study whose aggregator draws noise."""
     from consilience.privacy.guarantee import Budget, Unit
 
-    budget = Budget(epsilon=epsilon, delta=delta, unit=Unit(unit))
     with place.open() as hub:
+        hidden, neighbours = hub.study(study)[1].hidden
+        asked = hidden if unit is None else Unit(unit)
+        budget = Budget(epsilon=epsilon, delta=delta, unit=asked, neighbours=neighbours)
         left = hub.allow(study, budget, OPERATOR).left.epsilon
     return Answer({"left": left}, f"Left for {study}: epsilon = {left:g}")
 

@@ -194,10 +194,12 @@ class Hub:
         named = self.public_file(study, name)
         if named.sha256 != sha256:
             raise Refusal("file-differs", "The file's digest is not the one that the study names.")
+        is_kept = self.store.file(sha256) is not None and self.store.files.path(sha256).exists()
         size = arrived.stat().st_size
         self.store.files.keep(arrived, sha256)
-        self.store.add_file(sha256, size, study, named.file, actor)
-        self.changed.set()
+        if not is_kept:
+            self.store.add_file(sha256, size, study, named.file, actor)
+            self.changed.set()
         return named
 
     def invite(
@@ -237,7 +239,8 @@ class Hub:
 
     def allow(self, study: str, budget: Budget, actor: str) -> Balance:
         """Set what the hub may spend on a study whose aggregator draws noise."""
-        row, _ = self.study(study)
+        row, agreed = self.study(study)
+        agreed.check_limit(budget)
         with self.charging() as ledger:
             balance = ledger.allow(row["digest"], budget)
         self.store.let_draw(row["digest"])

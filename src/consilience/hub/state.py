@@ -144,7 +144,7 @@ class StudyState:
         if self.withheld:
             heading = "No release is published."
         elif self.releases["withdrawn"]:
-            heading = "Every release was withdrawn, because a site in it withdrew."
+            heading = "Every release was withdrawn, because a contribution in it was withdrawn."
         elif self.is_open or self.is_enough:
             heading = "There is no release yet."
         else:

@@ -25,7 +25,7 @@ from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
 from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS
-from consilience.privacy.guarantee import Neighbours, Unit, count_is_public
+from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.study import toml
 from consilience.study.check import StudyRefused, check_contribution, find_problems
@@ -202,6 +202,22 @@ class Study:
             return self.unit, Neighbours(self.neighbours)
         relation = aggregator.hidden_neighbours or Neighbours(self.neighbours)
         return aggregator.hidden_unit or self.unit, relation
+
+    def check_limit(self, budget: Budget) -> None:
+        """Refuse a limit on what releases cost that can never be charged for the study's noise."""
+        unit, neighbours = self.hidden
+        if not self.draws_noise:
+            raise SettingsError(
+                f"The aggregator of study {self.name!r} draws no noise, so its releases cost "
+                "nothing more. Nothing was recorded. No limit is needed."
+            )
+        if (budget.unit, budget.neighbours) != (unit, neighbours):
+            raise SettingsError(
+                f"The noise of study {self.name!r} hides each {unit} ({neighbours}), and it was to "
+                f"be limited for each {budget.unit} ({budget.neighbours}). Nothing was recorded. "
+                f"Set a limit for each {unit}, as `consilience hub allow {self.name} --unit {unit}`"
+                " does."
+            )
 
     @property
     def may_state_sizes(self) -> bool:

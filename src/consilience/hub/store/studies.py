@@ -149,12 +149,13 @@ class Studies(Database):
     def add_file(
         self, db: sa.Connection, sha256: str, size: int, study: str, file: str, actor: str
     ) -> None:
-        """Add the row of a public file that is already stored."""
+        """Add the row of a public file that was just stored; it may replace one that was lost."""
         if fetch_row(db, sa.select(files).where(files.c.sha256 == sha256)) is None:
             db.execute(files.insert().values(sha256=sha256, size=size, received=now()))
-            append_entry(db, actor, "public file received", study, file=file, sha256=sha256)
-        # A study that could not be combined may have waited for this file.
-        waiting = studies.update().where(studies.c.problem.is_not(None))
+        append_entry(db, actor, "public file received", study, file=file, sha256=sha256)
+        # Studies that name this file and could not be combined may have waited for it.
+        names_it = studies.c.text.contains(sha256, autoescape=True)
+        waiting = studies.update().where(studies.c.problem.is_not(None), names_it)
         db.execute(waiting.values(changes=studies.c.changes + 1, changed=now(), problem=None))
 
     def file(self, sha256: str) -> Row | None:
