@@ -137,6 +137,57 @@ def test_the_bytes_of_what_was_replaced_long_ago_go_and_their_rows_stay(
     assert [world.client.get(pages[i], headers=cookie).status_code for i in (1, 2)] == [200, 404]
 
 
+def test_the_bytes_of_old_releases_go_but_not_of_one_that_may_be_offered_again(
+    world: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    study, store = world.add_study(), world.hub.store
+    store.most_old = 2
+    world.fill(study, 2)
+    world.combiner.run(at_once=True)  # number 1, without the third site
+    third = world.ward("third")
+    for sequence in range(1, 7):
+        assert world.submit(third, third.train(study, sequence=sequence)).status_code == 201
+        world.combiner.run(at_once=True)
+    # What is forgotten is forgotten when the next release is made.
+    rows = {row["sequence"]: row for row in store.releases("demo")}
+    assert len(rows) == 7
+    kept = {i for i, row in rows.items() if row["kept"]}
+    assert kept == {1, 4, 5, 6, 7}
+    assert {i for i, row in rows.items() if store.files.path(row["sha256"]).exists()} == kept
+    store.verify()
+    assert store.release_digests("demo") == [rows[i]["digest"] for i in range(1, 8)]
+    cookie = {"cookie": "consilience=" + world.coordinator["authorization"].split()[1]}
+    page = world.client.get("/studies/demo/releases/2", headers=cookie)
+    assert page.status_code == 200
+    assert "no longer here" in page.text
+    assert "no longer here" in world.client.get("/studies/demo", headers=cookie).text
+    for path in ("file", "certificate.txt"):
+        gone = world.client.get(f"/studies/demo/releases/2/{path}", headers=cookie)
+        assert gone.status_code == 404
+        assert "keeps its number" in gone.text
+    (tmp_path / "copy").mkdir()
+    copy_file, store.most_old = store.files.copy, 1
+
+    def copy_late(sha256: str, target: Any) -> None:  # the hub forgets while it is copied
+        for old in store.forget_releases("demo"):
+            store.files.remove(old)
+        copy_file(sha256, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.files, "copy", copy_late)
+        store.copy_to(tmp_path / "copy")
+    with closing(Store(tmp_path / "copy")) as copy:
+        copy.verify()
+        assert [row["sequence"] for row in copy.releases("demo") if row["kept"]] == [7, 6, 1]
+    answer = world.call(third, "POST", "/api/studies/demo/withdrawals", b"{}")
+    assert answer.status_code == 200
+    assert world.hub.release_path("demo")[0]["sequence"] == 1
+    world.combiner.run(at_once=True)
+    kept = {row["sequence"] for row in store.releases("demo") if row["kept"]}
+    assert kept == {1, 7, 8}
+    store.verify()
+
+
 def test_a_database_of_an_earlier_version_gets_the_totals(tmp_path: Any, world: Any) -> None:
     study = world.add_study()
     ward = world.ward("north")
@@ -150,9 +201,10 @@ def test_a_database_of_an_earlier_version_gets_the_totals(tmp_path: Any, world: 
         "DROP TABLE known_addresses",
         "ALTER TABLE contributions DROP COLUMN kept",
         "ALTER TABLE contributions DROP COLUMN total",
+        "ALTER TABLE releases DROP COLUMN kept",
     ):
         store.write(lambda db, text=text: db.execute(sa.text(text)))
-    newest = versions.delete().where(versions.c.version >= len(MIGRATIONS))
+    newest = versions.delete().where(versions.c.version >= len(MIGRATIONS) - 1)
     store.write(lambda db: db.execute(newest))
     with closing(Store(store.folder, store.url.render_as_string(False))) as again:
         assert again.contributions("demo") == before

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import NamedTuple
 
@@ -175,6 +175,9 @@ class Combiner:
         if claimed is None:
             raise Refusal("unavailable", "This study is being combined at the moment.")
         row, contributions = claimed
+        for old in store.forget_releases(name):
+            with suppress(OSError):  # the next start removes what is left
+                store.files.remove(old)
         with self._renewing(name, worker):
             current = store.release(name)
             if current and current["change"] == row["changes"] and not study.draws_noise:

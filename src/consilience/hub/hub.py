@@ -36,6 +36,7 @@ LARGE = 8 << 20  # bytes
 MOST_SKIPPED = 1000  # numbers of contributions; a thief of a key could use up all of them
 READY_SECONDS = 2.0
 FORGOTTEN = "The contribution was replaced long ago: the hub keeps its row, not its file."
+FORGOTTEN_RELEASE = "The release is old: the hub keeps its number and its digest, not its file."
 _SITE_NAME_RULE = "A site's name must have 1 to 100 letters, digits, spaces, dots or hyphens."
 
 
@@ -351,6 +352,8 @@ class Hub:
         if row["state"] == "withdrawn":
             message = "This release was withdrawn, because the contribution of a site in it was."
             raise Refusal("no-release", message)
+        if not row["kept"]:
+            raise Refusal("no-release", FORGOTTEN_RELEASE)
         return row, self.store.files.path(row["sha256"])
 
 

@@ -25,6 +25,7 @@ from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.charts import Interval
 from consilience.hub.dashboard.queries import Paged
 from consilience.hub.dashboard.visits import HEADERS, Visit, download, fix_for
+from consilience.hub.hub import FORGOTTEN_RELEASE
 from consilience.hub.state import read_study
 from consilience.hub.store import Row
 from consilience.privacy.guarantee import Budget, Guarantee
@@ -52,6 +53,8 @@ def download_release_certificate(visit: Visit) -> Response:
     row, _, release = _get_release(visit)
     if _is_hidden(visit, release):
         raise Refusal("no-release", WITHDRAWN)
+    if not release["kept"]:
+        raise Refusal("no-release", FORGOTTEN_RELEASE)
     words = certificate.of_release(_read(str(visit.hub.store.files.path(release["sha256"]))))
     if release["state"] == "withdrawn":
         words = replace(words, sections=[("Withdrawn", [WITHDRAWN], []), *words.sections])
@@ -103,7 +106,7 @@ def release_facts(
     visit: Visit, study: Study, release: Row | None, *, page: int, size: int
 ) -> dict[str, object]:
     """Return what templates show of a release; a site does not see one that was withdrawn."""
-    if release is None or _is_hidden(visit, release):
+    if release is None or not release["kept"] or _is_hidden(visit, release):
         return {"quality": None, "weights": None, "words_of_release": None, "weighing": None}
     read = _read(str(visit.hub.store.files.path(release["sha256"])))
     words = certificate.of_release(read)

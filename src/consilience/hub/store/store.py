@@ -11,7 +11,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -72,7 +72,8 @@ class Store(AuditLog, Studies, Sites):
         """Return the digests of the bytes that some row says the hub has."""
         holders = (files, contributions, releases)
         queries = {table: sa.select(table.c.sha256) for table in holders}
-        queries[contributions] = queries[contributions].where(contributions.c.kept)
+        for table in (contributions, releases):
+            queries[table] = queries[table].where(table.c.kept)
         named = sa.union(*queries.values())
         return {row["sha256"] for row in self.fetch_all(named)}
 
@@ -95,7 +96,8 @@ class Store(AuditLog, Studies, Sites):
                 "Nothing was repaired. Compare the database with a backup."
             )
         for sha256 in sorted(self._named_digests()):
-            if _content_digest(self.content(sha256)) != sha256:
+            is_whole = _content_digest(self.content(sha256)) == sha256
+            if not is_whole and sha256 in self._named_digests():  # not forgotten meanwhile
                 raise SettingsError(
                     f"The hub's file {sha256[:16]}… is missing or damaged. Nothing was repaired. "
                     "Restore it from a backup, or ask its site to submit it again."
@@ -137,7 +139,7 @@ class Store(AuditLog, Studies, Sites):
 
         The copy names no bucket: it gets all files itself, and must never remove one from a bucket
         that the running hub uses. Files are copied after the rows: a file is stored before its row,
-        so no row of the copy lacks its file.
+        so no row of the copy lacks its file, except one that the hub forgot meanwhile.
         """
         if self.is_sqlite:
             (target / "hub.sqlite").touch(mode=0o600)
@@ -152,7 +154,18 @@ class Store(AuditLog, Studies, Sites):
             with closing(Store(target)) as copy:
                 copy.take_rows(self)
         for sha256 in self.filed_digests():
-            self.files.copy(sha256, target / "files" / sha256[:2] / sha256[2:])
+            with suppress(FileNotFoundError):  # forgotten meanwhile, or `verify` will tell
+                self.files.copy(sha256, target / "files" / sha256[:2] / sha256[2:])
+        with closing(Store(target)) as copy:
+            forgotten = copy._named_digests() - self._named_digests()
+            if forgotten:
+                copy._forget(forgotten)
+
+    @writing
+    def _forget(self, db: sa.Connection, digests: set[str]) -> None:
+        """Note that the bytes with these digests are not kept."""
+        for table in (contributions, releases):
+            db.execute(table.update().where(table.c.sha256.in_(digests)).values(kept=False))
 
     def take_rows(self, source: Database) -> None:
         """Replace all rows by those of `source`, outside the queue of writes."""

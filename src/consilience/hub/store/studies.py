@@ -33,6 +33,7 @@ from consilience.protocol import Refusal, check_new_name
 
 MOST_KNOWN = 20  # addresses at which a coordinator's limit does not count
 KNOWN_SECONDS = 90 * 86400.0
+MOST_OLD = 20  # releases that are not current and whose bytes are kept whatever became of them
 
 
 def get_study(db: sa.Connection, name: str) -> Row:
@@ -109,6 +110,8 @@ def _rests_on_withdrawn(db: sa.Connection, digests: Sequence[str]) -> bool:
 
 class Studies(Database):
     """Studies, their public files and releases, who makes the next one, and coordinators."""
+
+    most_old = MOST_OLD
 
     @writing
     def add_study(self, db: sa.Connection, name: str, digest: str, text: str, actor: str) -> Row:
@@ -280,6 +283,39 @@ class Studies(Database):
         """Return a study's releases, newest first."""
         query = sa.select(releases).where(releases.c.study == study)
         return self.fetch_all(query.order_by(releases.c.sequence.desc()))
+
+    def forget_releases(self, study: str) -> list[str]:
+        """Forget the bytes of old releases; return the digests of their files. The rows stay.
+
+        The newest few are kept, and so is every release that may be offered again. That is never
+        one with all sites of a newer release: whoever withdraws the newer one withdraws both.
+        """
+        own = releases.c.study == study, releases.c.kept
+        query = sa.select(releases).where(*own).order_by(releases.c.sequence.desc())
+        of_site = (
+            sa.select(contributions.c.site)
+            .join(members, members.c.contribution == contributions.c.digest)
+            .where(members.c.release == sa.bindparam("of_digest"))
+        )
+        forgotten: list[Row] = []
+        with self.snapshot() as db:
+            rows = fetch_rows(db, query)
+            n_old, smallest = 0, list[frozenset[str]]()
+            for row in rows if len(rows) > self.most_old else ():
+                is_old, may_return = row["state"] != "current", row["state"] != "withdrawn"
+                if may_return:
+                    sites = frozenset(db.execute(of_site, {"of_digest": row["digest"]}).scalars())
+                    may_return = not any(newer <= sites for newer in smallest)
+                    if may_return:
+                        smallest.append(sites)
+                n_old += is_old
+                if is_old and not may_return and n_old > self.most_old:
+                    forgotten.append(row)
+        if forgotten:
+            digests = [row["digest"] for row in forgotten]
+            gone = releases.update().where(releases.c.digest.in_(digests)).values(kept=False)
+            self.write(lambda db: db.execute(gone))
+        return [row["sha256"] for row in forgotten]
 
     def release_digests(self, study: str, *, after: int = 0, most: int | None = None) -> list[str]:
         """Return the digests of a study's releases after the first `after`, oldest first."""

@@ -167,6 +167,7 @@ releases = _table(
     _whole("n_sites"),
     sa.Column("guarantee", _Facts, nullable=False),
     _text("created"),
+    sa.Column("kept", sa.Boolean, nullable=False, server_default=sa.true()),  # its bytes
     sa.UniqueConstraint("study", "sequence"),
     sa.UniqueConstraint("study", "request"),
 )
@@ -236,6 +237,12 @@ def _limit_history(db: sa.Connection) -> None:
         index.create(db, checkfirst=True)
 
 
+def _limit_releases(db: sa.Connection) -> None:
+    """Note which releases' bytes are kept: so far all."""
+    if "kept" not in {column["name"] for column in sa.inspect(db).get_columns("releases")}:
+        db.execute(sa.text("ALTER TABLE releases ADD COLUMN kept BOOLEAN NOT NULL DEFAULT TRUE"))
+
+
 def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return what a contribution promises together with all that its site submitted before."""
     if before is None:
@@ -249,4 +256,5 @@ MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _keep_small_files,
     _file_alerts_by_release,
     _limit_history,
+    _limit_releases,
 )
