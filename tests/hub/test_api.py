@@ -121,6 +121,39 @@ def test_invitations_work_once_for_one_site_until_they_expire(world: Any, tools:
     assert len(world.hub.store.sites("demo")) == 1
 
 
+def test_an_invited_site_learns_little_about_the_names_of_others(world: Any, tools: Any) -> None:
+    world.add_study()
+    world.ward("North Hospital")
+    mallory, invitation = tools.Ward("mallory", world.folder), world.invitation()
+
+    def enrol(name: str) -> Any:
+        body = json.dumps({"invitation": invitation, "site": name}).encode()
+        return world.call(mallory, "POST", "/api/enrolments", body)
+
+    for name in ("north-hospital", "North Hospital", "NORTH HOSPITAL"):
+        answer = enrol(name)
+        assert tools.code(answer) == "name-taken"
+        assert "North" not in answer.text
+    for name in ("north.hospital", "mallory"):
+        assert tools.code(enrol(name)) == "invitation"
+    states = [
+        row["state"]
+        for row in world.client.get(
+            "/api/studies/demo/invitations", headers=world.coordinator
+        ).json()["invitations"]
+    ]
+    assert sorted(states) == ["used", "void"]
+
+
+def test_a_site_is_not_told_how_many_others_contributed(world: Any, tools: Any) -> None:
+    study = world.add_study(tools.study_text(min_sites=5))
+    world.fill(study, 3)
+    world.hub.close_study("demo", "operator")
+    answer = world.call(world.wards["ward 0"], "GET", "/api/studies/demo/release")
+    assert tools.code(answer) == "no-release"
+    assert "3" not in answer.json()["error"]["message"]
+
+
 def test_what_a_site_signs_for_one_hub_is_refused_by_every_other(world: Any, tools: Any) -> None:
     """A hub could pass on what its sites sign, and read or change what they have elsewhere."""
     study = world.add_study()

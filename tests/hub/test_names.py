@@ -1,5 +1,6 @@
 """Whom the hub takes for one: names that people confuse, and addresses of one network."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_a_site_cannot_take_a_name_that_looks_like_another_ones(world: Any, tool
         assert refused.value.code == code
         invitation, _ = hub.invite("demo", "ann")
         with pytest.raises(Refusal) as refused:
-            hub.enrol(code=invitation, site=name, key="0" * 64, nonce="0" * 32)
+            hub.enrol(code=invitation, site=name, key="0" * 64, nonce=os.urandom(16).hex())
         assert refused.value.code == code
     assert [row["name"] for row in hub.store.sites("demo")] == ["Ward A"]
     # A name of an earlier version stays good: its site is invited, revoked and enrolled again.

@@ -123,8 +123,8 @@ class StudyState:
             return "The hub made one and keeps it back until a coordinator decides about it."
         if not self.is_enough and not self.is_open:
             return (
-                f"A release needs {least} contributions, {self.in_use} are in use, and the study "
-                "is closed, so none will be made."
+                f"A release needs {least} contributions, fewer are in use, and the study is "
+                "closed, so none will be made."
             )
         if not self.is_enough and noisy:
             return f"A coordinator can ask for one when {least} contributions are in use."

@@ -14,7 +14,9 @@ from consilience.hub.store.database import (
     Statement,
     fetch_row,
     fetch_rows,
+    get_setting,
     now,
+    set_setting,
     writing,
 )
 from consilience.hub.store.studies import get_open_study, offer_newest
@@ -41,8 +43,10 @@ MOST_DAILY = 100  # contributions of a site to a study within a day
 MOST_KEPT = 1000  # whose bytes are kept, of those that a site replaced or withdrew
 MOST_KEPT_LARGE = 16  # of these, larger than the next
 LARGE = 256 << 10  # bytes
+MOST_NAMES_TRIED = 3  # that are taken, with one invitation: each tells that someone has the name
 
 _NO_INVITATION = "The invitation does not exist, was already used, or has expired."
+_NAME_TAKEN = "The name is taken in this study, or people would take it for one that is."
 
 # Statements that every submission needs, built once. A state is a part of the text where an index
 # covers only the rows with this state.
@@ -289,11 +293,21 @@ class Sites(Database):
         query = sa.select(*shown).where(invitations.c.study == study)
         return self.fetch_all(query.order_by(invitations.c.created.desc()))
 
-    @writing
-    def enrol(
-        self, db: sa.Connection, code_hash: str, site: str, key: str, nonce: str, fetch_only: bool
-    ) -> Row:
+    def enrol(self, code_hash: str, site: str, key: str, nonce: str, fetch_only: bool) -> Row:
         """Use an invitation, and add the site with its key to the study."""
+        row = self._enrol(code_hash, site, key, nonce, fetch_only)
+        if row is None:
+            raise Refusal("name-taken", _NAME_TAKEN)
+        return row
+
+    @writing
+    def _enrol(
+        self, db: sa.Connection, code_hash: str, site: str, key: str, nonce: str, fetch_only: bool
+    ) -> Row | None:
+        """Enrol a site; return None, and count it, if the name is taken.
+
+        A refusal in here would undo the count.
+        """
         _spend_nonce(db, key, nonce)
         invitation = fetch_row(db, sa.select(invitations).where(invitations.c.hash == code_hash))
         if invitation is None:
@@ -307,11 +321,18 @@ class Sites(Database):
         if invitation["site"] not in (None, site):
             raise Refusal("invitation", "The invitation is for a site with another name.")
         get_open_study(db, study)
-        _check_site_name(db, study, site)
+        try:
+            _check_site_name(db, study, site)
+        except Refusal as refusal:  # it names the other site
+            if refusal.code != "name-taken":
+                raise
+            _count_name(db, invitation)
+            return None
         # A revoked site returns only with an invitation in its own name, because the site that
         # takes the name also takes over what was spent under it.
         if known and not (known["status"] == "revoked" and invitation["site"] == site):
-            raise Refusal("name-taken", f"There is already a site {site!r} in this study.")
+            _count_name(db, invitation)
+            return None
         _add_key(db, study, site, key)
         facts = {"key": key, "fetch_only": bool(invitation["fetch_only"] or fetch_only)}
         row = {"study": study, "name": site, "enrolled": now(), "status": "enrolled", **facts}
@@ -478,6 +499,17 @@ def _check_site_name(db: sa.Connection, study: str, name: str) -> None:
     names = list(db.execute(sa.select(sites.c.name).where(sites.c.study == study)).scalars())
     if name not in names:
         check_new_name(name, names)
+
+
+def _count_name(db: sa.Connection, invitation: Row) -> None:
+    """Count a name that is taken against its invitation, which is void after a few of them."""
+    setting = f"names tried {invitation['hash']}"
+    tried = int(get_setting(db, setting) or 0) + 1
+    set_setting(db, setting, str(tried))
+    if tried >= MOST_NAMES_TRIED:
+        used = invitations.update().where(invitations.c.hash == invitation["hash"])
+        db.execute(used.values(used=now(), used_by=""))
+        append_entry(db, "hub", "invitation void", invitation["study"], names_tried=tried)
 
 
 def _add_key(db: sa.Connection, study: str, site: str, key: str) -> None:
