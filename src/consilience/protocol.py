@@ -23,6 +23,8 @@ SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 DIGEST = re.compile("[0-9a-f]{64}")  # a SHA-256, or a public key
 SIGNATURE = re.compile("[0-9a-f]{128}")
 
+# Numbers between a site's contributions; a thief of its key could use up all of them.
+MOST_SKIPPED = 1000
 CLOCK_SECONDS = 300  # how far a request's time may be from the hub's
 HEADER = "x-consilience"
 _FORM = re.compile(

@@ -1099,6 +1099,8 @@ def test_a_lost_charge_is_entered_again_whatever_is_left(tmp_path):
     facts = {"dataset": "ward", "purpose": "recovered"}
     first = ledger.recover([event], key="a", **facts)
     assert ledger.recover([event], key="a", **facts) == first
+    with pytest.raises(SettingsError, match="another training"):  # one name, two charges
+        ledger.recover([event, event], key="a", **facts)
     assert ledger.balance("ward").limit.epsilon == 1.0
     ledger.recover([event], key="b", **facts)
     balance = ledger.balance("ward")

@@ -22,7 +22,7 @@ from consilience.errors import (
 )
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
-from consilience.files.sealed import SigningKey
+from consilience.files.sealed import Sealed, SigningKey
 from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store.tables import releases
@@ -683,6 +683,121 @@ def test_a_site_that_lost_its_key_and_kept_its_ledger_goes_on(shared, tmp_path):
         new.train("heart-risk", table(200), epsilon=1.0)
     assert new.recover() == Recovery(0)  # the ledger has its charge already
     assert new.train("heart-risk", table(200), epsilon=1.0).name == "contribution-0002.safetensors"
+
+
+def forge(path, shared, *, numbers=1, receipt=(), **facts):
+    """Put a file that a hub made of another into what the hub offers; return it."""
+    sealed = Contribution.load(path).sealed
+    kept = {name: each for name, each in sealed.facts.items() if name not in ("key", "tensors")}
+    kept |= {"receipt": {**kept["receipt"], **dict(receipt)}, "nonce": "ab" * 32, **facts}
+    tensors = {name: numbers * each for name, each in sealed.tensors.items()}
+    forged = Sealed.seal("contribution", kept, tensors, SigningKey.generate())
+    forged.save(shared / "contribution-north-forged.safetensors")
+    return forged
+
+
+def names_of(site):
+    return sorted(file.name for file in site.folder.glob("studies/*/contribution*"))
+
+
+def test_no_file_of_a_hub_takes_the_place_of_a_charge_of_another(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    real = Contribution.load(site.train("heart-risk", table(200), epsilon=2.0))
+    key = real.sealed.facts["receipt"]["key"]
+    cheap = site_in(tmp_path / "cheap", shared).train("heart-risk", table(200), epsilon=0.5)
+    site.submit("heart-risk")
+    forge(cheap, shared, receipt={"key": key})
+    for file in site.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    assert site.recover(limit=Budget(epsilon=3.0), lost_key=True) == Recovery(2)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(2.5)
+    assert site.recover(lost_key=True) == Recovery(0)
+
+
+def test_a_charge_that_an_earlier_version_entered_again_counts_if_it_is_the_files_own(
+    shared, tmp_path
+):
+    """It was named by the receipt's key, which anyone can write into a file."""
+    site = site_in(tmp_path / "north", shared)
+    real = Contribution.load(site.train("heart-risk", table(200), epsilon=2.0))
+    cheap = site_in(tmp_path / "cheap", shared).train("heart-risk", table(200), epsilon=0.5)
+    key = f"recovered-{real.sealed.facts['receipt']['key']}"
+    for events, entered in ((real.events, 0), (Contribution.load(cheap).events, 1)):
+        for file in site.folder.glob("ledger.sqlite*"):
+            file.unlink()
+        ledger = Ledger(site.folder / "ledger.sqlite")
+        ledger.allow("ward", Budget(epsilon=3.0))
+        ledger.recover(events, dataset="ward", key=key, purpose="recovered from a contribution")
+        assert site.recover() == Recovery(entered)
+        assert ledger.balance("ward").spent.epsilon >= 2.0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "facts"),
+    [(-1, {"sequence": 2}), (1, {"sequence": 2}), (1, {"sequence": 2**53 - 2})],
+)
+def test_no_file_that_a_hub_made_gets_into_the_folder(numbers, facts, shared, tmp_path):
+    """The hash of a receipt proves nothing: the hub has read it in the site's own file."""
+    site = site_in(tmp_path / "north", shared)
+    path = site.train("heart-risk", table(200), epsilon=1.0)
+    site.submit("heart-risk")
+    forge(path, shared, numbers=numbers, **facts)
+    assert site.recover() == Recovery(0, unproved=("heart-risk",))
+    assert names_of(site) == ["contribution-0001.safetensors"]
+    assert site.status("heart-risk")["submitted"] == 1
+    site.rotate_key()
+
+
+def test_a_ledger_proves_only_the_numbers_that_it_sealed(shared, tmp_path):
+    old = site_in(tmp_path / "old", shared)
+    path = old.train("heart-risk", table(200), epsilon=1.0)
+    new = site_in(tmp_path / "new", shared)
+    roll_back(new, old.folder / "ledger.sqlite")
+    forge(path, shared, numbers=-1)
+    assert new.recover() == Recovery(0, unproved=("heart-risk",))
+    assert names_of(new) == []
+    forge(path, shared)  # its own numbers, whoever signed them
+    assert new.recover() == Recovery(0)
+    assert names_of(new) == ["contribution-0001.safetensors"]
+
+
+def test_who_lost_a_key_still_gets_no_file_that_fits_neither_study_nor_numbers(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    path = site.train("heart-risk", table(200), epsilon=1.0)
+    for change in (
+        {"sequence": 0},
+        {"sequence": 2**53 - 2},
+        {"receipt": {"dataset": "another"}},
+        {"site": "south"},
+        {"study": {"name": "heart-risk", "digest": "0" * 64}},
+    ):
+        forge(path, shared, **change)
+        assert site.recover(lost_key=True).entered == 0
+        assert names_of(site) == ["contribution-0001.safetensors"]
+
+
+def test_a_site_with_two_contributions_of_one_number_goes_on(shared, tmp_path):
+    """One was trained in an older copy of the folder while the hub did not answer."""
+    site = site_in(tmp_path / "north", shared)
+    shutil.copytree(site.folder, tmp_path / "copy")
+    submitted = Contribution.load(site.train("heart-risk", table(200), epsilon=0.5))
+    copy = Site(tmp_path / "copy")
+    copy.train("heart-risk", table(200), epsilon=0.5)
+    site.submit("heart-risk")
+    copy.recover()
+    assert len(names_of(copy)) == 2
+    source = SimpleNamespace(site="north", digest=submitted.digest)
+    release = SimpleNamespace(sources=[source])
+    said = "This site's contribution 1 is in it."
+    assert copy.describe_own_part("heart-risk", release) == said
+    copy.rotate_key()  # number 1 is submitted
+    copy.train("heart-risk", table(200), epsilon=0.5)
+    with pytest.raises(SettingsError, match="site submit"):
+        copy.rotate_key()
+    source.digest = Contribution.load(copy.contribution("heart-risk", 2)).digest
+    assert "contribution 2 is in it" in copy.describe_own_part("heart-risk", release)
+    copy.submit("heart-risk")
+    copy.rotate_key()
 
 
 def test_what_was_trained_in_an_older_folder_stays_beside_what_the_hub_has(shared, tmp_path):

@@ -21,6 +21,7 @@ from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import (
     DIGEST,
+    MOST_SKIPPED,
     SIGNATURE,
     SITE_NAME,
     STUDY_NAME,
@@ -33,7 +34,6 @@ from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
 
 LARGE = 8 << 20  # bytes
-MOST_SKIPPED = 1000  # numbers of contributions; a thief of a key could use up all of them
 READY_SECONDS = 2.0
 FORGOTTEN = "The contribution was replaced long ago: the hub keeps its row, not its file."
 FORGOTTEN_RELEASE = "The release is old: the hub keeps its number and its digest, not its file."

@@ -435,12 +435,11 @@ class Ledger:
     ) -> Charge:
         """Enter a charge that this ledger has lost, whatever is left; a repetition adds nothing.
 
+        A `key` that names another charge is refused.
+
         What was drawn was drawn: where the limit here is too low for it, the limit was higher when
         it was charged, and is raised to exactly what is spent, so that nothing is left.
         """
-        known = [charge for charge in self.charges(dataset) if charge.key == key]
-        if known:
-            return known[0]
         study = study or self._study
         return self._charge(tuple(events), dataset, key, purpose, study, happened=True)
 
@@ -473,7 +472,7 @@ class Ledger:
         with self._session("Charging", write=True) as db:
             existing = _find(db, key)
             if existing is not None:
-                return _repeated(existing, (dataset, study, content))
+                return _repeated(existing, (dataset, study, content), happened=happened)
             account = _account(db, dataset)
             if account is None:
                 raise BudgetExceeded(
@@ -962,15 +961,18 @@ def _as_charge(row: sqlite3.Row) -> Charge:
     )
 
 
-def _repeated(existing: Charge, content: tuple[str, str, str]) -> Charge:
-    """Return the charge whose key was used again, or refuse if the calls differ."""
+def _repeated(existing: Charge, content: tuple[str, str, str], *, happened: bool) -> Charge:
+    """Return the charge whose key was used again, or refuse if the calls differ.
+
+    Nothing is drawn after a charge that `happened`, so it need not be sealed.
+    """
     if (existing.dataset, existing.study, events_to_json(existing.events)) != content:
         raise SettingsError(
             f"The key {existing.key!r} was to pay for another training, but it names one that was "
             "charged already. Nothing was charged now. Use a new key for another data set, study "
             "or event."
         )
-    if existing.state == "reserved":
+    if existing.state == "reserved" and not happened:
         raise SettingsError(
             f"The key {existing.key!r} was charged before, but its result was never sealed: that "
             "run crashed or is still at work, and its noise may have been seen. That charge "

@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -103,6 +103,22 @@ def run_charged(
 def _salted(meaning: str, salt: NDArray[np.uint8]) -> NDArray[np.uint8]:
     digest = hashlib.sha256(salt.tobytes() + meaning.encode()).digest()
     return np.concatenate([salt, np.frombuffer(digest, np.uint8)])
+
+
+def is_sealed(
+    state: Mapping[str, NDArray[Any]], events: Sequence[Event], hash: str, ledger: Ledger
+) -> bool:
+    """Tell whether these are the numbers that `ledger` sealed for the charge of `events`.
+
+    `hash` is that of the charge's receipt.
+    """
+    paid = {(charge.hash, charge.events): charge.key for charge in ledger.charges()}
+    key = paid.get((hash, tuple(events)))
+    stored = None if key is None else ledger.sealed(key)
+    if stored is None:
+        return False
+    sealed = {name: one for name, one in load_tensors(stored).items() if name in state}
+    return save_tensors(sealed) == save_tensors(dict(state))
 
 
 def _uncharged(purpose: str, problem: str, fix: str) -> SettingsError:

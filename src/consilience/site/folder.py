@@ -18,6 +18,7 @@ from consilience.files.durable import write_durably
 from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
+from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import SITE_NAME
@@ -176,16 +177,27 @@ class SiteFolder:
                 "missing with: consilience site recover"
             )
 
-    def _missing_receipts(self, ledger: Ledger) -> Iterator[tuple[str, Path]]:
-        """Yield study and file of each contribution whose charge the ledger lacks."""
+    def _missing_receipts(self, ledger: Ledger) -> Iterator[tuple[str, SealedFile]]:
+        """Yield study and file of each contribution whose charge the ledger lacks.
+
+        A name alone proves no charge, because a sender can write any into a receipt: the charge
+        must also be one of the file's own events.
+        """
         charges = ledger.charges()
-        known = {charge.hash for charge in charges} | {charge.key for charge in charges}
+        known = {charge.hash: charge for charge in charges} | {
+            charge.key: charge for charge in charges
+        }
         for name in self.studies:
-            for file in self._contributions(name):
-                receipt = SealedFile(file, KIND).facts.get("receipt")
-                if isinstance(receipt, Mapping) and known.isdisjoint(
-                    (receipt.get("hash"), f"recovered-{receipt.get('key')}")
-                ):
+            for file in self._contributions(name).values():
+                receipt = file.facts.get("receipt")
+                if not isinstance(receipt, Mapping):
+                    continue
+                # Earlier versions named a charge that they entered again by its receipt's key.
+                by_key = f"recovered-{receipt.get('key')}"
+                names = (str(receipt.get("hash")), recovered_key(file), by_key)
+                paid = (receipt.get("dataset"), events_from_json(file.facts["events"]))
+                found = (known[each] for each in names if each in known)
+                if all((charge.dataset, charge.events) != paid for charge in found):
                     yield name, file
 
     def _missing_notes(self, ledger: Ledger) -> list[tuple[str, str]]:
@@ -227,9 +239,11 @@ class SiteFolder:
 
     def contribution(self, name: str, sequence: int | None = None) -> Path:
         """Return the file of a contribution, by default the newest."""
-        files = self._contributions(name)
-        if sequence is not None:
-            files = [file for file in files if file.stem.endswith(f"{sequence:04d}")]
+        files = [
+            path
+            for path, file in self._contributions(name).items()
+            if sequence is None or file.facts["sequence"] == sequence
+        ]
         if not files:
             raise SettingsError(
                 f"There is no trained contribution to {name!r}. Train first: consilience site train"
@@ -262,13 +276,24 @@ class SiteFolder:
             )
         return self.folder / "studies" / name
 
-    def _contributions(self, name: str) -> list[Path]:
-        return sorted(self._place(name).glob("contribution-*.safetensors"))
+    def _contributions(self, name: str) -> dict[Path, SealedFile]:
+        """Return the contributions here in the order of the numbers that they state.
+
+        There are two of one number if one was made in an older copy of this folder.
+        """
+        paths = sorted(self._place(name).glob("contribution-*.safetensors"))
+        files = {path: SealedFile(path, KIND) for path in paths}
+        return dict(sorted(files.items(), key=lambda each: int(each[1].facts["sequence"])))
 
     def _next_number(self, name: str) -> int:
         """Return the number of the next contribution: one more than the highest here."""
-        numbers = (int(file.stem.split("-")[1]) for file in self._contributions(name))
-        return max(numbers, default=0) + 1
+        return self._newest_number(name) + 1
+
+    def _newest_number(self, name: str, *, key: str | None = None) -> int:
+        """Return the highest number of a contribution here, with `key` of those it signed, or 0."""
+        files = self._contributions(name).values()
+        numbers = (file.facts["sequence"] for file in files if key in (None, file.facts["key"]))
+        return max(map(int, numbers), default=0)
 
     def _joined(self, name: str) -> Joined:
         facts = self._read(f"studies/{self._place(name).name}/study.json")
@@ -292,3 +317,8 @@ class SiteFolder:
             raise SettingsError(
                 f"The site's file {name!r} cannot be read. Nothing was done. Restore it."
             ) from None
+
+
+def recovered_key(file: SealedFile) -> str:
+    """Return the name of the charge that is entered again for a file: nobody else's has it."""
+    return f"recovered-{file.digest}"

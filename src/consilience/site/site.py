@@ -30,7 +30,7 @@ from consilience.errors import (
     SettingsError,
 )
 from consilience.files.certificate import Page
-from consilience.files.contribution import KIND, Contribution
+from consilience.files.contribution import Contribution
 from consilience.files.durable import write_durably
 from consilience.files.log import MOST_LISTED, ReleaseLog
 from consilience.files.release import KIND as RELEASE
@@ -39,10 +39,11 @@ from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Amounts, Balance, Ledger
-from consilience.protocol import Invitation
+from consilience.privacy.spending import is_sealed
+from consilience.protocol import MOST_SKIPPED, Invitation
 from consilience.site.client import FOLDER, HubClient, SharedFolder, check_address
-from consilience.site.folder import Attempt, Joined, SiteFolder
-from consilience.study.check import check_release
+from consilience.site.folder import Attempt, Joined, SiteFolder, recovered_key
+from consilience.study.check import check_contribution, check_release
 from consilience.study.pages import of_training, promise
 from consilience.study.records import file_digest
 from consilience.study.study import Study
@@ -431,10 +432,8 @@ class Site(SiteFolder):
 
     def describe_own_part(self, name: str, release: Release) -> str:
         """Say whether this site's own contribution is in a release."""
-        numbers = {
-            SealedFile(file, KIND).digest: number
-            for number, file in enumerate(self._contributions(name), start=1)
-        }
+        files = self._contributions(name).values()
+        numbers = {file.digest: file.facts["sequence"] for file in files}
         own = [source for source in release.sources if source.site == self.name]
         if any(source.digest in numbers and source.site != self.name for source in release.sources):
             return "Warning: it lists a contribution of this site under another name."
@@ -498,8 +497,8 @@ class Site(SiteFolder):
     def _check_submitted(self) -> None:
         """Refuse to lose contributions that were paid for: the old key signed them."""
         for name in self.studies:
-            status = self.status(name)
-            if status["contributions"] > (status["submitted"] or 0):
+            submitted = self._joined(name).submitted or 0
+            if self._newest_number(name, key=self.key.public) > submitted:
                 raise SettingsError(
                     f"A contribution to {name!r} is signed with the present key and was not "
                     f"submitted. Nothing was changed. First run: consilience site submit {name}"
@@ -531,16 +530,16 @@ class Site(SiteFolder):
         if there is no backup either, a new one with the `limit` that the data owner declares again.
         Every contribution carries the receipt of its charge, and what is missing here is asked of
         the hubs. Each charge that the ledger lacks is entered again, and none is ever removed.
-        Only contributions that a key in this folder signed are entered, so that no hub can use up
-        the budget; `lost_key` also enters those that a key signed which was lost.
+        What a hub sends is kept only if a key in this folder signed it, or if the ledger sealed its
+        very numbers, so that no hub can use up the budget or plant a file; `lost_key` also keeps,
+        and charges, files that a key signed which was lost.
         """
         with self._working(with_ledger=False):
             target = self.folder / "ledger.sqlite"
             self._check_recovery(path, limit)
-            missed = self._fetch_handed_out(path, lost_key=lost_key)
             if path is None and limit is None:
                 self.ledger.verify()
-                return Recovery(self._charge_again(self.ledger), **missed)
+                return self._complete(self.ledger, lost_key=lost_key)
             # A copy becomes the site's ledger only once every charge is back in it: a machine that
             # stops before that has restored nothing.
             with tempfile.TemporaryDirectory(prefix=".recovering-", dir=self.folder) as place:
@@ -551,9 +550,15 @@ class Site(SiteFolder):
                 if limit is not None:
                     reason = "declared again: the ledger was lost"
                     ledger.allow(self.dataset, limit, reason=reason)
-                entered = self._charge_again(ledger)
+                made = self._complete(ledger, lost_key=lost_key)
                 ledger.backup(target)
-            return Recovery(entered, **missed)
+            return made
+
+    def _complete(self, ledger: Ledger, *, lost_key: bool) -> Recovery:
+        """Enter what is here, so that nothing from a hub comes before it, then what hubs have."""
+        entered = self._charge_again(ledger)
+        missed = self._fetch_handed_out(ledger, lost_key=lost_key)
+        return Recovery(entered + self._charge_again(ledger), **missed)
 
     def _check_recovery(self, path: str | os.PathLike[str] | None, limit: Budget | None) -> None:
         there = any(self.folder.glob("ledger.sqlite*"))
@@ -578,79 +583,88 @@ class Site(SiteFolder):
         if path is not None:
             Ledger(path).verify()
 
-    def _fetch_handed_out(
-        self, path: str | os.PathLike[str] | None, *, lost_key: bool
-    ) -> dict[str, tuple[str, ...]]:
+    def _fetch_handed_out(self, ledger: Ledger, *, lost_key: bool) -> dict[str, tuple[str, ...]]:
         """Fetch this site's contributions that hubs have and this folder lacks.
 
         Return the studies whose hub did not answer, and those of which something could not be
         entered: files that are not this site's, or that a key signed which is not here.
         """
-        keys = {SigningKey.load(file).public for file in self.folder.glob("key*.pem")}
-        place = self.folder / "ledger.sqlite" if path is None else Path(path)
-        charges = Ledger(place).charges() if place.exists() else []
-        charged = {charge.hash for charge in charges}
         unreached, unproved, gone = [], [], []
         for name in self.studies:
             hub = self._hub(self._joined(name))
             try:
-                for digest in self._not_here(name, hub):
+                digests = self._not_here(name, hub)
+                known = max(self._newest_number(name), self._joined(name).submitted or 0)
+                farthest = known + MOST_SKIPPED * len(digests)  # of what a hub accepts
+                for digest in digests:
                     content = hub.fetch_contribution(name, digest)
                     if content is None:
                         gone.append(name)
-                    elif not self._keep(
-                        name,
-                        digest,
-                        content,
-                        lambda key, hash: lost_key or key in keys or hash in charged,
-                    ):
+                        continue
+                    try:
+                        found = Contribution.load(content, trusted=self.study(name).trusted)
+                        fits = found.digest == digest and found.sequence <= farthest
+                        ours = fits and self._is_ours(name, found, ledger, lost_key=lost_key)
+                    except ConsilienceError:
+                        ours = False
+                    if ours:
+                        self._keep(name, found, content)
+                    else:
                         unproved.append(name)
             except ConsilienceError:  # what is known here is entered all the same
                 unreached.append(name)
-        found = {"unreached": unreached, "unproved": unproved, "gone": gone}
-        return {kind: tuple(dict.fromkeys(names)) for kind, names in found.items()}
+        missed = {"unreached": unreached, "unproved": unproved, "gone": gone}
+        return {kind: tuple(dict.fromkeys(names)) for kind, names in missed.items()}
 
     def _not_here(self, name: str, hub: HubClient | SharedFolder) -> list[str]:
         """Return the digests of contributions that the hub has and this folder lacks."""
-        here = {SealedFile(file, KIND).digest for file in self._contributions(name)}
+        here = {file.digest for file in self._contributions(name).values()}
         return [digest for digest in hub.contributions(name) if digest not in here]
 
-    def _keep(
-        self, name: str, digest: str, content: bytes, is_ours: Callable[[str, object], bool]
-    ) -> bool:
-        """Keep a file that a hub sent if it is the site's own contribution with this digest."""
-        try:
-            file = SealedFile(content, KIND)
-            file.check_tensors()
-            facts, receipt = file.facts, file.facts.get("receipt") or {}
-            own = (facts["site"], facts["study"]) == (self.name, self.study(name).reference)
-            sequence = int(facts["sequence"])
-            if not (own and file.digest == digest and is_ours(facts["key"], receipt.get("hash"))):
-                return False
-        except (ConsilienceError, KeyError, TypeError, ValueError, AttributeError):
+    def _is_ours(self, name: str, found: Contribution, ledger: Ledger, *, lost_key: bool) -> bool:
+        """Tell whether a file that a hub sent is this site's own, by a proof that no hub can make.
+
+        A key in this folder signed it; or it is the one result that the ledger sealed for a charge
+        of which no file is here.
+        """
+        study = self.study(name)
+        if (found.site, found.study) != (self.name, study.reference):
             return False
-        target = self._place(name) / f"contribution-{sequence:04d}.safetensors"
+        if found.sealed.key in {SigningKey.load(f).public for f in self.folder.glob("key*.pem")}:
+            return True
+        check_contribution(study, found)
+        receipt = found.sealed.facts.get("receipt")
+        if receipt is not None and receipt["dataset"] != self.dataset:
+            return False
+        if lost_key or receipt is None:
+            return lost_key
+        here = [file.facts.get("receipt") or {} for file in self._contributions(name).values()]
+        if receipt["hash"] in {each.get("hash") for each in here}:
+            return False
+        return is_sealed(found.sealed.tensors, found.events, receipt["hash"], ledger)
+
+    def _keep(self, name: str, found: Contribution, content: bytes) -> None:
+        """Keep a contribution of this site that a hub sent."""
+        target = self._place(name) / f"contribution-{found.sequence:04d}.safetensors"
         if target.exists():  # another one was trained under its number, in this older folder
-            target = target.with_name(f"{target.stem}-{digest[:16]}.safetensors")
+            target = target.with_name(f"{target.stem}-{found.digest[:16]}.safetensors")
         joined = self._joined(name)
         if self.study(name).trusted:
             # Written first: whatever happens next, the ledger will be found to lack it.
-            exact = {**joined.exact, digest: digest}
+            exact = {**joined.exact, found.digest: found.digest}
             self._write_joined(name, replace(joined, exact=exact))
         write_durably(target, content)
-        submitted = max(sequence, joined.submitted or 0)
+        submitted = max(found.sequence, joined.submitted or 0)
         self._write_joined(name, replace(self._joined(name), submitted=submitted))
-        return True
 
     def _charge_again(self, ledger: Ledger) -> int:
         """Enter everything here whose receipt the ledger lacks; return how much that was."""
         files, notes = list(self._missing_receipts(ledger)), self._missing_notes(ledger)
         for name, file in files:
-            facts = SealedFile(file, KIND).facts
             ledger.recover(
-                events_from_json(facts["events"]),
-                dataset=str(facts["receipt"]["dataset"]),
-                key=f"recovered-{facts['receipt']['key']}",
+                events_from_json(file.facts["events"]),
+                dataset=str(file.facts["receipt"]["dataset"]),
+                key=recovered_key(file),
                 purpose="recovered from a contribution",
                 study=self.study(name).digest,
             )
