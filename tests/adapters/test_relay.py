@@ -163,7 +163,7 @@ def test_a_second_contribution_with_a_number_that_was_used_is_refused(
     into = carry(consortium)
     found = consortium.sites["north"]
     learner = Contribution.load(found.contribution("heart-risk")).learner
-    monkeypatch.setattr("consilience.files.sealed.software", lambda: "another")
+    monkeypatch.setattr("consilience.files.sealed.software", lambda: "9.9.9")
     twin = Contribution.make(
         learner, study=consortium.study.reference, site="north", sequence=1, key=found.key
     )

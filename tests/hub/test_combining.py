@@ -290,3 +290,36 @@ def test_a_budget_is_for_what_the_noise_of_the_study_hides(world: Any, tools: An
         world.hub.allow("exact", Budget(epsilon=3.0), "operator")
     assert world.hub.ledger.datasets() == []
     assert world.hub.allow("noisy", Budget(epsilon=3.0), "operator").left.epsilon == 3.0
+
+
+def test_a_file_that_was_removed_under_a_running_hub_is_named(world: Any, tools: Any) -> None:
+    sha256 = tools.write_csv(world.folder / "test.csv", tools.table(60, 7))
+    study = world.add_study(tools.study_text(test=sha256))
+    content = (world.folder / "test.csv").read_bytes()
+    file = "/api/studies/demo/files/test.csv"
+    world.client.put(file, content=content, headers=world.coordinator)
+    ward, _ = world.fill(study, 2)
+    world.combiner.run(at_once=True)
+    store = world.hub.store
+    release = store.release("demo")
+    store.files.path(release["sha256"]).unlink()
+    cookie = {"cookie": "consilience=" + world.coordinator["authorization"].split()[1]}
+    for page in ("/studies", "/studies/demo", "/studies/demo/releases/1"):
+        answer = world.client.get(page, headers=cookie)
+        assert answer.status_code == 200, page
+        assert ("The file of the release is missing" in answer.text) == (page != "/studies")
+    asked = world.call(ward, "GET", "/api/studies/demo/release")
+    assert tools.code(asked) == "unavailable"
+    assert release["sha256"][:12] in asked.text
+    assert world.submit(ward, ward.train(study, sequence=2)).status_code == 201
+    world.combiner.run(at_once=True)  # nobody is unusual, so what is lost is replaced
+    assert newest(world).sequence == 2
+    store.files.path(sha256).unlink()
+    assert tools.code(world.call(ward, "GET", file)) == "unavailable"
+    assert world.submit(ward, ward.train(study, sequence=3)).status_code == 201
+    world.combiner.run(at_once=True)
+    assert sha256[:12] in store.study("demo")["problem"]
+    assert store.due() == []
+    world.client.put(file, content=content, headers=world.coordinator)
+    world.combiner.run(at_once=True)
+    assert newest(world).sequence == 3

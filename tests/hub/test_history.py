@@ -188,6 +188,26 @@ def test_the_bytes_of_old_releases_go_but_not_of_one_that_may_be_offered_again(
     store.verify()
 
 
+def test_the_bytes_stay_that_a_release_rests_on_which_could_be_offered_again(world: Any) -> None:
+    study = world.add_study()
+    ward, _ = world.fill(study, 2)
+    world.combiner.run(at_once=True)
+    other = world.ward("other")
+    assert world.submit(other, other.train(study)).status_code == 201
+    store = world.hub.store
+    store.most_kept = 1
+    for sequence in range(2, 6):
+        world.combiner.run(at_once=True)
+        assert world.submit(ward, ward.train(study, sequence=sequence)).status_code == 201
+    world.call(other, "POST", "/api/studies/demo/withdrawals", b"{}")
+    current = store.release("demo")
+    assert current["sequence"] == 1
+    first = store.contributions("demo", site=ward.name)[0]
+    assert first["kept"]
+    place = f"/api/studies/demo/contributions/{first['digest']}"
+    assert world.call(ward, "GET", place).status_code == 200
+
+
 def test_a_database_of_an_earlier_version_gets_the_totals(tmp_path: Any, world: Any) -> None:
     study = world.add_study()
     ward = world.ward("north")

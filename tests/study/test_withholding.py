@@ -121,6 +121,14 @@ def test_one_that_takes_all_of_the_weight_and_spoils_a_release_is_named(text, tm
     assert any(one.startswith("Without") for one in replace(candidate, last=None).find_reasons())
 
 
+def test_a_last_release_that_cannot_be_read_is_a_reason_with_an_unusual_member(tmp_path):
+    study = Study.from_text(study_text())
+    candidate = make_candidate(study, train(study, tmp_path), unread=7)
+    assert replace(candidate, far={}).find_reasons() == []
+    reasons = replace(candidate, far={"site 3": "Far."}).find_reasons()
+    assert reasons[0] == "Release 7, which sites have, cannot be read to compare it."
+
+
 def test_an_honest_large_site_is_no_reason(tmp_path):
     """By its noise a release is often a little worse than without it, or than the last one."""
     study = Study.from_text(study_text())

@@ -249,18 +249,21 @@ class Combiner:
         places = {} if study.trusted else find_heavy(release.ensemble)
         heavy = {members[place].site: text for place, text in places.items()}
         if request is None:
-            last = self._last_release(study)
-            _require_good(Candidate(study, release, members, far, heavy, last, public, test))
+            last, unread = self._last_release(study)
+            candidate = Candidate(study, release, members, far, heavy, last, public, test, unread)
+            _require_good(candidate)
         return _Made(release, [member.digest for member in members], absent, heavy | far)
 
-    def _last_release(self, study: Study) -> Release | None:
-        """Return the release that sites have, if there is one that this version can read."""
+    def _last_release(self, study: Study) -> tuple[Release | None, int | None]:
+        """Return the release that sites have, or its number if it cannot be read."""
         row = self.hub.store.release(study.name)
+        if row is None:
+            return None, None
         try:
-            return None if row is None else Release.load(self.hub.store.files.path(row["sha256"]))
-        except ConsilienceError:
+            return Release.load(self.hub.store.file_path(row["sha256"])), None
+        except (ConsilienceError, Refusal):
             logger.exception("the last release of study %s cannot be read", study.name)
-            return None
+            return None, int(row["sequence"])
 
     def _find_far(
         self,
@@ -322,7 +325,7 @@ class Combiner:
             return None
         if self.hub.store.file(part.sha256) is None:
             raise SettingsError(f"The study's public file {part.file!r} has not been uploaded yet.")
-        place = self.hub.store.files.path(part.sha256)
+        place = self.hub.store.file_path(part.sha256)
         folder = self.hub.store.folder / "public" / part.sha256
         folder.mkdir(parents=True, exist_ok=True)
         named = folder / part.file  # the ending of its name says how to read it

@@ -354,7 +354,7 @@ class Hub:
             raise Refusal("no-release", message)
         if not row["kept"]:
             raise Refusal("no-release", FORGOTTEN_RELEASE)
-        return row, self.store.files.path(row["sha256"])
+        return row, self.store.file_path(row["sha256"])
 
 
 def _check_sender(facts: Mapping[str, object], agreed: Study, site: Row) -> None:

@@ -47,6 +47,8 @@ class Candidate:
         The release that sites have at the moment.
     public, test
         The study's public records.
+    unread
+        The number of the release that sites have, if it cannot be read.
     """
 
     study: Study
@@ -57,6 +59,7 @@ class Candidate:
     last: Release | None = None
     public: Public | None = None
     test: Public | None = None
+    unread: int | None = None
 
     def find_reasons(self) -> list[str]:
         """Return every reason not to publish it unasked; none if it may be published."""
@@ -90,6 +93,8 @@ class Candidate:
             since = judge.compare(self.last.ensemble)
             title = f"release {self.last.sequence}, which sites have"
             rivals[title] = since if is_worse(since) else None
+        if self._suspects and self.unread is not None:
+            yield f"Release {self.unread}, which sites have, cannot be read to compare it."
         for title, gap in rivals.items():
             if gap is not None and judge.is_worse(gap):
                 metric, joined, other = judge.show(gap)

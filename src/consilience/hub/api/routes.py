@@ -244,7 +244,7 @@ def read_public_file(request: Request, study: str, file: str, _: Anyone) -> Resp
     named = hub.public_file(study, file)
     if hub.store.file(named.sha256) is None:
         raise Refusal("not-found", "The coordinator has not uploaded this file yet.")
-    return FileResponse(hub.store.files.path(named.sha256), media_type=FILE)
+    return FileResponse(hub.store.file_path(named.sha256), media_type=FILE)
 
 
 async def submit(request: Request, study: str) -> Response:

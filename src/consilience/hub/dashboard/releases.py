@@ -33,6 +33,9 @@ from consilience.protocol import Refusal
 from consilience.study.study import Study
 
 MANY = 50  # weights on one page
+NOTHING_SHOWN: dict[str, object] = dict.fromkeys(
+    ("quality", "weights", "words_of_release", "weighing", "lost")
+)
 WITHDRAWN = (
     "The hub no longer offers this release: the contribution of a site in it was withdrawn. Copies "
     "that were fetched before still exist; anyone who has one should stop using it."
@@ -55,7 +58,7 @@ def download_release_certificate(visit: Visit) -> Response:
         raise Refusal("no-release", WITHDRAWN)
     if not release["kept"]:
         raise Refusal("no-release", FORGOTTEN_RELEASE)
-    words = certificate.of_release(_read(str(visit.hub.store.files.path(release["sha256"]))))
+    words = certificate.of_release(_read(str(visit.hub.store.file_path(release["sha256"]))))
     if release["state"] == "withdrawn":
         words = replace(words, sections=[("Withdrawn", [WITHDRAWN], []), *words.sections])
     name = f"{row['name']}-release-{release['sequence']}-certificate"
@@ -107,11 +110,15 @@ def release_facts(
 ) -> dict[str, object]:
     """Return what templates show of a release; a site does not see one that was withdrawn."""
     if release is None or not release["kept"] or _is_hidden(visit, release):
-        return {"quality": None, "weights": None, "words_of_release": None, "weighing": None}
-    read = _read(str(visit.hub.store.files.path(release["sha256"])))
+        return NOTHING_SHOWN
+    try:
+        read = _read(str(visit.hub.store.file_path(release["sha256"])))
+    except Refusal as refusal:
+        return {**NOTHING_SHOWN, "lost": refusal.message}
     words = certificate.of_release(read)
     shown = [part for part in words.sections if not part[0].startswith(("Whose", "How good"))]
     return {
+        "lost": None,
         "quality": show_quality(read.sealed.facts["quality"]),
         "weights": list_weights(read, page, size),
         "weighing": study.build_aggregator().describe().weighing,

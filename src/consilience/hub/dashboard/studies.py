@@ -148,7 +148,7 @@ def show_public_file(visit: Visit) -> Response:
     if visit.hub.store.file(named.sha256) is None:
         raise Refusal("not-found", "The coordinator has not uploaded this file yet.")
     kind = mimetypes.guess_type(named.file)[0] if named.file.endswith((".csv", ".txt")) else None
-    path = visit.hub.store.files.path(named.sha256)
+    path = visit.hub.store.file_path(named.sha256)
     return FileResponse(
         path, media_type=kind or "application/octet-stream", headers=HEADERS, filename=named.file
     )

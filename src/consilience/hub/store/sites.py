@@ -112,12 +112,13 @@ _OLD = Statement(
     .limit(64)
     .offset(sa.bindparam("skipped"))
 )
-_IN_CURRENT = Statement(
+_IN_OFFERED = Statement(
     sa.select(members.c.release)
     .join(releases, releases.c.digest == members.c.release)
     .where(
         members.c.contribution == sa.bindparam("of_digest"),
-        releases.c.state == "current",
+        releases.c.state != "withdrawn",
+        releases.c.kept,
     )
     .limit(1)
 )
@@ -453,14 +454,14 @@ class Sites(Database):
     def forget_old(self, db: sa.Connection, row: Row) -> list[str]:
         """Forget the bytes of what a site replaced long ago; return the digests of its files.
 
-        The rows stay, and so does what the current release rests on.
+        The rows stay, and so does what a release rests on that is current or may be offered again.
         """
         own, forgotten = {"of_study": row["study"], "of_site": row["site"]}, []
         oldest = _OLD.fetch(db, **own, over=0, skipped=self.most_kept + 1)
         if row["size"] > LARGE:
             oldest += _OLD.fetch(db, **own, over=LARGE, skipped=self.most_kept_large + 1)
         for old in oldest:
-            if not _IN_CURRENT.fetch(db, of_digest=old["digest"]):
+            if not _IN_OFFERED.fetch(db, of_digest=old["digest"]):
                 _FORGET.change(db, of_digest=old["digest"])
                 if not _REMOVE_BODY.change(db, of=old["sha256"]):
                     forgotten.append(old["sha256"])

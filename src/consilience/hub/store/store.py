@@ -36,6 +36,7 @@ from consilience.hub.store.tables import (
     studies,
     tables,
 )
+from consilience.protocol import Refusal
 from consilience.study.records import file_digest
 
 _BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of"))
@@ -64,9 +65,25 @@ class Store(AuditLog, Studies, Sites):
 
     def content(self, sha256: str) -> Path | bytes:
         """Return the bytes with this digest if the database has them, else the path of the file."""
+        content = self._content(sha256)
+        return content if isinstance(content, bytes) else self.file_path(sha256)
+
+    def _content(self, sha256: str) -> Path | bytes:
+        """Return the same, or the path that the file would have."""
         with self.reading() as db:
             content = db.execute(_BODY, {"of": sha256}).scalar()
         return self.files.path(sha256) if content is None else bytes(content)
+
+    def file_path(self, sha256: str) -> Path:
+        """Return the path of a file that a row names; refuse if something else removed it."""
+        path = self.files.path(sha256)
+        if not path.exists():
+            raise Refusal(
+                "unavailable",
+                f"The hub does not find its file {sha256[:12]}…. Its operator has to put it back, "
+                "from a backup or a copy.",
+            )
+        return path
 
     def _named_digests(self) -> set[str]:
         """Return the digests of the bytes that some row says the hub has."""
@@ -96,7 +113,7 @@ class Store(AuditLog, Studies, Sites):
                 "Nothing was repaired. Compare the database with a backup."
             )
         for sha256 in sorted(self._named_digests()):
-            is_whole = _content_digest(self.content(sha256)) == sha256
+            is_whole = _content_digest(self._content(sha256)) == sha256
             if not is_whole and sha256 in self._named_digests():  # not forgotten meanwhile
                 raise SettingsError(
                     f"The hub's file {sha256[:16]}… is missing or damaged. Nothing was repaired. "
