@@ -16,7 +16,7 @@ PERSONS = {"unit": "person", "records_per_person": 3}
 
 @pytest.mark.parametrize("kind", [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge])
 @pytest.mark.parametrize("who", [{}, PERSONS], ids=["record", "person"])
-@pytest.mark.parametrize(("neighbours", "least"), [("replace-one", 0.4), ("add-remove", 0.999)])
+@pytest.mark.parametrize(("neighbours", "least"), [("replace-one", 0.7), ("add-remove", 0.9)])
 def test_no_pair_of_tables_shows_more_than_is_claimed(kind, who, neighbours, least):
     report = audit(kind(neighbours=neighbours, **SETTINGS, **who))
     assert report.passed, report
@@ -27,7 +27,7 @@ def test_no_pair_of_tables_shows_more_than_is_claimed(kind, who, neighbours, lea
 def test_softmax_is_attacked_too():
     report = audit(PrivateLogisticRegression(**SETTINGS, classes=[0, 1, 2]))
     assert report.passed
-    assert report.epsilon_lower > 0.4
+    assert report.epsilon_lower > 0.6
 
 
 class LongRows(PrivateLogisticRegression):

@@ -28,6 +28,8 @@ from consilience.learners.perturbation import LinearTask
 from consilience.privacy.accounting import GradientSteps
 from consilience.privacy.mechanisms import Source, noisy_gradient
 
+CONTRADICTING = 500  # records of each kind
+
 
 class Shift(NamedTuple):
     """By how many standard deviations a unit moves everything, and which unit it is."""
@@ -57,8 +59,9 @@ def _pairs(twin: Learner, n_features: int) -> Iterator[tuple[tuple[Table, Table]
     one[0] = norm
     other = np.roll(one, 1)
     first, last = make_labels(twin, 2)
-    usual = (one / norm, first)
-    alone = [usual] if twin.neighbours == "replace-one" else []
+    # Records that contradict each other hold a training where gradients are long.
+    rest = [(row, label) for row in (one, other) for label in (first, last)] * CONTRADICTING
+    replaced = twin.neighbours == "replace-one"
     for row, label, what in (
         (-one, first, "the opposite row"),
         (other, first, "an orthogonal row"),
@@ -66,9 +69,8 @@ def _pairs(twin: Learner, n_features: int) -> Iterator[tuple[tuple[Table, Table]
         (-other, last, "an orthogonal row and the other label"),
     ):
         left = [(one, first)] * unit
-        right = [(row, label)] * unit if alone else []
-        words = f"replaced by {what}" if alone else f"removed, a record with {what} remaining"
-        rest = [usual, (row, label)]
+        right = [(row, label)] * unit if replaced else []
+        words = f"replaced by {what}" if replaced else "removed"
         yield (_table(twin, left, rest), _table(twin, right, rest)), f"{unit} long records, {words}"
 
 
