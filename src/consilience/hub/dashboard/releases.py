@@ -110,7 +110,7 @@ def release_facts(
 ) -> dict[str, object]:
     """Return what templates show of a release; a site does not see one that was withdrawn."""
     if release is None or not release["kept"] or _is_hidden(visit, release):
-        return NOTHING_SHOWN
+        return dict(NOTHING_SHOWN)  # a copy: callers add what else their page shows
     try:
         read = _read(str(visit.hub.store.file_path(release["sha256"])))
     except Refusal as refusal:
