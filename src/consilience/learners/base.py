@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
@@ -72,7 +73,7 @@ class Settings:
         self._require("noise", fits, "None or a Noise value")
 
 
-class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: ignore[misc]
+class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # type: ignore[misc]
     """A scikit-learn estimator that trains privately and states its ``guarantee_``.
 
     Privacy
@@ -130,11 +131,11 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
             self.__dict__.update(before)
             raise
 
+    @abstractmethod
     def make_task(
         self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
     ) -> tuple[TaskT, list[str]]:
         """Check settings and records; return the task and what the guarantee assumes of it."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def _fit(
         self,
@@ -232,23 +233,25 @@ class PrivateLearner(Settings, BaseEstimator, Generic[TaskT, PlanT]):  # type: i
         """Tell whether exact models of many sites can be trained in one batch."""
         return False
 
+    @abstractmethod
     def _plan(self, task: TaskT) -> PlanT:
-        raise NotImplementedError  # pragma: no cover - every learner defines it
+        """Decide what will be drawn, from public facts alone."""
 
+    @abstractmethod
     def _train(self, task: TaskT, plan: PlanT, source: Source) -> None:
-        raise NotImplementedError  # pragma: no cover - every learner defines it
+        """Draw what was planned, train, and set what is released."""
 
+    @abstractmethod
     def released_state(self) -> dict[str, NDArray[Any]]:
         """Return the released arrays: all that leaves, and no random state of any kind."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
+    @abstractmethod
     def restore_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Set the fitted attributes from what `released_state` returned."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def check_state(self, state: State) -> bool:
         """Tell whether this learner could have released these arrays; they may be hostile."""
-        raise NotImplementedError  # pragma: no cover - learners that leave a site define it
+        return False  # a learner that never leaves a site released none
 
     def assumed(self) -> tuple[str, ...]:
         """Return what the guarantee assumes of any table, by these settings alone."""

@@ -8,6 +8,7 @@ drawn in `perturbation.py`.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
@@ -186,9 +187,9 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         if self.calibration == "thesis":
             raise GuaranteeVoid(_THESIS if self.mechanism == "matrix" else _NO_THESIS)
 
+    @abstractmethod
     def loss(self, n_classes: int) -> Loss:
         """Return the loss of one record; a regressor's does not depend on the classes."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def _task_in_memory(
         self, X: Rows, labels: Array, persons: Array | None, loss: Loss, encode: Encoding

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -92,7 +93,7 @@ def _largest(fits: Callable[[float], bool]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(ABC):
     """One use of a mechanism; subclasses say which, with what is needed to compute its cost."""
 
     unit: Unit
@@ -124,9 +125,9 @@ class Event:
                 )
 
     @property
+    @abstractmethod
     def epsilon(self) -> float:
         """The event's own epsilon at its own `delta`."""
-        raise NotImplementedError  # pragma: no cover - every event defines it
 
     @property
     def delta(self) -> float:

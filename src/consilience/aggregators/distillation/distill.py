@@ -15,7 +15,6 @@ from consilience.aggregators.base import Charge, Description, Joining, Outlook
 from consilience.aggregators.distillation.noise import (
     ObjectivePlan,
     OutputPlan,
-    Plan,
     Rows,
     StatisticPlan,
 )
@@ -96,7 +95,7 @@ class Distillation(HidesSites):
                 "anything else."
             )
 
-    def plan(self, rows: Rows) -> Plan:
+    def plan(self, rows: Rows) -> StatisticPlan | OutputPlan | ObjectivePlan:
         """Return what will be drawn for public records `rows`."""
         if self.mechanism == "output":
             return OutputPlan(self, rows)

@@ -191,7 +191,7 @@ def loose_tolerance(rows: Rows, target: Array, strength: float) -> float:
 
 
 class Plan:
-    """What will be drawn, decided from public facts; `draw` then sees the counts."""
+    """What will be drawn, decided from public facts."""
 
     def __init__(self, settings: HidesSites, rows: Rows) -> None:
         self.rows = rows
@@ -242,10 +242,6 @@ class Plan:
 
     def _closed(self, vector: Array, source: Source) -> Array:
         return close_vector(vector, event=self.closing, source=source)
-
-    def draw(self, tally: Tally, source: Source) -> dict[str, Array]:
-        """Return what is released: ``coef``, ``regularization`` and perhaps ``statistic``."""
-        raise NotImplementedError  # pragma: no cover - every plan defines it
 
 
 class StatisticPlan(Plan):

@@ -9,6 +9,7 @@ a level share no record, so a level costs as much as one node. Proofs: docs/guar
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -615,21 +616,21 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
             return super().describe_size()
         return "a number of records with noise; the exact one is hidden"
 
+    @abstractmethod
     def _public_plan(self, n_trees: int, depth: int) -> TreePlan:
         """Return the plan as far as public facts decide it, and for the rest these trees."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
+    @abstractmethod
     def _totals(self, plan: TreePlan, size: int, noise: float) -> tuple[float, float]:
         """Return between what the exact counts add up, if the size may be wrong by `noise`."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
+    @abstractmethod
     def _bounds(self, plan: TreePlan, shape: tuple[int, ...]) -> dict[str, Bound]:
         """Return the bounds of what one kind of learner releases beside splits, size and counts."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
+    @abstractmethod
     def _check_values(self, state: State, shape: tuple[int, ...]) -> bool:
         """Check what one kind of learner releases beside splits, size and counts of `shape`."""
-        raise NotImplementedError  # pragma: no cover - every learner defines it
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return each class' probability."""
@@ -647,8 +648,9 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
             validate_table(self, X, reset=False, accept_sparse=False, ensure_all_finite=finite)
         )
 
+    @abstractmethod
     def _probabilities(self, codes: Array) -> Array:
-        raise NotImplementedError  # pragma: no cover - every learner defines it
+        """Return the probability of each class from the codes of records."""
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
