@@ -150,17 +150,16 @@ def style(panel: Panel, method: Method) -> dict[str, Any]:
 def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> None:
     axes.set_xscale(panel.xscale, **_symlog(panel))
     axes.set_yscale(panel.yscale)
+    places = {x for xs, _ in lines.values.values() for x in xs}
+    if len(places) == 1 and panel.xscale == "log":
+        # matplotlib finds no limits around a single point, and says so when it is drawn.
+        axes.set_xlim(min(places) / 2, min(places) * 2)
     for method in methods:
         xs, values = lines.values[method.label]
         spread = lines.spreads[method.label]
         label, look = WORDS[method.role] + method.label, style(panel, method)
         bars = {"elinewidth": 0.9, "markersize": 4.2}
         axes.errorbar(xs, values.mean(axis=1), spread, label=label, **look, **bars)
-    places = {x for xs, _ in lines.values.values() for x in xs}
-    if (
-        len(places) == 1 and panel.xscale == "log"
-    ):  # matplotlib finds no limits around a single point
-        axes.set_xlim(min(places) / 2, min(places) * 2)
 
 
 def _symlog(panel: Panel) -> dict[str, Any]:
