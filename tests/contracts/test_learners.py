@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn.base import clone
@@ -772,3 +773,108 @@ def test_rows_are_no_longer_than_a_bound_of_few_bits(kind):
         X, PrivateLogisticRegression(epsilon=1.0, data_norm=kind(1), fit_intercept=False)
     )
     assert max(sum(Fraction(value) ** 2 for value in row) for row in rows.tolist()) <= 1
+
+
+# --------------------------------------------------------------- what a fourth attack had found
+
+COLUMNS_OF_LABELS = {
+    "one column": lambda y: y[:, None],
+    "two columns": lambda y: np.column_stack([y, y]),
+    "one row": lambda y: y[None, :],
+    "lists": lambda y: [np.array([label]) for label in y],
+    "a number": lambda y: y[0],
+}
+
+
+class Formed(Chunked):
+    """Chunks whose rows and labels are given another form, as users may write them."""
+
+    def __init__(self, X, y, rows=np.asarray, labels=np.asarray):
+        super().__init__(X, y)
+        self.rows, self.labels = rows, labels
+
+    def chunks(self):
+        for X, y in super().chunks():
+            yield self.rows(X), self.labels(y)
+
+
+def in_chunks(learner, n_classes=2, **settings):
+    """Return a learner of tables in chunks, which declares what their records cannot tell."""
+    if learner is PrivatePCA:
+        settings["n_components"] = 2
+    elif learner is not PrivateRidge:
+        settings["classes"] = list(range(n_classes))
+    return make(learner, epsilon=1.0, **settings)
+
+
+@pytest.mark.parametrize("form", COLUMNS_OF_LABELS)
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("settings", [{}, {"mechanism": "gradient", "delta": 1e-6}], ids=str)
+@pytest.mark.parametrize("learner", [*EVERY, PrivatePCA])
+def test_labels_of_another_shape_are_refused_before_the_charge(
+    learner, settings, n_classes, form, table, ledger
+):
+    if settings and learner not in LEARNERS:
+        pytest.skip("only linear learners have noisy gradients")
+    source = Formed(*table, labels=COLUMNS_OF_LABELS[form])
+    with pytest.raises(SchemaMismatch, match="one label for each record"):
+        in_chunks(learner, n_classes, **settings).fit(source, ledger=ledger, dataset="ward")
+    assert ledger.balance("ward").spent.epsilon == 0
+
+
+ROWS = {
+    "frame": lambda X: pd.DataFrame(X),
+    "lists": lambda X: X.tolist(),
+    "matrix": np.matrix,
+    "bytes in another order": lambda X: X.astype(">f8"),
+    **{
+        kind.__name__: kind
+        for kind in (
+            sparse.bsr_matrix,
+            sparse.coo_array,
+            sparse.coo_matrix,
+            sparse.csc_matrix,
+            sparse.dia_matrix,
+            sparse.dok_matrix,
+            sparse.lil_matrix,
+        )
+    },
+}
+LABELS = {
+    "lists": lambda y: y.tolist(),
+    "series": lambda y: pd.Series(y, index=[f"r{i}" for i in range(len(y))]),
+    "reversed": lambda y: pd.Series(y, index=np.arange(len(y))[::-1]),
+    "categories": pd.Categorical,
+    "nullable": lambda y: pd.array(y, dtype="Int64"),
+    "objects": lambda y: y.astype(object),
+    "index": pd.Index,
+}
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [*({"rows": form} for form in ROWS.values()), *({"labels": form} for form in LABELS.values())],
+    ids=[*ROWS, *(f"labels: {form}" for form in LABELS)],
+)
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # np.matrix
+@pytest.mark.filterwarnings("ignore::scipy.sparse.SparseEfficiencyWarning")
+@pytest.mark.parametrize("learner", [*EVERY, PrivatePCA])
+def test_chunks_of_any_kind_train_as_the_tables_that_they_mean(learner, forms, table):
+    model = in_chunks(learner, 3, noise=Noise(seed=1))
+    if learner in TREES:
+        model.set_params(random_state=0)
+    found = released(clone(model).fit(Formed(*table, **forms)))
+    expected = clone(model).fit(Chunked(*table)).released_state()
+    for name, array in expected.items():
+        # Sparse and dense products may be added up in another order.
+        np.testing.assert_allclose(
+            np.frombuffer(found[name], array.dtype), array.ravel(), atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("learner", [*EVERY, PrivatePCA])
+def test_persons_beside_a_table_in_chunks_are_refused(learner, table, ledger):
+    for source in (Chunked(*table), table[0]):
+        y = None if isinstance(source, Chunked) else table[1]
+        with pytest.raises(SettingsError, match="hides single records"):
+            in_chunks(learner).fit(source, y, persons=table[1], ledger=ledger, dataset="ward")

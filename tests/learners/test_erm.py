@@ -547,3 +547,14 @@ def test_dense_records_are_not_copied(loss, layout):
     extra = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert extra <= 0.4 * X.nbytes
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=name_of)
+def test_labels_of_another_shape_mix_no_records(loss):
+    X, y = problem(loss, 60, 4)
+    for labels in (y[:, None], y[None, :], y[:1], y[:59]):
+        with pytest.raises(GuaranteeVoid, match="one for each record"):
+            solve(X, labels, Problem(loss, regularization=0.1), tolerance=1e-6)
+        if isinstance(loss, Softmax):
+            with pytest.raises(GuaranteeVoid, match="one for each record"):
+                loss.slope(np.zeros((loss.n_classes, 60)), labels)

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 dask = pytest.importorskip("dask")
 pd = pytest.importorskip("pandas")
@@ -244,7 +245,7 @@ def test_what_is_no_table_is_refused():
         DaskRows(dd.from_pandas(frame(10)[["a", "ill"]], npartitions=1), schema=SCHEMA)
     with pytest.raises(SchemaMismatch, match="partitions"):
         DaskRows(here, da.from_array(y, chunks=25))
-    with pytest.raises(SchemaMismatch, match="shape"):
+    with pytest.raises(SchemaMismatch, match="one label for each record"):
         PrivateRidge(epsilon=1.0).fit(here, da.from_array(y, chunks=(60, 40)))
     person = Schema(
         [Numeric("a", -1, 1)], "ill", classes=("no", "yes"), person="b", max_records_per_person=1
@@ -252,3 +253,38 @@ def test_what_is_no_table_is_refused():
     with pytest.raises(SettingsError, match="person"):
         DaskRows(dd.from_pandas(frame(10), npartitions=1), schema=person)
     assert as_chunks(X, y) is None
+
+
+@pytest.mark.parametrize("kind", ["frame", "array"])
+@pytest.mark.parametrize("mechanism", ["objective", "gradient"])
+def test_labels_with_a_second_dimension_are_refused_before_the_charge(kind, mechanism, ledger):
+    X, y = arrays(300)
+    table = pd.DataFrame(X)
+    given = {
+        "frame": (dd.from_pandas(table, 3), dd.from_pandas(pd.DataFrame({"y": y}), 3)),
+        "array": (da.from_array(X, (100, 4)), da.from_array(y[:, None], (100, 1))),
+    }[kind]
+    for classes in ([0, 1], [0, 1, 2]):
+        learner = PrivateLogisticRegression(
+            epsilon=1.0, delta=1e-6, mechanism=mechanism, classes=classes
+        )
+        with pytest.raises(SchemaMismatch, match=r"frame\['y'\] instead of frame\[\['y'\]\]"):
+            learner.fit(*given, ledger=ledger, dataset="ward")
+    assert ledger.balance("ward").spent.epsilon == 0
+
+
+@pytest.mark.filterwarnings("ignore::scipy.sparse.SparseEfficiencyWarning")
+@pytest.mark.parametrize("form", ["coo", "csc", "bsr", "dia"])
+def test_partitions_of_sparse_rows_of_any_kind_train_alike(form):
+    X, y = arrays(4000)
+    blocks = [
+        dask.delayed(sparse.csr_matrix(X[start : start + 1000]).asformat)(form)
+        for start in range(0, 4000, 1000)
+    ]
+    rows = da.concatenate(
+        [da.from_delayed(block, (1000, 4), meta=sparse.csr_matrix((0, 4))) for block in blocks]
+    )
+    learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], noise=Noise(seed=1))
+    found = learner.fit(rows, da.from_array(y, 1000)).coef_
+    whole = PrivateLogisticRegression(**learner.get_params()).fit(sparse.csr_array(X), y)
+    np.testing.assert_allclose(found, whole.coef_, atol=1e-6)

@@ -17,8 +17,7 @@ from scipy import sparse
 from consilience.errors import SchemaMismatch
 from consilience.learners.ball import Ball, into_ball
 from consilience.learners.erm import Chunks, block_records
-from consilience.learners.inputs import Chunked, label_codes
-from consilience.tables.values import as_doubles
+from consilience.learners.inputs import Chunked, label_codes, read_chunks
 
 Array: TypeAlias = NDArray[Any]
 T = TypeVar("T")
@@ -82,7 +81,7 @@ class EncodedChunks:
 
     def chunks(self) -> Chunks:
         """Yield encoded blocks of records; a block may be overwritten by the next one."""
-        return _encode(self.ball, self.encode, self.source.chunks())
+        return _encode(self.ball, self.encode, self.source.n_features, self.source.chunks())
 
 
 class EncodedPartitions(EncodedChunks):
@@ -91,15 +90,15 @@ class EncodedPartitions(EncodedChunks):
     def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
         """Return what `function` makes of the encoded blocks of each partition."""
         answers: list[T] = self.source.gather(
-            partial(_apply_encoded, self.ball, self.encode, function), every
+            partial(_apply_encoded, self.ball, self.encode, self.source.n_features, function), every
         )
         return answers
 
 
-def _encode(ball: Ball, encode: Encoding, chunks: Chunks) -> Chunks:
+def _encode(ball: Ball, encode: Encoding, n_features: int, chunks: Chunks) -> Chunks:
     room = np.empty((0, 0))
-    for X, y in chunks:
-        width = X.shape[1] + ball.fit_intercept
+    for X, y in read_chunks(encode.owner, n_features, chunks):
+        width = n_features + ball.fit_intercept
         length = max(len(y), 1) if sparse.issparse(X) else block_records(width)
         if room.shape[1] != width and not sparse.issparse(X):
             # Blocks keep the source's memory layout, so that copying runs along memory.
@@ -107,10 +106,14 @@ def _encode(ball: Ball, encode: Encoding, chunks: Chunks) -> Chunks:
             room = np.empty((width, length)).T if by_feature else np.empty((length, width))
         for start in range(0, len(y), length):
             part = slice(start, start + length)
-            yield into_ball(as_doubles(X[part]), ball, room), encode(y[part])
+            yield into_ball(X[part], ball, room), encode(y[part])
 
 
 def _apply_encoded(
-    ball: Ball, encode: Encoding, function: Callable[[Chunks], T], chunks: Chunks
+    ball: Ball,
+    encode: Encoding,
+    n_features: int,
+    function: Callable[[Chunks], T],
+    chunks: Chunks,
 ) -> T:
-    return function(_encode(ball, encode, chunks))
+    return function(_encode(ball, encode, n_features, chunks))

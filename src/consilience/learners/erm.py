@@ -180,13 +180,13 @@ class Softmax:
     def value(self, z: Array, y: Labels) -> Array:
         """Return ln Σ exp(z) - z_y."""
         shifted = z - z.max(axis=0)
-        value: Array = np.log(np.exp(shifted).sum(axis=0)) - shifted[y, np.arange(len(y))]
+        value: Array = np.log(np.exp(shifted).sum(axis=0)) - shifted[_at(z, y)]
         return value
 
     def slope(self, z: Array, y: Labels) -> Array:
         """Return p - e_y."""
         p = self._probabilities(z)
-        p[y, np.arange(len(y))] -= 1
+        p[_at(z, y)] -= 1
         return p
 
     def bend(self, z: Array, y: Labels) -> Array:
@@ -204,6 +204,24 @@ class Softmax:
         # record's slope may not depend on the table that it stands in.
         p /= functools.reduce(np.add, p)
         return p
+
+
+def _at(z: Array, y: Labels) -> tuple[Labels, Labels]:
+    """Return where each record's own class is in `z`."""
+    check_labels(y, z.shape[1])
+    return y, np.arange(len(y))
+
+
+def check_labels(y: Labels, n_records: int) -> None:
+    """Refuse labels of another shape than one for each record.
+
+    NumPy would compare each of them with all records, whose slopes would depend on one another.
+    """
+    if y.shape != (n_records,):
+        raise GuaranteeVoid(
+            "Labels are not one for each record, so that slopes of different records would mix. "
+            "Nothing was learned. Pass labels in one dimension."
+        )
 
 
 @dataclass(frozen=True)
@@ -513,6 +531,7 @@ def block_records(n_features: int) -> int:
 def _blocks(chunks: Chunks, loss: Loss, dtype: DTypeLike) -> Chunks:
     label_dtype = np.float64 if loss.n_outputs == 1 else np.int64
     for X, y in chunks:
+        check_labels(y, X.shape[0])
         length = _BLOCK_RECORDS if sparse.issparse(X) else block_records(X.shape[1])
         for begin in range(0, X.shape[0], length):
             part = slice(begin, begin + length)

@@ -25,6 +25,7 @@ from consilience.learners.erm import (
     Matrix,
     PartitionedRecords,
     block_records,
+    check_labels,
     one_blas_thread,
 )
 from consilience.privacy.accounting import Event, GradientSteps
@@ -198,6 +199,7 @@ def _blocks(loss: Loss, chunks: Chunks) -> Iterator[tuple[Matrix, Array]]:
     """Yield rows in whole steps of the grid, truncated: no row gets longer."""
     kind = np.float64 if loss.n_outputs == 1 else np.int64
     for X, y in chunks:
+        check_labels(y, X.shape[0])
         length = block_records(X.shape[1])
         for start in range(0, X.shape[0], length):
             part = slice(start, start + length)

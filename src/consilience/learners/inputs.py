@@ -55,12 +55,7 @@ def validate_records(
 def check_persons(learner: Learner, persons: ArrayLike | None, n_records: int) -> Array | None:
     """Return the number of each record's person; None where single records are the unit."""
     if learner.unit == "record":
-        if persons is not None:
-            raise SettingsError(
-                f"{type(learner).__name__} was given persons, but hides single records "
-                "(unit='record'). Nothing was trained. Set unit='person' and records_per_person, "
-                "or drop persons."
-            )
+        _refuse_persons(learner, persons)
         return None
     if persons is None:
         raise SettingsError(
@@ -72,6 +67,15 @@ def check_persons(learner: Learner, persons: ArrayLike | None, n_records: int) -
             "'persons' must hold one id per record. Nothing was trained. Check its length."
         )
     return identify(persons)
+
+
+def _refuse_persons(learner: Learner, persons: ArrayLike | None) -> None:
+    if persons is not None:
+        raise SettingsError(
+            f"{type(learner).__name__} was given persons, but hides single records "
+            "(unit='record'). Nothing was trained. Set unit='person' and records_per_person, "
+            "or drop persons."
+        )
 
 
 def declared_classes(learner: Learner) -> Array | None:
@@ -90,6 +94,11 @@ def declared_classes(learner: Learner) -> Array | None:
 
 def label_codes(owner: str, classes: Array, labels: Array) -> Array:
     """Return each label's place among the classes, or refuse in the name of `owner`."""
+    if labels.ndim != 1:
+        raise SchemaMismatch(
+            f"{owner} was given labels that are not one for each record. Nothing was trained. Pass "
+            "one column of labels, without a second dimension."
+        )
     order = np.argsort(classes, kind="stable")
     codes = order[np.minimum(np.searchsorted(classes, labels, sorter=order), len(classes) - 1)]
     if not np.array_equal(classes[codes], labels):
@@ -109,12 +118,14 @@ def as_chunks(X: Rows, y: Any) -> Chunked | None:
     return X if callable(getattr(X, "chunks", None)) else None
 
 
-def chunk_classes(learner: Learner, source: Chunked) -> tuple[Array, Array]:
+def chunk_classes(
+    learner: Learner, source: Chunked, persons: ArrayLike | None
+) -> tuple[Array, Array]:
     """Return the classes of a table in chunks, and the labels that its chunks hold for them.
 
     Refuses what such a table cannot tell (its classes) or do (cap the records of a person).
     """
-    check_record_unit(learner, source)
+    check_record_unit(learner, source, persons)
     names, classes = getattr(source, "names", None), getattr(learner, "classes", ())
     learner.n_features_in_ = source.n_features
     if (
@@ -132,14 +143,17 @@ def chunk_classes(learner: Learner, source: Chunked) -> tuple[Array, Array]:
     return np.asarray(classes), np.asarray(classes)
 
 
-def check_record_unit(learner: Learner, source: Chunked) -> None:
-    """Refuse a table whose records were capped per person where single records are hidden.
+def check_record_unit(learner: Learner, source: Chunked, persons: ArrayLike | None) -> None:
+    """Refuse persons, and a table capped per person, where single records are hidden.
 
     Which records such a cap keeps depends on other records: one more record of a person can push
     out another one, so a record moves more than itself.
     """
+    if learner.unit != "record":
+        return
+    _refuse_persons(learner, persons)
     schema = getattr(source, "schema", None)
-    if learner.unit == "record" and schema is not None and schema.person is not None:
+    if schema is not None and schema.person is not None:
         raise SettingsError(
             f"{type(learner).__name__} hides single records (unit='record'), but its table names "
             "persons and keeps some records of each, so that records depend on one another. "
@@ -158,8 +172,8 @@ def count_records(learner: Learner, source: Chunked, encode: Callable[[Array], A
 
 def _count(owner: str, n_features: int, encode: Callable[[Array], Array], chunks: Chunks) -> int:
     n_records = 0
-    for X, y in chunks:
-        check_chunk(owner, n_features, as_doubles(X), y)
+    for X, y in read_chunks(owner, n_features, chunks):
+        check_values(owner, X)
         encode(y)
         n_records += len(y)
     return n_records
@@ -179,19 +193,32 @@ def check_count(learner: Learner, source: Chunked, n_records: int) -> None:
         )
 
 
-def check_chunk(owner: str, n_features: int, X: Rows, y: Array, *, finite: bool = True) -> None:
-    """Refuse a chunk that cannot be trained on.
+def read_chunks(owner: str, n_features: int, chunks: Chunks) -> Chunks:
+    """Yield chunks of any kind as dense doubles or CSR rows, with one label for each.
+
+    Every pass over a table reads it through here: what the first one accepted fails in no later
+    one, and labels of another shape, whose comparison with scores would mix records, never pass.
+    """
+    for X, y in chunks:
+        rows, labels = as_doubles(X), np.asarray(y)
+        # Of a table with two dimensions, this is false of labels with any other number than one.
+        if rows.shape != (*labels.shape, n_features) or rows.dtype.kind not in "fiub":
+            raise _bad_chunk(owner, "is not a table of numbers with one label for each record")
+        yield rows, labels
+
+
+def check_values(owner: str, X: Rows, *, finite: bool = True) -> None:
+    """Refuse a chunk with values that cannot be trained on.
 
     Without `finite`, values may be missing but not infinite.
     """
     values = X.data if sparse.issparse(X) else X
-    if X.shape != (len(y), n_features) or values.dtype.kind not in "fiub":
-        problem = "is not a table of numbers with one label for each record"
-    elif not (np.isfinite(values) if finite else ~np.isinf(values)).all():
-        problem = "has a value that is missing or infinite"
-    else:
-        return
-    raise SchemaMismatch(
+    if not (np.isfinite(values) if finite else ~np.isinf(values)).all():
+        raise _bad_chunk(owner, "has a value that is missing or infinite")
+
+
+def _bad_chunk(owner: str, problem: str) -> SchemaMismatch:
+    return SchemaMismatch(
         f"{owner} was given a chunk that {problem}. Nothing was trained or charged. Correct the "
         "source; a Schema says what missing values become."
     )

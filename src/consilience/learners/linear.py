@@ -333,7 +333,7 @@ class LinearClassifier(ClassifierMixin, LinearLearner):  # type: ignore[misc]
         assumptions: list[str] = []
         source = as_chunks(X, y)
         if source is not None:
-            classes, held = chunk_classes(self, source)
+            classes, held = chunk_classes(self, source, persons)
         else:
             X, labels = validate_records(self, X, y)
             # Declared classes say what a label may be: what else could be said of labels would
@@ -520,7 +520,7 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
         encode = LabelScale(type(self).__name__, float(self.label_bound))
         source = as_chunks(X, y)
         if source is not None:
-            chunk_classes(self, source)
+            chunk_classes(self, source, persons)
             task = self._task_in_chunks(source, self.loss(1), encode)
         else:
             X, labels = validate_records(self, X, y, y_numeric=True)

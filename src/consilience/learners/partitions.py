@@ -153,13 +153,8 @@ def _apply(
 ) -> Any:
     """Return `function` of a partition, or the error: raised, it would log records."""
     try:
-        if every > 1:
-            X, y = (
-                given if given is None else getattr(given, "iloc", given)[::every]
-                for given in (X, y)
-            )
         with one_blas_thread():
-            return function(_slices(X, y, n_features, schema))
+            return function(_slices(X, y, n_features, schema, every))
     except ConsilienceError as error:
         return type(error)(str(error))
     except Exception as error:
@@ -171,16 +166,17 @@ def _apply(
 
 
 def _slices(
-    X: Any, y: Any, n_features: int, schema: Schema | None
+    X: Any, y: Any, n_features: int, schema: Schema | None, every: int = 1
 ) -> Iterator[tuple[Any, NDArray[Any]]]:
     if schema is not None:
-        yield from (encoded[:2] for encoded in schema.encode_blocks(X))
+        yield from (encoded[:2] for encoded in schema.encode_blocks(X.iloc[::every]))
         return
-    table, labels = X if sparse.issparse(X) else np.asarray(X), np.asarray(y)
-    if table.ndim != 2 or table.shape != (len(labels), n_features):
+    table, labels = X.tocsr() if sparse.issparse(X) else np.asarray(X), np.asarray(y)
+    if table.shape != (*labels.shape, n_features):
         raise SchemaMismatch(
-            "A partition of X and y differ in shape. Nothing was learned. Give both the same "
-            "partitions."
+            "A partition does not have one label for each record. Nothing was learned. Give X and "
+            "y the same partitions, and y one dimension: frame['y'] instead of frame[['y']]."
         )
+    table, labels = table[::every], labels[::every]
     for start in range(0, len(labels), SLICE_RECORDS):
         yield table[start : start + SLICE_RECORDS], labels[start : start + SLICE_RECORDS]

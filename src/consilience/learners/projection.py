@@ -10,7 +10,7 @@ what sites released and never sees a record.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -26,6 +26,7 @@ from consilience.learners.inputs import (
     check_persons,
     check_record_unit,
     count_records,
+    read_chunks,
     validate_table,
 )
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
@@ -59,9 +60,12 @@ MOST_RECORDS = 2**31  # at one site; the one public bound that the closing dista
 
 
 def _blocks(X: Any) -> Iterator[Array]:
-    for table in (chunk for chunk, _ in X.chunks()) if hasattr(X, "chunks") else (X,):
+    tables: Iterable[Any] = (as_doubles(X),)
+    if hasattr(X, "chunks"):
+        tables = (rows for rows, _ in read_chunks("PrivatePCA", X.n_features, X.chunks()))
+    for table in tables:
         for start in range(0, table.shape[0], BLOCK_RECORDS):
-            block = as_doubles(table[start : start + BLOCK_RECORDS])
+            block = table[start : start + BLOCK_RECORDS]
             yield block.toarray() if sparse.issparse(block) else block
 
 
@@ -294,7 +298,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
                     "the table, or use unit='record'."
                 )
             self.n_features_in_ = X.n_features
-            check_record_unit(self, X)
+            check_record_unit(self, X, persons)
             count_records(self, X, np.asarray)  # bad rows are refused before the charge
         else:
             # Under add-remove even "the table is empty" is about the records, so an empty table

@@ -36,12 +36,13 @@ from consilience.learners.implied import ROUNDING, UNLIKELY, Bound, Implied
 from consilience.learners.inputs import (
     READ_LABELS,
     as_chunks,
-    check_chunk,
     check_count,
     check_persons,
+    check_values,
     chunk_classes,
     declared_classes,
     label_codes,
+    read_chunks,
     validate_records,
     validate_table,
 )
@@ -65,7 +66,6 @@ from consilience.privacy.mechanisms import (
 )
 from consilience.privacy.vector_noise import public_sum
 from consilience.tables.groups import cap_records
-from consilience.tables.values import as_doubles
 
 if TYPE_CHECKING:
     from consilience.tables.schema import Schema
@@ -422,13 +422,12 @@ def _write_bins(
 ) -> FiledTask:
     """Read chunks once, checking every record, and keep their bins in a file."""
     task = FiledTask(source.n_features, len(held), getattr(source, "progress", None))
-    for X, y in source.chunks():
-        X = as_doubles(X)
-        check_chunk(type(learner).__name__, source.n_features, X, y, finite=finite)
-        task.append(
-            bins.codes(X.toarray() if sparse.issparse(X) else X),
-            label_codes(type(learner).__name__, held, np.asarray(y)),
-        )
+    owner = type(learner).__name__
+    for X, y in read_chunks(owner, source.n_features, source.chunks()):
+        check_values(owner, X, finite=finite)
+        rows: Any = X
+        codes = bins.codes(rows.toarray() if sparse.issparse(X) else X)
+        task.append(codes, label_codes(owner, held, y))
     check_count(learner, source, task.n_records)
     return task
 
@@ -482,7 +481,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         classes, assumptions, source = declared_classes(self), [], as_chunks(X, y)
         missing = isinstance(self.bins, Bins) and self.bins.missing != "error"
         if source is not None:
-            classes, held = chunk_classes(self, source)
+            classes, held = chunk_classes(self, source, persons)
         else:
             finite = "allow-nan" if missing else True
             X, labels = validate_records(self, X, y, accept_sparse=False, ensure_all_finite=finite)
