@@ -88,7 +88,11 @@ FREE = {
     "site boosting, coordinates": SiteBoosting(40, coordinates=True),
 }
 RELEASED = {"coef_", "intercept_", "classes_"}
-STATED = {"guarantee_", "events_", "public_size_", "data_norm", "fit_intercept", "label_bound"}
+STATED = {"guarantee_", "events_", "public_size_", "label_bound"} | {
+    "data_norm",
+    "fit_intercept",
+    "intercept_scaling",
+}
 
 
 class Glass:

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners import erm
+from consilience.learners.ball import into_ball, out_of_ball
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
 from consilience.learners.perturbation import LinearTask, logistic_gap, plan_linear
 from consilience.tables.chunks import ParquetRows
@@ -362,3 +363,40 @@ def test_any_number_of_records_can_be_certified():
                 steepness = lam + 2**60 * loss.curvature
                 error = 4 * erm.gradient_error(many, erm.Decimal)
                 assert error * steepness / lam <= planned
+
+
+@pytest.mark.parametrize("scaling", [1.0, 0.25, 1e-3, 1e3])
+@pytest.mark.parametrize("rows", [np.asarray, sparse.csr_array])
+def test_a_short_constant_leaves_more_of_the_ball_to_the_records(scaling, rows):
+    X, _ = made_up(n_features=7)
+    learner = PrivateLogisticRegression(epsilon=1.0, intercept_scaling=scaling)
+    inside = into_ball(rows(X / np.linalg.norm(X, axis=1, keepdims=True)), learner)
+    inside = inside.toarray() if sparse.issparse(inside) else inside
+    lengths = [math.hypot(*row) for row in inside.tolist()]
+    assert 1 - 1e-9 < min(lengths)
+    assert max(lengths) <= 1
+    np.testing.assert_allclose(inside[:, -1] / np.linalg.norm(inside[:, :-1], axis=1), scaling)
+    coef, intercept = out_of_ball(np.arange(8.0), learner)
+    longer = X / np.linalg.norm(X, axis=1, keepdims=True)
+    np.testing.assert_allclose(longer @ coef[0] + intercept, inside @ np.arange(8.0), rtol=1e-9)
+
+
+def test_the_intercept_does_not_depend_on_its_scaling_where_the_ridge_is_weak():
+    X, _ = made_up(n_features=3)
+    y = (X[:, 0] > 0.2).astype(int) ^ (np.arange(len(X)) % 5 == 0)
+    fits = [
+        PrivateLogisticRegression(
+            epsilon=math.inf, regularization=1e-9, intercept_scaling=scaling
+        ).fit(X, y)
+        for scaling in (0.25, 1.0, 4.0)
+    ]
+    for fit in fits:
+        np.testing.assert_allclose(fit.intercept_, fits[0].intercept_, rtol=1e-4)
+        np.testing.assert_allclose(fit.coef_, fits[0].coef_, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scaling", [0.0, -1.0, 1e-4, 1e4, math.nan, "1", None])
+def test_an_impossible_scaling_of_the_intercept_is_refused(scaling):
+    X, y = made_up()
+    with pytest.raises(SettingsError, match="intercept_scaling"):
+        PrivateLogisticRegression(epsilon=1.0, intercept_scaling=scaling).fit(X, y)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from consilience import Budget, Ledger
+from consilience import Budget, Ledger, PrivateLogisticRegression
 from consilience.errors import ContributionRejected, SettingsError
 from consilience.files.certificate import of_contribution, of_release
 from consilience.files.release import Release
@@ -382,3 +382,27 @@ def test_columns_in_single_brackets_are_refused_with_what_to_write():
     text += study_text().split("[learner]")[1]
     with pytest.raises(SettingsError, match=r"begin each column with \[\[schema.columns\]\]"):
         Study.from_text(text).require_valid()
+
+
+def test_a_study_without_a_version_keeps_the_defaults_of_the_first():
+    old = Study.from_text(study_text())
+    assert old.version == 1
+    assert "version" not in old.to_dict()["study"]
+    first = {"mechanism": "objective", "regularization": 1e-2, "intercept_scaling": 1.0}
+    assert {name: getattr(old.build(1.0), name) for name in first} == first
+    text = study_text().replace("[study]", "[study]\nversion = 2")
+    new = Study.from_text(text)
+    assert Study.from_dict(new.to_dict()) == new != old
+    assert new.digest != old.digest
+    today = PrivateLogisticRegression(epsilon=1.0)
+    assert all(getattr(new.build(1.0), name) == getattr(today, name) for name in first)
+    trusted = Study.from_text(
+        study_text(privacy=TRUSTED, more="epsilon = 1.0").replace("[study]", "[study]\nversion = 2")
+    )
+    assert trusted.build(1.0).regularization == 1e-2
+
+
+@pytest.mark.parametrize("version", ["0", "3", "true", '"2"', "2.0"])
+def test_a_version_that_nobody_knows_is_refused(version):
+    with pytest.raises(SettingsError, match="version"):
+        Study.from_text(study_text().replace("[study]", f"[study]\nversion = {version}"))

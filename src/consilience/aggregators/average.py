@@ -32,7 +32,7 @@ from consilience.aggregators.members import (
     public_sizes,
 )
 from consilience.errors import SettingsError
-from consilience.learners.ball import HALF, label_bound
+from consilience.learners.ball import Ball, intercept_to_user
 from consilience.learners.base import PrivateLearner, is_positive
 from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_perturbation
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
@@ -278,10 +278,10 @@ class _Move(NamedTuple):
     dimension: int
 
 
-def common_settings(members: Sequence[Member]) -> tuple[float, bool, str, str] | None:
-    """Return data_norm, fit_intercept, unit and neighbours; None if not all have the same ones."""
+def common_settings(members: Sequence[Member]) -> tuple[Ball, str, str] | None:
+    """Return ball, unit and neighbours of all members; None if not all have the same ones."""
     learners = [m.learner for m in members if hasattr(m.learner, "data_norm")]
-    facts = {(o.data_norm, o.fit_intercept, o.unit, o.neighbours) for o in learners}
+    facts = {(Ball.of(o), o.unit, o.neighbours) for o in learners}
     return facts.pop() if len(facts) == 1 and len(learners) == len(members) else None
 
 
@@ -385,7 +385,7 @@ class _Central(TrustedNoise):
         if self.outputs > 1 and self.joint:
             drawn = helmert(self.outputs).T @ drawn
         scale = self.members[0].to_user
-        half = HALF * label_bound(self.members[0].learner)
+        half = intercept_to_user(self.members[0].learner)
         ball = coef / scale
         if self.intercept:
             ball = np.hstack([ball, (intercept / half)[:, None]])

@@ -22,7 +22,7 @@ from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, 
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member, dense
 from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, SettingsError
-from consilience.learners.ball import HALF, Ball, out_of_ball
+from consilience.learners.ball import Ball, out_of_ball
 from consilience.learners.base import PrivateLearner, is_count, is_positive
 from consilience.learners.erm import Logistic, Problem, PublicFacts, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
@@ -327,10 +327,11 @@ class FeatureMethod(UsesLabels):
         need("max_members", fits, must)
 
 
-def _rows_in_ball(X: Any, norm: float, with_constant: bool) -> Array:
-    """Return (x / norm, 1) / √2 or x / norm, dense, of records that are cut to `norm`."""
-    rows = dense(clip_rows(X, norm) * (1 / norm))
-    return np.hstack([rows, np.ones((len(rows), 1))]) * HALF if with_constant else rows
+def _rows_in_ball(X: Any, ball: Ball) -> Array:
+    """Return (x / norm, s) / √(1 + s²) or x / norm, dense, of records cut to their norm."""
+    rows = dense(clip_rows(X, ball.data_norm) * (1 / ball.data_norm)) * ball.row_factor
+    constant = np.full((len(rows), 1), ball.constant)
+    return np.hstack([rows, constant]) if ball.fit_intercept else rows
 
 
 @dataclass(frozen=True)
@@ -359,15 +360,15 @@ class _Features:
     ) -> _Features:
         """Scale by released models and declared bounds alone: ‖M x‖ <= ‖M‖_op ‖x‖."""
         M = task.coef[kept].reshape(-1, task.coef.shape[2]) * data_norm
-        X = _rows_in_ball(task.X, data_norm, task.with_intercept)
+        ball = Ball(data_norm, task.with_intercept)
+        X = _rows_in_ball(task.X, ball)
         if task.with_intercept:  # M holds what the rows' constant is multiplied by
             M = np.hstack([M, task.intercept[kept].reshape(-1, 1)])
         lengths = np.linalg.norm(M, axis=1) if scaled else np.ones(len(M))
         lengths = np.where(lengths > 0, lengths, 1.0)
         M = M / lengths[:, None]
         stretch = (float(np.linalg.norm(M, 2)) or 1.0) * (1 + 1e-12)
-        half = HALF if task.with_intercept else 1.0
-        return cls(X @ M.T / stretch, kept, lengths / half, stretch, task.n_outputs)
+        return cls(X @ M.T / stretch, kept, lengths / ball.row_factor, stretch, task.n_outputs)
 
     def enter(self, mass: Array) -> Array:
         """Return weights of `records`' columns that give each output its shares of `mass`."""
@@ -592,7 +593,7 @@ class TrustedAggregator(TrustedNoise):
         learners = [member.learner for member in task.members]
         shared = common_settings(task.members) if exact else None
         two_classes = task.classes is not None and task.n_outputs == 1
-        if shared is None or shared[2:] != ("record", "replace-one") or not two_classes:
+        if shared is None or shared[1:] != ("record", "replace-one") or not two_classes:
             raise SettingsError(
                 "mechanism='output' is for exact two-class members (epsilon=math.inf) of this "
                 "package with one data_norm and intercept setting, unit='record' and "
@@ -600,14 +601,14 @@ class TrustedAggregator(TrustedNoise):
                 "FeatureMethod's mechanism if members brought noise."
             )
         self.task, self.epsilon, self.noise = task, float(method.epsilon or 0.0), method.noise
-        self.data_norm, self.with_constant = shared[:2]
+        self.ball = shared[0]
         self.strength = (
             PRIVATE_REGULARIZATION
             if method.regularization == "auto"
             else float(method.regularization)
         )
         self.ridge = self.strength * len(task.y)
-        features = task.coef.shape[2] + bool(self.with_constant)
+        features = task.coef.shape[2] + self.ball.fit_intercept
         reaches, slack, lengths = [], [], []
         for member in task.members:
             loss, size = member.learner.loss(2), int(member.size or 1)
@@ -643,15 +644,14 @@ class TrustedAggregator(TrustedNoise):
 
     def members_in_ball(self) -> Array:
         """Return the members as rows of the ball's coordinates, at most `longest` long."""
-        half = HALF if self.with_constant else 1.0
-        rows = self.task.coef[:, 0] * (self.data_norm / half)
-        if self.with_constant:
-            rows = np.hstack([rows, self.task.intercept / half])
+        rows = self.task.coef[:, 0] * (self.ball.data_norm / self.ball.row_factor)
+        if self.ball.fit_intercept:
+            rows = np.hstack([rows, self.task.intercept / self.ball.constant])
         return np.asarray(clip_rows(rows, self.longest))
 
     def records_in_ball(self) -> Array:
         """Return the aggregation records clipped, scaled and with the constant, of norm <= 1."""
-        X = _rows_in_ball(self.task.X, self.data_norm, self.with_constant)
+        X = _rows_in_ball(self.task.X, self.ball)
         return np.asarray(clip_rows(X, 1.0))
 
     def exact(self) -> tuple[Array, Array]:
@@ -677,7 +677,7 @@ class TrustedAggregator(TrustedNoise):
         )
         n = len(self.task.members)
         weights = np.full(n, 1 / n)  # nominal: the true ones are not covered by the noise
-        coef, intercept = out_of_ball(f, Ball(self.data_norm, self.with_constant))
+        coef, intercept = out_of_ball(f, self.ball)
         return {"coef": coef, "intercept": intercept, "weights": weights}
 
     def guarantees(self) -> tuple[Guarantee, tuple[Guarantee, ...], Guarantee]:

@@ -18,7 +18,6 @@ from sklearn.utils import check_random_state
 from consilience.aggregators.base import Array
 from consilience.aggregators.labelled import Labelled
 from consilience.aggregators.members import Member, dense
-from consilience.learners.ball import HALF
 from consilience.learners.erm import Loss, Problem, PublicFacts, gradient_error, solve
 
 SOLVED_TO = 1e-7  # relative gradient; public records need an answer, not a certificate
@@ -47,7 +46,7 @@ class Ball:
         X = X * (1 / self.norm)
         if not self.with_intercept:
             return X
-        half, one = HALF, np.ones((X.shape[0], 1))
+        half, one = math.sqrt(0.5), np.ones((X.shape[0], 1))
         return (
             sparse.csr_array(sparse.hstack([X, one]) * half)
             if sparse.issparse(X)
@@ -75,7 +74,7 @@ class Ball:
         theta = np.atleast_2d(theta) * self.label_scale
         if not self.with_intercept:
             return theta / self.norm, np.zeros(len(theta))
-        theta = theta * HALF
+        theta = theta * math.sqrt(0.5)
         return theta[:, :-1] / self.norm, theta[:, -1]
 
 

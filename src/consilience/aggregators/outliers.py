@@ -15,7 +15,7 @@ from scipy import stats
 
 from consilience.aggregators.base import Array, Ensemble
 from consilience.aggregators.members import Member, align_members, as_members, dense
-from consilience.learners.ball import HALF, into_ball, label_bound
+from consilience.learners.ball import intercept_to_user, into_ball, label_bound
 from consilience.privacy.vector_noise import is_in_objective, is_vector_noise, noise_variance
 from consilience.tables.public import Public
 
@@ -151,7 +151,7 @@ def _needed_noise(member: Member, records: Public) -> float | None:
         labels = np.clip(labels.astype(np.float64) / bound, -1, 1)
     vector = np.asarray(member.coef).ravel() / member.to_user
     if member.has_constant:
-        vector = np.append(vector, np.asarray(member.intercept) / (HALF * bound))
+        vector = np.append(vector, np.asarray(member.intercept) / intercept_to_user(learner))
     X = np.asarray(into_ball(dense(records.X), learner))
     n_classes = 0 if member.classes is None else len(member.classes)
     slopes = learner.loss(n_classes).slope(X @ vector, labels)[:, None] * X

@@ -247,7 +247,9 @@ def _coefficients_in_ball(learner: Learner) -> Array:
     settings, fitted = learner.get_params(deep=False), vars(learner)
     coef = np.atleast_2d(fitted["coef_"]) * settings["data_norm"]
     if settings["fit_intercept"]:
-        coef = np.column_stack([coef, np.atleast_1d(fitted["intercept_"])]) * math.sqrt(2)
+        scaling = settings["intercept_scaling"]
+        constant = np.atleast_1d(fitted["intercept_"]) / scaling
+        coef = np.column_stack([coef, constant]) * math.sqrt(1 + scaling**2)
     return np.asarray(coef / settings.get("label_bound", 1.0))
 
 

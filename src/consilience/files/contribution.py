@@ -87,7 +87,8 @@ def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[
 def _unfitted(facts: Mapping[str, Any]) -> Any:
     """Return the learner that facts describe, with what is public of its fit but its tensors."""
     kind: Any = LEARNERS[facts["learner"]]
-    settings = {name: from_plain(value) for name, value in facts["settings"].items()}
+    named = kind.first_settings | facts["settings"]
+    settings = {name: from_plain(value) for name, value in named.items()}
     numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
     accept("settings", settings.keys() == _setting_names(kind) and numbers)
     learner: Any = kind(**settings)

@@ -1,9 +1,9 @@
 """Into the unit ball, where linear learners are trained and noise is drawn, and out of it again.
 
 Rows are divided by their declared norm and clipped, so that every row has a length of at most 1. An
-intercept becomes one more feature with the value 1; then both are multiplied by √½ = `HALF`, so
-that the longer row still has a length of at most 1. Coefficients go the other way, back into the
-coordinates of the user's columns and labels.
+intercept becomes one more feature with the value s, the ``intercept_scaling``; then both are
+multiplied by 1/√(1 + s²), so that the longer row still has a length of at most 1. Coefficients go
+the other way, back into the coordinates of the user's columns and labels.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from consilience.privacy.mechanisms import clip_rows
 
 Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = Any  # a dense array, or SciPy's sparse rows
-
-HALF = math.sqrt(0.5)
 
 
 class Bounded(Protocol):
@@ -42,6 +40,24 @@ class Ball:
 
     data_norm: float
     fit_intercept: bool
+    intercept_scaling: float = 1.0
+
+    @classmethod
+    def of(cls, bounds: Bounded) -> Ball:
+        """Return the bounds that a learner or an aggregator declares."""
+        scaling = float(getattr(bounds, "intercept_scaling", 1.0))
+        # A NumPy number of 32 bits would round the slack away.
+        return cls(float(bounds.data_norm), bool(bounds.fit_intercept), scaling)
+
+    @property
+    def row_factor(self) -> float:
+        """What a row of norm <= 1 is multiplied by to make room for the constant."""
+        return math.sqrt(1 / (1 + self.intercept_scaling**2)) if self.fit_intercept else 1.0
+
+    @property
+    def constant(self) -> float:
+        """The value of the constant feature, 0 if there is none."""
+        return self.intercept_scaling * self.row_factor if self.fit_intercept else 0.0
 
 
 def into_ball(X: Rows, bounds: Bounded, room: Array | None = None) -> Rows:
@@ -51,39 +67,44 @@ def into_ball(X: Rows, bounds: Bounded, room: Array | None = None) -> Rows:
     convexity in every coordinate there is no privacy. The result may be written into `room`, which
     must have as many columns.
     """
-    norm = float(bounds.data_norm)  # a NumPy number of 32 bits would round the slack away
-    X = clip_rows(X, norm)
-    if norm != 1.0:
-        X = clip_rows(X * (1.0 / norm), 1.0)
-    if not bounds.fit_intercept:
+    ball = Ball.of(bounds)
+    X = clip_rows(X, ball.data_norm)
+    if ball.data_norm != 1.0:
+        X = clip_rows(X * (1.0 / ball.data_norm), 1.0)
+    if not ball.fit_intercept:
         return X
-    half = HALF * (1 - 2**-50)
+    slack = 1 - 2**-50
+    factor, constant = ball.row_factor * slack, ball.constant * slack
     if sparse.issparse(X):
-        return sparse.hstack(
-            [X * half, sparse.csr_array(np.full((X.shape[0], 1), half))], format="csr"
-        )
+        ones = sparse.csr_array(np.full((X.shape[0], 1), constant))
+        return sparse.hstack([X * factor, ones], format="csr")
     out = np.empty((X.shape[0], X.shape[1] + 1)) if room is None else room[: X.shape[0]]
-    np.multiply(X, half, out=out[:, :-1])
-    out[:, -1] = half
+    np.multiply(X, factor, out=out[:, :-1])
+    out[:, -1] = constant
     return out
 
 
 def out_of_ball(vectors: Array, bounds: Bounded) -> tuple[Array, Array]:
     """Return coefficients and intercepts in the user's coordinates from vectors in the ball's."""
     vectors = np.atleast_2d(vectors)
-    if not bounds.fit_intercept:
-        return vectors / bounds.data_norm, np.zeros(len(vectors))
-    return vectors[:, :-1] * (HALF / bounds.data_norm), vectors[:, -1] * HALF
+    ball = Ball.of(bounds)
+    if not ball.fit_intercept:
+        return vectors / ball.data_norm, np.zeros(len(vectors))
+    return vectors[:, :-1] * (ball.row_factor / ball.data_norm), vectors[:, -1] * ball.constant
 
 
-def scale_to_user(learner: object) -> float:
+def scale_to_user(learner: Bounded) -> float:
     """Return what a coordinate of the ball is multiplied by to become a user's coefficient.
 
-    A regressor's labels were divided by its ``label_bound``, which the scale takes back. A model of
-    another library declares nothing, and its coefficients are the user's already.
+    A regressor's labels were divided by its ``label_bound``, which the scale takes back.
     """
-    half = HALF if getattr(learner, "fit_intercept", False) else 1.0
-    return float(half / getattr(learner, "data_norm", 1.0) * label_bound(learner))
+    ball = Ball.of(learner)
+    return ball.row_factor / ball.data_norm * label_bound(learner)
+
+
+def intercept_to_user(learner: Bounded) -> float:
+    """Return what the constant's coordinate is multiplied by to become a user's intercept."""
+    return Ball.of(learner).constant * label_bound(learner)
 
 
 def label_bound(learner: object) -> float:

@@ -91,6 +91,10 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     # What `check_state` must see at once: all numbers, only the shapes of the arrays, or any rows
     # of all arrays (those without rows in full), so that large files are checked block by block.
     state_check: ClassVar[StateCheck] = "whole"
+    # What settings meant that files and studies of the first version do not name.
+    first_settings: ClassVar[Mapping[str, Any]] = {}
+    # Of exact members of a trusted hub, unless a study names others.
+    trusted_settings: ClassVar[Mapping[str, Any]] = {}
 
     epsilon: float
     neighbours: str

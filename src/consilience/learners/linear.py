@@ -22,10 +22,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.learners.ball import (
-    HALF,
     Ball,
+    intercept_to_user,
     into_ball,
-    label_bound,
     out_of_ball,
     scale_to_user,
 )
@@ -111,6 +110,13 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
 
     is_linear: ClassVar[bool] = True
     state_check: ClassVar[StateCheck] = "shapes"  # any finite coefficients are possible
+    first_settings: ClassVar[Mapping[str, Any]] = {
+        "mechanism": "objective",
+        "regularization": 1e-2,
+        "intercept_scaling": 1.0,
+    }
+    # The ridge bounds how far a record moves an exact minimum, and so the noise that hides it.
+    trusted_settings: ClassVar[Mapping[str, Any]] = {"regularization": 1e-2}
 
     epsilon: float
     delta: float = 0.0
@@ -118,6 +124,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     regularization: float | str = 1e-2
     data_norm: float = 1.0
     fit_intercept: bool = True
+    intercept_scaling: float = 1.0
     neighbours: str = "replace-one"
     public_size: int | None = None
     unit: str = "record"
@@ -167,6 +174,9 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         fits = automatic or is_positive(self.regularization)
         self._require("regularization", fits, "'auto' or a finite number > 0")
         self._require("data_norm", is_positive(self.data_norm), "a finite number > 0")
+        scaling = self.intercept_scaling
+        fits = is_positive(scaling) and 1e-3 <= scaling <= 1e3
+        self._require("intercept_scaling", fits, "a number from 0.001 to 1000")
         if self.mechanism == "gradient" and not self.delta and math.isfinite(self.epsilon):
             raise SettingsError(
                 "mechanism='gradient' adds Gaussian noise, which needs delta > 0. Nothing was "
@@ -207,7 +217,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     def _task_in_chunks(self, source: Chunked, loss: Loss, encode: Encoding) -> LinearTask:
         n_records, dimension = count_records(self, source, encode), self._dimension
         kind = EncodedPartitions if hasattr(source, "gather") else EncodedChunks
-        ball = Ball(float(self.data_norm), bool(self.fit_intercept))
+        ball = Ball.of(self)
         records = kind(source, ball, encode, dimension, n_records)
         return LinearTask(loss, dimension, n_records, n_records, records=records)
 
@@ -252,7 +262,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         longest = plan.longest_release(learner, task) * math.sqrt(n_problems) * factor
         lengths = {
             "coef": longest * scale_to_user(self),
-            "intercept": longest * HALF * label_bound(self) if self.fit_intercept else 0.0,
+            "intercept": longest * intercept_to_user(self),
         }
         bounds = {name: Bound(shape, norm=lengths[name]) for name, shape in self._shapes.items()}
         return Implied(plan.events, bounds, slack=factor if unknown else ROUNDING)
@@ -399,6 +409,10 @@ class PrivateLogisticRegression(LinearClassifier):
         it from public facts alone: budget, dimension and loss.
     data_norm
         Declared bound on the norm of a row. Longer rows are scaled down to it.
+    fit_intercept, intercept_scaling
+        Whether there is an intercept, and the length of its constant feature where rows have norm
+        <= 1. A short one leaves more of the unit ball to the records, so that less noise is heard;
+        the ridge then pulls more at the intercept.
     classes
         The declared labels. Without it they are read from `y`, and the guarantee says so.
     neighbours, public_size

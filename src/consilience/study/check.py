@@ -15,6 +15,7 @@ from consilience.learners.registry import LEARNERS
 from consilience.privacy.accounting import events_from_json, total
 from consilience.privacy.guarantee import Neighbours
 from consilience.protocol import STUDY_NAME
+from consilience.study.toml import VERSION
 
 if TYPE_CHECKING:
     from consilience.learners.base import PrivateLearner
@@ -62,6 +63,7 @@ def find_problems(study: Study) -> list[str]:
     problems = _failed(
         (
             *_name_checks(study),
+            *_version_checks(study),
             *_file_checks(study),
             *_privacy_checks(study),
             *_method_checks(study),
@@ -90,6 +92,11 @@ def _name_checks(study: Study) -> Iterable[Check]:
         TO_FILL_IN not in study.purpose,
         "the purpose is still to be filled in: the people who approve the study will read it",
     )
+
+
+def _version_checks(study: Study) -> Iterable[Check]:
+    known = type(study.version) is int and 1 <= study.version <= VERSION
+    yield known, f"version={study.version!r} must be a whole number from 1 to {VERSION}"
 
 
 def _file_checks(study: Study) -> Iterable[Check]:
@@ -235,7 +242,8 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
     if not study.trusted:
         settings["epsilon"] = learner.epsilon  # each site chooses its own
     yield (
-        type(learner).__name__ == study.learner and settings == facts["settings"],
+        type(learner).__name__ == study.learner
+        and settings == learner.first_settings | facts["settings"],
         "its learner has other settings",
     )
     yield (

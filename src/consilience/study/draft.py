@@ -21,7 +21,7 @@ from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS
 from consilience.study.check import TO_FILL_IN
 from consilience.study.records import file_digest
-from consilience.study.toml import quote
+from consilience.study.toml import VERSION, quote
 from consilience.tables.inference import distinct_texts, number_bounds
 from consilience.tables.reading import read_table
 
@@ -35,6 +35,7 @@ _HEAD = """\
 [study]
 name = {name}
 purpose = {purpose}
+version = {version}
 
 [privacy]
 # replace-one: the number of records of a site is public. add-remove: it is hidden.
@@ -128,6 +129,7 @@ class Draft:
             purpose=quote(
                 self.purpose or f"{TO_FILL_IN}: what is learned, for whom, on what legal ground"
             ),
+            version=VERSION,
             neighbours=quote(learner.default_neighbours),
             learners=_comment(f"One of {', '.join(LEARNERS)}."),
             learner=quote(self.learner),

@@ -85,6 +85,9 @@ class Study:
         Files of public records, for aggregators that need them and for measuring releases.
     withhold_far
         Whether a release with a member that is unlike the others waits for a coordinator.
+    version
+        Whose defaults are meant by settings of the learner that are not named: 2 are today's. A
+        study file without a version means 1, the first.
     stored
         A hub or site has kept this study since some version accepted it. It can be read and shown
         even if this version would refuse it; problems are reported on training and combining.
@@ -107,6 +110,7 @@ class Study:
     public: PublicFile | None = None
     test: PublicFile | None = None
     withhold_far: bool = toml.DEFAULTS["withhold_far"]
+    version: int = toml.VERSION
     stored: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -230,12 +234,16 @@ class Study:
 
     def build(self, epsilon: float) -> PrivateLearner[Any, Any]:
         """Return the learner that a site trains: an exact one if the hub is trusted."""
-        return LEARNERS[self.learner].for_schema(
+        kind = LEARNERS[self.learner]
+        unnamed = dict(kind.trusted_settings) if self.trusted else {}
+        if self.version == 1:
+            unnamed = dict(kind.first_settings)
+        return kind.for_schema(
             self.schema,
             epsilon=math.inf if self.trusted else float(epsilon),
             delta=0.0 if self.trusted else self.delta,
             neighbours=self.neighbours,
-            **self.learner_settings,
+            **{**unnamed, **self.learner_settings},
         )
 
     def build_aggregator(self) -> Aggregator:

@@ -25,7 +25,7 @@ PARTS = ("study", "privacy", "schema", "learner", "aggregator", "public", "test"
 # The settings of each part. [learner] and [aggregator] may have any: the classes they name check
 # them. Schema checks its own.
 ALLOWED = {
-    "study": {"name", "purpose"},
+    "study": {"name", "purpose", "version"},
     "privacy": {
         *("neighbours", "epsilon_min", "epsilon_max", "delta", "min_sites", "hub"),
         *("max_size", "max_weight", "withhold_far"),
@@ -33,6 +33,9 @@ ALLOWED = {
     "public": {"file", "sha256", "labelled"},
     "test": {"file", "sha256", "labelled"},
 }
+# Whose defaults a study means for what [learner] does not name. A file without a version is of the
+# first one; what it means does not change.
+VERSION = 2
 # Settings that studies had no word for once: a default is not written, so that digests stay.
 DEFAULTS: Facts = {"max_size": 1 << 31, "max_weight": 1.0, "withhold_far": False}
 REQUIRED = {
@@ -63,6 +66,8 @@ def to_facts(study: Study) -> Facts:
         "learner": {"name": study.learner, **_plain(study.learner_settings)},
         "aggregator": {"name": study.aggregator, **_plain(study.aggregator_settings)},
     }
+    if study.version != 1:
+        facts["study"]["version"] = study.version
     limits = {name: getattr(study, name) for name in DEFAULTS}
     facts["privacy"] |= {name: one for name, one in limits.items() if one != DEFAULTS[name]}
     for name, part in (("public", study.public), ("test", study.test)):
@@ -141,6 +146,7 @@ def to_arguments(facts: Mapping[str, Any]) -> tuple[Facts, list[str]]:
     arguments: Facts = {
         "name": parts["study"]["name"],
         "purpose": parts["study"].get("purpose", ""),
+        "version": parts["study"].get("version", 1),
         "schema": schema,
         "learner": parts["learner"].pop("name"),
         "learner_settings": _from_plain(parts["learner"]),
