@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -149,7 +150,7 @@ def test_a_machine_that_stops_before_the_file_is_written_charges_once(
     site = site_in(tmp_path / "north", shared)
     save = Contribution.save
 
-    def stopped(*_):
+    def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Contribution, "save", stopped)
@@ -383,6 +384,30 @@ def test_an_approval_refers_to_everything_on_the_page(shared, tmp_path):
     assert shown.digest != site.preview("heart-risk", epsilon=1.0).digest
 
 
+def test_an_approval_is_good_for_one_training(trusting, tmp_path, monkeypatch):
+    """An exact training changes no amount on the page."""
+    site = site_in(tmp_path / "north", trusting)
+    site.allow_exact(reason="yes")
+    approved = site.preview("heart-risk").digest
+
+    def train(seed):
+        return site.train(
+            "heart-risk", table(300, seed=seed), approve=lambda shown: shown.digest == approved
+        )
+
+    with monkeypatch.context() as patch:  # also of one that stopped before its file was written
+        patch.setattr(Contribution, "save", stop)
+        with pytest.raises(Stopped):
+            train(1)
+    assert train(1) is not None  # it goes on, without asking
+    assert train(1) is None
+    assert train(2) is None
+    assert [note.kind for note in site.ledger.notes()].count("exact") == 1
+    assert "number 2 of this site" in site.preview("heart-risk").page.as_text()
+    site.raise_budget(epsilon=4.0, reason="more")
+    assert site.ledger.head() in site.preview("heart-risk").page.as_text()
+
+
 # ------------------------------------------------------------------ joining
 
 
@@ -473,6 +498,71 @@ def test_two_commands_do_not_work_on_one_folder_at_once(shared, tmp_path):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert site.train("heart-risk", table(200), epsilon=1.0)  # a killed command holds nothing
+
+
+def test_two_threads_do_not_work_through_one_site_at_once(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    held, done, outcomes = threading.Event(), threading.Event(), []
+
+    def approve(_):
+        held.set()
+        return done.wait(60)
+
+    def train():
+        outcomes.append(site.train("heart-risk", table(200), epsilon=1.0, approve=approve))
+
+    first = threading.Thread(target=train)
+    first.start()
+    assert held.wait(60)
+    for _ in range(2):  # one that was refused has released nothing
+        with pytest.raises(SettingsError, match="Another command is at work"):
+            site.train("heart-risk", table(200), epsilon=1.0)
+    done.set()
+    first.join()
+    assert outcomes == [site.contribution("heart-risk")]
+    assert len(site.ledger.charges()) == 1
+
+
+def test_no_contribution_takes_the_place_of_another(shared, tmp_path, monkeypatch):
+    site = site_in(tmp_path / "north", shared)
+    kept = site.train("heart-risk", table(200), epsilon=1.0).read_bytes()
+    monkeypatch.setattr(Site, "_next_number", lambda *_: 1)
+    with pytest.raises(FileExistsError):
+        site.train("heart-risk", table(200), epsilon=1.0)
+    assert site.contribution("heart-risk").read_bytes() == kept
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_machine_that_stops_after_the_file_is_written_charges_once(
+    exact, shared, trusting, tmp_path, monkeypatch
+):
+    site = site_in(tmp_path / "north", trusting if exact else shared)
+    site.allow_exact(reason="yes")
+    epsilon, save = None if exact else 0.5, Contribution.save
+
+    def save_and_stop(*given, **settings):
+        save(*given, **settings)
+        raise Stopped
+
+    def stop_after_writing(seed):
+        with monkeypatch.context() as patch:
+            patch.setattr(Contribution, "save", save_and_stop)
+            with pytest.raises(Stopped):
+                site.train("heart-risk", table(200, seed=seed), epsilon=epsilon)
+        return len(site.ledger.charges()), len(site.ledger.notes())
+
+    before, path = stop_after_writing(1), site.contribution("heart-risk")
+    asked = []
+    again = site.train(
+        "heart-risk", table(200, seed=1), epsilon=epsilon, approve=lambda shown: asked.append(shown)
+    )
+    assert (again, asked) == (path, [])
+    assert (len(site.ledger.charges()), len(site.ledger.notes())) == before
+    # The next training is another one, and so is one of another table after a file was written.
+    second = site.train("heart-risk", table(200, seed=1), epsilon=epsilon)
+    stop_after_writing(1)
+    fourth = site.train("heart-risk", table(200, seed=2), epsilon=epsilon)
+    assert [second.name[13:17], fourth.name[13:17]] == ["0002", "0004"]
 
 
 def test_an_interrupted_training_is_not_completed_with_another_table(shared, tmp_path, monkeypatch):
@@ -601,7 +691,94 @@ def test_a_whole_folder_put_back_from_an_old_copy_is_noticed_by_what_the_hub_has
         raise HubUnavailable("gone")
 
     monkeypatch.setattr("consilience.site.client.SharedFolder.contributions", gone)
-    assert copy.train("heart-risk", table(200), epsilon=1.0)
+    with pytest.raises(HubUnavailable, match="--offline"):
+        copy.train("heart-risk", table(200), epsilon=1.0)
+    assert copy.ledger.charges() == []
+
+
+class FalseHub:
+    """A hub whose answers a test chooses, by method and path; it keeps what it is asked."""
+
+    def __init__(self, text=""):
+        self.study, self.key = Study.from_text(text or study_text()), SigningKey.generate()
+        self.path = f"/api/studies/{self.study.name}"
+        names = {"hub_key": self.key.public, "digest": self.study.digest, "study": self.study.name}
+        self.answers = {
+            "POST /api/enrolments": names,
+            f"GET {self.path}": {"study": self.study.to_dict()},
+            f"GET {self.path}/contributions": {"contributions": []},
+        }
+        self.asked = []
+
+    def join(self, site, monkeypatch):
+        monkeypatch.setattr(HubClient, "_send", self._answer)
+        invitation = Invitation("code", self.key.public, self.study.digest)
+        return site.join("https://hub.example", str(invitation))
+
+    def _answer(self, method, path, body):
+        self.asked.append(f"{method} {path}")
+        found = self.answers.get(f"{method} {path}")
+        if isinstance(found, bytes):
+            return 200, found
+        refusal = {"error": {"code": "unavailable", "message": "Busy.", "fix": "Wait."}}
+        return (
+            (503, json.dumps(refusal).encode())
+            if found is None
+            else (200, json.dumps(found).encode())
+        )
+
+
+def site_at(folder, hub, monkeypatch, epsilon=3.0):
+    site = Site.init(folder, name="north", dataset="ward", budget=Budget(epsilon=epsilon))
+    hub.join(site, monkeypatch)
+    return site
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {"contributions": "none"},
+        {"contributions": [1]},
+        {"contributions": [{}]},
+        {"contributions": [{"digest": "x"}]},
+        {},
+        [1],
+        b"",
+        b"[" * 100_000,
+    ],
+)
+def test_no_answer_of_a_hub_that_says_nothing_stands_for_a_comparison(
+    answer, tmp_path, monkeypatch
+):
+    """A folder that was put back is noticed by what the hub has: it must say what that is."""
+    hub = FalseHub()
+    site = site_at(tmp_path / "north", hub, monkeypatch)
+    hub.answers[f"GET {hub.path}/contributions"] = answer
+    with pytest.raises(HubUnavailable, match="Nothing was trained") as refused:
+        site.train("heart-risk", table(200), epsilon=1.0)
+    assert "--offline" in str(refused.value)
+    assert site.ledger.charges() == []
+    hub.asked.clear()
+    seen = []
+    site.train(
+        "heart-risk",
+        table(200),
+        epsilon=1.0,
+        offline=True,
+        approve=lambda shown: seen.append(shown) or True,
+    )
+    assert hub.asked == []
+    assert "will not be compared" in seen[0].page.as_text()
+    assert "will not be compared" not in site.preview("heart-risk", epsilon=1.0).page.as_text()
+
+
+def test_nothing_is_asked_of_a_hub_before_a_training_is_approved(tmp_path, monkeypatch):
+    hub = FalseHub()
+    site = site_at(tmp_path / "north", hub, monkeypatch)
+    hub.asked.clear()
+    assert site.train("heart-risk", table(200), epsilon=1.0, approve=lambda _: False) is None
+    assert hub.asked == []
 
 
 def test_a_whole_folder_put_back_is_brought_up_to_what_the_hub_can_prove(shared, tmp_path):

@@ -57,7 +57,7 @@ def test_pages_and_drafts_say_what_toys_say_of_themselves(tmp_path):
     assert "Every toy counts the same." in of_study(toys).as_text()
     ledger = Ledger(tmp_path / "ledger.sqlite")
     balance = ledger.allow("ward", Budget(epsilon=3.0))
-    page = of_training(toys, site="north", epsilon=1.0, balance=balance)
+    page = of_training(toys, site="north", epsilon=1.0, balance=balance, number=1, head="0" * 64)
     assert "toy numbers for 4 features" in page.as_text()
     (tmp_path / "ward.csv").write_text("age,ill\n")
     text = Draft("first", "ill", learner="ToyLearner").write(tmp_path / "ward.csv")

@@ -136,7 +136,8 @@ def test_the_approval_page_says_which_number_leaves(
         text = text.replace("[schema]", '[schema]\nperson = "id"\nmax_records_per_person = 2')
     budget = Budget(epsilon=3.0, unit="person" if person else "record")
     balance = Ledger(tmp_path / "books.sqlite").allow("ward", budget)
-    page = of_training(Study.from_text(text), site="a", epsilon=1.0, balance=balance)
+    asked = {"site": "a", "epsilon": 1.0, "number": 1, "head": "0" * 64}
+    page = of_training(Study.from_text(text), **asked, balance=balance)
     assert says in " ".join(page.as_text().split())
 
 

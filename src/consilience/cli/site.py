@@ -60,6 +60,13 @@ class ApprovalOptions:
     anew: Annotated[
         bool, Option("--anew", help="Give up a training that was interrupted; its charge stays.")
     ] = False
+    offline: Annotated[
+        bool,
+        Option(
+            "--offline",
+            help="Do not ask the hub what it has of this site; the page to approve says so.",
+        ),
+    ] = False
     out: Annotated[Path, Option(help="Where --dry-run writes the page.")] = Path("approval.html")
 
 
@@ -142,7 +149,8 @@ def train(
 
     site = cs.Site(folder)
     if approval.dry_run:
-        shown, file = site.preview(study, epsilon=epsilon), approval.out
+        shown = site.preview(study, epsilon=epsilon, offline=approval.offline)
+        file = approval.out
         file.write_text(shown.page_to_file.as_html(), encoding="utf-8")
         facts = {"page": str(file), "epsilon": epsilon, "left": shown.left, "fits": shown.fits}
         fits = "" if shown.fits else "This training does not fit what the data owner allows.\n"
@@ -157,7 +165,14 @@ def train(
         question = "Train, and enter this in the ledger?"
         return sys.stdin.isatty() and typer.confirm(question, err=as_json)
 
-    path = site.train(study, table, epsilon=epsilon, approve=approve, anew=approval.anew)
+    path = site.train(
+        study,
+        table,
+        epsilon=epsilon,
+        approve=approve,
+        anew=approval.anew,
+        offline=approval.offline,
+    )
     if path is None:
         raise SettingsError(
             "The training was not approved. Nothing was trained or recorded. Answer yes; where "

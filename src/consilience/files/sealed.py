@@ -197,9 +197,12 @@ class Sealed:
         metadata = {"consilience": canonical(self.facts), "kind": self.kind}
         return save_tensors(dict(self.tensors), {**metadata, "signature": self.signature.hex()})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file so that it is whole or absent, even if the machine stops."""
-        write_durably(path, self.to_bytes())
+    def save(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
+        """Write the file so that it is whole or absent, even if the machine stops.
+
+        Without `replace`, an existing file stays as it is and FileExistsError is raised.
+        """
+        write_durably(path, self.to_bytes(), replace=replace)
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] | bytes, kind: str) -> Self:
@@ -261,9 +264,9 @@ class SignedFile:
         self.sealed.verify(key)
         return self
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all."""
-        self.sealed.save(path)
+    def save(self, path: str | os.PathLike[str], *, replace: bool = True) -> None:
+        """Write the file, whole or not at all; an existing one stays without `replace`."""
+        self.sealed.save(path, replace=replace)
 
 
 class SealedFile:

@@ -619,6 +619,11 @@ class Ledger:
             )
         return account.balance(dataset)
 
+    def head(self) -> str:
+        """Return the hash of the last entry, which stands for all of them; `verify` checks it."""
+        with self._session("Reading the head") as db:
+            return str(db.execute("SELECT hash FROM head").fetchone()["hash"])
+
     def datasets(self) -> list[str]:
         """Return the names of all data sets for which a limit was ever declared, in that order."""
         with self._session("Reading the data sets") as db:

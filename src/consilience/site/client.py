@@ -77,7 +77,7 @@ class HubClient:
         # The hub is a stranger: nothing more is asked of another one than the invitation names.
         if (answer.get("hub_key"), answer.get("digest")) == (invited.hub_key, invited.study):
             name = str(answer.get("study"))
-            study = Study.from_dict(self.request_json("GET", _path(name))["study"])
+            study = Study.from_dict(self.request_json("GET", _path(name)).get("study"))
             if (study.name, study.digest) == (name, invited.study):
                 return study
         raise ContributionRejected(
@@ -115,11 +115,11 @@ class HubClient:
 
         The hub sends a page of them; none if there are no more, or if it is an earlier version.
         """
-        content = self.request("GET", f"{_path(study)}/log?after={after}", absent="not-found")
-        try:
-            return [str(digest) for digest in json.loads(content or b"")["digests"]]
-        except (ValueError, KeyError, TypeError):
-            return []
+        answer = _parse(
+            self.request("GET", f"{_path(study)}/log?after={after}", absent="not-found")
+        )
+        digests = answer.get("digests") if isinstance(answer, dict) else None
+        return [str(digest) for digest in digests] if isinstance(digests, list) else []
 
     def fetch_contribution(self, study: str, digest: str) -> bytes | None:
         """Return the file of one of the site's own contributions; None if the hub lacks it."""
@@ -129,7 +129,13 @@ class HubClient:
     def contributions(self, study: str) -> list[str]:
         """Return the digests of the site's own contributions."""
         rows = self.request_json("GET", f"{_path(study)}/contributions").get("contributions")
-        return [str(row["digest"]) for row in rows] if isinstance(rows, list) else []
+        digests = []
+        for row in rows if isinstance(rows, list) else [None]:
+            found = row.get("digest") if isinstance(row, dict) else None
+            if not (isinstance(found, str) and DIGEST.fullmatch(found)):
+                raise self._unreadable()
+            digests.append(found)
+        return digests
 
     def withdraw(self, study: str) -> Answer:
         """Take the site's contribution out of future releases."""
@@ -162,17 +168,15 @@ class HubClient:
 
     def request_json(self, method: str, path: str, body: bytes = b"") -> Answer:
         """Send a request and return its answer, which must be a JSON object."""
-        content = self.request(method, path, body)
-        try:
-            answer = json.loads(content or b"")
-        except ValueError:
-            answer = None
+        answer = _parse(self.request(method, path, body))
         if not isinstance(answer, dict):
-            raise HubUnavailable(
-                f"The hub at {self.address} gave no readable answer. Nothing was lost. Try again "
-                "later."
-            )
+            raise self._unreadable()
         return answer
+
+    def _unreadable(self) -> HubUnavailable:
+        return HubUnavailable(
+            f"The hub at {self.address} gave no readable answer. Nothing was lost. Try again later."
+        )
 
     def request(
         self, method: str, path: str, body: bytes = b"", *, absent: str | None = None
@@ -263,13 +267,21 @@ def _checked(text: str, form: re.Pattern[str]) -> str:
     return quote(text, safe="")
 
 
+def _parse(content: bytes | None) -> Any:
+    """Return an answer that was sent as JSON; None if it is none, or too deep to be one."""
+    try:
+        return json.loads(content or b"")
+    except (ValueError, RecursionError):
+        return None
+
+
 def _read_error(content: bytes) -> tuple[str | None, str, str]:
     """Return code, message and advice of a hub's error, shortened: the hub is not trusted."""
     try:
-        error = json.loads(content)["error"]
+        error = _parse(content)["error"]
         code, message, fix = (str(error[part])[:500] for part in ("code", "message", "fix"))
         return code, printable(message), printable(fix)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None, "its answer could not be read.", "Try again later."
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -79,7 +80,7 @@ class SiteFolder:
             )
         self.name: str = facts["name"]
         self.dataset: str = facts["dataset"]
-        self._is_working = False
+        self._worker: tuple[int, int] | None = None  # the process and thread that hold the folder
 
     @classmethod
     def init(
@@ -138,7 +139,8 @@ class SiteFolder:
 
         Whatever is done begins with a look at the ledger, unless the ledger is to be replaced.
         """
-        if self._is_working:
+        me = (os.getpid(), threading.get_ident())
+        if self._worker == me:
             yield
             return
         descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -150,13 +152,15 @@ class SiteFolder:
                     f"Another command is at work in the folder {self.folder.name!r}. Nothing was "
                     "done. Wait until it has ended, and try again."
                 ) from None
-            self._is_working = True
-            self._tidy()
-            if with_ledger:
-                self.check_ledger()
-            yield
+            self._worker = me
+            try:
+                self._tidy()
+                if with_ledger:
+                    self.check_ledger()
+                yield
+            finally:
+                self._worker = None
         finally:
-            self._is_working = False
             os.close(descriptor)
 
     def _tidy(self) -> None:

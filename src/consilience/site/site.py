@@ -14,7 +14,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +159,7 @@ class Site(SiteFolder):
 
     # ------------------------------------------------------------------ training
 
-    def preview(self, name: str, *, epsilon: float | None = None) -> Preview:
+    def preview(self, name: str, *, epsilon: float | None = None, offline: bool = False) -> Preview:
         """Say what a training would disclose and cost. Nothing is trained or charged."""
         self.check_ledger()
         study, balance = self.study(name), self.ledger.balance(self.dataset)
@@ -174,7 +173,15 @@ class Site(SiteFolder):
                 "one in the study's range with --epsilon."
             )
         study.check_epsilon(math.inf if epsilon is None else epsilon)
-        page = of_training(study, site=self.name, epsilon=epsilon, balance=balance)
+        page = of_training(
+            study,
+            site=self.name,
+            epsilon=epsilon,
+            balance=balance,
+            number=self._next_number(name),
+            head=self.ledger.head(),
+            offline=offline,
+        )
         if epsilon is None:
             may_leave = self.ledger.permits_exact(self.dataset)
             return Preview(page, math.inf, 0.0, balance.left.epsilon, may_leave)
@@ -189,12 +196,15 @@ class Site(SiteFolder):
         epsilon: float | None = None,
         approve: Callable[[Preview], bool] | None = None,
         anew: bool = False,
+        offline: bool = False,
     ) -> Path | None:
         """Train on a table after approval; return the file that may be submitted.
 
-        Returns None if approval was refused. A training that was charged but not written, because
+        Returns None if approval was refused. A training that was charged but not reported, because
         the machine stopped, is completed without asking or charging again; `anew` gives it up.
-        There is no `epsilon` if the study's hub is trusted.
+        There is no `epsilon` if the study's hub is trusted. The hub is asked what it has of this
+        site, and must answer, because that is how an old copy of the folder is noticed; `offline`
+        trains without, and the page to approve says so.
 
         Privacy
         -------
@@ -209,14 +219,20 @@ class Site(SiteFolder):
                     f"The site joined {name!r} to fetch only. Nothing was trained. Join again to "
                     "contribute."
                 )
-            preview = self.preview(name, epsilon=epsilon)
-            self._check_handed_out(name, joined)
+            preview = self.preview(name, epsilon=epsilon, offline=offline)
+            made = None if anew else self._made(study, joined, table, epsilon)
+            if made is not None:
+                self._write_joined(name, replace(joined, attempt=None))
+                return made
             sequence = self._next_number(name)
             key = None if anew else self._charged_key(study, joined.attempt, table, epsilon)
             if key is None:
                 self._require_fit(name, preview)
                 if approve is not None and not approve(preview):
                     return None
+            if not offline:
+                self._check_handed_out(name, joined)
+            if key is None:
                 key = f"{study.digest[:16]}-{sequence}-{os.urandom(8).hex()}"
                 attempt = Attempt(
                     sequence=sequence, epsilon=epsilon, key=key, table=_digest_table(study, table)
@@ -235,7 +251,7 @@ class Site(SiteFolder):
                 key=key,
             )
             path = self._place(name) / f"contribution-{sequence:04d}.safetensors"
-            contribution.save(path)
+            contribution.save(path, replace=False)
             self._write_joined(name, replace(self._joined(name), attempt=None))
             return path
 
@@ -261,20 +277,37 @@ class Site(SiteFolder):
     def _charged_key(
         self, study: Study, attempt: Attempt | None, table: object, epsilon: float | None
     ) -> str | None:
-        """Return the key of an attempt at this very training, if the ledger holds its result."""
+        """Return the key of an attempt at this very training, if the ledger holds its result.
+
+        An exact training has none, and can be done again once the ledger has recorded it.
+        """
         if attempt is None or attempt["sequence"] != self._next_number(study.name):
             return None
-        if self.ledger.sealed(attempt["key"]) is None:
+        recorded = {note.key for note in self.ledger.notes()} if study.trusted else ()
+        if attempt["key"] not in recorded and self.ledger.sealed(attempt["key"]) is None:
             return None
-        # Attempts of earlier versions do not say what table they were for.
-        same_table = attempt.get("table") in (None, _digest_table(study, table))
-        if attempt["epsilon"] == epsilon and same_table:
+        if _is_same(attempt, study, table, epsilon):
             return attempt["key"]
         raise SettingsError(
-            f"A training for {study.name!r} on another table or at another epsilon was charged, "
-            "and stopped before its file was written. Nothing was trained now. Run it again as it "
-            "was, which costs nothing more, or give it up with --anew: its charge stays."
+            f"A training for {study.name!r} on another table or at another epsilon is in the "
+            "ledger, and stopped before its file was written. Nothing was trained now. Run it "
+            "again as it was, which costs nothing more, or give it up with --anew: its entry stays."
         )
+
+    def _made(
+        self, study: Study, joined: Joined, table: object, epsilon: float | None
+    ) -> Path | None:
+        """Return the file of an attempt at this very training that was written but not reported."""
+        attempt = joined.attempt
+        if attempt is None or attempt["sequence"] != self._newest_number(study.name):
+            return None
+        for path, file in self._contributions(study.name).items():
+            paid = (file.facts.get("receipt") or {}).get("key")
+            if study.trusted and file.digest not in joined.exact:
+                paid = attempt["key"]  # it has no receipt, and is none that a hub sent back
+            if (file.facts["sequence"], paid) == (attempt["sequence"], attempt["key"]):
+                return path if _is_same(attempt, study, table, epsilon) else None
+        return None
 
     def _record_exact(self, name: str, study: Study, sequence: int, key: str) -> None:
         """Enter an exact contribution into the ledger, and its receipt into the folder."""
@@ -288,16 +321,26 @@ class Site(SiteFolder):
         self._write_joined(name, replace(joined, exact={**joined.exact, key: note.hash}))
 
     def _check_handed_out(self, name: str, joined: Joined) -> None:
-        """Refuse to train while the hub, if it answers, has a contribution that is not here."""
-        unknown: list[str] = []
-        with suppress(HubUnavailable):
+        """Refuse to train unless the hub says that all it has of this site is here.
+
+        A hub, or whoever stands before it, could otherwise undo the limit by not answering.
+        """
+        try:
             unknown = self._not_here(name, self._hub(joined))
+        except HubUnavailable as problem:
+            raise HubUnavailable(
+                "The hub has to say what it has of this site, because nothing else tells whether "
+                f"an older copy of this folder was put in place. Nothing was trained. The problem: "
+                f"{problem} If it cannot be asked, the data owner can approve a training with "
+                "--offline."
+            ) from None
         if unknown:
             raise LedgerDamaged(
-                f"The hub has {len(unknown)} contributions of this site to {name!r} that are not "
-                "in this folder: an older copy of the whole folder was put in place, and its "
-                "ledger may lack their charges. Nothing was trained. Put back the newest copy of "
-                "the folder; if there is none, fetch and charge them: consilience site recover"
+                f"The hub lists {len(unknown)} contributions to {name!r} in this site's name that "
+                "are not in this folder. Either an older copy of the whole folder was put in "
+                "place, and its ledger may lack their charges, or they are not this site's. "
+                "Nothing was trained. Put back the newest copy of the folder; if there is none, "
+                "fetch and charge those that are this site's: consilience site recover"
             )
 
     # ------------------------------------------------------------------ the data owner's limit
@@ -701,6 +744,13 @@ def compare_logs(ours: ReleaseLog, theirs: ReleaseLog) -> tuple[bool, str]:
         f"The sites saw different releases, at the latest from number {number} on: the hub signed "
         "two histories. Keep both logs, and ask the hub's operator."
     )
+
+
+def _is_same(attempt: Attempt, study: Study, table: object, epsilon: float | None) -> bool:
+    """Tell whether an attempt was at a training on this table, at this epsilon."""
+    # Attempts of earlier versions do not say what table they were for.
+    digests = (None, _digest_table(study, table))
+    return attempt["epsilon"] == epsilon and attempt.get("table") in digests
 
 
 def _digest_table(study: Study, table: object) -> str:

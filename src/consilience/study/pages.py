@@ -94,11 +94,21 @@ def promise(study: Study, epsilon: float | None) -> Guarantee:
     )
 
 
-def of_training(study: Study, *, site: str, epsilon: float | None, balance: Balance) -> Page:
+def of_training(
+    study: Study,
+    *,
+    site: str,
+    epsilon: float | None,
+    balance: Balance,
+    number: int,
+    head: str,
+    offline: bool = False,
+) -> Page:
     """Return the page that a data officer files before a training is approved.
 
     `balance` is that of the data set that would be charged. There is no `epsilon` if the study's
-    hub is trusted.
+    hub is trusted. The `number` of the contribution and the `head` of the ledger make the page that
+    of one training only. `offline` says that the hub will not be asked what it has of the site.
     """
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     exact = (
@@ -111,7 +121,11 @@ def of_training(study: Study, *, site: str, epsilon: float | None, balance: Bala
             (
                 "What is asked",
                 [study.purpose or "The study states no purpose."],
-                [("study digest", study.digest)],
+                [
+                    ("study digest", study.digest),
+                    ("contribution", f"number {number} of this site to the study"),
+                    ("head of the ledger", head),
+                ],
             ),
             (
                 "What will leave this site",
@@ -134,7 +148,11 @@ def of_training(study: Study, *, site: str, epsilon: float | None, balance: Bala
                 ],
                 [],
             ),
-            ("What it costs", [], _cost_rows(study, epsilon, balance)),
+            (
+                "What it costs",
+                [_NOT_COMPARED] if offline else [],
+                _cost_rows(study, epsilon, balance),
+            ),
             (
                 "Approval",
                 ["Approved by: ______________________________   Date: ______________"],
@@ -142,6 +160,12 @@ def of_training(study: Study, *, site: str, epsilon: float | None, balance: Bala
             ),
         ],
     )
+
+
+_NOT_COMPARED = (
+    "The ledger will not be compared with what the hub has of this site (--offline). If the site's "
+    "folder was put back from an older copy, what was spent since then is missing here."
+)
 
 
 def _content(study: Study, site: str) -> Rows:

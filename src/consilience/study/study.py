@@ -153,7 +153,7 @@ class Study:
         return cls(**arguments, stored=stored)
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any], *, stored: bool = False) -> Self:
+    def from_dict(cls, facts: object, *, stored: bool = False) -> Self:
         """Read what `to_dict` wrote."""
         arguments, problems = toml.to_arguments(facts)
         if problems:

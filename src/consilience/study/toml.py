@@ -119,12 +119,14 @@ def parse(text: str) -> tuple[Facts, list[str]]:
         return {}, [f"the file is not valid TOML ({problem})"]
 
 
-def to_arguments(facts: Mapping[str, Any]) -> tuple[Facts, list[str]]:
+def to_arguments(facts: object) -> tuple[Facts, list[str]]:
     """Return the arguments of a `Study` from its facts, and every problem of the layout in words.
 
     There are no arguments if a part of the layout is missing or wrong. A bad schema alone leaves
     them in place, with None for the schema, so that the other settings can still be checked.
     """
+    if not isinstance(facts, Mapping):
+        return {}, ["a study has parts"]
     parts, problems = _split(facts)
     files: dict[str, PublicFile | None] = {}
     for name in ("public", "test"):
