@@ -41,6 +41,7 @@ class _Read(NamedTuple):
     beyond: list[int]  # those of which some are missing or beyond a bound
     # Of each categorical column, by its first feature: which of its features is one.
     places: dict[int, NDArray[np.int64]]
+    bins: dict[int, tuple[Numeric, NDArray[np.int64]]]  # of each column with cuts
     problems: list[str]
 
 
@@ -134,7 +135,7 @@ class Encoder:
         numeric = [
             (column, place)
             for column, place in zip(schema.columns, first, strict=False)
-            if isinstance(column, Numeric)
+            if isinstance(column, Numeric) and not column.edges
         ]
         self._scales = _Scales([column for column, _ in numeric], [place for _, place in numeric])
 
@@ -208,6 +209,7 @@ class Encoder:
         problems: list[str] = []
         numbers: list[NDArray[Any]] = []
         places: dict[int, NDArray[np.int64]] = {}
+        bins: dict[int, tuple[Numeric, NDArray[np.int64]]] = {}
         stop = 0
         for column in self.schema.columns:
             start, stop = stop, stop + len(column.feature_names)
@@ -221,11 +223,17 @@ class Encoder:
             else:
                 read = quietly(partial(read_numbers, values, column.missing_values))
                 unreadable = read is None
-                numbers.append(np.zeros(batch.num_rows) if read is None else read)
+                found = np.zeros(batch.num_rows) if read is None else read
+                if column.edges:
+                    codes, wrong = column.find_bins(found)
+                    bins[start] = column, codes
+                    problems += wrong
+                else:
+                    numbers.append(found)
             if unreadable:
                 problems.append(f"column {column.name!r} cannot be read as {column.expects}")
         stacked = np.stack(numbers) if numbers else np.empty((0, batch.num_rows))
-        return _Read(stacked, self._scales.beyond(stacked), places, problems)
+        return _Read(stacked, self._scales.beyond(stacked), places, bins, problems)
 
     def _fill(
         self, read: _Read, start: int, stop: int, room: _Room
@@ -242,15 +250,15 @@ class Encoder:
         for first, places in read.places.items():
             (known,) = np.nonzero(places[part] >= 0)
             values[first + places[part][known], known] = 1.0
+        for first, (column, bins) in read.bins.items():
+            features = column.bin_features
+            values[first : first + features.shape[1]] = features[bins[part]].T
         absent = self._scales.fill(read.numbers[:, part], read.beyond, values)
         if self.schema.scale == "columns":
             values *= 1 / math.sqrt(len(self.schema.columns))
         X = clip_rows(values.T, self.schema.norm)
         return X, [
-            f"column {column.name!r} ({column.expects}) has a missing or unreadable value and "
-            "missing='error'"
-            for column in self.schema.columns
-            if column.name in absent
+            column.describe_missing() for column in self._scales.columns if column.name in absent
         ]
 
     def read_persons(self, column: pa.Array) -> tuple[NDArray[np.str_], list[str]]:

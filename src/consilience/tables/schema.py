@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from consilience.errors import SettingsError
 from consilience.tables.problems import require
+from consilience.tables.steps import MOST_BINS, bin_features
 from consilience.tables.values import (
     Value,
     as_number,
@@ -37,7 +39,8 @@ T = TypeVar("T")
 class Numeric:
     """Declare a column of numbers, which is scaled from its public bounds to [-1, 1].
 
-    Values beyond a bound count as the bound.
+    Values beyond a bound count as the bound. With `cuts` the column becomes one feature for each
+    bin instead, so that linear learners fit a shape with steps rather than a straight line.
 
     Parameters
     ----------
@@ -48,17 +51,28 @@ class Numeric:
         middle with a second feature that marks it (``"indicator"``), or a number between the
         bounds.
     transform
-        ``"log1p"`` applies sign(v)·log(1+|v|) to values and bounds, for heavy tails.
+        For heavy tails. ``"log"`` takes logarithms of values and bounds, which must be positive;
+        ``"log1p"`` is sign(v)·log(1+|v|).
     missing_values
         Further spellings of "absent", such as ``(-1, "?")``.
+    cuts
+        A number of bins, equally wide on the scale of `transform`, or public places between the
+        bounds at which a new bin begins, such as ``(18, 40, 65)``. Take them from domain knowledge:
+        quantiles of the records would reveal some of them.
+
+    Examples
+    --------
+    >>> Numeric("age", 0, 100, cuts=4).edges
+    (25.0, 50.0, 75.0)
     """
 
     name: str
     low: float = math.nan
     high: float = math.nan
     missing: Literal["error", "middle", "indicator"] | float = "error"
-    transform: Literal["log1p"] | None = None
+    transform: Literal["log", "log1p"] | None = None
     missing_values: tuple[Value, ...] = ()
+    cuts: int | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         low, high = as_number(self.low), as_number(self.high)
@@ -71,8 +85,13 @@ class Numeric:
             )
         of = f"of {self.name!r}"
         require(
-            self.transform in {None, "log1p"}, f"transform {of}", self.transform, "None or 'log1p'"
+            self.transform in {None, "log", "log1p"},
+            f"transform {of}",
+            self.transform,
+            "None, 'log' or 'log1p'",
         )
+        positive = self.transform != "log" or low > 0
+        require(positive, f"low {of}", low, "positive, because transform='log'")
         apart = low < high and self.scale(low, high)[1] > 0
         require(apart, f"high {of}", high, f"above low={low:g} by more than rounding")
         if self.missing not in {"error", "middle", "indicator"}:
@@ -87,16 +106,81 @@ class Numeric:
         object.__setattr__(
             self, "missing_values", spell_all(self.missing_values, f"missing_values {of}")
         )
+        if self.cuts is not None:
+            self._check_cuts(f"cuts {of}")
+
+    def _check_cuts(self, what: str) -> None:
+        whole = isinstance(self.cuts, int) and not isinstance(self.cuts, bool)
+        listed = isinstance(self.cuts, tuple | list)
+        n_bins = self.cuts if whole else len(self.cuts) + 1 if listed else 0  # type: ignore[arg-type]
+        wish = f"a number of bins from 2 to {MOST_BINS}, or as many cuts less one"
+        require(2 <= n_bins <= MOST_BINS, what, self.cuts, wish)  # type: ignore[operator]
+        if listed:
+            cuts = tuple(map(as_number, self.cuts))  # type: ignore[arg-type]
+            ends = (self.low, *cuts, self.high)
+            ascend = all(one < other for one, other in pairwise(ends))
+            wish = f"ascending numbers between low={self.low:g} and high={self.high:g}"
+            require(ascend, what, self.cuts, wish)
+            object.__setattr__(self, "cuts", cuts)
+        ascend = all(one < other for one, other in pairwise((self.low, *self.edges, self.high)))
+        require(ascend, what, self.cuts, "fewer: the bounds are too close for so many bins")
+
+    @cached_property
+    def edges(self) -> tuple[float, ...]:
+        """Where bins begin, from the second on; empty without `cuts`."""
+        if not isinstance(self.cuts, int):
+            return self.cuts or ()
+        middle, half = self.scale(self.low, self.high)
+        places = middle + half * np.linspace(-1, 1, self.cuts + 1)[1:-1]
+        if self.transform == "log":
+            places = np.exp(places)
+        elif self.transform == "log1p":
+            places = np.sign(places) * np.expm1(np.abs(places))
+        # Twelve digits: 1000 rather than 999.9999999999998, and the same on every machine.
+        return tuple(float(f"{place:.12g}") for place in places.tolist())
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the encoded features."""
+        n_bins = len(self.edges) + 1
+        names = (
+            [f"{self.name} {i + 1}/{n_bins}" for i in range(n_bins)] if self.edges else [self.name]
+        )
+        return (*names, f"{self.name} is missing") if self.missing == "indicator" else tuple(names)
+
+    @cached_property
+    def bin_features(self) -> NDArray[np.float64]:
+        """The features of each bin and, last, of a missing value, (bin, feature)."""
+        n_bins = len(self.edges) + 1
+        features = np.zeros((n_bins + 1, len(self.feature_names)))
+        features[:-1, :n_bins] = bin_features(n_bins)
+        if self.missing == "indicator":
+            features[-1, -1] = 1.0
+        return features
+
+    def find_bins(self, numbers: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
+        """Return each number's bin, one more for missing ones, and problems with the column."""
+        missing = np.isnan(numbers)
+        bins = np.searchsorted(self.edges, numbers, side="right")
+        if isinstance(self.missing, float):
+            bins[missing] = np.searchsorted(self.edges, self.missing, side="right")
+        elif missing.any():
+            bins[missing] = len(self.edges) + 1
+            if self.missing == "error":
+                return bins, [self.describe_missing()]
+        return bins, []
+
+    def describe_missing(self) -> str:
+        """Say that a value is missing which may not be."""
         return (
-            (self.name, f"{self.name} is missing") if self.missing == "indicator" else (self.name,)
+            f"column {self.name!r} ({self.expects}) has a missing or unreadable value and "
+            "missing='error'"
         )
 
     def apply_transform(self, values: Any) -> Any:
         """Return values on the scale on which bounds are linear."""
+        if self.transform == "log":
+            return np.log(values)
         return np.sign(values) * np.log1p(np.abs(values)) if self.transform else values
 
     def scale(self, low: float, high: float) -> tuple[float, float]:

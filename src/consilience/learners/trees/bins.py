@@ -109,14 +109,22 @@ class Bins:
 
     @classmethod
     def of(cls, schema: Schema, *, n_bins: int = 16) -> Self:
-        """Cut the features of `schema`: numbers evenly between their bounds, others in two."""
+        """Cut the features of `schema`: numbers by their own cuts, or evenly; others in two."""
         _check_count(n_bins)
         size = 1 / np.sqrt(len(schema.columns)) if schema.scale == "columns" else 1.0
         even, mark = np.linspace(-1, 1, n_bins + 1)[1:-1] * size, [size / 2]
         cuts: list[Any] = []
         for column in schema.columns:
-            first = [even] if isinstance(column, Numeric) else [mark]
-            cuts += first + [mark] * (len(column.feature_names) - 1)
+            if isinstance(column, Numeric) and column.edges:
+                # The first feature falls from bin to bin; the others tell a tree nothing more.
+                falling = column.bin_features[:-1, 0] * size
+                own: list[Any] = [((falling[1:] + falling[:-1]) / 2)[::-1]] + [[]] * len(
+                    column.edges
+                )
+                cuts += own + [mark] * (len(column.feature_names) - len(own))
+            else:
+                first = [even] if isinstance(column, Numeric) else [mark]
+                cuts += first + [mark] * (len(column.feature_names) - 1)
         return cls(cuts)
 
     @classmethod
