@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from consilience import Budget, Ledger
+from consilience.cli import site as commands
 from consilience.errors import (
     BudgetExceeded,
     ContributionRejected,
@@ -470,6 +471,72 @@ def test_a_public_file_cannot_be_named_like_a_file_of_the_site(shared, tmp_path,
     assert Study.from_text(text, stored=True).public.file == name  # old ones stay readable
 
 
+def test_public_files_of_one_name_are_one_file(shared, tmp_path):
+    text = study_text() + records_parts(shared)
+    for name in ("public.csv", "Public.csv"):
+        with pytest.raises(SettingsError, match="one file with two digests"):
+            Study.from_text(text.replace("test.csv", name))
+    digests = re.findall("[0-9a-f]{64}", text)
+    both = Study.from_text(text.replace("test.csv", "public.csv").replace(digests[1], digests[0]))
+    assert [part.file for part in both.files] == ["public.csv", "public.csv"]
+
+
+# ------------------------------------------------------------------ a shared folder
+
+
+def test_a_shared_folder_that_leads_elsewhere_is_not_used(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    site.train("heart-risk", table(200), epsilon=1.0)
+    place = site.folder / "studies" / "heart-risk"
+    kept = sorted(file.name for file in place.iterdir())
+    uses = (
+        lambda: site.withdraw("heart-risk"),
+        lambda: site.submit("heart-risk"),
+        lambda: site.fetch("heart-risk"),
+        lambda: site.train("heart-risk", table(200), epsilon=1.0),
+    )
+    moved = shared.rename(tmp_path / "moved")
+    for use in uses:  # nothing to compare with, and nothing done
+        with pytest.raises(HubUnavailable, match="is not there"):
+            use()
+    for target, problem in ((place, "this site's own folder"), (moved, "is a link now")):
+        shared.symlink_to(target)
+        for use in uses:
+            with pytest.raises(SettingsError, match=problem):
+                use()
+        assert sorted(file.name for file in place.iterdir()) == kept
+        if target is moved:  # who means it joins again
+            site.join_folder(shared)
+            assert site.submit("heart-risk")["state"] == "accepted"
+        shared.unlink()
+    (place / "study.toml").write_text(study_text())
+    with pytest.raises(SettingsError, match="this site's own folder"):
+        site.join_folder(place)
+
+
+def test_a_folder_that_an_earlier_version_joined_by_a_link_can_be_joined_again(shared, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(shared)
+    site = site_in(tmp_path / "north", link)
+    assert site._joined("heart-risk").hub == f"folder:{shared}"
+    site._write_joined("heart-risk", replace(site._joined("heart-risk"), hub=f"folder:{link}"))
+    with pytest.raises(SettingsError, match="join it again"):
+        site.fetch("heart-risk")
+    site.join_folder(link)
+    assert site.fetch("heart-risk") is None
+
+
+def test_a_file_that_a_stranger_planted_is_not_called_an_old_copy(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    stranger = site_in(tmp_path / "stranger", shared)  # has the site's name and another key
+    stranger.train("heart-risk", table(200), epsilon=1.0)
+    stranger.submit("heart-risk")
+    with pytest.raises(LedgerDamaged, match="or they are not this site's"):
+        site.train("heart-risk", table(200), epsilon=1.0)
+    assert site.recover() == Recovery(0, unproved=("heart-risk",))
+    assert site.train("heart-risk", table(200), epsilon=1.0, offline=True)
+
+
 # ------------------------------------------------------------------ careless hands
 
 
@@ -630,6 +697,30 @@ def test_a_spent_budget_is_raised_with_a_reason_and_not_by_a_new_folder(shared, 
     assert site.train("heart-risk", table(200), epsilon=1.0)
 
 
+def test_a_site_made_over_a_ledger_keeps_what_the_ledger_allows(shared, tmp_path):
+    """As who lost a key does, or the file site.json: what is spent stays spent, and the limit."""
+    spent = site_in(tmp_path / "spent", shared, epsilon=1.0)
+    spent.train("heart-risk", table(200), epsilon=1.0)
+    folder = tmp_path / "north"
+    folder.mkdir()
+    spent.backup(folder / "ledger.sqlite")
+    made = {"name": "north", "dataset": "ward", "budget": Budget(epsilon=1.0)}
+    for other, problem in (
+        ({"budget": Budget(epsilon=5.0)}, "site budget raise"),
+        ({"budget": Budget(epsilon=1.0, delta=1e-6)}, "site budget raise"),
+        ({"budget": Budget(epsilon=1.0, unit="person")}, "site budget raise"),
+        ({"budget": Budget(epsilon=1.0, neighbours="add-remove")}, "site budget raise"),
+        ({"dataset": "Ward"}, "its own name of the data set: 'ward'"),
+        ({"allow_exact": True}, "site budget allow-exact"),
+    ):
+        with pytest.raises(SettingsError, match=problem):
+            Site.init(folder, **{**made, **other})
+        assert [file.name for file in folder.iterdir()] == ["ledger.sqlite"]
+    site = Site.init(folder, **made)
+    assert site.ledger.balance("ward") == spent.ledger.balance("ward")
+    assert len(site.ledger.notes()) == 1
+
+
 # ------------------------------------------------------------------ an old copy
 
 
@@ -649,9 +740,15 @@ def test_a_ledger_put_back_from_an_old_copy_is_noticed(shared, tmp_path):
         lambda: site.preview("heart-risk", epsilon=1.0),
         lambda: site.submit("heart-risk"),
         lambda: site.fetch("heart-risk"),
+        lambda: site.backup(tmp_path / "older.sqlite"),
+        lambda: site.raise_budget(epsilon=5.0, reason="more"),
+        lambda: site.ledger,
+        lambda: commands.status(site.folder),
+        lambda: commands.show_budget(site.folder),
     ):
         with pytest.raises(LedgerDamaged, match="site recover"):
             command()
+    assert not (tmp_path / "older.sqlite").exists()
     (site.folder / "ledger.sqlite").rename(tmp_path / "aside.sqlite")
     assert site.recover(tmp_path / "aside.sqlite").entered == 1
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)

@@ -350,8 +350,8 @@ Reason = Annotated[str, Option(help="Who decided it and why; the ledger keeps th
 def show_budget(folder: Folder = SITE) -> Answer:
     """Show the limit, what is left of it, and every decision of the data owner."""
     site = cs.Site(folder)
-    site.check_ledger()
-    ledger, balance = site.ledger, site.ledger.balance(site.dataset)
+    ledger = site.ledger
+    balance = ledger.balance(site.dataset)
     exact, notes = ledger.permits_exact(site.dataset), ledger.notes(site.dataset)
     facts = {name: getattr(balance, name)._asdict() for name in ("limit", "spent", "left")}
     lines = [*describe_balance(balance), f"  exact    {'allowed' if exact else 'not allowed'}"]

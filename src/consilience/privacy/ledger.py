@@ -241,6 +241,12 @@ class Balance:
             raise _other_unit({guarantee.unit}, self.unit, self.dataset)
         return _as_numbers((*_in_units(guarantee.convert(self.neighbours)), None))
 
+    def is_limited_by(self, budget: Budget) -> bool:
+        """Tell whether this very budget is what the owner allowed."""
+        limit = _as_numbers(_limits(budget))
+        here = (self.unit, self.neighbours, self.limit)
+        return here == (budget.unit, budget.neighbours, limit)
+
     def holds(self, cost: Amounts) -> bool:
         """Tell whether so much epsilon and delta is left."""
         pairs = ((cost.epsilon, self.left.epsilon), (cost.delta, self.left.delta))
@@ -261,6 +267,15 @@ def _other_unit(units: set[Unit], limited: Unit, dataset: str) -> GuaranteeVoid:
 
 
 _Units = tuple[int | None, int | None, int | None]  # the same quantities in whole units
+
+
+def _limits(budget: Budget) -> _Units:
+    """Return a budget in whole units."""
+    return (
+        None if budget.epsilon is None else limit_units(budget.epsilon, NANO),
+        None if budget.epsilon is None else limit_units(budget.delta, FEMTO),
+        None if budget.rho is None else limit_units(budget.rho, NANO),
+    )
 
 
 @dataclass
@@ -383,11 +398,7 @@ class Ledger:
         """
         _check_text("dataset", dataset)
         _check_text("reason", reason, may_be_empty=True)
-        limits = (
-            None if budget.epsilon is None else limit_units(budget.epsilon, NANO),
-            None if budget.epsilon is None else limit_units(budget.delta, FEMTO),
-            None if budget.rho is None else limit_units(budget.rho, NANO),
-        )
+        limits = _limits(budget)
         if not 0 < (limits[0] or limits[2] or 0) <= _LARGEST_LIMIT * NANO:
             raise SettingsError(
                 f"The limit for data set {dataset!r} must lie between 1e-9 and {_LARGEST_LIMIT}. "

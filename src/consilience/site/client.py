@@ -295,15 +295,40 @@ FOLDER = "folder:"  # how a site's files tell a folder from a hub's address
 class SharedFolder:
     """A folder with one study, its public files, contributions and releases, in place of a hub.
 
-    Its methods take the study's name as those of `HubClient` do.
+    Its methods take the study's name as those of `HubClient` do. Others can write to the folder,
+    and can put something else in its place: it is used only where it was joined, and never if that
+    is inside `own`, the site's own folder.
     """
 
     path: Path
     site: str
+    own: Path
+
+    @property
+    def place(self) -> Path:
+        """The folder, if it is there and nobody has led its name elsewhere."""
+        if not self.path.is_dir():
+            raise HubUnavailable(
+                f"The shared folder {self.path.name!r} is not there. Nothing was lost. Connect it, "
+                "and try again."
+            )
+        place = self.path.resolve()
+        if place.is_relative_to(self.own.resolve()):
+            raise SettingsError(
+                f"The shared folder {self.path.name!r} lies inside this site's own folder. Nothing "
+                "was done. Ask the coordinator who changed it."
+            )
+        if place != self.path:
+            raise SettingsError(
+                f"The shared folder {self.path.name!r}, or one above it, is a link now. Nothing "
+                "was done. Ask the coordinator who changed it; if it is meant to be one, join it "
+                "again: consilience site join FOLDER"
+            )
+        return place
 
     def fetch_file(self, _: str, file: PublicFile) -> bytes:
         """Return the content of one of the study's public files."""
-        source = self.path / file.file
+        source = self.place / file.file
         if not source.exists() or file_digest(source) != file.sha256:
             raise SettingsError(
                 f"The study's file {file.file!r} is missing or altered. Nothing was joined. Ask "
@@ -314,18 +339,18 @@ class SharedFolder:
     def submit(self, _: str, contribution: Contribution, content: bytes) -> Answer:
         """Put a contribution into the folder."""
         name = f"contribution-{_as_file_name(self.site)}-{contribution.sequence:04d}"
-        write_durably(self.path / f"{name}.safetensors", content)
+        write_durably(self.place / f"{name}.safetensors", content)
         return {"digest": contribution.digest, "state": "accepted"}
 
     def fetch_release(self, _: str) -> bytes | None:
         """Return the newest release's file, or None if there is none."""
-        files = sorted(self.path.glob("release-*.safetensors"))
+        files = sorted(self.place.glob("release-*.safetensors"))
         return files[-1].read_bytes() if files else None
 
     def fetch_log(self, _: str, after: int) -> list[str]:
         """Return digests of the releases after the first `after`, as far as they are here."""
-        digests: list[str] = []
-        while (file := self.path / f"release-{after + len(digests) + 1:04d}.safetensors").exists():
+        place, digests = self.place, list[str]()
+        while (file := place / f"release-{after + len(digests) + 1:04d}.safetensors").exists():
             digests.append(SealedFile(file, RELEASE).digest)
         return digests
 
@@ -346,7 +371,7 @@ class SharedFolder:
 
     def _own(self) -> list[Path]:
         own = []
-        for file in self.path.glob("contribution-*.safetensors"):
+        for file in self.place.glob("contribution-*.safetensors"):
             with suppress(ConsilienceError):  # not a contribution
                 if SealedFile(file, KIND).facts.get("site") == self.site:
                     own.append(file)

@@ -95,7 +95,7 @@ class SiteFolder:
         """Make a site: a key, a ledger, and the limit that the data owner allows.
 
         `allow_exact` lets exact models leave, for studies whose hub is trusted; no limit bounds
-        what these disclose.
+        what these disclose. A ledger that is in the folder stays in force with what it allows.
         """
         target = Path(folder)
         if (target / "site.json").exists():
@@ -109,11 +109,15 @@ class SiteFolder:
                 f"Got {name!r} instead. Nothing was made. Choose another name."
             )
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
-        SigningKey.at(target / "key.pem")
         ledger = Ledger(target / "ledger.sqlite")
-        ledger.allow(dataset, budget)
-        if allow_exact:
-            ledger.permit_exact(dataset, reason="allowed when the site was made")
+        known = bool(ledger.datasets())
+        if known:
+            _check_same(ledger, dataset, budget, allow_exact=allow_exact)
+        SigningKey.at(target / "key.pem")
+        if not known:
+            ledger.allow(dataset, budget)
+            if allow_exact:
+                ledger.permit_exact(dataset, reason="allowed when the site was made")
         write_durably(target / "site.json", to_json({"name": name, "dataset": dataset}))
         return cls(target)
 
@@ -124,7 +128,14 @@ class SiteFolder:
 
     @property
     def ledger(self) -> Ledger:
-        """The site's ledger."""
+        """The site's ledger, which lacks no charge of which this folder holds the receipt."""
+        ledger = self._ledger
+        self.check_ledger()
+        return ledger
+
+    @property
+    def _ledger(self) -> Ledger:
+        """The ledger as it is, for those who check or complete it."""
         path = self.folder / "ledger.sqlite"
         if not path.exists():
             raise SettingsError(
@@ -173,7 +184,8 @@ class SiteFolder:
 
     def check_ledger(self) -> None:
         """Refuse a ledger that lacks a charge of which this folder holds the receipt."""
-        missing = list(self._missing_receipts(self.ledger)) + self._missing_notes(self.ledger)
+        ledger = self._ledger
+        missing = [*self._missing_receipts(ledger), *self._missing_notes(ledger)]
         if missing:
             raise LedgerDamaged(
                 f"The site's ledger lacks {len(missing)} of the charges whose receipts are in this "
@@ -321,6 +333,27 @@ class SiteFolder:
             raise SettingsError(
                 f"The site's file {name!r} cannot be read. Nothing was done. Restore it."
             ) from None
+
+
+def _check_same(ledger: Ledger, dataset: str, budget: Budget, *, allow_exact: bool) -> None:
+    """Refuse to change, without the owner's reason, what a ledger allows that was there before."""
+    if dataset not in ledger.datasets():
+        raise SettingsError(
+            f"The folder holds a ledger, and it knows no data set {dataset!r}. Nothing was made. "
+            f"Use its own name of the data set: {', '.join(map(repr, ledger.datasets()))}."
+        )
+    if not ledger.balance(dataset).is_limited_by(budget):
+        raise SettingsError(
+            f"The folder holds a ledger, whose limit for data set {dataset!r} is another one. "
+            "Nothing was made. Name the limit that it has (consilience ledger show); the data "
+            "owner can raise it afterwards: consilience site budget raise"
+        )
+    if allow_exact and not ledger.permits_exact(dataset):
+        raise SettingsError(
+            f"The folder holds a ledger that lets no exact model of data set {dataset!r} leave. "
+            "Nothing was made. Leave out --allow-exact; the data owner can decide afterwards: "
+            "consilience site budget allow-exact"
+        )
 
 
 def recovered_key(file: SealedFile) -> str:

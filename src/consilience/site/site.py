@@ -134,8 +134,9 @@ class Site(SiteFolder):
     def join_folder(self, folder: str | os.PathLike[str]) -> Study:
         """Take part through a shared folder with a study file and its public files."""
         with self._working():
-            study = Study.in_folder(Path(folder))
-            joined = Joined(study.to_dict(), f"{FOLDER}{Path(folder).absolute()}")
+            place = SharedFolder(Path(folder).resolve(), self.name, self.folder).place
+            study = Study.in_folder(place)
+            joined = Joined(study.to_dict(), f"{FOLDER}{place}")
             return self._keep_study(study, joined)
 
     def _keep_study(self, study: Study, joined: Joined) -> Study:
@@ -143,14 +144,16 @@ class Site(SiteFolder):
         hub, place = self._hub(joined), self._place(study.name)
         if study.name in self.studies:
             kept = self._joined(study.name)
-            known = (kept.hub, joined.hub_key and kept.hub_key, self.study(study.name).digest)
-            if known != (joined.hub, joined.hub_key, study.digest):
+            known = (joined.hub_key and kept.hub_key, self.study(study.name).digest)
+            same_hub = _place_of(kept.hub) == _place_of(joined.hub)
+            if known != (joined.hub_key, study.digest) or not same_hub:
                 raise SettingsError(
                     f"This site has joined a study {study.name!r} already, at another hub or in "
                     "another version. Nothing was replaced. Ask the coordinator to give the new "
                     "study another name."
                 )
-            joined = replace(kept, certificate=joined.certificate, fetch_only=joined.fetch_only)
+            chosen = {name: getattr(joined, name) for name in ("hub", "certificate", "fetch_only")}
+            joined = replace(kept, **chosen)
         place.mkdir(parents=True, exist_ok=True)
         for file in study.files:
             write_durably(place / file.file, hub.fetch_file(study.name, file))
@@ -162,7 +165,7 @@ class Site(SiteFolder):
     def preview(self, name: str, *, epsilon: float | None = None, offline: bool = False) -> Preview:
         """Say what a training would disclose and cost. Nothing is trained or charged."""
         self.check_ledger()
-        study, balance = self.study(name), self.ledger.balance(self.dataset)
+        study, balance = self.study(name), self._ledger.balance(self.dataset)
         study.require_valid()
         if (epsilon is None) != study.trusted:
             raise SettingsError(
@@ -179,11 +182,11 @@ class Site(SiteFolder):
             epsilon=epsilon,
             balance=balance,
             number=self._next_number(name),
-            head=self.ledger.head(),
+            head=self._ledger.head(),
             offline=offline,
         )
         if epsilon is None:
-            may_leave = self.ledger.permits_exact(self.dataset)
+            may_leave = self._ledger.permits_exact(self.dataset)
             return Preview(page, math.inf, 0.0, balance.left.epsilon, may_leave)
         cost = balance.cost(promise(study, epsilon))
         return Preview(page, epsilon, study.delta, balance.left.epsilon, balance.holds(cost), cost)
@@ -242,7 +245,7 @@ class Site(SiteFolder):
                 self._record_exact(name, study, sequence, key)
             contribution = study.train(
                 table,
-                None if study.trusted else self.ledger,
+                None if study.trusted else self._ledger,
                 epsilon=preview.epsilon,
                 site=self.name,
                 signing=self.key,
@@ -264,7 +267,7 @@ class Site(SiteFolder):
                 f"{self.dataset!r}, and its owner has not allowed that. Nothing was trained or "
                 "recorded. If the owner agrees: consilience site budget allow-exact"
             )
-        left, delta, delta_left = self.ledger.balance(self.dataset).left, "", ""
+        left, delta, delta_left = self._ledger.balance(self.dataset).left, "", ""
         if preview.cost.delta:
             delta, delta_left = f", delta={preview.cost.delta:g}", f", delta={left.delta:g}"
         raise BudgetExceeded(
@@ -283,8 +286,8 @@ class Site(SiteFolder):
         """
         if attempt is None or attempt["sequence"] != self._next_number(study.name):
             return None
-        recorded = {note.key for note in self.ledger.notes()} if study.trusted else ()
-        if attempt["key"] not in recorded and self.ledger.sealed(attempt["key"]) is None:
+        recorded = {note.key for note in self._ledger.notes()} if study.trusted else ()
+        if attempt["key"] not in recorded and self._ledger.sealed(attempt["key"]) is None:
             return None
         if _is_same(attempt, study, table, epsilon):
             return attempt["key"]
@@ -311,7 +314,7 @@ class Site(SiteFolder):
 
     def _record_exact(self, name: str, study: Study, sequence: int, key: str) -> None:
         """Enter an exact contribution into the ledger, and its receipt into the folder."""
-        note = self.ledger.record_exact(
+        note = self._ledger.record_exact(
             dataset=self.dataset,
             key=key,
             purpose=f"exact contribution {sequence} to {name}",
@@ -350,7 +353,7 @@ class Site(SiteFolder):
     ) -> Balance:
         """Raise the lifetime limit of the data set; the ledger keeps the owner's reason."""
         with self._working():
-            balance = self.ledger.balance(self.dataset)
+            balance = self._ledger.balance(self.dataset)
             limit = balance.limit
             if limit.epsilon is None or limit.delta is None:
                 raise SettingsError("The limit is one of rho. Nothing was changed. Use the ledger.")
@@ -367,12 +370,12 @@ class Site(SiteFolder):
             budget = Budget(
                 epsilon=asked[0], delta=asked[1], unit=balance.unit, neighbours=balance.neighbours
             )
-            return self.ledger.allow(self.dataset, budget, reason=reason)
+            return self._ledger.allow(self.dataset, budget, reason=reason)
 
     def allow_exact(self, *, reason: str, allowed: bool = True) -> None:
         """Record whether the data owner lets exact models leave, for studies with a trusted hub."""
         with self._working():
-            self.ledger.permit_exact(self.dataset, reason=reason, permitted=allowed)
+            self._ledger.permit_exact(self.dataset, reason=reason, permitted=allowed)
 
     # ------------------------------------------------------------------ taking part
 
@@ -514,7 +517,7 @@ class Site(SiteFolder):
     def _hub(self, joined: Joined) -> HubClient | SharedFolder:
         """Return where a study was joined."""
         if joined.hub.startswith(FOLDER):
-            return SharedFolder(Path(joined.hub.removeprefix(FOLDER)), self.name)
+            return SharedFolder(Path(joined.hub.removeprefix(FOLDER)), self.name, self.folder)
         # A site at a hub has had its key since it joined; what is signed for none, none accepts.
         return HubClient(joined.hub, self.key, joined.hub_key or "", joined.certificate)
 
@@ -556,8 +559,9 @@ class Site(SiteFolder):
 
     def backup(self, path: str | os.PathLike[str]) -> str:
         """Copy the ledger; return the head of its chain, to be written down elsewhere."""
-        head = self.ledger.verify()
-        self.ledger.backup(path)
+        ledger = self.ledger
+        head = ledger.verify()
+        ledger.backup(path)
         return head
 
     def recover(
@@ -581,8 +585,8 @@ class Site(SiteFolder):
             target = self.folder / "ledger.sqlite"
             self._check_recovery(path, limit)
             if path is None and limit is None:
-                self.ledger.verify()
-                return self._complete(self.ledger, lost_key=lost_key)
+                self._ledger.verify()
+                return self._complete(self._ledger, lost_key=lost_key)
             # A copy becomes the site's ledger only once every charge is back in it: a machine that
             # stops before that has restored nothing.
             with tempfile.TemporaryDirectory(prefix=".recovering-", dir=self.folder) as place:
@@ -744,6 +748,11 @@ def compare_logs(ours: ReleaseLog, theirs: ReleaseLog) -> tuple[bool, str]:
         f"The sites saw different releases, at the latest from number {number} on: the hub signed "
         "two histories. Keep both logs, and ask the hub's operator."
     )
+
+
+def _place_of(hub: str) -> str | Path:
+    """Return a hub's address, or where a folder is: earlier versions kept links in its path."""
+    return Path(hub.removeprefix(FOLDER)).resolve() if hub.startswith(FOLDER) else hub
 
 
 def _is_same(attempt: Attempt, study: Study, table: object, epsilon: float | None) -> bool:

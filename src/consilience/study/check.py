@@ -106,6 +106,11 @@ def _file_checks(study: Study) -> Iterable[Check]:
             f"the file {part.file[:100]!r} must be named by letters, digits, spaces and ._-, and "
             "end with .csv, .csv.gz, .parquet or .pq",
         )
+    digests = {part.file.casefold(): part.sha256 for part in study.files}
+    yield (
+        all(digests[part.file.casefold()] == part.sha256 for part in study.files),
+        "[public] and [test] name one file with two digests",
+    )
 
 
 def _privacy_checks(study: Study) -> Iterable[Check]:
