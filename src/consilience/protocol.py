@@ -64,6 +64,11 @@ def check_new_name(name: str, others: Iterable[str]) -> None:
         raise Refusal("name-taken", f"People would take the name for {alike!r}, which is taken.")
 
 
+def is_site_name(name: str) -> bool:
+    """Tell whether a name has the form of a site's: Latin letters, digits, few others."""
+    return bool(SITE_NAME.fullmatch(name)) and name == " ".join(name.split())
+
+
 class Invitation(NamedTuple):
     """A one-time code, and by whom and to what: the hub's public key and the study's digest.
 

@@ -1062,14 +1062,14 @@ def test_a_site_with_two_contributions_of_one_number_goes_on(shared, tmp_path):
     assert len(names_of(copy)) == 2
     source = SimpleNamespace(site="north", digest=submitted.digest)
     release = SimpleNamespace(sources=[source])
-    said = "This site's contribution 1 is in it."
+    said = "It lists this site's contribution 1."
     assert copy.describe_own_part("heart-risk", release) == said
     copy.rotate_key()  # number 1 is submitted
     copy.train("heart-risk", table(200), epsilon=0.5)
     with pytest.raises(SettingsError, match="site submit"):
         copy.rotate_key()
     source.digest = Contribution.load(copy.contribution("heart-risk", 2)).digest
-    assert "contribution 2 is in it" in copy.describe_own_part("heart-risk", release)
+    assert "contribution 2" in copy.describe_own_part("heart-risk", release)
     copy.submit("heart-risk")
     copy.rotate_key()
 
@@ -1314,18 +1314,60 @@ def test_a_site_learns_whether_its_own_contribution_is_in_a_release(shared, site
     publish(shared)
     release = sites[0].fetch("heart-risk")
     assert sites[0].describe_own_part("heart-risk", release) == (
-        "This site's contribution 1 is in it."
+        "It lists this site's contribution 1."
     )
     late = site_in(tmp_path / "late", shared, "late")
-    assert late.describe_own_part("heart-risk", release) == "Nothing of this site is in it."
+    assert late.describe_own_part("heart-risk", release) == "It lists nothing of this site."
     late.train("heart-risk", table(300, seed=9), epsilon=1.0)
     late.submit("heart-risk")
-    assert "contribution 1 is not in it" in late.describe_own_part("heart-risk", release)
+    assert "does not list this site's contribution 1" in late.describe_own_part(
+        "heart-risk", release
+    )
     impostor = site_in(tmp_path / "impostor", shared, "north")
     assert "in this site's name" in impostor.describe_own_part("heart-risk", release)
     late.name = "another"
     late_release = publish(shared, 2)
     assert "under another name" in late.describe_own_part("heart-risk", late_release)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sequence": 77}, {"size": 9}, {"epsilon": 0.2}],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_a_release_states_of_a_site_is_what_its_own_file_says(shared, sites, change):
+    key = SigningKey.generate()
+    sealed = publish(shared, 1, key, ReleaseLog()).sealed
+    facts = json.loads(json.dumps(dict(sealed.facts)))
+    for row in facts["sources"]:
+        row["reason"] = None
+        if "epsilon" in change:
+            row["guarantee"]["epsilon"] = facts["guarantee"]["epsilon"] = 0.2
+        elif row["site"] == "north":
+            row |= change
+    del facts["key"], facts["tensors"]
+    Sealed.seal("release", facts, sealed.tensors, key).save(shared / "release-0001.safetensors")
+    with pytest.raises(ContributionRejected, match="states another number, size or guarantee"):
+        sites[0].fetch("heart-risk")
+    assert sites[0].status("heart-risk")["release"] is None
+
+
+def test_a_release_counts_all_that_a_site_handed_over_to_a_hub(shared, sites):
+    """The hub says that the second contribution cost what it cost, as if it were the first."""
+    site, joined = sites[0], sites[0]._joined("heart-risk")
+    first = Contribution.load(site.contribution("heart-risk"))
+    second = Contribution.load(site.train("heart-risk", table(300, seed=5), epsilon=1.0))
+    key = SigningKey.generate()
+    others = [Contribution.load(file) for file in shared.glob("contribution-south-*")]
+    for earlier, fits in (({}, False), ({"north": [first.guarantee]}, True)):
+        published = Publication(key, earlier=earlier, log=ReleaseLog())
+        release = study().combine([second, *others], publication=published)
+        site._write_joined("heart-risk", replace(joined, handed_over=[first.digest]))
+        if fits:
+            site._check_own_part("heart-risk", release)
+            continue
+        with pytest.raises(ContributionRejected, match="guarantee for this site's contribution 2"):
+            site._check_own_part("heart-risk", release)
 
 
 def sentences_of_errors(path):

@@ -2,38 +2,49 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from consilience import Budget, Ledger
-from consilience.errors import ContributionRejected
+from consilience.errors import ContributionRejected, GuaranteeVoid
 from consilience.files.log import ReleaseLog
 from consilience.files.release import KIND, Release
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.privacy.spending import Account
+from consilience.site.site import Site
 from consilience.study.check import check_release
-from consilience.study.collect import Publication
-from studies import TRUSTED, study, table
+from consilience.study.collect import Publication, read_records
+from consilience.study.study import Study
+from studies import TRUSTED, records_parts, study, study_text, table
 
 KEY = SigningKey.generate()
 
 
-def made(folder, found, n_sites=3, epsilon=1.0):
+EARLIER = Site(Path(__file__).parents[1] / "fixtures" / "version-0.1" / "site")
+
+
+def made(folder, found, n_sites=3, epsilon=1.0, *, earlier=False):
     parts = []
     for i in range(n_sites):
         ledger = Ledger(folder / f"ledger-{i}")
-        ledger.allow("ward", Budget(epsilon=3.0, neighbours=found.neighbours))
+        ledger.allow("ward", Budget(epsilon=3.0, delta=1e-3, neighbours=found.neighbours))
         facts = {"site": f"site {i}", "signing": KEY, "dataset": "ward"}
         parts.append(found.train(table(300, seed=i), ledger, epsilon=epsilon, **facts))
     hub = Ledger(folder / "hub")
-    hub.allow("release", Budget(epsilon=9.0, delta=1e-3))
+    unit, neighbours = found.hidden
+    hub.allow("release", Budget(epsilon=9.0, delta=1e-3, unit=unit, neighbours=neighbours))
     account = Account(hub, "release") if found.draws_noise else Account()
-    return found.combine(parts, publication=Publication(KEY, account=account, log=ReleaseLog()))
+    public, test = read_records(found, folder)
+    again = {"earlier": {"site 0": [replace(parts[0].guarantee, epsilon=1.0)]}} if earlier else {}
+    publication = Publication(KEY, account=account, log=ReleaseLog(), **again)
+    return found.combine(parts, public, test, publication=publication)
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("sites"), study())
+    return made(tmp_path_factory.mktemp("sites"), study(**STUDY))
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +52,15 @@ def noisy(tmp_path_factory):
     return made(tmp_path_factory.mktemp("exact"), study(more="epsilon = 1.0", privacy=TRUSTED))
 
 
-def forge(release, change):
+def forge(release, change, tensors=None):
     """Return a release whose facts were changed and which its hub signed anew."""
     facts = json.loads(json.dumps(dict(release.sealed.facts)))
     change(facts)
     for part in ("key", "tensors"):
         del facts[part]
-    return Release(Sealed.seal(KIND, facts, release.sealed.tensors, KEY))._check()
+    return Release(
+        Sealed.seal(KIND, facts, release.sealed.tensors if tensors is None else tensors, KEY)
+    )._check()
 
 
 def all_epsilons(epsilon, **more):
@@ -58,6 +71,15 @@ def all_epsilons(epsilon, **more):
     return change
 
 
+def all_weights(*weights):
+    def change(facts):
+        for row, weight in zip(facts["sources"], weights, strict=True):
+            row["weight"] = weight
+
+    return change
+
+
+INTERVAL = ("value", "low", "high")
 FORGED = {
     "another study": (lambda f: f["study"].update(digest="0" * 64), "belongs to another study"),
     "other aggregator": (lambda f: f["aggregator"].update(name="WeightedVote"), "aggregator"),
@@ -75,18 +97,182 @@ FORGED = {
         lambda f: f["sources"][1].update(digest=f["sources"][0]["digest"]),
         "in it twice",
     ),
+    "classes of another type": (lambda f: f.update(classes=[False, True]), "other classes"),
+    "classes that are equal": (lambda f: f.update(classes=[0.0, 1.0]), "other classes"),
+    "errors on no test records": (
+        lambda f: f.update(
+            quality=[
+                {"method": "Average", "kind": "study", "error": dict.fromkeys(INTERVAL, 0.01)},
+            ]
+        ),
+        "no test records",
+    ),
+    "a site with a space": (lambda f: f["sources"][1].update(site="site 0 "), "cannot be one"),
+    "a Cyrillic letter": (lambda f: f["sources"][1].update(site="s\u0456te 0"), "cannot be one"),
+    "a name without ink": (lambda f: f["sources"][1].update(site="\u3164"), "cannot be one"),
+    "a digest in prose": (lambda f: f["sources"][1].update(digest="verified"), "cannot be one"),
+    "weights beyond the limit": (all_weights(0.7, 0.2, 0.1), "such weights"),
+    "negative weights": (all_weights(0.6, 0.6, -0.2), "such weights"),
+    "half of the weight": (all_weights(0.2, 0.2, 0.1), "such weights"),
+    "a reason with another size": (
+        lambda f: f["sources"][0].update(reason="n = 9, epsilon = 1"),
+        "does not fit",
+    ),
+    "a reason with another epsilon": (
+        lambda f: f["sources"][0].update(reason="n = 300, epsilon = 0.001"),
+        "does not fit",
+    ),
+    "an assumption in prose": (
+        lambda f: f["guarantee"].update(assumptions=["the hub has verified everything"]),
+        "assumption",
+    ),
+    "an assumption of a site in prose": (
+        lambda f: f["sources"][0]["guarantee"].update(assumptions=["all is well"]),
+        "none of this study",
+    ),
+    "number 0": (lambda f: f["sources"][0].update(sequence=0), "none of this study"),
 }
+STUDY = {"privacy": "max_weight = 0.6"}
 
 
 @pytest.mark.parametrize(("change", "problem"), FORGED.values(), ids=list(FORGED))
 def test_a_release_that_the_study_does_not_allow_is_refused(release, change, problem):
     forged = forge(release, change)
     with pytest.raises(ContributionRejected, match=problem):
-        check_release(study(), forged)
+        check_release(study(**STUDY), forged)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: f.update(note="x" * 100_000),
+        lambda f: f["sources"][0].update(note="verified"),
+        lambda f: f["sources"][0].update(reason="counted; the ledger was credited"),
+        lambda f: f.update(quality=[{"method": "certified by the data officer", "kind": "study"}]),
+        lambda f: f.update(quality=[{"method": "Average", "kind": "study", "note": "certified"}]),
+    ],
+)
+def test_no_text_of_the_hub_travels_in_a_release(release, change):
+    with pytest.raises(ContributionRejected, match="not those of a release"):
+        forge(release, change)
+
+
+def test_the_reason_of_a_void_guarantee_is_not_repeated(release):
+    void = {"void_reason": "run: consilience site budget raise --epsilon 99"}
+    with pytest.raises(GuaranteeVoid) as refused:
+        forge(release, lambda facts: facts["guarantee"].update(void))
+    assert "budget" not in str(refused.value)
+
+
+def test_numbers_that_no_site_can_have_sent_are_refused(release):
+    tensors = {name: np.full(one.shape, 1e9) for name, one in release.sealed.tensors.items()}
+    with pytest.raises(ContributionRejected, match="numbers are larger"):
+        check_release(study(**STUDY), forge(release, lambda facts: None, tensors))
+    with pytest.raises(ContributionRejected, match="not those of a release"):
+        forge(release, lambda facts: None, {**release.sealed.tensors, "more": np.zeros(9)})
+
+
+def test_an_ensemble_or_learner_that_the_study_does_not_name_is_refused(release, tmp_path):
+    """Votes of other learners stand in a release that says it is an average."""
+    votes = made(tmp_path, study("PrivateLinearSVC", "WeightedVote", **STUDY))
+
+    def pretend(facts, **agreed):
+        kept = {name: facts[name] for name in ("study", "aggregator", "log")} | agreed
+        facts |= {**json.loads(json.dumps(dict(votes.sealed.facts))), **kept}
+
+    forged = forge(release, pretend, votes.sealed.tensors)
+    with pytest.raises(ContributionRejected, match="does not make such a model"):
+        check_release(study(**STUDY), forged)
+    named = study("PrivateLogisticRegression", "WeightedVote", **STUDY)
+    agreed = {"study": named.reference, "aggregator": {"name": "WeightedVote"}}
+    forged = forge(release, lambda facts: pretend(facts, **agreed), votes.sealed.tensors)
+    with pytest.raises(ContributionRejected, match="in the model of 'site 0'"):
+        check_release(named, forged)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda f: f["learners"][0].update(size=299), "another size or guarantee"),
+        (lambda f: f.update(voting="hard"), "other voting"),
+        (lambda f: f["learners"][0]["settings"].update(regularization=0.5), "other settings"),
+        (lambda f: f["learners"][0]["settings"].update(epsilon=9.0), "its epsilon is not"),
+        (lambda f: f["learners"][0]["guarantee"].update(epsilon=2.0), "another size or guarantee"),
+    ],
+)
+def test_members_of_a_vote_are_checked_as_contributions_are(tmp_path, change, problem):
+    found = study(aggregator="WeightedVote")
+    honest = made(tmp_path, found)
+    check_release(found, honest)
+    with pytest.raises(ContributionRejected, match=problem):
+        check_release(found, forge(honest, change))
+    large = {name: one * 1e9 for name, one in honest.sealed.tensors.items()}
+    with pytest.raises(ContributionRejected, match="larger than its noise allows"):
+        check_release(found, forge(honest, lambda facts: None, large))
+
+
+FOREST = {"settings": 'splitter = "random"\nrandom_state = 3\nn_trees = 4\nmax_depth = 3'}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"more": 'weights = "equal"'},
+        {"more": 'weights = "size"'},
+        {"more": 'robust = "median"'},
+        {"privacy": "delta = 1e-6", "settings": 'mechanism = "gradient"'},
+        {"learner": "PrivateLinearSVC"},
+        {"aggregator": "WeightedVote", "more": 'weights = "equal"'},
+        {"learner": "PrivateForestClassifier", "aggregator": "PooledCounts", **FOREST},
+        {"learner": "PrivateForestClassifier", "aggregator": "WeightedVote"},
+        {"learner": "PrivateTreeClassifier", "aggregator": "WeightedVote"},
+        {"learner": "PrivateAdaBoostClassifier", "aggregator": "WeightedVote"},
+        {"more": "epsilon = 1.0\ndelta = 1e-6", "privacy": TRUSTED},
+        {"more": "epsilon = [1.0, 0.5, 1.0]", "privacy": TRUSTED},
+        {"aggregator": "PublicBlend"},
+        {"aggregator": "FeatureMethod"},
+        {"aggregator": "SiteBoosting"},
+        {"aggregator": "FeatureMethod", "more": "epsilon = 0.5"},
+        {"aggregator": "FeatureMethod", "more": "epsilon = 2.0"},
+        {
+            "aggregator": "FeatureMethod",
+            "more": 'epsilon = 0.5\nmechanism = "output"',
+            "privacy": TRUSTED,
+        },
+        {"aggregator": "SoftLabelDistillation", "more": "epsilon = 1.0", "privacy": TRUSTED},
+        {"aggregator": "VoteDistillation", "more": "epsilon = 1.0", "privacy": TRUSTED},
+    ],
+    ids=str,
+)
+def test_honest_releases_of_every_aggregator_fit(tmp_path, settings):
+    found = Study.from_text(study_text(**settings) + records_parts(tmp_path))
+    check_release(found, made(tmp_path, found))
+
+
+@pytest.mark.parametrize("name", EARLIER.studies)
+def test_honest_releases_of_earlier_versions_fit(name):
+    check_release(EARLIER.study(name), EARLIER.release(name))
+
+
+def test_noise_for_other_records_leaves_the_sites_what_they_paid(tmp_path):
+    """At a hub that is not trusted, noise hides aggregation records and no record of a site."""
+    more = {"aggregator": "FeatureMethod", "more": "epsilon = 0.5"}
+    found = Study.from_text(study_text(**more) + records_parts(tmp_path))
+    honest = made(tmp_path, found, epsilon=2.0, earlier=True)
+    assert honest.guarantee.epsilon == max(source.guarantee.epsilon for source in honest.sources)
+    assert honest.guarantee.epsilon == pytest.approx(3.0)
+    check_release(found, honest)
+    for change, problem in (
+        ({"epsilon": 0.5}, "more than its noise can keep"),
+        ({"epsilon": 1000.0}, "less than agreed"),
+        ({"delta": 0.9}, "less than agreed"),
+    ):
+        with pytest.raises(ContributionRejected, match=problem):
+            check_release(found, forge(honest, lambda f, c=change: f["guarantee"].update(c)))
 
 
 def test_an_honest_release_fits(release, noisy):
-    check_release(study(), release)
+    check_release(study(**STUDY), release)
     check_release(study(more="epsilon = 1.0", privacy=TRUSTED), noisy)
 
 
@@ -137,7 +323,7 @@ def test_a_release_states_the_delta_of_its_noise(tmp_path):
 
 
 def test_other_columns_or_too_few_sites_are_refused(release):
-    found = study()
+    found = study(**STUDY)
     few = replace(found, stored=True, min_sites=4)
     object.__setattr__(few, "digest", found.digest)
     with pytest.raises(ContributionRejected, match="at least 4 are needed"):
@@ -156,7 +342,11 @@ def test_other_columns_or_too_few_sites_are_refused(release):
         (lambda f: f["guarantee"].update(epsilon=5.0), "promises less than agreed"),
         (lambda f: f["guarantee"].update(unit="site"), "hides something else"),
         (lambda f: f["guarantee"].update(neighbours="add-remove"), "hides something else"),
+        (lambda f: f["guarantee"].update(delta=0.99), "promises less than agreed"),
         (lambda f: f["sources"][0]["guarantee"].update(epsilon=1.0), "none of this study"),
+        (lambda f: f["sources"][0]["guarantee"].update(delta=1.0), "none of this study"),
+        (lambda f: f["sources"][0].update(sequence=0), "none of this study"),
+        (lambda f: f["sources"][0].update(size=-5), "none of this study"),
     ],
 )
 def test_a_release_with_noise_promises_what_its_noise_keeps(noisy, change, problem):

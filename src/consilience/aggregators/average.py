@@ -24,6 +24,8 @@ from consilience.aggregators.members import (
     LinearEnsemble,
     Member,
     align_members,
+    are_equal_shares,
+    are_shares,
     as_members,
     cap_shares,
     class_shares,
@@ -107,6 +109,7 @@ class Average(Aggregator):
         "average-size": {"weights": "size"},
     }
     combines_coefficients = True
+    makes = LinearEnsemble.kind
 
     weights: str = "precision"
     _: KW_ONLY
@@ -122,6 +125,21 @@ class Average(Aggregator):
         self._require("robust", self.robust in (None, *ROBUST), "'median', 'trimmed' or None")
         alone = self.robust is None or self.epsilon is None
         self._require("robust", alone, "None with epsilon: its noise is calibrated to a mean")
+
+    @property
+    def stays_within_members(self) -> bool:
+        """Tell that a mean or a median does, unless noise is added to it."""
+        return self.epsilon is None
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return what noise at a trusted hub rests on."""
+        return (DISJOINT, TRUSTED)
+
+    def may_weigh(self, weights: Array) -> bool:
+        """Tell whether these are shares, equal ones where all count the same."""
+        if self.weights == "equal" or self.robust is not None:
+            return are_equal_shares(weights)
+        return are_shares(weights, self.max_weight)
 
     def with_budget(self, epsilons: Sequence[float]) -> Self:
         """Return a copy with each site's epsilon, if it draws noise; exact if one is infinite."""

@@ -66,6 +66,7 @@ class Ensemble(ABC):
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...]
+    members: tuple[Any, ...] = ()  # the learners that it keeps; none if it needs them no more
 
     def __init_subclass__(cls, **more: object) -> None:
         super().__init_subclass__(**more)
@@ -162,6 +163,7 @@ class Aggregator(Settings, ABC):
     max_weight: float = 1.0  # of any member before labels are used; the study sets it
     # What its own noise hides; None is the members' own unit, a record or a person.
     hidden_unit: ClassVar[Unit | None] = None
+    makes: ClassVar[str | None] = None  # the kind of ensemble that `combine` returns; None: any
 
     def __init_subclass__(cls, **more: object) -> None:
         super().__init_subclass__(**more)
@@ -184,6 +186,19 @@ class Aggregator(Settings, ABC):
     def hidden_neighbours(self) -> Neighbours | None:
         """The neighbour relation of its own noise; None is the members' own."""
         return None
+
+    @property
+    def stays_within_members(self) -> bool:
+        """Whether no coefficient that it makes is beyond all of its members' own."""
+        return False
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return what its guarantees may assume beside what those of its members do."""
+        return ()
+
+    def may_weigh(self, weights: Array) -> bool:
+        """Tell whether members can have got these weights; any, if labels decide them."""
+        return True
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why it cannot combine learners of this kind with these settings, or None."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 
-from consilience.aggregators.base import Charge, Joining, Outlook
+from consilience.aggregators.base import Array, Charge, Joining, Outlook
 from consilience.aggregators.labelled import UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import LinearEnsemble
 from consilience.aggregators.mixture import Ball, Known, Mixture, Ridge
@@ -56,6 +56,13 @@ class PublicBlend(UsesLabels):
         "Members are averaged by their precision; the public records then decide how far the "
         "average is followed."
     )
+
+    def may_weigh(self, weights: Array) -> bool:
+        """Tell whether these are shares of the part that rests on the members, at most all."""
+        whole = float(weights.sum())
+        few = 1 / len(weights)
+        most = max(self.max_weight, few) * (1 + 1e-9)
+        return bool((weights >= 0).all() and (weights <= most).all()) and whole <= 1 + 1e-9
 
     @classmethod
     def planned(

@@ -10,9 +10,10 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import check_array
 
-from consilience.aggregators.average import precision_weights, typical_curvature
+from consilience.aggregators.average import TRUSTED, precision_weights, typical_curvature
 from consilience.aggregators.base import Aggregator, Array, Learner
 from consilience.aggregators.members import (
+    DISJOINT,
     LinearEnsemble,
     Member,
     align_members,
@@ -81,10 +82,15 @@ class UsesLabels(Aggregator):
     """An aggregator of linear members that fits to labelled records."""
 
     needs_public = needs_labels = combines_coefficients = True
+    makes = LinearEnsemble.kind
 
     classes: Sequence[Any] | None = None
     huber: float | None = None
     random_state: int | None = 0
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return what combining members and labelled records, or noise on both, rests on."""
+        return (DISJOINT, TRUSTED)
 
     @classmethod
     def alternatives(cls, learner: Learner | None = None) -> Sequence[Mapping[str, Any]]:

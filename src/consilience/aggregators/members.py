@@ -29,6 +29,8 @@ DISJOINT = (
     "no record, and no person where persons are the unit, is at two sites, and every member is of "
     "another site"
 )
+# As releases of version 0.1 state it.
+DISJOINT_BEFORE = "no record, and no person where persons are the unit, is at two sites"
 
 
 class Classifier(Protocol):
@@ -270,6 +272,18 @@ def cap_shares(shares: Array, most: float) -> Array:
         rest = np.where(capped, 0.0, 1.0) if not rest.any() else rest
         shares = np.where(capped, most, rest * (1 - most * capped.sum()) / max(rest.sum(), 1e-300))
     return shares
+
+
+def are_shares(weights: Array, most: float = 1.0) -> bool:
+    """Tell whether weights are shares of a whole, as `cap_shares` makes them."""
+    most = max(most, 1 / len(weights))
+    within = (weights >= 0).all() and (weights <= most * (1 + 1e-9)).all()
+    return bool(within) and math.isclose(math.fsum(weights), 1.0, rel_tol=1e-9)
+
+
+def are_equal_shares(weights: Array) -> bool:
+    """Tell whether every member weighs the same."""
+    return bool(np.allclose(weights, 1 / len(weights), rtol=1e-9, atol=0.0))
 
 
 def class_shares(shares: Array, known: Array, n_outputs: int) -> Array:

@@ -30,7 +30,7 @@ from consilience.aggregators.base import (
     TakeApart,
     Tensors,
 )
-from consilience.aggregators.members import as_members, cap_shares, joint_guarantee
+from consilience.aggregators.members import are_shares, as_members, cap_shares, joint_guarantee
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
@@ -217,6 +217,8 @@ class PooledCounts(Aggregator):
     docs/guarantees/integration.md.
     """
 
+    makes = "forest"
+
     weights: str = "precision"
     _: KW_ONLY
     prune: bool = False
@@ -232,6 +234,10 @@ class PooledCounts(Aggregator):
         return (
             "PooledCounts needs a PrivateForestClassifier with splitter='random' and a random_state"
         )
+
+    def may_weigh(self, weights: Array) -> bool:
+        """Tell whether these are shares; what is capped are the counts, not these."""
+        return are_shares(weights)
 
     def describe(self) -> Description:
         """Return its title and what the weights mean."""
@@ -367,6 +373,8 @@ class PooledForest(Ensemble):
             and feature.shape == (n_trees, n_leaves - 1)
             and len(bins.sizes) == n_features
             and are_splits(feature, last, bins)
+            and len(tensors) == 3
+            and bool(((values >= 0) & (values <= 1)).all())
         )
         if not fits:
             raise ContributionRejected("tensors")

@@ -34,6 +34,8 @@ from consilience.aggregators.members import (
     Classifier,
     LinearEnsemble,
     Member,
+    are_equal_shares,
+    are_shares,
     as_members,
     cap_shares,
     common_classes,
@@ -96,6 +98,7 @@ class WeightedVote(Aggregator):
         "vote": {},
         "vote-equal": {"weights": "equal"},
     }
+    makes = "vote"
 
     weights: str | Sequence[float] = "size-epsilon"
     _: KW_ONLY
@@ -116,6 +119,12 @@ class WeightedVote(Aggregator):
         if learner.predicts_number:
             return "WeightedVote combines classifiers; use Average for regression"
         return None
+
+    def may_weigh(self, weights: Array) -> bool:
+        """Tell whether these are shares, equal ones where all count the same."""
+        if isinstance(self.weights, str) and self.weights == "equal":
+            return are_equal_shares(weights)
+        return are_shares(weights, self.max_weight)
 
     def describe(self) -> Description:
         """Return its title and what the weights mean."""
@@ -268,6 +277,8 @@ class VoteEnsemble(Ensemble):
             learners.append(rebuild({**part, "events": "[]"}, state))
         if len(learners) != len(weights) or facts["voting"] not in ("soft", "hard"):
             raise ContributionRejected("members")
+        if len(tensors) != sum(len(learner.released_state()) for learner in learners):
+            raise ContributionRejected("tensors")
         if not all(np.isin(learner.classes_, classes).all() for learner in learners):
             raise ContributionRejected("classes")
         if any(learner.n_features_in_ != facts["n_features"] for learner in learners):

@@ -54,6 +54,8 @@ ALTERNATIVES = {
 PUBLIC_ROW = "public records alone"
 MEDIAN_ROW = "one site alone (the median site)"
 BEST_ROW = "one site alone (the best on these records)"
+BASELINES = (PUBLIC_ROW, MEDIAN_ROW, BEST_ROW)
+KINDS = ("study", "baseline", "other")
 
 PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
 MOST_COMPARED = 200  # members; with more, other aggregators are not tried

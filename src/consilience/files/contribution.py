@@ -170,6 +170,14 @@ def _check_implied(
         raise refused("its numbers are larger than its settings, its size and its noise allow")
 
 
+def keeps_to_bounds(facts: Mapping[str, Any], tensors: Mapping[str, Array]) -> bool:
+    """Tell whether the numbers of a learner are ones that a fit with such facts can have."""
+    forms = {name: {"shape": list(tensor.shape)} for name, tensor in tensors.items()}
+    implied = _imply({**facts, "tensors": forms})
+    extents = {name: Extent.of([tensor]) for name, tensor in tensors.items()}
+    return implied is None or implied.has_numbers(extents)
+
+
 def _read_events(facts: Mapping[str, Any]) -> tuple[Event, ...]:
     try:
         return events_from_json(facts["events"])

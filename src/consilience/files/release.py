@@ -6,6 +6,7 @@ registries of ensembles and learners; a name that is in neither is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from consilience.aggregators.base import Ensemble
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.registry import ENSEMBLES
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
+from consilience.evaluation.baselines import BASELINES, KINDS
 from consilience.files.contribution import (
     MALFORMED,
     MOST_CLASSES,
@@ -29,7 +31,7 @@ from consilience.files.contribution import (
     to_plain,
 )
 from consilience.files.log import MOST_RELEASES, ReleaseLog
-from consilience.files.sealed import Sealed, SignedFile, SigningKey, refused
+from consilience.files.sealed import Sealed, SignedFile, SigningKey, canonical, refused
 from consilience.privacy.accounting import Event, events_from_json, events_to_json
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 
@@ -41,6 +43,15 @@ Array = NDArray[Any]
 KIND = "release"
 MOST_MEMBERS = 1 << 16
 MEASURED = ("error", "auc", "rmse", "r2", "gain")  # of a row of quality, each with its interval
+# Nothing else travels in a release but what its ensemble consists of: no text of the signer's own.
+_FACTS = frozenset(
+    "classes ensemble study sequence software created aggregator guarantee events sources quality "
+    "log key tensors".split()
+)
+_SOURCE = frozenset("site digest sequence guarantee size reason weight".split())
+_QUALITY = frozenset(("method", "kind", "n_records", "level", *MEASURED))
+_REASON = re.compile(r"(n = [0-9]{1,3}(,[0-9]{3}){0,6}, )?(epsilon = [0-9.e+-]{1,12}|exact)")
+_TITLE = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}( \([a-z0-9-]{1,40}\))?")  # of an aggregator
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,26 @@ def _rebuild(
     return ENSEMBLES[facts["ensemble"]].from_parts(facts, tensors, guarantee, weights, rebuild)
 
 
-def _joint_guarantee(sources: Sequence[Source]) -> Guarantee:
+def _is_whole(facts: Mapping[str, Any], tensors: Mapping[str, Array], ensemble: Ensemble) -> bool:
+    """Tell whether facts and tensors are those of the ensemble that was made of them, and no more.
+
+    Texts and numbers that nothing reads would travel with it unseen.
+    """
+    parts, arrays = ensemble.to_parts(take_apart)
+    stated = {name: value for name, value in facts.items() if name not in _FACTS}
+    return _is_within(stated, parts) and tensors.keys() == arrays.keys()
+
+
+def _is_within(stated: object, made: object) -> bool:
+    """Tell whether facts state nothing else; earlier versions did not state every setting."""
+    if isinstance(stated, dict) and isinstance(made, dict):
+        return all(name in made and _is_within(stated[name], made[name]) for name in stated)
+    if isinstance(stated, list) and isinstance(made, list) and len(stated) == len(made):
+        return all(map(_is_within, stated, made))
+    return canonical(stated) == canonical(made)
+
+
+def joint_guarantee(sources: Sequence[Source]) -> Guarantee:
     """Return what sites that share no record are promised together."""
     return compose_disjoint(*(source.guarantee for source in sources), assumption=DISJOINT)
 
@@ -158,14 +188,23 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
     sources, quality, aggregator = facts["sources"], facts["quality"], facts["aggregator"]
     return (
         isinstance(aggregator["name"], str)
+        and all(set(row) == _SOURCE for row in sources)
         and all(type(row["weight"]) in (int, float) for row in sources)
-        and all(row["reason"] is None or isinstance(row["reason"], str) for row in sources)
+        and all(row["reason"] is None or _REASON.fullmatch(row["reason"]) for row in sources)
         and all(row["size"] is None or type(row["size"]) is int for row in sources)
         and all(isinstance(row["site"], str) and isinstance(row["digest"], str) for row in sources)
         and isinstance(quality, list)
-        and all(isinstance(row["method"], str) for row in quality)
+        and all(set(row) <= _QUALITY and _is_method(row["method"]) for row in quality)
+        and all(row.get("kind") in KINDS for row in quality)
+        and all(type(row.get("n_records", 1)) is int for row in quality)
+        and all(type(row.get("level", 0.5)) is float for row in quality)
         and all(_is_measure(row[name]) for row in quality for name in MEASURED if name in row)
     )
+
+
+def _is_method(name: object) -> bool:
+    """Tell whether a fact names an alternative: a baseline, or an aggregator by its title."""
+    return isinstance(name, str) and (name in BASELINES or _TITLE.fullmatch(name) is not None)
 
 
 def _is_measure(part: object) -> bool:
@@ -203,14 +242,18 @@ class Release(SignedFile):
         """Sign an ensemble of `sources`, in the order of its weights, and the `log` before it.
 
         If combining was post-processing, the guarantee is what the sites' own guarantees add up to;
-        if it drew noise, the ensemble's own.
+        if it drew noise for exact members, the ensemble's own; else the weaker of both.
         """
         own = made.ensemble.guarantee
-        guarantee = own if made.events else _joint_guarantee(sources)
-        if guarantee is None or own is None:
+        if own is None:
             raise GuaranteeVoid(
                 "A member promises nothing, so a release could not either. Nothing was written."
             )
+        guarantee, joint = own, joint_guarantee(sources)
+        if not made.events:
+            guarantee = joint
+        elif np.isfinite(joint.epsilon):  # noise for other records, on top of the sites' own
+            guarantee = compose_disjoint(own, joint, assumption=DISJOINT)
         guarantee.require()
         facts, tensors = _take_apart(made.ensemble)
         weights = np.asarray(made.ensemble.weights, np.float64).tolist()
@@ -241,7 +284,7 @@ class Release(SignedFile):
         """Refuse a release whose facts do not fit together, however well it is signed."""
         try:
             self._check_facts()
-            _ = self.ensemble
+            accept("facts", _is_whole(self.sealed.facts, self.sealed.tensors, self.ensemble))
         except GuaranteeVoid:
             raise
         except (*MALFORMED, AssertionError) as problem:
@@ -252,9 +295,11 @@ class Release(SignedFile):
         return self
 
     def _check_facts(self) -> None:
-        facts, guarantee = self.sealed.facts, self.guarantee.require()
+        facts, guarantee = self.sealed.facts, self.guarantee
+        if not guarantee.holds:  # its reason is the signer's, and is not repeated
+            raise GuaranteeVoid("The release states that it has no guarantee. Nothing was used.")
         if not events_from_json(facts["events"]):
-            accept("guarantee", _joint_guarantee(self.sources).promises_same(guarantee))
+            accept("guarantee", joint_guarantee(self.sources).promises_same(guarantee))
         named = all(isinstance(facts["study"][part], str) for part in ("name", "digest"))
         accept("study", named and type(facts["sequence"]) is int)
         accept("version and time", self.is_stamped(facts))

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -22,7 +22,7 @@ from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
-from consilience.protocol import SITE_NAME
+from consilience.protocol import is_site_name
 from consilience.site.client import to_json
 from consilience.study.study import Study
 from consilience.tables.public import Public
@@ -52,6 +52,7 @@ class Joined:
     fetch_only: bool = False
     attempt: Attempt | None = None
     submitted: int | None = None
+    handed_over: Sequence[str] = ()  # digests of what the hub confirmed, since this is recorded
     release: int | None = None
     exact: Mapping[str, str] = field(default_factory=dict)  # ledger entries, by key
     log: Mapping[str, Any] | None = None  # of releases, including the newest here
@@ -103,7 +104,7 @@ class SiteFolder:
                 f"The folder {target.name!r} holds a site already. Nothing was changed. To raise "
                 "the limit of its data set: consilience site budget raise"
             )
-        if not SITE_NAME.fullmatch(name) or name != " ".join(name.split()):
+        if not is_site_name(name):
             raise SettingsError(
                 "The name of a site must be letters, digits, single spaces and ._- (at most 100). "
                 f"Got {name!r} instead. Nothing was made. Choose another name."

@@ -36,13 +36,13 @@ from consilience.files.release import KIND as RELEASE
 from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json
-from consilience.privacy.guarantee import Budget
+from consilience.privacy.guarantee import Budget, Guarantee, compose
 from consilience.privacy.ledger import Amounts, Balance, Ledger
 from consilience.privacy.spending import is_sealed
 from consilience.protocol import MOST_SKIPPED, Invitation
 from consilience.site.client import FOLDER, HubClient, SharedFolder, check_address
 from consilience.site.folder import Attempt, Joined, SiteFolder, recovered_key
-from consilience.study.check import check_contribution, check_release
+from consilience.study.check import check_contribution, check_release, is_at_most
 from consilience.study.pages import of_training, promise
 from consilience.study.records import file_digest
 from consilience.study.study import Study
@@ -386,7 +386,11 @@ class Site(SiteFolder):
             joined, path = self._joined(name), self.contribution(name)
             contribution = Contribution.load(path, trusted=self.study(name).trusted)
             answer = self._hub(joined).submit(name, contribution, path.read_bytes())
-            self._write_joined(name, replace(self._joined(name), submitted=contribution.sequence))
+            kept = self._joined(name)
+            if not joined.hub.startswith(FOLDER):  # a folder forgets what is withdrawn from it
+                handed_over = sorted({*kept.handed_over, contribution.digest})
+                kept = replace(kept, handed_over=handed_over)
+            self._write_joined(name, replace(kept, submitted=contribution.sequence))
             return answer
 
     def fetch(self, name: str, *, new_log: bool = False) -> Release | None:
@@ -407,6 +411,7 @@ class Site(SiteFolder):
             write_durably(part, content)
             try:
                 release = check_release(self.study(name), Release.load(part, key=joined.hub_key))
+                self._check_own_part(name, release)
                 known = None if new_log else self._reach(name, self.log(name), release)
                 if new_log:
                     self._put_aside_releases(place, release)
@@ -476,8 +481,38 @@ class Site(SiteFolder):
             aside.mkdir(exist_ok=True)
             file.replace(aside / file.name)
 
+    def _check_own_part(self, name: str, release: Release) -> None:
+        """Refuse a release that states of this site's contribution what its file does not.
+
+        Of the guarantee the site knows the least: the cost of the contribution and of those before
+        it that it handed over.
+        """
+        files, handed_over = self._contributions(name).values(), self._joined(name).handed_over
+        by_digest = {file.digest: file.facts for file in files}
+        for source in release.sources:
+            facts = by_digest.get(source.digest)
+            if facts is None:
+                continue
+            before = [
+                each
+                for digest, each in by_digest.items()
+                if digest in handed_over and each["sequence"] < facts["sequence"]
+            ]
+            paid = compose(*(Guarantee.from_dict(each["guarantee"]) for each in (facts, *before)))
+            fits = (
+                source.sequence == facts["sequence"]
+                and source.size in (None, facts["size"])
+                and is_at_most(paid, source.guarantee)
+            )
+            if not fits:
+                raise ContributionRejected(
+                    f"The hub's release {release.sequence} of {name!r} states another number, "
+                    f"size or guarantee for this site's contribution {facts['sequence']} than its "
+                    "file here does. It was not kept. Ask the hub's operator."
+                )
+
     def describe_own_part(self, name: str, release: Release) -> str:
-        """Say whether this site's own contribution is in a release."""
+        """Say whether a release lists this site's own contribution."""
         files = self._contributions(name).values()
         numbers = {file.digest: file.facts["sequence"] for file in files}
         own = [source for source in release.sources if source.site == self.name]
@@ -486,15 +521,15 @@ class Site(SiteFolder):
         if not own:
             submitted = self._joined(name).submitted
             return (
-                "Nothing of this site is in it."
+                "It lists nothing of this site."
                 if submitted is None
-                else f"This site's contribution {submitted} is not in it."
+                else f"It does not list this site's contribution {submitted}."
             )
         if own[0].digest not in numbers:
             return (
                 "Warning: it lists a contribution in this site's name that is not in this folder."
             )
-        return f"This site's contribution {numbers[own[0].digest]} is in it."
+        return f"It lists this site's contribution {numbers[own[0].digest]}."
 
     def withdraw(self, name: str) -> dict[str, Any]:
         """Take the contribution out of future releases.

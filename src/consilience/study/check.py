@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from consilience.aggregators.members import DISJOINT, DISJOINT_BEFORE
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
-from consilience.files.contribution import Contribution, to_plain
-from consilience.files.release import Release, Source
+from consilience.files.contribution import Contribution, keeps_to_bounds, take_apart, to_plain
+from consilience.files.release import Release, Source, joint_guarantee
+from consilience.files.sealed import canonical
+from consilience.learners.inputs import READ_LABELS
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.accounting import events_from_json, total
-from consilience.privacy.guarantee import Neighbours
-from consilience.protocol import STUDY_NAME
+from consilience.privacy.guarantee import Guarantee, Neighbours, compose_disjoint
+from consilience.protocol import DIGEST, STUDY_NAME, is_site_name
 from consilience.study.toml import VERSION
 
 if TYPE_CHECKING:
@@ -238,11 +246,24 @@ def check_contribution(study: Study, contribution: Contribution) -> Contribution
 
 def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[Check]:
     """Yield the checks one by one: a later one may rely on the ones before it."""
-    learner, facts = contribution.learner, contribution.sealed.facts
     yield (
         contribution.study == study.reference,
         "it was made for another study, or another version of this one",
     )
+    yield from _learner_checks(study, contribution.learner, contribution.sealed.facts)
+    if study.trusted:
+        yield (
+            contribution.is_hidden_by_digest,
+            "its digest, which a release states, would confirm a guess of the exact model: it "
+            "was made by an earlier version, without a nonce",
+        )
+    else:
+        charged = contribution.sealed.facts.get("receipt") is not None
+        yield charged, "no ledger was charged for it"
+
+
+def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Iterable[Check]:
+    """Yield whether a site that follows the study trained this, in a contribution or a release."""
     settings = dict(study.expected_settings)
     if not study.trusted:
         settings["epsilon"] = learner.epsilon  # each site chooses its own
@@ -256,19 +277,15 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
         "it has another number of features",
     )
     if study.schema.classes is not None:
-        yield learner.classes_.tolist() == list(study.schema.classes), "it has other classes"
+        classes = learner.classes_.tolist()
+        yield _same(classes, list(study.schema.classes)), "it has other classes"
     yield (
         (facts["size"] or 0) <= study.max_size,
         f"it states more records than the {study.max_size:,} that the study allows",
     )
-    guarantee = contribution.guarantee
+    guarantee = learner.guarantee_
     if study.trusted:
         yield math.isinf(guarantee.epsilon), "the hub is trusted, and it is not exact"
-        yield (
-            contribution.is_hidden_by_digest,
-            "its digest, which a release states, would confirm a guess of the exact model: it "
-            "was made by an earlier version, without a nonce",
-        )
         return
     low, high = study.epsilon_range
     yield low <= learner.epsilon <= high, f"its epsilon is not between {low:g} and {high:g}"
@@ -276,7 +293,6 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
         guarantee.epsilon <= high * (1 + 1e-9) and guarantee.delta <= study.delta,
         "it promises less than agreed",
     )
-    yield facts.get("receipt") is not None, "no ledger was charged for it"
     if study.neighbours == "add-remove" and learner.is_linear:
         yield (
             facts["size"] == settings["public_size"],
@@ -290,6 +306,7 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
 # Relative. Earlier versions read an epsilon off a profile without rounding it up: theirs are lower
 # by up to 6.6e-7. Those of this version are within 1.1e-10 of the epsilon that was asked for.
 ROUNDED = 1e-6
+SHOWN = 1e-5  # relative: what is left of a number that is shown with six digits
 
 
 def check_release(study: Study, release: Release) -> Release:
@@ -312,12 +329,16 @@ def _release_checks(study: Study, release: Release) -> Iterable[Check]:
     )
     aggregator = {"name": study.aggregator, **study.aggregator_settings}
     agreed = {name: to_plain(value) for name, value in aggregator.items()}
-    yield facts["aggregator"] == agreed, "another aggregator made it, or one with other settings"
+    yield (
+        _same(facts["aggregator"], agreed),
+        "another aggregator made it, or one with other settings",
+    )
     yield facts["n_features"] == study.schema.n_features, "it has another number of features"
     yield (
-        facts["classes"] == (None if classes is None else list(classes)),
+        _same(facts["classes"], None if classes is None else list(classes)),
         "it has other classes",
     )
+    yield not facts["quality"] or study.test is not None, "it states errors on no test records"
     yield (
         len(sources) >= study.min_sites,
         f"it is made of {len(sources)} contributions, and at least {study.min_sites} are needed",
@@ -328,34 +349,148 @@ def _release_checks(study: Study, release: Release) -> Iterable[Check]:
         "a site or contribution is in it twice",
     )
     for source in sources:
+        # A name that has not the form of one is not repeated.
+        yield (
+            is_site_name(source.site) and bool(DIGEST.fullmatch(source.digest)),
+            "a site or contribution in it has a name that cannot be one",
+        )
         yield (
             _is_possible(study, source),
             f"the guarantee that it states for {source.site!r} is none of this study",
         )
+        yield (
+            _is_reason(study, source),
+            f"what it states of the weight of {source.site!r} does not fit",
+        )
     yield from _release_guarantee_checks(study, release)
+    yield from _ensemble_checks(study, release)
+
+
+def _same(one: object, other: object) -> bool:
+    """Tell whether plain values are the same, and of the same types: true is not 1."""
+    return canonical(one) == canonical(other)
+
+
+def _is_reason(study: Study, source: Source) -> bool:
+    """Tell whether what is said about a weight can be said of this source."""
+    if source.reason is None:
+        return True
+    *size, privacy = source.reason.split(", ")
+    if size != ([] if source.size is None else f"n = {source.size:,}".split(", ")):
+        return False
+    if study.trusted or privacy == "exact":
+        return study.trusted and privacy == "exact"
+    stated = float(privacy.removeprefix("epsilon = "))
+    low, high = _least_epsilon(study, source), min(study.epsilon_range[1], source.guarantee.epsilon)
+    return low * (1 - SHOWN) <= stated <= high * (1 + SHOWN)
+
+
+def _ensemble_checks(study: Study, release: Release) -> Iterable[Check]:
+    """Yield whether the study's aggregator can have made this ensemble of learners of the study."""
+    ensemble, aggregator = release.ensemble, study.build_aggregator()
+    yield (
+        aggregator.makes in (None, ensemble.kind),
+        f"{study.aggregator} does not make such a model",
+    )
+    yield (
+        aggregator.may_weigh(ensemble.weights),
+        f"{study.aggregator} does not give its members such weights in this study",
+    )
+    expected = study.expected_settings
+    parts, _ = ensemble.to_parts(take_apart)
+    for name, value in parts.items():
+        if name in expected or hasattr(aggregator, name):
+            agreed = expected[name] if name in expected else to_plain(getattr(aggregator, name))
+            yield _same(value, agreed), f"it has other {name} than the study"
+    for source, learner in zip(release.sources, ensemble.members, strict=False):
+        facts, tensors = take_apart(learner)
+        for fulfilled, problem in _learner_checks(study, learner, facts):
+            yield fulfilled, f"in the model of {source.site!r}: {problem}"
+        yield (
+            facts["size"] == source.size and learner.guarantee_.epsilon <= source.guarantee.epsilon,
+            f"it states another size or guarantee for {source.site!r} than that site's model does",
+        )
+        yield (
+            keeps_to_bounds(facts, tensors),
+            f"numbers of the model of {source.site!r} are larger than its noise allows",
+        )
+    if aggregator.stays_within_members:
+        longest = _longest_release(study, [source.size for source in release.sources])
+        yield (
+            all(
+                np.abs(tensor).max() <= longest[name]
+                for name, tensor in release.sealed.tensors.items()
+            ),
+            "its numbers are larger than the settings, the sizes and the noise allow",
+        )
+
+
+def _longest_release(study: Study, sizes: Sequence[int | None]) -> Mapping[str, float]:
+    """Return bounds on the numbers of all contributions of such sizes, by the name of the array."""
+    longest: dict[str, float] = defaultdict(lambda: math.inf)
+    found = sorted(size for size in sizes if size is not None)
+    if not found or len(found) < len(sizes):
+        return longest
+    for size, epsilon in itertools.product((found[0], found[-1]), study.epsilon_range):
+        learner = study.build(epsilon)
+        learner.n_features_in_ = study.schema.n_features
+        if study.schema.classes is not None:
+            learner.classes_ = np.asarray(study.schema.classes)
+        learner.public_size_ = size
+        implied = learner.implied({})
+        for name, bound in ({} if implied is None else implied.bounds).items():
+            # Twice, for the sizes and epsilons in between.
+            longest[name] = max(longest.get(name, 0.0), 2 * bound.norm)
+    return longest
 
 
 def _release_guarantee_checks(study: Study, release: Release) -> Iterable[Check]:
     """Yield what the release itself may promise; without noise of its own, reading checks that."""
-    events = events_from_json(release.sealed.facts["events"])
+    events, joint = (
+        events_from_json(release.sealed.facts["events"]),
+        joint_guarantee(release.sources),
+    )
+    may_assume = {DISJOINT, DISJOINT_BEFORE, *joint.assumptions}
+    if events:
+        may_assume |= set(study.build_aggregator().assumed())
+    yield (
+        set(release.guarantee.assumptions) <= may_assume,
+        "its guarantee makes an assumption that no release of this study makes",
+    )
     yield (
         bool(events) == study.draws_noise,
         "it draws noise where the study draws none, or none where the study draws some",
     )
-    guarantee, agreed = release.guarantee, study.aggregator_settings.get("epsilon")
+    guarantee = release.guarantee
     hides = (guarantee.unit, guarantee.neighbours)
     yield hides == study.hidden, "it hides something else than agreed"
     if not events:
         return
-    noise = total(events)
-    yield (
-        (noise.unit, noise.neighbours) == hides
-        and guarantee.epsilon >= noise.epsilon * (1 - ROUNDED)
-        and guarantee.delta >= noise.delta * (1 - ROUNDED),
+    noise, aggregator = total(events), study.build_aggregator()
+    too_much, too_little = (
         "it promises more than its noise can keep",
+        "it promises less than agreed",
     )
-    if study.trusted and agreed is not None:
-        yield guarantee.epsilon <= agreed * (1 + ROUNDED), "it promises less than agreed"
+    yield (noise.unit, noise.neighbours) == hides, too_much
+    # The aggregator takes one epsilon or, of some kinds, one for each member.
+    agreed = replace(
+        noise,
+        epsilon=float(np.max(getattr(aggregator, "epsilon", math.inf))),
+        delta=float(getattr(aggregator, "delta", 0.0)),
+    )
+    yield is_at_most(noise, agreed), too_little
+    if not study.trusted:  # the noise is for other records: the sites' keep what they paid for
+        noise, agreed = (
+            compose_disjoint(joint, each, assumption=DISJOINT) for each in (noise, agreed)
+        )
+    yield is_at_most(noise, guarantee), too_much
+    yield is_at_most(guarantee, agreed), too_little
+
+
+def is_at_most(one: Guarantee, other: Guarantee) -> bool:
+    """Tell whether a guarantee promises no less than another, up to rounding."""
+    within = 1 + ROUNDED
+    return one.epsilon <= other.epsilon * within and one.delta <= other.delta * within
 
 
 def _is_possible(study: Study, source: Source) -> bool:
@@ -364,13 +499,18 @@ def _is_possible(study: Study, source: Source) -> bool:
     Its number counts the contributions that the site made, and each has an epsilon in the range.
     """
     guarantee, n_most, high = source.guarantee, source.sequence, study.epsilon_range[1]
-    same = guarantee.unit == study.unit and guarantee.neighbours == Neighbours(study.neighbours)
-    if study.trusted:
-        return same and math.isinf(guarantee.epsilon)
-    return (
-        same
-        and n_most >= 1
+    possible = (
+        guarantee.unit == study.unit
+        and guarantee.neighbours == Neighbours(study.neighbours)
+        and guarantee.holds
+        and set(guarantee.assumptions) <= {READ_LABELS, *_build_least(study).assumed()}
+        and 1 <= n_most < 2**53
         and (source.size is None or 1 <= source.size <= study.max_size)
+    )
+    if study.trusted:
+        return possible and math.isinf(guarantee.epsilon) and guarantee.delta == 0
+    return (
+        possible
         and _least_epsilon(study, source) * (1 - ROUNDED) <= guarantee.epsilon
         and guarantee.epsilon <= n_most * high * (1 + ROUNDED)
         and guarantee.delta <= n_most * study.delta * (1 + ROUNDED)

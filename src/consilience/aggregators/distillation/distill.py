@@ -72,6 +72,10 @@ class Distillation(HidesSites):
         """Return the law of a model learned from the members' votes."""
         return joining.distilled(self)
 
+    def assumed(self) -> tuple[str, ...]:
+        """Return the same, and what hiding a public record rests on."""
+        return (*super().assumed(), ROW_BY_ROW)
+
     def check_settings(self) -> None:
         """Refuse settings that cannot work."""
         super().check_settings()

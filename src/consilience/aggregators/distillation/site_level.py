@@ -21,7 +21,7 @@ from consilience.aggregators.average import TRUSTED
 from consilience.aggregators.base import Aggregator, Array, Learner, Table
 from consilience.aggregators.distillation.noise import Rows
 from consilience.aggregators.distillation.tally import Question, Tally, ask
-from consilience.aggregators.members import DISJOINT, LinearEnsemble
+from consilience.aggregators.members import DISJOINT, LinearEnsemble, are_equal_shares
 from consilience.errors import SettingsError
 from consilience.learners.ball import into_ball
 from consilience.learners.base import is_positive
@@ -63,11 +63,20 @@ class HidesSites(Aggregator):
     noise: Noise | None
     soft: str = "votes"
     hidden_unit = Unit.SITE
+    makes = LinearEnsemble.kind
 
     @property
     def hidden_neighbours(self) -> Neighbours | None:
         """The relation between sites that was asked for."""
         return Neighbours(self.neighbours)
+
+    def assumed(self) -> tuple[str, ...]:
+        """Return what hiding a site from those who see the release rests on."""
+        return (DISJOINT, TRUSTED, OPEN_RECORDS, READ_CLASSES)
+
+    def may_weigh(self, weights: Array) -> bool:
+        """Tell whether every member has one vote."""
+        return are_equal_shares(weights)
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why such learners cannot take part, or None."""
