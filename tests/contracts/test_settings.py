@@ -221,3 +221,34 @@ def test_a_retry_of_counting_for_another_model_is_refused(books):
     private_accuracy(good, X, y, epsilon=1.0, **where)
     with pytest.raises(SettingsError, match="key of another result"):
         private_accuracy(bad, X, y, epsilon=1.0, **where)
+
+
+# --------------------------------------------------------------- what a fourth attack had found
+
+
+def test_tuning_passes_on_what_losing_candidates_borrowed(monkeypatch):
+    grown = forest()
+    private, public = (
+        Structure.of(grown),
+        Structure.random(BINS, [0, 1], n_trees=2, max_depth=2, random_state=1),
+    )
+    counts = PrivateLeafCounts(epsilon=1.0, structure=public)
+    for best in (0, 1):
+        monkeypatch.setattr("consilience.learners.tuning.select", lambda *_, best=best, **__: best)
+        tuning = PrivateTuning(counts, {"structure": [private, public]}, epsilon=1.0).fit(X, y)
+        for member in (tuning, tuning.best_learner_):
+            assert list(member.borrowed().values()) == [grown.guarantee_]
+            assert WeightedVote("equal").combine([member]).guarantee.epsilon == pytest.approx(4.0)
+        # Which structure was chosen is a private fact too, which others borrow with it.
+        other = clone(counts).set_params(structure=Structure.of(tuning.best_learner_)).fit(X, y)
+        assert PooledCounts().combine([other]).guarantee.epsilon == pytest.approx(5.0)
+    again = clone(tuning.best_learner_).set_params(structure=public).fit(X, y)
+    assert tuning.best_learner_.set_params(structure=public).fit(X, y).borrowed() == {}
+    assert again.borrowed() == {}
+
+
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+def test_tuning_assumes_what_its_candidates_assume_at_its_own_epsilon(epsilon):
+    boost = PrivateAdaBoostClassifier(epsilon=epsilon, classes=[0, 1], bins=BINS)
+    tuned = PrivateTuning(boost, {"max_depth": [1, 2]}, epsilon=1.0).fit(X, y)
+    assert set(clone(boost).set_params(epsilon=1.0).assumed()) <= set(tuned.guarantee_.assumptions)

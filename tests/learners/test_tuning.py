@@ -13,10 +13,13 @@ from scipy import sparse, stats
 from sklearn.base import ClassifierMixin
 from sklearn.utils.estimator_checks import check_estimator
 
+from consilience.aggregators.pooling import PrivateLeafCounts, Structure
 from consilience.errors import BudgetExceeded, ConsilienceError, SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.projection import PublicPCA
+from consilience.learners.trees import adaboost
+from consilience.learners.trees.bins import Bins
 from consilience.learners.tuning import (
     DISJOINT,
     PREDICTED_AT_ONCE,
@@ -435,6 +438,63 @@ def test_what_cannot_be_tuned_is_refused_with_a_reason(ledger):
             PrivateTuning(logistic(), GRID, **wrong).fit(X, y, **fit)
     with pytest.raises(SettingsError, match="at least 1"):
         choose_on_public(logistic(), GRID, X, y, n_records=-5)
+    assert ledger.charges() == []
+
+
+def test_tuning_cannot_be_nested(ledger):
+    X, y = table(400)
+    inner = PrivateTuning(logistic(), GRID, epsilon=1.0)
+    for candidates in (
+        {"learner__regularization": [1e-3]},
+        {"learner__neighbours": ["add-remove"]},
+    ):
+        with pytest.raises(SettingsError, match="another PrivateTuning"):
+            PrivateTuning(inner, candidates, epsilon=0.5).fit(X, y, ledger=ledger, dataset="ward")
+    assert ledger.charges() == []
+
+
+class Nested(PrivateLogisticRegression):
+    """A learner with another one inside, as users may write one."""
+
+    def get_params(self, deep=True):
+        return super().get_params(deep) | ({"inside__neighbours": "replace-one"} if deep else {})
+
+
+def test_what_is_promised_is_tunable_under_no_name(ledger):
+    X, y = table(100)
+    tuning = PrivateTuning(
+        Nested(epsilon=1.0, classes=[0, 1]), {"inside__neighbours": ["add-remove"]}, epsilon=0.5
+    )
+    with pytest.raises(SettingsError, match="other than those of the guarantee"):
+        tuning.fit(X, y, ledger=ledger, dataset="ward")
+    assert ledger.charges() == []
+
+
+@pytest.mark.parametrize("place", [0, 150, -1])
+def test_every_candidate_checks_every_record_before_the_charge(place, tmp_path):
+    X, y = table(300)
+    X, y = np.clip(X, -1, 1), np.where(np.arange(300) == np.arange(300)[place], 7, y)
+    ledger = Ledger(tmp_path / "books.sqlite")
+    ledger.allow("ward", Budget(epsilon=1.0, neighbours="add-remove"))
+    structure = Structure.random(Bins.even(-1, 1, n_features=X.shape[1]), [0, 1], n_trees=2)
+    counts = PrivateLeafCounts(epsilon=1.0, structure=structure)
+    with pytest.raises(SchemaMismatch, match="a label that is not among its declared classes"):
+        PrivateTuning(counts, {"assignment": ["all", "disjoint"]}, epsilon=1.0).fit(
+            X, y, ledger=ledger, dataset="ward"
+        )
+    assert ledger.charges() == []
+
+
+def test_a_limit_on_records_is_met_before_the_charge(monkeypatch, tmp_path):
+    X, y = table(300)
+    monkeypatch.setattr(adaboost, "MOST_RECORDS", 120)  # a part has about a hundred, or more
+    ledger = Ledger(tmp_path / "books.sqlite")
+    ledger.allow("ward", Budget(epsilon=1.0, neighbours="add-remove"))
+    boost = adaboost.PrivateAdaBoostClassifier(epsilon=1.0, classes=[0, 1], bounds=(-1, 1))
+    with pytest.raises(SettingsError, match="at most 120 records"):
+        PrivateTuning(boost, {"max_depth": [1, 2]}, epsilon=1.0).fit(
+            X, y, ledger=ledger, dataset="ward"
+        )
     assert ledger.charges() == []
 
 

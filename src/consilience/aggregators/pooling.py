@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, Self, Unpack, cast
 
 import numpy as np
@@ -45,7 +45,7 @@ from consilience.learners.trees.forest import (
     probabilities,
     random_trees,
 )
-from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.guarantee import Guarantee, compose
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.public import Public
 
@@ -118,7 +118,13 @@ class Structure:
         check_is_fitted(forest)
         forest.check_unchanged()
         if isinstance(forest, PrivateLeafCounts):  # its trees are not its own
-            return cast(Self, forest.structure)
+            if forest.chosen_beside_ is None:
+                return cast(Self, forest.structure)
+            # But which trees they are was chosen by its records, and by what others borrowed.
+            cost = compose(forest.guarantee_, *forest.borrowed().values())
+            return cast(
+                Self, replace(forest.structure, guarantee=cost, origin=forest.fingerprint())
+            )
         labels = tuple(forest.classes_.tolist())
         return cls(forest.shape_, forest.bins_, labels, forest.guarantee_, forest.fingerprint())
 
@@ -184,7 +190,12 @@ class PrivateLeafCounts(PrivateForestClassifier):
         seldom.
         """
         grown = self.structure
-        return {} if grown.guarantee is None else {grown.origin or id(grown): grown.guarantee}
+        known = super().borrowed()
+        return (
+            known
+            if grown.guarantee is None
+            else known | {grown.origin or id(grown): grown.guarantee}
+        )
 
     def _train(self, task: Task, plan: TreePlan, source: Source) -> None:
         task, shape = cap_persons(task, self, source), self.structure.shape

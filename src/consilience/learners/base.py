@@ -102,6 +102,9 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     events_: tuple[Event, ...]
     receipt_: Receipt | None
     unit: str = "record"
+    # What the candidates had borrowed that this learner was chosen among; None if it was not chosen
+    # by looking at records.
+    chosen_beside_: dict[object, Guarantee] | None = None
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -167,6 +170,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         self.restore_state(state)
         # Public: what was drawn, so that others can recompute and weigh it.
         self.events_ = tuple(plan.events)
+        self.__dict__.pop("chosen_beside_", None)  # of an earlier fit
         self.guarantee_ = self._guarantee(plan.events, assumptions)
         self.remember_settings()
         return self
@@ -271,7 +275,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
 
     def borrowed(self) -> dict[object, Guarantee]:
         """Return what the released state shows of other private records, by its origin."""
-        return {}
+        return dict(self.chosen_beside_ or {})
 
     def implied(self, shapes: Mapping[str, Sequence[int]]) -> Implied | None:
         """Return what these settings and public facts imply of a fit that released such arrays.

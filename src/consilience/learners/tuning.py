@@ -23,7 +23,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from consilience.errors import SchemaMismatch, SettingsError, shielded
+from consilience.errors import SettingsError, shielded
 from consilience.learners.base import PrivateLearner, Rows, plan_fit
 from consilience.learners.inputs import READ_LABELS, check_persons, validate_records
 from consilience.privacy.accounting import Event, Selection, total, total_rho
@@ -61,7 +61,8 @@ def _listed(learner: Any, candidates: Candidates) -> list[dict[str, Any]]:
         listed = [dict(candidate) for candidate in grid]
     except (ValueError, TypeError):  # an empty list of values, or no list
         listed = []
-    known = set(learner.get_params()) - NOT_TUNABLE
+    # What a parameter is follows from the last part of its name, whatever learner is inside.
+    known = {name for name in learner.get_params() if name.split("__")[-1] not in NOT_TUNABLE}
     wrong = sorted({name for candidate in listed for name in candidate} - known)
     if not listed or wrong:
         raise SettingsError(
@@ -341,6 +342,12 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
                 f"and nothing else. Got {type(self.learner).__name__}. Nothing was trained or "
                 "charged. Tune it with choose_on_public."
             )
+        if isinstance(self.learner, PrivateTuning):
+            raise SettingsError(
+                "PrivateTuning was given another PrivateTuning to tune, whose parts of parts no "
+                "proof covers. Nothing was trained or charged. Pass its learner, and the "
+                "candidates of both."
+            )
         self._check_privacy(("selection",))
         X, y = validate_records(self, X, y)
         if getattr(self.learner, "classes", None) is None:
@@ -349,12 +356,6 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         if classes is None:
             classes = np.unique(y)
             assumptions.append(READ_LABELS)
-        elif not np.isin(y, classes).all():
-            raise SchemaMismatch(
-                "PrivateTuning found a label that is not among its learner's declared classes. "
-                "Nothing was trained. Add it to 'classes', or remove such records before "
-                "training."
-            )
         persons = check_persons(self, persons, X.shape[0])
         task = TuningTask(X, y, persons, np.asarray(classes))
         return task, [*assumptions, *self.assumed()]
@@ -371,6 +372,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             # Which one is best follows from exact errors: it is no exact minimum of its records.
             promised = Guarantee.void(CHOSEN, unit=self.unit, neighbours=self.neighbours)
         best.guarantee_, best.receipt_ = promised, self.receipt_
+        best.chosen_beside_ = self.borrowed()
         best.remember_settings()
         return self
 
@@ -378,19 +380,20 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
     def _cap(self) -> int:
         return int(self.learner.records_per_person) if self.unit == "person" else 1
 
-    def _candidate(self, settings: dict[str, Any], classes: Array, n_parts: int) -> Any:
-        """Return an untrained learner with a candidate's settings, at the full budget."""
-        learner = clone(self.learner)
-        facts = {"epsilon": self.epsilon, "delta": self.delta, "noise": None, "classes": classes}
+    def _candidates(self, classes: Array | None = None) -> tuple[Any, ...]:
+        """Return untrained learners with the candidates' settings, each at the full budget."""
+        learner, listed = self.learner, _listed(self.learner, self.candidates)
+        facts: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "noise": None}
+        if classes is not None:
+            facts["classes"] = classes
         if getattr(learner, "public_size", None) is not None:
-            facts["public_size"] = max(1, learner.public_size // n_parts)
+            facts["public_size"] = max(1, learner.public_size // (len(listed) + 1))
         known = learner.get_params()
         self._require(
             "delta", "delta" in known or not self.delta, f"0, for {type(learner).__name__} has none"
         )
-        return learner.set_params(
-            **settings, **{name: value for name, value in facts.items() if name in known}
-        )
+        shared = {name: value for name, value in facts.items() if name in known}
+        return tuple(clone(learner).set_params(**settings, **shared) for settings in listed)
 
     def _slots(self, task: TuningTask) -> tuple[Array, int]:
         """Return the slot of each record and how many there are: a record's row, or its person."""
@@ -400,8 +403,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         return slots, len(persons)
 
     def _plan(self, task: TuningTask) -> TuningPlan:
-        listed = _listed(self.learner, self.candidates)
-        n_parts = len(listed) + 1
+        self._learners = self._candidates(task.classes)
+        n_parts = len(self._learners) + 1
         slots, n_slots = self._slots(task)
         if self.neighbours == "replace-one" and n_slots < n_parts:
             raise SettingsError(
@@ -409,9 +412,9 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
                 f"{self.unit}s (n_samples={n_slots}). Nothing was trained or charged. Try fewer "
                 "candidates."
             )
-        self._learners = tuple(
-            self._candidate(settings, task.classes, n_parts) for settings in listed
-        )
+        # Which records a candidate will meet is drawn after the charge, so each checks them all.
+        for learner in self._learners:
+            plan_fit(learner, **_part(task, np.ones(len(task.y), np.bool_)))
         if math.isinf(self.epsilon):
             return TuningPlan((), None, ())
         # A part's cost follows from its size alone, so any slots serve to find it; which they will
@@ -476,12 +479,17 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         return compose_disjoint(whole, assumption=DISJOINT) if events else whole
 
     def assumed(self) -> tuple[str, ...]:
-        """Return what the learner assumes of any table."""
-        return tuple(self.learner.assumed())
+        """Return what any candidate assumes of any table."""
+        every = [said for learner in self._candidates() for said in learner.assumed()]
+        return tuple(dict.fromkeys(every))
 
     def borrowed(self) -> dict[object, Guarantee]:
-        """Return what the best learner shows of other private records."""
-        return dict(self.best_learner_.borrowed())
+        """Return what the candidates show of other private records; the choice depends on all."""
+        return {
+            origin: cost
+            for learner in self._candidates()
+            for origin, cost in learner.borrowed().items()
+        }
 
     def released_state(self) -> dict[str, Array]:
         """Return the released arrays."""
