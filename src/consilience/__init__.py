@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.errors import SchemaMismatch as SchemaMismatch
     from consilience.errors import SettingsError as SettingsError
     from consilience.evaluation.measures import evaluate as evaluate
+    from consilience.evaluation.shapes import plot_shapes as plot_shapes
     from consilience.files.contribution import Contribution as Contribution
     from consilience.files.release import Release as Release
     from consilience.learners.linear import PrivateLinearSVC as PrivateLinearSVC
@@ -78,6 +79,7 @@ _MODULES = {
     "errors": "BudgetExceeded ConsilienceError ContributionRejected GuaranteeVoid HubUnavailable "
     "LedgerDamaged SchemaMismatch SettingsError",
     "evaluation.measures": "evaluate",
+    "evaluation.shapes": "plot_shapes",
     "files.contribution": "Contribution",
     "files.release": "Release",
     "learners.linear": "PrivateLinearSVC PrivateLogisticRegression PrivateRidge",

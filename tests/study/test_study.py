@@ -16,6 +16,7 @@ from consilience.study.draft import Draft
 from consilience.study.pages import of_study, of_training
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study, check
+from consilience.tables.schema import Schema
 from studies import PUBLIC_PART, TRUSTED, study, study_text, table
 
 KEYS = [SigningKey.generate() for _ in range(3)]
@@ -329,6 +330,24 @@ def test_a_draft_reads_names_only_unless_the_table_is_public(tmp_path):
     assert Study.from_text(known).public.file == "ward.csv"
     with pytest.raises(SettingsError, match="no column 'sick'"):
         Draft(name="fourth", label="sick").write(tmp_path / "ward.csv")
+
+
+def test_a_draft_from_a_code_book_is_complete(tmp_path):
+    import pyarrow.csv
+
+    pyarrow.csv.write_csv(table(60), tmp_path / "ward.csv")
+    book = tmp_path / "codebook.csv"
+    book.write_text(
+        "name,kind,low,high,categories,missing,cuts\n"
+        "age,numeric,0,120,,middle,18|40|65\nsex,categorical,,,f|m,ignore,\n"
+        "pressure,numeric,50,250,,100,8\nill,label,,,0|1,,\n"
+    )
+    schema = Schema.from_codebook(book)
+    text = Draft("fifth", "ill", purpose="x", schema=schema).write(tmp_path / "ward.csv")
+    assert Study.from_text(text).schema == schema
+    book.write_text(book.read_text().replace("pressure", "weight"))
+    with pytest.raises(SettingsError, match="no column 'weight'"):
+        Draft("sixth", "ill", schema=Schema.from_codebook(book)).write(tmp_path / "ward.csv")
 
 
 def test_certificates_say_it_in_words(tmp_path):

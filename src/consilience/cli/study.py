@@ -20,7 +20,11 @@ commands = Commands("Write, check and read studies: what all sites agree on.")
 class Columns:
     """What a study says about the columns of a table."""
 
-    label: Annotated[str, Option(help="The column to predict.")]
+    label: Annotated[str, Option(help="The column to predict; a code book names it too.")] = ""
+    codebook: Annotated[
+        Path | None,
+        Option(help="A CSV or YAML file of each column's name, kind, bounds or categories."),
+    ] = None
     classes: Annotated[str, Option(help="The labels, separated by commas.")] = ""
     number: Annotated[
         list[str] | None,
@@ -55,14 +59,23 @@ def new(
     """Write a commented study file for a table; only the names of its columns are read."""
     from consilience.study.draft import Draft
     from consilience.study.study import check
+    from consilience.tables.schema import Schema
 
     if out.exists():
         raise SettingsError(
             f"The file {str(out)!r} is there already. Nothing was written. Name another with --out."
         )
+    schema = None if columns.codebook is None else Schema.from_codebook(columns.codebook)
+    label = columns.label or (schema.label if schema else "")
+    if not label or (schema and label != schema.label):
+        raise SettingsError(
+            "The column to predict is not named, or the code book names another. Nothing was "
+            "written. Name it with --label, or as the label of the code book."
+        )
     draft = Draft(
         name=name,
-        label=columns.label,
+        label=label,
+        schema=schema,
         purpose=purpose,
         classes=[part.strip() for part in columns.classes.split(",") if part.strip()],
         numbers=dict(_read_bounds(text) for text in columns.number or []),

@@ -24,6 +24,7 @@ from consilience.study.records import file_digest
 from consilience.study.toml import VERSION, quote
 from consilience.tables.inference import distinct_texts, number_bounds
 from consilience.tables.reading import read_table
+from consilience.tables.schema import Schema
 
 MOST_CATEGORIES = 50
 _HEAD = """\
@@ -90,6 +91,9 @@ class Draft:
     is_public
         Anyone may see the table: what was not declared is taken from its values, and the table
         becomes the study's public records where the aggregator uses them.
+    schema
+        All that is to be said about the columns, as a code book declares it, in place of `classes`,
+        `numbers` and `categories`.
     file
         Name of the study file, for its comments.
     """
@@ -103,6 +107,7 @@ class Draft:
     drop: Sequence[str] = ()
     learner: str = "PrivateLogisticRegression"
     is_public: bool = False
+    schema: Schema | None = None
     file: str = "study.toml"
 
     def write(self, table: str | os.PathLike[str]) -> str:
@@ -110,7 +115,8 @@ class Draft:
         path = Path(table)
         values = read_table(path) if self.is_public else None
         names = list(values.column_names) if values is not None else _read_names(path)
-        for column in (self.label, *self.numbers, *self.categories, *self.drop):
+        declared = () if self.schema is None else self.schema.table_columns
+        for column in (self.label, *self.numbers, *self.categories, *self.drop, *declared):
             if column not in names:
                 raise SettingsError(
                     f"The table {path.name!r} has no column {column!r}; it has "
@@ -138,14 +144,20 @@ class Draft:
             label=quote(self.label),
             labels=self._label_lines(learner, values),
         )
-        for column in names:
-            if column != self.label and column not in self.drop:
-                text += "\n" + self._column_lines(column, values)
+        if self.schema is not None:
+            text += _declared_lines(self.schema)
+        else:
+            for column in names:
+                if column != self.label and column not in self.drop:
+                    text += "\n" + self._column_lines(column, values)
         if aggregator.needs_public:
             text += _PUBLIC.format(file=quote(path.name), sha256=quote(file_digest(path)))
         return text
 
     def _label_lines(self, learner: type[PrivateLearner[Any, Any]], values: pa.Table | None) -> str:
+        if self.schema is not None:
+            facts = self.schema.to_dict()
+            return "\n".join(_settings(facts, ("columns", "label")))
         if learner.predicts_number:
             return f"label_bound = nan  # {TO_FILL_IN}: larger labels are clipped to it"
         classes = self.classes or (
@@ -179,6 +191,19 @@ class Draft:
             f"missing = {quote(missing)}",
         ]
         return "\n".join(lines) + "\n"
+
+
+def _declared_lines(schema: Schema) -> str:
+    """Return the columns of a schema as TOML."""
+    columns = schema.to_dict()["columns"]
+    return "".join(
+        "\n" + "\n".join(["[[schema.columns]]", *_settings(column, ())]) + "\n"
+        for column in columns
+    )
+
+
+def _settings(facts: Mapping[str, Any], without: Sequence[str]) -> list[str]:
+    return [f"{name} = {quote(value)}" for name, value in facts.items() if name not in without]
 
 
 # ------------------------------------------------------------------ methods

@@ -7,6 +7,7 @@ A `Schema` is agreed before anyone looks at records, and says alone how tables b
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cached_property
@@ -31,6 +32,7 @@ from consilience.tables.values import (
 
 if TYPE_CHECKING:
     from consilience.tables.encoding import Encoder
+    from consilience.tables.transformer import SchemaTransformer
 
 T = TypeVar("T")
 
@@ -429,6 +431,17 @@ class Schema:
             columns.append(_declare(_KINDS[kind], settings, f"column {settings.get('name')!r}"))
         return _declare(cls, {**facts, "columns": columns}, "the schema")
 
+    @classmethod
+    def from_codebook(cls, path: str | os.PathLike[str], **settings: Any) -> "Schema":
+        """Read a CSV or YAML file with the name, kind, bounds or categories of each variable.
+
+        `settings` are further ones of a schema, such as ``norm``. The module `codebook` describes
+        the file.
+        """
+        from consilience.tables.codebook import read_codebook
+
+        return read_codebook(path, **settings)
+
     @property
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of the facts: equal digests mean equal encodings."""
@@ -466,6 +479,19 @@ class Schema:
     def encode_features(self, source: object) -> NDArray[np.float64]:
         """Encode records without labels and persons, to predict or as unlabelled public records."""
         return self._encoder.encode(source, tuple(column.name for column in self.columns)).X
+
+    def transformer(self) -> "SchemaTransformer":
+        """Return a step for scikit-learn pipelines that encodes tables by this schema.
+
+        Examples
+        --------
+        >>> schema = Schema([Numeric("age", 0, 120)], "ill", classes=(0, 1))
+        >>> schema.transformer().transform({"age": [0, 120]}).ravel().round(6).tolist()
+        [-1.0, 1.0]
+        """
+        from consilience.tables.transformer import SchemaTransformer
+
+        return SchemaTransformer(self)
 
 
 _KINDS: dict[str, type[Numeric] | type[Categorical]] = {
