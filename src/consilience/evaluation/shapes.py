@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+MOST_BARS = 12  # categories of a column that are drawn: those that matter most
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -58,17 +60,22 @@ class Shape:
             axes.plot(self.places, self.values, linewidth=1.8)
             axes.locator_params(axis="x", nbins=5)
         else:
-            axes.bar(range(len(self.places)), self.values, color="tab:blue")
-            axes.set_xticks(range(len(self.places)), [str(place) for place in self.places])
-            axes.tick_params(axis="x", labelsize="small")
-            if sum(len(str(place)) for place in self.places) > 30:
-                axes.tick_params(axis="x", rotation=45)
+            kept = np.sort(np.argsort(-np.abs(self.values), kind="stable")[:MOST_BARS])
+            axes.bar(range(len(kept)), self.values[kept], color="tab:blue")
+            names = [str(self.places[place]) for place in kept]
+            axes.set_xticks(range(len(kept)), names, fontsize="small")
+            if sum(map(len, names)) > 30:
+                axes.tick_params(axis="x", rotation=60)
+            if len(kept) < len(self.places):
+                axes.set_title(
+                    f"{self.name} ({len(kept)} of {len(self.places)})", fontsize="medium"
+                )
         if self.missing is not None:
             axes.axhline(self.missing, color="tab:red", linestyle=":", label="missing")
             axes.legend(fontsize="small")
 
 
-def shapes(model: Any, schema: Schema, *, label: Any = None) -> list[Shape]:
+def shapes(model: object, schema: Schema, *, label: object = None) -> list[Shape]:
     """Return what each column adds to the score, the column that matters most first.
 
     Parameters
@@ -89,7 +96,7 @@ def shapes(model: Any, schema: Schema, *, label: Any = None) -> list[Shape]:
     return sorted(found, key=lambda shape: -shape.range)
 
 
-def plot_shapes(model: Any, schema: Schema, *, label: Any = None, most: int = 12) -> Figure:
+def plot_shapes(model: object, schema: Schema, *, label: object = None, most: int = 12) -> Figure:
     """Return a matplotlib figure of the shapes of the columns that matter most.
 
     Parameters are those of `shapes`, and `most`, the number of columns that are drawn.
@@ -134,12 +141,12 @@ def _shape_of(column: Numeric | Categorical, coef: Array) -> Shape:
     return Shape(column.name, places, values - mean, None if missing is None else missing - mean)
 
 
-def _classes(model: Any) -> Array | None:
+def _classes(model: object) -> Array | None:
     classes = getattr(model, "classes_", getattr(model, "classes", None))
     return None if classes is None else np.asarray(classes)
 
 
-def _coefficients(model: Any, schema: Schema, label: Any) -> Array:
+def _coefficients(model: object, schema: Schema, label: object) -> Array:
     """Return the coefficients of one score."""
     coef = getattr(model, "coef_", getattr(model, "coef", None))
     if coef is None or np.atleast_2d(coef).shape[1] != schema.n_features:

@@ -100,13 +100,11 @@ def _from_row(row: Mapping[str | None, Any]) -> dict[str, Any]:
         require(key is not None, "a row of the code book", text, "no longer than the first line")
         if text is None or not text.strip():
             continue
-        value: Any = text.strip()
-        if key in _LISTS and ("|" in value or key != "cuts"):
-            value = [part.strip() for part in value.split("|")]
-            value = [_number(part) for part in value] if key == "cuts" else value
-        elif key in _NUMBERS:
-            value = _number(value)
-        entry[str(key).strip()] = value
+        parts = [part.strip() for part in text.split("|")]
+        if key in _NUMBERS:
+            parts = list(map(_number, parts))
+        is_list = key in _LISTS and (len(parts) > 1 or key not in _NUMBERS)
+        entry[str(key).strip()] = parts if is_list else parts[0]
     return entry
 
 
