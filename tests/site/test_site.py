@@ -31,7 +31,7 @@ from consilience.hub.store.tables import releases
 from consilience.protocol import Invitation, Refusal
 from consilience.site import site as site_module
 from consilience.site.client import HubClient
-from consilience.site.site import Recovery, Site, compare_logs
+from consilience.site.site import Recovery, Seen, Site, compare_logs
 from consilience.study.collect import Publication
 from consilience.study.study import Study
 from forks import HubProcess
@@ -52,7 +52,10 @@ def site_in(folder, shared, name="north", epsilon=3.0):
     return site
 
 
-def publish(shared, sequence=1, key=None, log=None, without=0):
+def publish(shared, sequence=1, key=None, log=..., without=0):
+    """Put a release into the folder; by default its log lists made-up ones before it."""
+    if log is ...:
+        log = ReleaseLog(digests=[f"{number:064x}" for number in range(1, sequence)])
     found = study()
     parts = [
         Contribution.load(file) for file in sorted(shared.glob("contribution-*-0001.safetensors"))
@@ -1177,17 +1180,73 @@ def test_a_release_that_is_offered_again_is_taken_if_the_site_has_seen_it(shared
     assert sites[0].fetch("heart-risk").sequence == 3
 
 
-def test_a_release_of_an_earlier_version_has_no_log_and_no_far_number(shared, sites):
-    key = SigningKey.generate()
-    publish(shared, 2, key)
-    assert sites[0].fetch("heart-risk").sequence == 2
-    assert sites[0].log("heart-risk") is None
-    publish(shared, 1000, key)
-    with pytest.raises(ContributionRejected, match="far beyond release 2"):
-        sites[0].fetch("heart-risk")
+def test_a_release_without_a_log_is_accepted_only_on_request(shared, sites):
+    """A hub that leaves the log out could tell each site another history."""
+    key, site = SigningKey.generate(), sites[0]
+    second = publish(shared, 2, key, log=None)
+    with pytest.raises(ContributionRejected, match="carries no log"):
+        site.fetch("heart-risk")
+    assert site.seen("heart-risk").digests == {}
+    assert site.fetch("heart-risk", new_log=True).digest == second.digest
+    assert site.fetch("heart-risk").digest == second.digest  # it is here
+    assert site.log("heart-risk") is None
+    for number in (3, 1000):
+        publish(shared, number, key, log=None)
+        with pytest.raises(ContributionRejected, match="carries no log"):
+            site.fetch("heart-risk")
     (shared / "release-1000.safetensors").unlink()
     publish(shared, 3, key, ReleaseLog(digests=["a" * 64, "b" * 64]))
-    assert sites[0].fetch("heart-risk").sequence == 3
+    with pytest.raises(ContributionRejected, match="another release 2 than the one"):
+        site.fetch("heart-risk")
+    third = publish(shared, 3, key, ReleaseLog(digests=["a" * 64, second.digest]))
+    assert site.fetch("heart-risk").sequence == 3
+    # A release of the time before logs may be offered again, and nothing is forgotten for it.
+    (shared / "release-0003.safetensors").unlink()
+    assert site.fetch("heart-risk").digest == second.digest
+    assert site.log("heart-risk").digests == ("a" * 64, second.digest, third.digest)
+
+
+def test_sites_without_a_log_compare_the_releases_that_they_have(shared, sites):
+    key = SigningKey.generate()
+    made = publish(shared, 1, key, log=None)
+    sites[0].fetch("heart-risk", new_log=True)
+    sites[1].fetch("heart-risk", new_log=True)
+    publish(shared, 1, key, log=None, without=1)
+    sites[2].fetch("heart-risk", new_log=True)
+    north, south, east = (site.seen("heart-risk") for site in sites)
+    same, text = Seen.from_dict(json.loads(json.dumps(south.as_dict()))).compare(north)
+    assert same
+    assert "the same releases 1" in text
+    assert "has no log" in text
+    for known in (None, ReleaseLog(digests=(made.digest,))):
+        same, text = replace(north, log=known).compare(east)
+        assert not same
+        assert "two histories" in text
+    assert not north.compare(Seen({2: "a" * 64}, None))[0]
+    later = ReleaseLog(digests=(made.digest, "a" * 64))
+    assert "the same releases 1" in Seen({}, later).compare(north)[1]
+
+
+@pytest.mark.parametrize("killed", ["before the file", "before the log, by an earlier version"])
+def test_a_fetch_that_was_killed_leaves_no_gap_for_another_history(
+    killed, shared, sites, monkeypatch
+):
+    key, site = SigningKey.generate(), sites[0]
+    first = publish(shared, 1, key)
+    if killed == "before the file":
+        with monkeypatch.context() as patch:
+            patch.setattr(site_module, "move_durably", stop)
+            with pytest.raises(Stopped):
+                site.fetch("heart-risk")
+    else:
+        first.save(site.folder / "studies" / "heart-risk" / first.filename)
+    publish(shared, 2, key, ReleaseLog(digests=["a" * 64]))
+    with pytest.raises(ContributionRejected, match="another release 1 than the one"):
+        site.fetch("heart-risk")
+    assert site.seen("heart-risk").digests == {1: first.digest}
+    publish(shared, 2, key, ReleaseLog(digests=[first.digest]))
+    assert site.fetch("heart-risk").sequence == 2
+    assert site.log("heart-risk").digests[0] == first.digest
 
 
 def test_a_hub_that_begins_anew_is_accepted_only_on_request(shared, sites):

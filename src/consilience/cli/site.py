@@ -203,7 +203,10 @@ def fetch(
     study: StudyName,
     new_log: Annotated[
         bool,
-        Option("--new-log", help="Accept that the hub's releases are others than seen before."),
+        Option(
+            "--new-log",
+            help="Accept that the hub's releases are others than seen before, or carry no log.",
+        ),
     ] = False,
     folder: Folder = SITE,
 ) -> Answer:
@@ -242,15 +245,19 @@ def write_log(
 ) -> Answer:
     """Print the log of the study's releases as this site saw it."""
     site = cs.Site(folder)
-    log = site.log(study)
-    if log is None:
+    seen = site.seen(study)
+    log, numbers = seen.log, ", ".join(map(str, seen.kept))
+    if not seen.digests:
         raise SettingsError(
-            f"No release of {study!r} with a log was fetched yet. Nothing was written. Fetch one "
-            "first: consilience site fetch"
+            f"No release of {study!r} was fetched yet. Nothing was written. Fetch one first: "
+            "consilience site fetch"
         )
-    facts = {"study": site.study(study).reference, "releases": log.length, "log": log.as_dict()}
+    n_seen = len(seen.kept) if log is None else log.length
+    facts = {"study": site.study(study).reference, "releases": n_seen, **seen.as_dict()}
     if out is not None:
         out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    if log is None:
+        return Answer(facts, f"Releases {numbers} of {study} are here; they carried no log.")
     return Answer(facts, f"{log.length} releases of {study}; head {log.head_at(log.length)}")
 
 
@@ -263,30 +270,30 @@ def compare(
     folder: Folder = SITE,
 ) -> Answer:
     """Tell whether another site saw the same releases; the exit code is 0 only if so."""
-    from consilience.files.log import ReleaseLog
-    from consilience.site.site import compare_logs
+    from consilience.site.site import Seen
 
     site = cs.Site(folder)
-    ours, agreed = site.log(study), site.study(study).reference
+    ours, agreed = site.seen(study), site.study(study).reference
     try:
         if other.is_dir():
-            theirs, named = cs.Site(other).log(study), cs.Site(other).study(study).reference
+            theirs, named = cs.Site(other).seen(study), cs.Site(other).study(study).reference
         else:
             facts = json.loads(other.read_text(encoding="utf-8"))
-            theirs, named = ReleaseLog.from_dict(facts["log"]), facts["study"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+            theirs, named = Seen.from_dict(facts), facts["study"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise SettingsError(
             f"The file {str(other)!r} is no log of releases. Nothing was compared. Ask the other "
             "site for what it writes with: consilience site log STUDY --out FILE"
         ) from None
-    if ours is None or theirs is None or agreed != named:
+    if not (ours.digests and theirs.digests) or agreed != named:
         raise SettingsError(
-            "One of the two has no log of this study, or one of another version of it. Nothing "
+            "One of the two has no release of this study, or one of another version of it. Nothing "
             "was compared. Both sites fetch a release of the same study first: consilience site "
             "fetch"
         )
-    same, text = compare_logs(ours, theirs)
-    return Answer({"same": same, "ours": ours.length, "theirs": theirs.length}, text, 1 - same)
+    same, text = ours.compare(theirs)
+    numbers = {"ours": max(ours.digests), "theirs": max(theirs.digests)}
+    return Answer({"same": same, **numbers}, text, 1 - same)
 
 
 @commands.add("withdraw", "site withdraw heart")

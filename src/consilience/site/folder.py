@@ -8,15 +8,16 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict
 
-from consilience.errors import LedgerDamaged, SettingsError
+from consilience.errors import ContributionRejected, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND
 from consilience.files.durable import write_durably
 from consilience.files.log import ReleaseLog
+from consilience.files.release import KIND as RELEASE
 from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json
@@ -277,6 +278,15 @@ class SiteFolder:
         joined = self._joined(name)
         last = [file for file in files if file.stem == f"release-{joined.release or 0:04d}"]
         return Release.load((last or files)[-1], key=joined.hub_key)
+
+    def releases(self, name: str) -> dict[int, str]:
+        """Return the digests of the releases that are here, by number."""
+        digests = {}
+        for path in sorted(self._place(name).glob("release-*.safetensors")):
+            with suppress(ContributionRejected):  # damaged; the log knows its digest
+                file = SealedFile(path, RELEASE)
+                digests[int(file.facts["sequence"])] = file.digest
+        return digests
 
     def log(self, name: str) -> ReleaseLog | None:
         """Return the log of the study's releases as this site saw it; None if it saw none."""

@@ -13,10 +13,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -30,11 +30,10 @@ from consilience.errors import (
 )
 from consilience.files.certificate import Page
 from consilience.files.contribution import Contribution
-from consilience.files.durable import write_durably
-from consilience.files.log import MOST_LISTED, ReleaseLog
-from consilience.files.release import KIND as RELEASE
+from consilience.files.durable import move_durably, write_durably
+from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
-from consilience.files.sealed import SealedFile, SigningKey
+from consilience.files.sealed import SigningKey
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget, Guarantee, compose
 from consilience.privacy.ledger import Amounts, Balance, Ledger
@@ -87,6 +86,52 @@ class Recovery:
     unreached: tuple[str, ...] = ()
     unproved: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The releases of a study that a site saw.
+
+    ``kept`` has the digests of those that are in its folder, by number, and ``log`` is the log that
+    they carried; None if they carried none.
+    """
+
+    kept: Mapping[int, str]
+    log: ReleaseLog | None
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        """Read what `as_dict` wrote; raise an error if nothing can have written it."""
+        kept = {int(number): str(digest) for number, digest in facts.get("kept", {}).items()}
+        return cls(kept, None if facts["log"] is None else ReleaseLog.from_dict(facts["log"]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the facts that another site compares with its own."""
+        kept = {str(number): digest for number, digest in self.kept.items()}
+        return {"log": None if self.log is None else self.log.as_dict(), "kept": kept}
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """The digests of all releases that are known one by one."""
+        listed = {} if self.log is None else dict(enumerate(self.log.digests, self.log.before + 1))
+        return {**self.kept, **listed}
+
+    def compare(self, other: Seen) -> tuple[bool, str]:
+        """Tell whether two sites saw the same releases, and say it in a sentence."""
+        if self.log is not None and other.log is not None:
+            return compare_logs(self.log, other.log)
+        ours, theirs = self.digests, other.digests
+        common = sorted(ours.keys() & theirs.keys())
+        number = next((each for each in common if ours[each] != theirs[each]), None)
+        if number is not None:
+            return False, _two_histories(number)
+        if not common:
+            return False, "The two sites have no release in common, and one of them has no log."
+        listed = ", ".join(map(str, common))
+        return True, (
+            f"Both sites have the same releases {listed}. Nothing tells about others: one of the "
+            "two sites has no log, because its releases carried none. Ask the hub's operator why."
+        )
 
 
 class Site(SiteFolder):
@@ -398,8 +443,8 @@ class Site(SiteFolder):
 
         The hub must have signed it, it must fit the study, and the log that it carries must
         continue the one that this site knows, or the release must be in that one: a hub offers an
-        earlier release again when a site withdraws. `new_log` accepts another log, after the hub's
-        operator has explained it; the releases of the old one are moved into a folder beside.
+        earlier release again when a site withdraws. `new_log` accepts another log, or none, after
+        the hub's operator has explained it; earlier releases are moved into a folder beside.
         """
         with self._working():
             self._complete_rotation()
@@ -417,16 +462,18 @@ class Site(SiteFolder):
                     self._put_aside_releases(place, release)
                 else:
                     self._check_log(name, known, release)
-                part.replace(place / release.filename)
+                if release.log is not None:
+                    known = _merge(known, release.log.add(release.digest))
+                log = None if known is None else known.as_dict()
+                # A shared folder names no key: the first release fixes it.
+                hub_key = joined.hub_key or release.sealed.key
+                # The log comes first: what is here is then in the log, wherever the machine stops.
+                self._write_joined(
+                    name, replace(joined, release=release.sequence, hub_key=hub_key, log=log)
+                )
+                move_durably(part, place / release.filename)
             finally:
                 part.unlink(missing_ok=True)
-            log = None
-            if release.log is not None:
-                log = _merge(known, release.log.add(release.digest)).as_dict()
-            # A shared folder names no key: the first release fixes it.
-            hub_key = joined.hub_key or release.sealed.key
-            kept = replace(self._joined(name), release=release.sequence, hub_key=hub_key, log=log)
-            self._write_joined(name, kept)
             return release
 
     def _reach(self, name: str, known: ReleaseLog | None, release: Release) -> ReleaseLog | None:
@@ -445,34 +492,41 @@ class Site(SiteFolder):
         return replace(known, digests=tuple(digests))
 
     def _check_log(self, name: str, known: ReleaseLog | None, release: Release) -> None:
-        """Refuse a release that does not continue what this site has seen."""
-        kept, log = self._joined(name).release, release.log
-        here = self._place(name) / release.filename
-        problem = None
-        if known is not None and known.lists(release.sequence, release.digest):
-            return  # perhaps an earlier one, which a hub offers again when a site withdraws
-        if kept is not None and release.sequence < kept:
-            problem = f"is older than release {kept} that is here"
-        elif here.exists() and SealedFile(here, RELEASE).digest != release.digest:
+        """Refuse a release that does not continue what this site has seen: its log and its files.
+
+        The two agree, unless an earlier version was killed between writing them.
+        """
+        newest, here = self._joined(name).release, self.releases(name)
+        log, problem = release.log, None
+        if here.get(release.sequence, release.digest) != release.digest:
             problem = "is here already with other content"
-        elif log is None and known is not None:
-            problem = "carries no log, and earlier ones did"
-        elif log is None and release.sequence - (kept or 0) > MOST_LISTED:
-            problem = f"has a number far beyond release {kept or 0}, the newest here"
-        elif log is not None and known is not None:
-            whole = log.add(release.digest)
-            if not known.overlaps(whole):
-                problem = (
-                    f"comes too long after release {known.length}, and the hub does not say what "
-                    "was in between"
-                )
-            elif (number := known.find_difference(whole)) is not None:
+        elif known is not None and known.lists(release.sequence, release.digest):
+            return  # perhaps an earlier one, which a hub offers again when a site withdraws
+        elif newest is not None and release.sequence < newest:
+            problem = f"is older than release {newest} that is here"
+        elif log is None:
+            if release.sequence in here:
+                return  # accepted before
+            problem = "carries no log of the releases before it"
+        elif known is not None and not known.overlaps(log.add(release.digest)):
+            problem = (
+                f"comes too long after release {known.length}, and the hub does not say what was "
+                "in between"
+            )
+        else:
+            number = _find_difference(Seen(here, known), log.add(release.digest))
+            if number is not None:
                 problem = f"was made after another release {number} than the one this site saw"
         if problem is not None:
             raise ContributionRejected(
                 f"The hub's release {release.sequence} of {name!r} {problem}. It was not kept. Ask "
-                "the hub's operator; if a restored hub explains it, fetch with --new-log."
+                "the hub's operator; if a hub that was restored, or is of an earlier version, "
+                "explains it, fetch with --new-log."
             )
+
+    def seen(self, name: str) -> Seen:
+        """Return the releases of a study that this site saw."""
+        return Seen(self.releases(name), self.log(name))
 
     def _put_aside_releases(self, place: Path, release: Release) -> None:
         """Move the releases of another log into a folder of their own."""
@@ -779,10 +833,22 @@ def compare_logs(ours: ReleaseLog, theirs: ReleaseLog) -> tuple[bool, str]:
     number = ours.find_difference(theirs)
     if number is None:
         return True, f"Both sites saw the same {common} releases."
-    return False, (
+    return False, _two_histories(number)
+
+
+def _two_histories(number: int) -> str:
+    return (
         f"The sites saw different releases, at the latest from number {number} on: the hub signed "
         "two histories. Keep both logs, and ask the hub's operator."
     )
+
+
+def _find_difference(seen: Seen, log: ReleaseLog) -> int | None:
+    """Return the first number at which a log is seen to differ; None if nowhere."""
+    number = None if seen.log is None else seen.log.find_difference(log)
+    listed = range(log.before + 1, log.length + 1)
+    others = (n for n, digest in sorted(seen.kept.items()) if n in listed)
+    return next((n for n in others if not log.lists(n, seen.kept[n])), number)
 
 
 def _place_of(hub: str) -> str | Path:
