@@ -3,10 +3,17 @@
 import copy
 import math
 import pickle
+from collections import deque
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import sparse
 from sklearn.base import clone
+from sklearn.model_selection import ParameterGrid
 
 from consilience.aggregators.accuracy import add_accuracy, hold_out, private_accuracy
 from consilience.aggregators.average import Average
@@ -16,6 +23,7 @@ from consilience.aggregators.votes import WeightedVote
 from consilience.errors import SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
+from consilience.learners.base import spell_out
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.bins import Bins
@@ -252,3 +260,82 @@ def test_tuning_assumes_what_its_candidates_assume_at_its_own_epsilon(epsilon):
     boost = PrivateAdaBoostClassifier(epsilon=epsilon, classes=[0, 1], bins=BINS)
     tuned = PrivateTuning(boost, {"max_depth": [1, 2]}, epsilon=1.0).fit(X, y)
     assert set(clone(boost).set_params(epsilon=1.0).assumed()) <= set(tuned.guarantee_.assumptions)
+
+
+KINDS = {
+    "series": pd.Series,
+    "index": pd.Index,
+    "categories": pd.Categorical,
+    "frame": lambda pair: pd.DataFrame([pair]).iloc[0],
+    "deque": deque,
+    "array": np.array,
+    "list": list,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_of_any_kind_are_told_apart_by_their_values(kind, books):
+    make = KINDS[kind]
+    where = {"ledger": books, "dataset": "record replace-one", "key": "k"}
+    average = {"weights": "equal", "epsilon": 1.0}
+    members = [exact(), exact(300)]
+    Average(**average, classes=make([0, 1])).combine(members, **where)
+    Average(**average, classes=make([0, 1])).combine(members, **where)
+    with pytest.raises(SettingsError, match="key of another result"):
+        Average(**average, classes=make([1, 0])).combine(members, **where)
+    where |= {"dataset": "record add-remove", "key": "forest"}
+    trees = PrivateForestClassifier(epsilon=1.0, classes=[0, 1], n_trees=2, max_depth=2)
+    fitted = clone(trees).set_params(bounds=make([0, 1])).fit(X, y, **where)
+    with pytest.raises(SettingsError, match="key of another result"):
+        clone(trees).set_params(bounds=make([0, 9])).fit(X, y, **where)
+    with pytest.raises(SettingsError, match="changed after it was fitted"):
+        WeightedVote("equal").combine([fitted.set_params(bounds=make([0, 9]))])
+
+
+def test_a_retry_of_tuning_other_candidates_is_refused_whatever_holds_them(books):
+    where = {"ledger": books, "dataset": "record replace-one"}
+    learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
+    for make in (ParameterGrid, dict, lambda grid: deque(ParameterGrid(grid))):
+        here = where | {"key": make.__name__}
+        grids = [make({"data_norm": [1.0 * scale, 2.0 * scale]}) for scale in (1, 1000)]
+        tuned = PrivateTuning(learner, grids[0], epsilon=1.0).fit(X, y, **here)
+        with pytest.raises(SettingsError, match="key of another result"):
+            PrivateTuning(learner, grids[1], epsilon=1.0).fit(X, y, **here)
+        with pytest.raises(SettingsError, match="changed after it was fitted"):
+            tuned.set_params(candidates=grids[1]).check_unchanged()
+
+
+class Unreadable(PrivateLogisticRegression):
+    """A learner with a setting that nobody reads."""
+
+    def __init__(self, *, extra=None, epsilon=1.0, classes=(0, 1)):
+        super().__init__(epsilon=epsilon, classes=classes)
+        self.extra = extra
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), iter([1]), lambda: 1, (one for one in "ab")],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_setting_that_cannot_be_told_from_another_is_refused_before_the_charge(value, books):
+    charged = len(books.charges())
+    with pytest.raises(SettingsError, match="cannot be written down"):
+        Unreadable(extra=value).fit(X, y, ledger=books, dataset="record replace-one")
+    average = Average("equal", epsilon=1.0)
+    average.extra = value
+    with pytest.raises(SettingsError, match="cannot be written down"):
+        average.combine([exact(), exact(300)], ledger=books, dataset="record replace-one")
+    assert len(books.charges()) == charged
+
+
+def test_settings_are_spelled_by_value():
+    spelled = [
+        *([1, 2], (2, 1), {1, 2}, {1: 2}, {"1": 2}, b"1", 1j, None, True),
+        *(np.array([1, 2]), np.array([1.0, 2]), sparse.csr_array([[1, 2]]), np.float32(1)),
+        *(date(2026, 1, 2), timedelta(3), pd.Timestamp("2026"), Fraction(1, 3), Decimal("0.1")),
+        *(pd.Series([5, 6]), pd.DataFrame({"a": [5, 6]}), deque([7]), range(3), Average, exact()),
+    ]
+    assert len({spell_out(value) for value in spelled}) == len(spelled)
+    assert spell_out({3, 1, 2}) == spell_out({2, 3, 1})
+    assert spell_out(np.random.default_rng(0)) == spell_out(np.random.default_rng(1))

@@ -286,13 +286,14 @@ class Aggregator(Settings, ABC):
         members: Callable[[], Sequence[str]],
     ) -> Tensors:
         """Charge, then draw; `members` returns fingerprints of what the result is made of."""
+        settings = self._spelled()  # refused here if it cannot be spelled, not after the charge
         state, _ = run_charged(
             draw,
             events,
             noise=self.noise,
             account=account,
             purpose=type(self).__name__,
-            means=lambda: repr((type(self).__name__, self._spelled(), list(members()))),
+            means=lambda: repr((type(self).__name__, settings, list(members()))),
         )
         return state
 

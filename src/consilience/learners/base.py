@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from datetime import date, time, timedelta
+from numbers import Number
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator
 
 from consilience.errors import SettingsError, shield
@@ -153,6 +156,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         key: str | None,
     ) -> Self:
         plan = self._plan(task)
+        self._settings()  # refused here if it cannot be spelled, not after the charge
 
         def draw(source: Source) -> dict[str, NDArray[Any]]:
             self._train(task, plan, source)
@@ -319,22 +323,44 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
 
 
 def spell_out(value: object) -> str:
-    """Return settings as text that is equal for equal settings, in every process."""
+    """Return settings as text that is equal for equal settings, in every process.
+
+    What cannot be spelled is refused: two of its kind would pass for one another.
+    """
     if isinstance(value, PrivateLearner):
         return value._settings()
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype} {spell_out(value.tolist())}"
     if isinstance(value, Mapping):
-        return spell_out(sorted((str(k), spell_out(v)) for k, v in value.items()))
-    if isinstance(value, list | tuple | range):
-        return f"[{', '.join(map(spell_out, value))}]"
-    if value is None or isinstance(value, str | bool | int | float):
+        # A number as a key is another one than its text.
+        named = (
+            (k if isinstance(k, str) else f"{type(k).__name__} {spell_out(k)}", spell_out(v))
+            for k, v in value.items()
+        )
+        return spell_out(sorted(named))
+    if value is None or isinstance(value, str | bytes | Number | date | time | timedelta):
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):
         return spell_out({f.name: getattr(value, f.name) for f in fields(value)})
     if hasattr(value, "as_dict"):
         return spell_out(value.as_dict())
-    return type(value).__name__
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if hasattr(value, "standard_normal"):  # public randomness: what it drew is in what is released
+        return type(value).__name__
+    if sparse.issparse(value):
+        return spell_out(cast(Any, value).toarray())
+    if hasattr(value, "__array__"):
+        return spell_out(np.asarray(value))
+    if isinstance(value, Set):
+        return f"{{{', '.join(sorted(map(spell_out, value)))}}}"
+    if isinstance(value, Iterable) and isinstance(value, Sized):  # not what can be read only once
+        return f"[{', '.join(map(spell_out, value))}]"
+    raise SettingsError(
+        f"A setting is a {type(value).__name__}, which cannot be written down, so that nobody "
+        "could tell later which one it was. Nothing was trained or charged. Pass numbers, text, "
+        "lists, arrays or tables."
+    )
 
 
 def plan_fit(
