@@ -104,6 +104,10 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     file = "site0/studies/heart/release-0001.safetensors"
     assert json.loads(run("release", "verify", file, "--json"))["digest"] == made["digest"]
     assert "Whose contributions" in run("release", "show", file, "--html", "release.html")
+    predict = ("release", "predict", file, "site0", "ward2.csv")
+    for out in ("ward2.csv", "site0/predictions.csv", "coordinator.pem"):
+        assert "Nothing was written" in run(*predict, "--out", out, fails=1)
+    run("site", "log", "heart", "--out", "site1/site.json", "--folder", "site1", fails=1)
     for out in ("predictions.csv", "predictions.parquet"):
         assert "500 rows" in run("release", "predict", file, "site0", "ward2.csv", "--out", out)
     predicted = pyarrow.csv.read_csv(tables / "predictions.csv")
@@ -129,6 +133,41 @@ def test_the_page_for_approval_is_standard_output_unless_json_is(run, tables, ca
         printed = capsys.readouterr()
         assert "What will leave this site" in getattr(printed, page_on)
         assert "What will leave this site" not in getattr(printed, empty)
+
+
+def test_no_output_replaces_what_a_site_or_a_person_needs(run, tables):
+    (tables / "shared").mkdir()
+    (tables / "shared" / "study.toml").write_text(study_text())
+    run("site", "init", "--name", "north", "--dataset", "ward", "--epsilon", 3)
+    run("site", "join", "shared")
+    train = ("site", "train", "heart-risk", "ward0.csv", "--epsilon", 1)
+    (tables / "linked.html").symlink_to(tables / "site" / "ledger.sqlite")
+    kept = {path: path.read_bytes() for path in tables.rglob("*") if path.is_file()}
+    for out in ("site/ledger.sqlite", "site/new.html", "ward0.csv", "linked.html"):
+        assert "Nothing was written" in run(*train, "--dry-run", "--out", out, fails=1)
+    shown = json.loads(run(*train, "--dry-run", "--json"))
+    assert shown["digest"] == json.loads(run(*train, "--dry-run", "--json"))["digest"]
+    trained = json.loads(run(*train, "--json", "--approved", shown["digest"]))["file"]
+    run("contribution", "show", trained, "--html", "site/key.pem", fails=1)
+    run("contribution", "show", trained, "--html", "page.html")
+    run("contribution", "show", trained, "--html", "page.html")
+    for path, content in kept.items():
+        if path.name not in ("ledger.sqlite", "study.json", "linked.html"):
+            assert path.read_bytes() == content
+    assert json.loads(run("site", "budget", "show", "--json"))["spent"]["epsilon"] == 1
+
+
+def test_a_table_without_records_is_refused_in_words(run, tables):
+    (tables / "shared").mkdir()
+    (tables / "shared" / "study.toml").write_text(study_text())
+    (tables / "empty.csv").write_text("age,sex,pressure,ill\n")
+    run("site", "init", "--name", "north", "--dataset", "ward", "--epsilon", 3)
+    run("site", "join", "shared")
+    train = ("site", "train", "heart-risk", "empty.csv", "--epsilon", 1)
+    shown = json.loads(run(*train, "--dry-run", "--json"))
+    said = run(*train, "--approved", shown["digest"], fails=1)
+    assert "cannot be trained on: Found array with 0 sample(s)" in said
+    assert json.loads(run("site", "budget", "show", "--json"))["spent"]["epsilon"] == 0
 
 
 def test_a_study_can_name_its_learner_in_short(run, tables):

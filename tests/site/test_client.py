@@ -1,6 +1,8 @@
 import gzip
 import json
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -102,6 +104,32 @@ def test_nothing_is_signed_for_what_an_unknown_hub_answers(client, monkeypatch, 
     with pytest.raises(ContributionRejected):
         client.enrol(Invitation("code", "0" * 64, "2" * 64), "north", fetch_only=False)
     assert signed == ["/api/enrolments"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"[1]", b"[{}]", b"{}", b'{"study": 5}', b"[" * 10**5])
+def test_an_answer_of_no_form_is_an_error_in_words(client, monkeypatch, answer):
+    names = {"study": "victim", "hub_key": "0" * 64, "digest": "2" * 64}
+    answers = [(201, json.dumps(names).encode()), (200, answer)]
+    monkeypatch.setattr(HubClient, "_send", lambda *_: answers.pop(0))
+    with pytest.raises((HubUnavailable, SettingsError)):
+        client.enrol(Invitation("code", "0" * 64, "2" * 64), "north", fetch_only=False)
+    monkeypatch.setattr(HubClient, "_send", lambda *_: (200, answer))
+    assert client.fetch_log("heart-risk", 1) == []
+    for ask in (client.contributions, client.withdraw, client.open_view):
+        with suppress(HubUnavailable, ContributionRejected):
+            assert isinstance(ask("heart-risk"), dict)  # a withdrawal has no more form than that
+    monkeypatch.setattr(HubClient, "_send", lambda *_: (500, answer))
+    with pytest.raises(HubUnavailable, match="could not be read"):
+        client.withdraw("heart-risk")
+
+
+def test_a_certificate_that_is_not_there_is_not_the_hubs_silence(client, monkeypatch, tmp_path):
+    for content in (None, b"no certificate"):
+        path = tmp_path / "hub.pem"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(SettingsError, match=r"hub\.pem' cannot be read. Nothing was sent"):
+            replace(client, certificate=str(path)).fetch_release("heart-risk")
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "A", "", "a?b", "a%2fb", "a\n"])

@@ -1,11 +1,15 @@
+import copy
 import dataclasses
+import functools
 import math
+import operator
 import re
+from contextlib import suppress
 
 import pytest
 
 from consilience import Budget, Ledger, PrivateLogisticRegression
-from consilience.errors import ContributionRejected, SettingsError
+from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
 from consilience.files.certificate import of_contribution, of_release
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
@@ -17,7 +21,7 @@ from consilience.study.pages import of_study, of_training
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study, check
 from consilience.tables.schema import Schema
-from studies import PUBLIC_PART, TRUSTED, study, study_text, table
+from studies import PUBLIC_PART, TRUSTED, records_parts, study, study_text, table
 
 KEYS = [SigningKey.generate() for _ in range(3)]
 
@@ -394,6 +398,36 @@ def test_a_study_with_a_random_matrix_says_how_it_is_drawn():
     assert stored.digest != agreed.digest  # an earlier one can be read, and gets no new release
     with pytest.raises(StudyRefused, match="random_state"):
         stored.require_valid()
+
+
+ODD = [None, -1, 10**400, float("nan"), float("inf"), "", "\ud800", [], [[0]], {"a": 1}, True]
+
+
+DEEP = functools.reduce(lambda inner, _: [inner], range(400))
+
+
+@pytest.mark.parametrize("value", [*ODD, DEEP], ids=range(len(ODD) + 1))
+def test_facts_of_any_form_are_a_study_or_an_error_in_words(value, tmp_path):
+    """A hub sends a study as JSON: it can put anything anywhere."""
+    facts = Study.from_text(study_text(more="weights = 'size'") + records_parts(tmp_path)).to_dict()
+
+    def places(inner, path=()):
+        yield path
+        if isinstance(inner, dict | list):
+            names = inner if isinstance(inner, dict) else range(len(inner))
+            for name in names:
+                yield from places(inner[name], (*path, name))
+
+    for *path, last in filter(None, places(facts)):
+        sent = copy.deepcopy(facts)
+        functools.reduce(operator.getitem, path, sent)[last] = value
+        with suppress(ConsilienceError):
+            made = Study.from_dict(sent)
+            assert made.digest
+            assert of_study(made).as_text()
+    for sent in (value, {}):
+        with pytest.raises(SettingsError):
+            Study.from_dict(sent)
 
 
 def test_columns_in_single_brackets_are_refused_with_what_to_write():

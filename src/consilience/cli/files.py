@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 import consilience as cs
 from consilience.cli.command import Answer, Commands
-from consilience.cli.options import FilePath, TablePath
+from consilience.cli.options import FilePath, TablePath, check_out
 from consilience.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show_release(file: FilePath, html: Html = None) -> Answer:
 
 def _show(loaded: Contribution | Release, page: Page, html: Path | None) -> Answer:
     if html is not None:
-        html.write_text(page.as_html(), encoding="utf-8")
+        check_out(html, ".html").write_text(page.as_html(), encoding="utf-8")
     return Answer({**loaded.sealed.facts, "digest": loaded.digest}, page.as_text())
 
 
@@ -102,6 +102,7 @@ def predict(
             f"The release was made for another study than {str(study)!r}, or for another version "
             f"of it. Nothing was predicted. Give the file of study {name!r}."
         )
+    check_out(out, ".csv", ".parquet", besides=table)
     X = agreed.schema.encode_features(table)
     columns = {"prediction": loaded.predict(X)}
     if agreed.schema.classes is not None:

@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from consilience.cli.command import UsageError
+from consilience.errors import SettingsError
 
 if TYPE_CHECKING:
     from consilience.aggregators.base import Aggregator
@@ -29,6 +30,23 @@ TrainingEpsilon = Annotated[
     float | None,
     Option(help="The budget of one training; by default the largest that the study allows."),
 ]
+
+
+def check_out(path: Path, *endings: str, besides: Path | None = None) -> Path:
+    """Return a file to write; refuse one that would replace what no command can make again.
+
+    Files with one of the `endings` are replaced, but never one in a site's folder, nor `besides`,
+    which is read.
+    """
+    file = path.resolve()
+    of_site = any((folder / "site.json").exists() for folder in file.parents)
+    read = besides is not None and file == besides.resolve()
+    if of_site or read or (file.exists() and file.suffix not in endings):
+        raise SettingsError(
+            f"The file {str(path)!r} is in a site's folder, or is no file that this command may "
+            "replace. Nothing was written. Name another one."
+        )
+    return path
 
 
 def list_learners() -> list[str]:

@@ -14,7 +14,7 @@ from typer import Argument, Option
 import consilience as cs
 from consilience.cli.command import Answer, Commands, Json, show
 from consilience.cli.ledger import describe_balance, describe_note
-from consilience.cli.options import FilePath, Neighbours, StudyName, TablePath
+from consilience.cli.options import FilePath, Neighbours, StudyName, TablePath, check_out
 from consilience.errors import SettingsError
 from consilience.text import printable
 
@@ -150,7 +150,7 @@ def train(
     site = cs.Site(folder)
     if approval.dry_run:
         shown = site.preview(study, epsilon=epsilon, offline=approval.offline)
-        file = approval.out
+        file = check_out(approval.out, ".html")
         file.write_text(shown.page_to_file.as_html(), encoding="utf-8")
         facts = {"page": str(file), "epsilon": epsilon, "left": shown.left, "fits": shown.fits}
         fits = "" if shown.fits else "This training does not fit what the data owner allows.\n"
@@ -255,7 +255,7 @@ def write_log(
     n_seen = len(seen.kept) if log is None else log.length
     facts = {"study": site.study(study).reference, "releases": n_seen, **seen.as_dict()}
     if out is not None:
-        out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        check_out(out, ".json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
     if log is None:
         return Answer(facts, f"Releases {numbers} of {study} are here; they carried no log.")
     return Answer(facts, f"{log.length} releases of {study}; head {log.head_at(log.length)}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from consilience.errors import (
@@ -211,7 +212,7 @@ class HubClient:
             # Nothing is unpacked: a few packed bytes could fill the memory.
             "accept-encoding": "identity",
         }
-        verify = True if self.certificate is None else self.certificate
+        verify = self._authority()
         content = bytearray()
         with (
             httpx.Client(timeout=TIMEOUT_SECONDS, verify=verify, follow_redirects=False) as client,
@@ -228,6 +229,18 @@ class HubClient:
                     "kept. Ask its operator."
                 )
             return answer.status_code, bytes(content)
+
+    def _authority(self) -> ssl.SSLContext | Literal[True]:
+        """Return who may vouch for the hub: the certificate that was named, or the public ones."""
+        if self.certificate is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=self.certificate)
+        except OSError:
+            raise SettingsError(
+                f"The certificate file {self.certificate!r} cannot be read. Nothing was sent. Put "
+                "the hub's certificate there, or join again with another --certificate."
+            ) from None
 
 
 def check_address(address: str) -> str:

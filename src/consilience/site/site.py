@@ -171,6 +171,8 @@ class Site(SiteFolder):
                     "signed for that hub alone. Nothing was sent. Ask the coordinator for the "
                     "whole invitation."
                 )
+            if certificate is not None:
+                certificate = str(Path(certificate).absolute())
             hub = HubClient(address, self.key, invited.hub_key, certificate)
             study = hub.enrol(invited, self.name, fetch_only=fetch_only)
             joined = Joined(study.to_dict(), address, invited.hub_key, certificate, fetch_only)

@@ -19,7 +19,7 @@ from typing import Any, NotRequired, Self, TypedDict, Unpack
 
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
-from consilience.errors import SettingsError
+from consilience.errors import ConsilienceError, SchemaMismatch, SettingsError
 from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
@@ -288,14 +288,22 @@ class Study:
                 "dataset": sender["dataset"],
                 "key": sender.get("key"),
             }
-        chunks = in_chunks(self.schema, table)
-        if chunks is not None:
-            learner.fit(chunks, **charge)
-        else:
-            rows = self.schema.encode(table)
-            if rows.persons is not None:
-                charge["persons"] = rows.persons
-            learner.fit(rows.X, declared_labels(self.schema, rows.y), **charge)
+        try:
+            chunks = in_chunks(self.schema, table)
+            if chunks is not None:
+                learner.fit(chunks, **charge)
+            else:
+                rows = self.schema.encode(table)
+                if rows.persons is not None:
+                    charge["persons"] = rows.persons
+                learner.fit(rows.X, declared_labels(self.schema, rows.y), **charge)
+        except ConsilienceError:
+            raise
+        except ValueError as problem:  # of scikit-learn, such as a table without records
+            raise SchemaMismatch(
+                f"The table cannot be trained on: {problem} Charges made so far remain. Check that "
+                "the table has records."
+            ) from None
         return Contribution.make(
             learner,
             study=self.reference,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 MOST_TEXT = 1 << 20
+MOST_DEPTH = 20  # of parts within parts
 PARTS = ("study", "privacy", "schema", "learner", "aggregator", "public", "test")
 # The settings of each part. [learner] and [aggregator] may have any: the classes they name check
 # them. Schema checks its own.
@@ -127,6 +129,13 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
     """
     if not isinstance(facts, Mapping):
         return {}, ["a study has parts"]
+    odd = [name for name, part in facts.items() if not _is_plain(part)]
+    if odd:
+        return {}, [
+            f"[{name}] has a number that is too large, a text that cannot be written, or too many "
+            "parts within parts"
+            for name in odd
+        ]
     parts, problems = _split(facts)
     files: dict[str, PublicFile | None] = {}
     for name in ("public", "test"):
@@ -162,6 +171,16 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         **{name: privacy.get(name, default) for name, default in DEFAULTS.items()},
     }
     return arguments | files, problems
+
+
+def _is_plain(value: object, depth: int = 0) -> bool:
+    """Tell whether everyone can write and show a value, whoever made it up."""
+    if isinstance(value, Mapping | list):
+        inner = (*value, *value.values()) if isinstance(value, Mapping) else value
+        return depth < MOST_DEPTH and all(_is_plain(each, depth + 1) for each in inner)
+    if isinstance(value, str):
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return not isinstance(value, int) or abs(value) <= sys.float_info.max
 
 
 def _split(facts: Mapping[str, Any]) -> tuple[dict[str, Facts], list[str]]:

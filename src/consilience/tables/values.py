@@ -149,7 +149,7 @@ def as_number(value: object) -> float:
 def spell(value: Value) -> str:
     """Return the one spelling of a declared value."""
     text = quietly(lambda: as_texts(pa.array([to_python(value)]))[0].as_py())
-    if not isinstance(text, str):
+    if not isinstance(text, str) or (isinstance(value, float) and not math.isfinite(value)):
         raise SettingsError(
             f"Cannot declare {value!r} as a class, category or missing value: it is blank, or "
             "neither text nor number. No record was read. Declare text, whole numbers or "
