@@ -42,7 +42,7 @@ class Numeric:
     """Declare a column of numbers, which is scaled from its public bounds to [-1, 1].
 
     Values beyond a bound count as the bound. With `cuts` the column becomes one feature for each
-    bin instead, so that linear learners fit a shape with steps rather than a straight line.
+    cut instead, so that linear learners fit a shape with steps rather than a straight line.
 
     Parameters
     ----------
@@ -144,18 +144,14 @@ class Numeric:
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the encoded features."""
-        n_bins = len(self.edges) + 1
-        names = (
-            [f"{self.name} {i + 1}/{n_bins}" for i in range(n_bins)] if self.edges else [self.name]
-        )
+        names = [f"{self.name}>={edge:.12g}" for edge in self.edges] or [self.name]
         return (*names, f"{self.name} is missing") if self.missing == "indicator" else tuple(names)
 
     @cached_property
     def bin_features(self) -> NDArray[np.float64]:
         """The features of each bin and, last, of a missing value, (bin, feature)."""
-        n_bins = len(self.edges) + 1
-        features = np.zeros((n_bins + 1, len(self.feature_names)))
-        features[:-1, :n_bins] = bin_features(n_bins)
+        features = np.zeros((len(self.edges) + 2, len(self.feature_names)))
+        features[:-1, : len(self.edges)] = bin_features(len(self.edges) + 1)
         if self.missing == "indicator":
             features[-1, -1] = 1.0
         return features

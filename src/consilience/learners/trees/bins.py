@@ -115,16 +115,14 @@ class Bins:
         even, mark = np.linspace(-1, 1, n_bins + 1)[1:-1] * size, [size / 2]
         cuts: list[Any] = []
         for column in schema.columns:
-            if isinstance(column, Numeric) and column.edges:
-                # The first feature falls from bin to bin; the others tell a tree nothing more.
-                falling = column.bin_features[:-1, 0] * size
-                own: list[Any] = [((falling[1:] + falling[:-1]) / 2)[::-1]] + [[]] * len(
-                    column.edges
-                )
-                cuts += own + [mark] * (len(column.feature_names) - len(own))
+            names = len(column.feature_names)
+            if isinstance(column, Numeric) and not column.edges:
+                cuts += [even] + [mark] * (names - 1)
+            elif isinstance(column, Numeric):
+                # A question about a cut is answered by a positive or a negative number.
+                cuts += [[0.0]] * len(column.edges) + [mark] * (names - len(column.edges))
             else:
-                first = [even] if isinstance(column, Numeric) else [mark]
-                cuts += first + [mark] * (len(column.feature_names) - 1)
+                cuts += [mark] * names
         return cls(cuts)
 
     @classmethod
