@@ -65,6 +65,10 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
     ),
     "end_to_end": ([], {"N_SITES": 40, "N_AUXILIARY": 500}),
     "fit_time": ([], {"SIZES": (120, 400), "REPEATS": (2, 2)}),
+    "forest_calibration": (
+        ["--quick"],
+        {"forests.N_TRAIN": 600, "N_KDD": 600, "SIZES": (100, 200), "EPSILONS": (0.1, 2.0)},
+    ),
     "forest_sites": (
         ["--quick"],
         {

@@ -189,6 +189,12 @@ def test_a_contribution_that_does_not_fit_is_refused_with_the_reason(tmp_path):
         found.train(table(50), None, epsilon=9.0, site="a", signing=KEYS[0], dataset="ward")
 
 
+def test_forests_of_first_studies_predict_as_they_did_and_those_of_later_ones_are_calibrated():
+    text = study_text("PrivateForestClassifier", "WeightedVote")
+    later = text.replace("[study]", "[study]\nversion = 2")
+    assert [Study.from_text(one).build(1.0).calibrate for one in (text, later)] == [False, True]
+
+
 def test_too_few_sites_make_no_release(tmp_path):
     found = study(privacy="min_sites = 3")
     with pytest.raises(SettingsError, match="at least 3 sites"):

@@ -42,15 +42,16 @@ from consilience.learners.trees.forest import (
     cap_persons,
     leaf_counts,
     owners,
-    probabilities,
     random_trees,
 )
+from consilience.learners.trees.leaves import Calibration, NoisyLeaves
 from consilience.privacy.guarantee import Guarantee, compose
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.public import Public
 
 # how a class' share of a leaf varies from record to record, p(1-p); for the sites' weights
 CHANCE = 0.15
+MOST_POWER = 1e6  # by which a file may sharpen the mean of its trees
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class PrivateLeafCounts(PrivateForestClassifier):
     assignment
         ``"all"`` counts every record in every tree, at a part of the budget; ``"disjoint"`` in one,
         drawn for it, at full budget. ``"auto"``: all with a delta, disjoint without.
-    epsilon, delta, prune, neighbours, unit, records_per_person, noise
+    epsilon, delta, prune, calibrate, neighbours, unit, records_per_person, noise
         As in `PrivateForestClassifier`.
 
     Privacy
@@ -159,6 +160,7 @@ class PrivateLeafCounts(PrivateForestClassifier):
         delta: float = 0.0,
         assignment: str = "auto",
         prune: bool = False,
+        calibrate: bool = True,
         neighbours: str = "add-remove",
         unit: str = "record",
         records_per_person: int | None = None,
@@ -170,6 +172,7 @@ class PrivateLeafCounts(PrivateForestClassifier):
             splitter="random",
             assignment=assignment,
             prune=prune,
+            calibrate=calibrate,
             neighbours=neighbours,
             unit=unit,
             records_per_person=records_per_person,
@@ -279,14 +282,15 @@ class PooledCounts(Aggregator):
         variance = math.fsum(
             s**2 * forest.leaf_variance_ for s, forest in zip(scales.tolist(), forests, strict=True)
         )
+        leaves = NoisyLeaves(first.shape_, first.bins_, np.asarray(counts), variance, self.prune)
         return PooledForest(
             shape=first.shape_,
             bins=first.bins_,
             classes=first.classes_,
-            counts=np.asarray(counts),
+            counts=leaves.counts,
             variance=variance,
-            values=probabilities(np.asarray(counts), variance, prune=self.prune)
-            / len(first.counts_),
+            values=leaves.values,
+            calibration=leaves.calibration,
             weights=scales / scales.sum(),
             guarantee=joint_guarantee(found),
             guarantees=tuple(member.guarantee for member in found),
@@ -353,6 +357,7 @@ class PooledForest(Ensemble):
     counts: Array = field(repr=False)
     variance: float
     values: Array = field(repr=False)
+    calibration: Calibration = field(repr=False)
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
@@ -363,6 +368,7 @@ class PooledForest(Ensemble):
             "feature": np.asarray(self.shape.feature, np.int64),
             "last": np.asarray(self.shape.last, np.int64),
             "values": np.asarray(self.values, np.float64),
+            "calibration": np.array([self.calibration.power, *self.calibration.offset]),
         }
         return {"bins": self.bins.as_dict(), "n_features": len(self.bins.cuts)}, tensors
 
@@ -379,25 +385,30 @@ class PooledForest(Ensemble):
         bins, classes, n_features = Bins(**facts["bins"]), facts["classes"], facts["n_features"]
         feature, last, values = tensors["feature"], tensors["last"], tensors["values"]
         n_trees, n_leaves = values.shape[:2]
+        # Releases of earlier versions have none: they predict the mean of the trees.
+        found = tensors.get("calibration", np.eye(1, len(classes) + 1)[0])
         fits = (
             values.shape == (n_trees, n_leaves, len(classes))
             and feature.shape == (n_trees, n_leaves - 1)
+            and found.shape == (len(classes) + 1,)
             and len(bins.sizes) == n_features
             and are_splits(feature, last, bins)
-            and len(tensors) == 3
+            and tensors.keys() <= {"feature", "last", "values", "calibration"}
+            and 0 <= found[0] <= MOST_POWER
             and bool(((values >= 0) & (values <= 1)).all())
         )
         if not fits:
             raise ContributionRejected("tensors")
         shape, no_counts = Shape.on(bins, feature, last), np.zeros((0, 0, 0))
-        labels = np.asarray(classes)
-        return cls(shape, bins, labels, no_counts, math.nan, values, weights, guarantee, ())
+        labels, fitted = np.asarray(classes), Calibration(float(found[0]), found[1:])
+        return cls(shape, bins, labels, no_counts, math.nan, values, fitted, weights, guarantee, ())
 
     def predict_proba(self, X: Table) -> Array:
         """Return each class' probability."""
         finite = True if self.bins.missing == "error" else "allow-nan"
         codes = self.bins.codes(check_array(X, dtype=np.float64, ensure_all_finite=finite))
-        return self.shape.add_up(codes, self.values, np.zeros((len(codes), len(self.classes))))
+        means = np.zeros((len(codes), len(self.classes)))
+        return self.calibration.apply(self.shape.add_up(codes, self.values, means))
 
     def predict(self, X: Table) -> Array:
         """Return the most probable class for each row."""

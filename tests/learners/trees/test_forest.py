@@ -20,7 +20,6 @@ from consilience.learners.trees.forest import (
     TreeTask,
     candidates_of,
     plan_trees,
-    probabilities,
 )
 from consilience.learners.trees.histograms import STEPS, count, impurities
 from consilience.privacy.accounting import Laplace, total
@@ -481,44 +480,37 @@ def test_how_many_records_persons_have_changes_neither_the_plan_nor_the_publishe
 # ---------------------------------------------------------------------------------- post-processing
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    counts=st.lists(st.integers(-50, 500), min_size=24, max_size=24),
-    variance=st.sampled_from([0.0, 1.0, 400.0, 1e12]),
-    prune=st.booleans(),
-)
-def test_leaves_say_probabilities_whatever_the_counts(counts, variance, prune):
-    said = probabilities(np.array(counts).reshape(2, 4, 3), variance, prune=prune)
-    assert (said >= 0).all()
-    np.testing.assert_allclose(said.sum(axis=2), 1.0)
-    if variance == 1e12:
-        np.testing.assert_allclose(said, 1 / 3, atol=1e-3)  # nothing is known, so nothing is said
-
-
-def test_branches_that_drown_in_noise_are_pruned_and_others_kept():
-    counts = np.array([[[400, 10], [10, 400], [90, 110], [110, 90]]])
-    grown, pruned = (probabilities(counts, 900.0, prune=prune) for prune in (False, True))
-    assert np.array_equal(pruned[0, :2], grown[0, :2])
-    assert np.array_equal(pruned[0, 2], pruned[0, 3])
-    assert not np.array_equal(grown[0, 2], grown[0, 3])
-
-
-def test_a_split_that_gains_nothing_is_kept_for_one_below_that_does():
-    # Neither half is purer than the whole; only the quarters of the left half are.
-    counts = np.array([[[400, 0], [0, 400], [200, 200], [201, 199]]])
-    pruned = probabilities(counts, 100.0, prune=True)
-    assert pruned[0, 0, 0] > 0.9 > 0.1 > pruned[0, 1, 0]
-    assert np.array_equal(pruned[0, 2], pruned[0, 3])
-    flat = probabilities(
-        np.array([[[200, 200], [201, 199], [199, 201], [200, 200]]]), 100.0, prune=True
+@pytest.mark.parametrize("learner", BOTH)
+def test_calibration_changes_predictions_and_nothing_that_is_released(learner):
+    X, y = table(400)
+    plain, sharp = (
+        learner(classes=[0, 1, 2], calibrate=calibrate, **SEEDED).fit(X, y)
+        for calibrate in (False, True)
     )
-    assert np.ptp(flat, axis=1).max() == 0
-    deep = np.zeros((1, 16, 2), np.int64)
-    deep[0, :, 0] = deep[0, :, 1] = 50
-    deep[0, 6:8] = [[300, 0], [0, 300]]
-    said = probabilities(deep, 10.0, prune=True)[0, :, 0]
-    assert said[6] > 0.9 > 0.1 > said[7]
-    assert len(np.unique(said[8:])) == 1
+    for name, released in plain.released_state().items():
+        assert np.array_equal(released, sharp.released_state()[name])
+    assert plain.guarantee_ == sharp.guarantee_
+    assert not np.allclose(plain.predict_proba(X), sharp.predict_proba(X))
+    sharp.calibrate = False
+    with pytest.raises(SettingsError, match="changed after it was fitted"):
+        sharp.check_unchanged()
+
+
+def test_a_noisy_forest_decides_better_than_the_majority():
+    source = Noise(seed=3).open()
+    X = source.uniform(60_000).reshape(10_000, 6)
+    y = (X.sum(axis=1) + 0.3 * source.normal(10_000) > 3.6).astype(int)  # about one in four
+    forest = PrivateForestClassifier(
+        epsilon=0.3, delta=1e-6, public_size=8_000, bounds=(0, 1), classes=[0, 1]
+    )
+    errors = {}
+    for calibrate in (False, True):
+        model = forest.set_params(calibrate=calibrate, noise=Noise(seed=1), random_state=0)
+        model.fit(X[:8_000], y[:8_000])
+        errors[calibrate] = np.mean(model.predict(X[8_000:]) != y[8_000:])
+    share = y[8_000:].mean()
+    assert errors[False] > share - 0.02  # the mean of the trees hardly ever predicts the rare class
+    assert errors[True] < share - 0.03
 
 
 @pytest.mark.parametrize("learner", BOTH)

@@ -33,10 +33,10 @@ from consilience.learners.trees.forest import (
     cap_persons,
     grow,
     plan_trees,
-    probabilities,
     some_features,
     stack_trees,
 )
+from consilience.learners.trees.leaves import probabilities
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Source
 

@@ -48,6 +48,7 @@ from consilience.learners.inputs import (
 )
 from consilience.learners.trees.binned import FiledTask, Part, TreeTask
 from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.leaves import NoisyLeaves, node_counts, probabilities, purity
 from consilience.privacy.accounting import (
     Composed,
     DiscreteGaussian,
@@ -93,8 +94,6 @@ MOST_TREES = 1 << 14  # in a file
 # The epsilon of a level over that of the level above, whose nodes hold twice as many records.
 GROWTH = 2 ** (1 / 3)
 DRAWN = 1 << 20  # records whose trees are drawn at once
-# How far a leaf's probabilities are assumed to lie from its parent's; noisy ones are shrunk to it.
-SPREAD = 0.15
 # Counts held at once; a level that needs more is counted in several passes, some trees in each.
 MOST_COUNTS = 1 << 25
 MARGIN = 1 - 1e-12  # the share of the budget that is planned, so that rounding cannot exceed it
@@ -345,55 +344,6 @@ def add_noise(counts: NDArray[np.int64], plan: TreePlan, source: Source) -> NDAr
     return (
         counts if plan.leaves is None else laplace_counts(counts, event=plan.leaves, source=source)
     )
-
-
-def node_counts(leaves: Array) -> Iterator[tuple[int, Array]]:
-    """Yield the height and the counts (tree, node, class) of each level, from the leaves up."""
-    height = 0
-    yield height, leaves
-    while leaves.shape[1] > 1:
-        leaves, height = leaves[:, ::2] + leaves[:, 1::2], height + 1
-        yield height, leaves
-
-
-def probabilities(leaves: Array, variance: float, *, prune: bool = False) -> Array:
-    """Estimate class probabilities from noisy counts (tree, leaf, class) of leaves and ancestors.
-
-    From the root down, a node's shares are a mean of its own noisy ones and its parent's, each
-    weighted by how well it is known: own shares of n records err by p(1-p)/n for their number and
-    by variance/n² for their noise, the parent's by `SPREAD`². With `prune`, nodes below which no
-    split gained more than two standard deviations of its noise predict what their ancestor does.
-    """
-    levels = list(node_counts(leaves.astype(np.float64)))
-    n_classes = leaves.shape[2]
-    kept = [np.ones(counts.shape[:2], dtype=bool) for _, counts in levels]
-    if prune:
-        for height, counts in levels[1:]:
-            below = levels[height - 1][1]
-            gain = _purity(below)[:, ::2] + _purity(below)[:, 1::2] - _purity(counts)
-            split = gain > 2 * math.sqrt(n_classes * variance * 2**height)
-            if height > 1:
-                # A node also stays split if one below it is.
-                split |= kept[height - 2].reshape(*split.shape, 4).any(axis=2)
-            kept[height - 1] = np.repeat(split, 2, axis=1)
-    parent = np.full((len(leaves), 1, n_classes), 1 / n_classes)
-    for height, counts in reversed(levels):
-        parent = np.repeat(parent, counts.shape[1] // parent.shape[1], axis=1)
-        positive = np.maximum(counts, 0.0)
-        n = positive.sum(axis=2, keepdims=True)
-        own = np.where(n > 0, positive / np.where(n > 0, n, 1.0), parent)
-        spread = (parent * (1 - parent)).mean(axis=2, keepdims=True) + 1e-3
-        error = np.maximum(spread * n + variance * 2**height, 1e-12)
-        known = kept[height][..., None] * SPREAD**2 * n**2 / (SPREAD**2 * n**2 + error)
-        parent = parent + known * (own - parent)
-    return parent
-
-
-def _purity(counts: Array) -> Array:
-    """Return Σ nₖ²/n of noisy counts."""
-    positive = np.maximum(counts, 0.0)
-    n = positive.sum(axis=2)
-    return np.asarray(np.where(n > 0, (positive**2).sum(axis=2) / np.where(n > 0, n, 1.0), 0.0))
 
 
 def declared_bins(learner: TreeLearner, n_features: int) -> Bins:
@@ -689,6 +639,10 @@ class PrivateForestClassifier(TreeLearner):
     prune
         Whether branches whose gain drowns in noise predict what their root predicts: easier to
         read, a little less accurate.
+    calibrate
+        Whether probabilities are sharpened to decide well, by what the released counts say of all
+        trees together. False: the plain mean of the trees, as files of version 0.1 predict; it is
+        too near the base rate.
     classes, unit, records_per_person, noise
         As in `PrivateLogisticRegression`.
     neighbours, public_size
@@ -712,15 +666,18 @@ class PrivateForestClassifier(TreeLearner):
     """
 
     shorthand: ClassVar[str | None] = "forest"
+    first_settings: ClassVar[Mapping[str, Any]] = {"calibrate": False}
 
     n_trees: int | str = "auto"
     max_features: int | float | str | None = "auto"
     splitter: str = "greedy"
     assignment: str = "auto"
     prune: bool = False
+    calibrate: bool = True
     public_size: int | None = None
 
     leaf_variance_: float = field(init=False)
+    _leaves: NoisyLeaves = field(init=False)
 
     @property
     def _disjoint(self) -> bool:
@@ -818,11 +775,17 @@ class PrivateForestClassifier(TreeLearner):
         """Set the fitted attributes from what `released_state` returned."""
         super().restore_state(state)
         self.leaf_variance_ = float(state["variance"])
-        self.values_ = probabilities(self.counts_, self.leaf_variance_, prune=self.prune) / len(
-            self.counts_
+        counts, variance = self.counts_, self.leaf_variance_
+        self._leaves = NoisyLeaves(self.shape_, self.bins_, counts, variance, self.prune)
+        self.values_ = (
+            self._leaves.values
+            if self.calibrate
+            else probabilities(counts, variance, prune=self.prune) / len(counts)
         )
 
     def _probabilities(self, codes: Array) -> Array:
+        if self.calibrate:
+            return self._leaves.predict(codes)
         return self.shape_.add_up(codes, self.values_, np.zeros((len(codes), len(self.classes_))))
 
     @property
@@ -832,7 +795,7 @@ class PrivateForestClassifier(TreeLearner):
         gains = np.zeros(self.n_features_in_)
         levels = list(node_counts(self.counts_))
         for (_, below), (height, counts) in pairwise(levels):
-            gain = _purity(below)[:, ::2] + _purity(below)[:, 1::2] - _purity(counts)
+            gain = purity(below)[:, ::2] + purity(below)[:, 1::2] - purity(counts)
             first = 2 ** (self.shape_.depth - height) - 1
             np.add.at(
                 gains, self.shape_.feature[:, first : first + gain.shape[1]], np.maximum(gain, 0.0)

@@ -126,3 +126,41 @@ def add_leaves(
                 at = 2 * at + (1 if left else 2)
             for k in range(out.shape[1]):
                 out[i, k] += values[tree, at - n_inner, k]
+
+
+@compiled
+def wander(
+    feature: Array,
+    last: Array,
+    single: Array,
+    left: Array,
+    sizes: Array,
+    order: Array,
+    draws: Array,
+    leaf: Array,
+) -> None:
+    """Send imagined records down all trees, each in its `order`; write where they end in `leaf`.
+
+    A record goes left with probability `left` (tree, inner node), unless its earlier answers leave
+    only one side possible: `possible` holds the bins of each feature that they leave.
+    """
+    possible = np.ones((sizes.shape[0], sizes.max()), np.bool_)
+    for i in range(leaf.shape[0]):
+        possible[:] = True
+        for tree in order[i]:
+            at = 0
+            for level in range(draws.shape[2]):
+                bins, cut = possible[feature[tree, at]], last[tree, at]
+                may_left, may_right = False, False
+                for b in range(sizes[feature[tree, at]]):
+                    goes_left = b == cut if single[tree, at] else b <= cut
+                    may_left |= bins[b] and goes_left
+                    may_right |= bins[b] and not goes_left
+                goes = may_left
+                if may_left and may_right:
+                    goes = draws[i, tree, level] < left[tree, at]
+                for b in range(sizes[feature[tree, at]]):
+                    goes_left = b == cut if single[tree, at] else b <= cut
+                    bins[b] &= goes_left == goes
+                at = 2 * at + (1 if goes else 2)
+            leaf[i, tree] = at - feature.shape[1]
