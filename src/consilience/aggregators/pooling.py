@@ -347,6 +347,7 @@ class PooledForest(Ensemble):
     """A forest filled by all sites; predicts like a fitted scikit-learn estimator.
 
     ``counts`` are the weighted noisy counts (tree, leaf, class), ``variance`` that of their noise.
+    Releases of earlier versions have no ``calibration``: they predict the mean of the trees.
     """
 
     kind: ClassVar[str] = "forest"
@@ -357,7 +358,7 @@ class PooledForest(Ensemble):
     counts: Array = field(repr=False)
     variance: float
     values: Array = field(repr=False)
-    calibration: Calibration = field(repr=False)
+    calibration: Calibration | None = field(repr=False)
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
@@ -368,8 +369,9 @@ class PooledForest(Ensemble):
             "feature": np.asarray(self.shape.feature, np.int64),
             "last": np.asarray(self.shape.last, np.int64),
             "values": np.asarray(self.values, np.float64),
-            "calibration": np.array([self.calibration.power, *self.calibration.offset]),
         }
+        if self.calibration is not None:
+            tensors["calibration"] = np.array([self.calibration.power, *self.calibration.offset])
         return {"bins": self.bins.as_dict(), "n_features": len(self.bins.cuts)}, tensors
 
     @classmethod
@@ -385,22 +387,22 @@ class PooledForest(Ensemble):
         bins, classes, n_features = Bins(**facts["bins"]), facts["classes"], facts["n_features"]
         feature, last, values = tensors["feature"], tensors["last"], tensors["values"]
         n_trees, n_leaves = values.shape[:2]
-        # Releases of earlier versions have none: they predict the mean of the trees.
-        found = tensors.get("calibration", np.eye(1, len(classes) + 1)[0])
+        found = tensors.get("calibration")
         fits = (
             values.shape == (n_trees, n_leaves, len(classes))
             and feature.shape == (n_trees, n_leaves - 1)
-            and found.shape == (len(classes) + 1,)
             and len(bins.sizes) == n_features
             and are_splits(feature, last, bins)
             and tensors.keys() <= {"feature", "last", "values", "calibration"}
-            and 0 <= found[0] <= MOST_POWER
+            and (found is None or found.shape == (len(classes) + 1,))
+            and (found is None or 0 <= found[0] <= MOST_POWER)
             and bool(((values >= 0) & (values <= 1)).all())
         )
         if not fits:
             raise ContributionRejected("tensors")
         shape, no_counts = Shape.on(bins, feature, last), np.zeros((0, 0, 0))
-        labels, fitted = np.asarray(classes), Calibration(float(found[0]), found[1:])
+        labels = np.asarray(classes)
+        fitted = None if found is None else Calibration(float(found[0]), found[1:])
         return cls(shape, bins, labels, no_counts, math.nan, values, fitted, weights, guarantee, ())
 
     def predict_proba(self, X: Table) -> Array:
@@ -408,7 +410,8 @@ class PooledForest(Ensemble):
         finite = True if self.bins.missing == "error" else "allow-nan"
         codes = self.bins.codes(check_array(X, dtype=np.float64, ensure_all_finite=finite))
         means = np.zeros((len(codes), len(self.classes)))
-        return self.calibration.apply(self.shape.add_up(codes, self.values, means))
+        self.shape.add_up(codes, self.values, means)
+        return means if self.calibration is None else self.calibration.apply(means)
 
     def predict(self, X: Table) -> Array:
         """Return the most probable class for each row."""
