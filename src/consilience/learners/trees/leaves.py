@@ -84,7 +84,7 @@ def probabilities(
             counts = np.broadcast_to(counts.mean(axis=0), counts.shape)
             noise /= n_trees
         if spread is not None or root:
-            apart: Any = (spread or WIDE_SPREAD) ** 2
+            apart: Array | float = (spread or WIDE_SPREAD) ** 2
         else:
             apart = _spread_of(counts, parent, noise)
         positive = np.maximum(counts, 0.0)
