@@ -18,13 +18,15 @@ from sklearn.model_selection import ParameterGrid
 from consilience.aggregators.accuracy import add_accuracy, hold_out, private_accuracy
 from consilience.aggregators.average import Average
 from consilience.aggregators.distillation.distill import SoftLabelDistillation
+from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.pooling import PooledCounts, PrivateLeafCounts, Structure
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
 from consilience.learners.base import spell_out
-from consilience.learners.linear import PrivateLogisticRegression
+from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
+from consilience.learners.projection import PrivatePCA
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import PrivateForestClassifier
@@ -339,3 +341,60 @@ def test_settings_are_spelled_by_value():
     assert len({spell_out(value) for value in spelled}) == len(spelled)
     assert spell_out({3, 1, 2}) == spell_out({2, 3, 1})
     assert spell_out(np.random.default_rng(0)) == spell_out(np.random.default_rng(1))
+
+
+class Chunked:
+    """A table in chunks, as users may write one."""
+
+    n_features, n_records = 2, 400
+
+    def chunks(self):
+        yield X, y
+
+
+EXTREMES = [1e-320, 1e-200, 1e-101, 1e101, 1e151, 1e307]
+
+
+@pytest.mark.parametrize("value", EXTREMES)
+def test_settings_beyond_what_arithmetic_can_hold_are_refused_before_the_charge(value, books):
+    where = {"ledger": books, "dataset": "record replace-one"}
+    common = {"epsilon": 1.0, "classes": [0, 1]}
+    trials = [
+        (PrivatePCA(epsilon=1.0, n_components=1, data_norm=value), (X,)),
+        (PrivatePCA(epsilon=1.0, n_components=1, data_norm=value), (Chunked(),)),
+        *(
+            (PrivateLogisticRegression(**common, **{name: value}, **more), given)
+            for name in ("data_norm", "regularization")
+            for more in ({}, {"mechanism": "output"}, {"mechanism": "gradient", "delta": 1e-6})
+            for given in ((X, y), (Chunked(),))
+        ),
+        *(
+            (PrivateRidge(epsilon=1.0, **{name: value}), (X, y))
+            for name in ("label_bound", "huber", "data_norm")
+        ),
+    ]
+    for learner, given in trials:
+        with pytest.raises(SettingsError, match="from 1e-100 to 1e100"):
+            learner.fit(*given, **where)
+    noisy = [PrivateLogisticRegression(**common).fit(X[part::2], y[part::2]) for part in (0, 1)]
+    for name in ("data_norm", "regularization"):
+        method = FeatureMethod(epsilon=1.0, **{"regularization": 0.1, name: value})
+        with pytest.raises(SettingsError, match="from 1e-100 to 1e100"):
+            method.combine(noisy, Public(X, y), **where)
+    with pytest.raises(SettingsError, match="from 1e-100 to 1e100"):
+        SoftLabelDistillation(epsilon=1.0, classes=[0, 1], data_norm=value).combine(
+            noisy, Public(X[:50]), ledger=books, dataset="site replace-one"
+        )
+    assert books.charges() == []
+
+
+@pytest.mark.parametrize("value", [1e-100, 1e100])
+def test_the_most_extreme_settings_train(value, books):
+    where = {"ledger": books, "dataset": "record replace-one"}
+    for learner, given in (
+        (PrivatePCA(epsilon=1.0, n_components=1, data_norm=value), (Chunked(),)),
+        (PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], data_norm=value), (Chunked(),)),
+        (PrivateRidge(epsilon=1.0, label_bound=value), (X, y)),
+    ):
+        state = learner.fit(*given, **where).released_state()
+        assert all(np.isfinite(array).all() for array in state.values())

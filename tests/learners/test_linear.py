@@ -1,4 +1,5 @@
 import math
+from decimal import Context
 
 import numpy as np
 import pyarrow as pa
@@ -400,3 +401,13 @@ def test_an_impossible_scaling_of_the_intercept_is_refused(scaling):
     X, y = made_up()
     with pytest.raises(SettingsError, match="intercept_scaling"):
         PrivateLogisticRegression(epsilon=1.0, intercept_scaling=scaling).fit(X, y)
+
+
+def test_a_plan_that_the_solver_cannot_follow_is_refused(ledger, monkeypatch):
+    X, y = np.zeros((20, 2)), np.arange(20) % 2
+    monkeypatch.setattr(erm, "_DECIMAL", Context(prec=10))  # as if a hundred digits were too few
+    learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], regularization=1e-90)
+    learner.set_params(mechanism="output")
+    with pytest.raises(SettingsError, match="Raise it or the regularization"):
+        learner.fit(X, y, ledger=ledger, dataset="ward")
+    assert ledger.charges() == []

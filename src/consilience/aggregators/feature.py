@@ -312,8 +312,8 @@ class FeatureMethod(UsesLabels):
         need("selection_share", fits, "a number in [0, 1)")
         need("n_bags", self.n_bags == 0 or is_count(self.n_bags), "an integer >= 0")
         need("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
-        need("data_norm", is_positive(self.data_norm), "a number > 0")
-        need("label_bound", is_positive(self.label_bound), "a number > 0")
+        bounded = ("data_norm", "label_bound", *(() if automatic else ("regularization",)))
+        self._require_moderate(*bounded)
         if self.epsilon is None:
             must = "0 where the aggregation records are public (no epsilon)"
             need("delta", delta == 0, must)

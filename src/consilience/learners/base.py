@@ -65,6 +65,12 @@ class Settings:
                 f"{getattr(self, name)!r} instead."
             )
 
+    def _require_moderate(self, *names: str) -> None:
+        """Refuse a norm, a bound or a ridge whose square or product could overflow or vanish."""
+        for name in names:
+            fits = is_positive(getattr(self, name)) and 1e-100 <= getattr(self, name) <= 1e100
+            self._require(name, fits, "a number > 0, from 1e-100 to 1e100")
+
     def _check_budget(self) -> None:
         """Refuse an epsilon, a delta or noise that cannot be one."""
         infinite = isinstance(self.epsilon, float) and self.epsilon == math.inf

@@ -688,6 +688,19 @@ def gradient_error(facts: PublicFacts, dtype: DTypeLike = np.float64) -> float:
     return n * (slope + summing) + fixed
 
 
+def check_tolerance(facts: PublicFacts) -> None:
+    """Refuse a tolerance that the solver could not reach in decimal numbers."""
+    steepness = facts.regularization + facts.n_records * facts.loss.curvature + facts.matrix_norm
+    # What a plain step of `_refine` gains has to exceed the rounding.
+    least = 4 * gradient_error(facts, Decimal) * steepness / facts.regularization
+    if not facts.tolerance >= least:
+        raise SettingsError(
+            f"The 'tolerance' parameter of solve must be at least {least:.3g}, four times the "
+            f"rounding error of this problem's gradient. Got {facts.tolerance!r} instead. No "
+            "record was read. Raise it or the regularization."
+        )
+
+
 def certified_gradient(
     records: Records,
     y: ArrayLike | None,
@@ -732,15 +745,8 @@ def solve(
         matrix_norm=0.0 if total.matrix is None else float(np.linalg.norm(total.matrix)),
         tolerance=tolerance,
     )
-    floors = [4 * gradient_error(facts, dtype) for dtype in (np.float64, np.longdouble, Decimal)]
-    # What a plain step of `_refine` gains has to exceed the rounding.
-    least = floors[2] * total.steepness / total.regularization
-    if not tolerance >= least:
-        raise SettingsError(
-            f"The 'tolerance' parameter of solve must be at least {least:.3g}, four times the "
-            f"rounding error of this problem's gradient. Got {tolerance!r} instead. No record was "
-            "read. Raise it or the regularization."
-        )
+    check_tolerance(facts)
+    floors = [4 * gradient_error(facts, dtype) for dtype in (np.float64, np.longdouble)]
     with one_blas_thread():
         coef, norm, inverse = _climb(total, max(tolerance, floors[0]), start)
         if tolerance < floors[0]:

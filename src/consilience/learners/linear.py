@@ -173,7 +173,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         automatic = isinstance(self.regularization, str) and self.regularization == "auto"
         fits = automatic or is_positive(self.regularization)
         self._require("regularization", fits, "'auto' or a finite number > 0")
-        self._require("data_norm", is_positive(self.data_norm), "a finite number > 0")
+        self._require_moderate("data_norm", *(() if automatic else ("regularization",)))
         scaling = self.intercept_scaling
         fits = is_positive(scaling) and 1e-3 <= scaling <= 1e3
         self._require("intercept_scaling", fits, "a number from 0.001 to 1000")
@@ -528,9 +528,7 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
     ) -> tuple[LinearTask, list[str]]:
         """Check settings and data; return the task, which assumes nothing."""
         self.check_settings()
-        for name in ("label_bound", "huber"):
-            value = getattr(self, name)
-            self._require(name, is_positive(value), "a finite number > 0")
+        self._require_moderate("label_bound", "huber")
         encode = LabelScale(type(self).__name__, float(self.label_bound))
         source = as_chunks(X, y)
         if source is not None:

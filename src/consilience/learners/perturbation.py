@@ -29,6 +29,7 @@ from consilience.learners.erm import (
     Problem,
     PublicFacts,
     Softmax,
+    check_tolerance,
     gradient_error,
     solve,
 )
@@ -208,18 +209,17 @@ def plan_perturbation(learner: LinearSettings, task: LinearTask) -> LinearPlan:
     radius = public_radius(noise, task.dimension_of_noise)
     in_objective = radius if is_in_objective(noise) else 0.0
     size_of_matrix = 0.0 if matrix is None else float(np.linalg.norm(matrix))
-    rounding = gradient_error(
-        PublicFacts(
-            task.loss,
-            n_records=bound,
-            n_features=task.dimension,
-            regularization=ridge,
-            linear_norm=in_objective,
-            matrix_norm=size_of_matrix,
-            tolerance=TOLERANCE * strong,
-        )
+    problem = PublicFacts(
+        task.loss,
+        n_records=bound,
+        n_features=task.dimension,
+        regularization=ridge,
+        linear_norm=in_objective,
+        matrix_norm=size_of_matrix,
+        tolerance=TOLERANCE * strong,
     )
-    tolerance = max(TOLERANCE * strong, 8 * rounding)
+    tolerance = max(TOLERANCE * strong, 8 * gradient_error(problem))
+    check_tolerance(problem._replace(tolerance=tolerance))  # now, and not after the charge
     closing = None
     if noise is not None:
         released = task.dimension * task.loss.n_outputs

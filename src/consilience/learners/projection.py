@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SchemaMismatch, SettingsError, shield
-from consilience.learners.base import PrivateLearner, Rows, Settings, is_count, is_positive
+from consilience.learners.base import PrivateLearner, Rows, Settings, is_count
 from consilience.learners.inputs import (
     check_persons,
     check_record_unit,
@@ -163,7 +163,7 @@ class _Projection(Settings, ClassNamePrefixFeaturesOutMixin, TransformerMixin): 
 
     def _check_settings(self) -> None:
         wanted, most = self.n_components, self.n_features_in_
-        self._require("data_norm", is_positive(self.data_norm), "a finite number > 0")
+        self._require_moderate("data_norm")
         fits, must = (
             is_count(wanted) and wanted <= most,
             f"an integer from 1 to {most}, the columns",

@@ -24,7 +24,6 @@ from consilience.aggregators.distillation.tally import Question, Tally, ask
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, are_equal_shares
 from consilience.errors import SettingsError
 from consilience.learners.ball import into_ball
-from consilience.learners.base import is_positive
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.mechanisms import Noise
@@ -97,7 +96,7 @@ class HidesSites(Aggregator):
         self._check_budget()
         fits = self.neighbours in ("replace-one", "null-one")
         self._require("neighbours", fits, "'replace-one' or 'null-one'")
-        self._require("data_norm", is_positive(self.data_norm), "a finite number > 0")
+        self._require_moderate("data_norm")
 
     def _tally(self, members: Sequence[Any] | Tally, public: Public | None) -> Tally:
         """Return what `members` are asked about, and count when that is needed."""
