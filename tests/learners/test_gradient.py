@@ -304,6 +304,35 @@ def test_the_automatic_ridge_follows_from_the_budget_alone():
     assert exact.score(X, y) > 0.9
 
 
+def test_an_automatic_ridge_is_weaker_where_the_records_say_more():
+    plan = planned(regularization="auto")[0]
+    strongest, prior = plan.regularization, 1 / gradient.PRIOR**2
+    curvature = np.array([0.0, 1.0, 1e3, 1e9])
+    ridge = plan.ridge_along(curvature)
+    assert ridge[0] == pytest.approx(strongest)
+    assert (np.diff(ridge) < 0).all()
+    assert ridge[-1] == pytest.approx(prior)
+    # What is stated of the noise is at most a third too little.
+    assert ((strongest + curvature) / (ridge + curvature) <= 4 / 3 + 1e-9).all()
+    # Where the records say much, it estimates a coefficient as its posterior mean does.
+    noise, deviation, steep = plan.event.sigma, gradient.LOGIT, 1e3
+    ratio = steep / (steep + ridge[2] - prior)
+    assert ratio == pytest.approx(steep**2 / (steep**2 + (noise / deviation) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("widest", [256, 4])
+def test_a_ridge_that_was_given_is_the_same_in_every_direction(widest, monkeypatch):
+    monkeypatch.setattr(gradient, "WIDEST", widest)
+    X, y = table(n=3000, d=6)
+    X[:, 1:] *= 0.1  # so that directions differ in what the records say of them
+    settings_ = {"classes": [0, 1], "fit_intercept": False, "regularization": 0.05}
+    noisy = build(PrivateLogisticRegression, epsilon=1e5, **settings_).fit(X, y)
+    exact = PrivateLogisticRegression(epsilon=math.inf, **settings_).fit(X, y)
+    assert np.allclose(noisy.coef_, exact.coef_, atol=0.02)
+    plan = planned(regularization=0.05)[0]
+    assert (plan.ridge_along(np.array([0.0, 1e9])) == plan.regularization).all()
+
+
 # ------------------------------------------------------------------------------------ broken twins
 
 
@@ -317,10 +346,10 @@ def shift_of(twin_sums, plan, X, Z, y):
     return float(np.linalg.norm(gap.astype(float))) * GRADIENT_GRAIN / plan.event.gradient_sigma
 
 
-def planned():
+def planned(**more):
     X, y = table(n=50, d=3)
     X[0] = [1.0, 0.0, 0.0]
-    learner = build(PrivateLogisticRegression, classes=[0, 1], fit_intercept=False)
+    learner = build(PrivateLogisticRegression, classes=[0, 1], fit_intercept=False, **more)
     task, _ = learner.make_task(X, y)
     plan = learner._plan(task)
     assert isinstance(plan, GradientPlan)

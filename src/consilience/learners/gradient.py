@@ -79,6 +79,7 @@ class GradientPlan:
     event: GradientSteps
     longest: float  # coefficients are cut to that length
     n_problems: int
+    automatic: bool  # the ridge, which then is weaker where the records say more
 
     @property
     def events(self) -> Sequence[Event]:
@@ -87,8 +88,21 @@ class GradientPlan:
 
     @property
     def regularization(self) -> float:
-        """The un-normalised λ of the ridge."""
+        """The un-normalised λ of the ridge, where it is strongest."""
         return self.event.ridge
+
+    def ridge_along(self, curvature: Array) -> Array:
+        """Return λ in each direction, to whose curvature the records add that much.
+
+        Of a coefficient that is N(0, τ²), known through a gradient with noise of standard deviation
+        s, the best estimate is that of a ridge of (s/τ)²/h where the curvature is h. An automatic
+        ridge is that, and no more than its λ = s/τ where h is too small to be known.
+        """
+        if not self.automatic:
+            return np.full_like(curvature, self.regularization)
+        prior = automatic_ridge(0.0)
+        noisy = self.regularization - prior
+        return np.asarray(prior + noisy**2 / (noisy + curvature))
 
     def longest_release(self, learner: LinearSettings, task: LinearTask) -> float:
         """Return a length that no release exceeds."""
@@ -145,9 +159,9 @@ def plan_gradient(
         unit=Unit(learner.unit),
         neighbours=Neighbours(learner.neighbours),
     )
-    # J of a minimum is at most J(0), which bounds the length of any.
+    # With a ridge of λ in every direction J of a minimum is at most J(0), which bounds its length.
     longest = math.sqrt(2 * per_unit * size * task.loss.at_zero / ridge)
-    return GradientPlan(event, longest, task.n_problems)
+    return GradientPlan(event, longest, task.n_problems, isinstance(learner.regularization, str))
 
 
 def automatic_ridge(noise: float) -> float:
@@ -242,17 +256,13 @@ def _lengths(slopes: Array) -> Array:
 
 def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
     """Follow noisy gradients in the metric of the noisy moment; everything after a draw is free."""
-    event, ridge = plan.event, plan.regularization
-    inverse = _inverse(
-        noisy_moment(sums.moment(), event=event, source=source) * MOMENT_GRAIN,
-        noise=event.moment_sigma,
-        curvature=sums.loss.curvature,
-        ridge=ridge,
-    )
+    event = plan.event
+    moment = noisy_moment(sums.moment(), event=event, source=source) * MOMENT_GRAIN
+    step = _newton(moment, plan, sums.loss.curvature)
     outputs = sums.loss.n_outputs
     coef = np.zeros((sums.dimension,) if outputs == 1 else (outputs, sums.dimension))
     last: list[Array] = []
-    for step in range(event.steps):
+    for drawn in range(event.steps):
         # Rounded and short enough for exact scores.
         coef *= min(1.0, plan.longest / max(float(np.linalg.norm(coef)), 1e-300))
         coef = np.trunc(coef * 2.0**COEF_BITS)
@@ -263,21 +273,25 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
         coef *= 2.0**-COEF_BITS
         if outputs > 1:  # slopes of all classes add up to 0; only noise does not
             gradient = gradient - gradient.mean(axis=0)
-        coef = coef - inverse(gradient + ridge * coef)
-        if step >= event.steps - AVERAGED:
+        coef = coef - step(gradient, coef)
+        if drawn >= event.steps - AVERAGED:
             last.append(coef)
     coef = np.mean(last, axis=0)
     length = float(np.linalg.norm(coef))
     return np.asarray(coef * min(1.0, plan.longest / max(length, 1e-300)))
 
 
-def _inverse(
-    moment: Array, *, noise: float, curvature: float, ridge: float
-) -> Callable[[Array], Array]:
-    """Return the map g -> H⁻¹g for a cautious H: the moment's, and what its noise may hide."""
+def _newton(moment: Array, plan: GradientPlan, curvature: float) -> Callable[[Array, Array], Array]:
+    """Return the map (gradient, f) -> H⁻¹(gradient + Λf) for a cautious H.
+
+    Cautious: the moment's, the ridge Λ, and what the moment's noise may hide.
+    """
+    noise = plan.event.moment_sigma
     if moment.ndim == 1:
-        steep = curvature * (np.maximum(moment, 0.0) + 2 * noise) + ridge
-        return lambda gradient: gradient / steep
+        steep = curvature * np.maximum(moment, 0.0)
+        ridge = plan.ridge_along(steep)
+        whole = steep + 2 * curvature * noise + ridge
+        return lambda gradient, coef: (gradient + ridge * coef) / whole
     d = len(moment)
     diagonal = np.diag(np.diag(moment))
     beside = moment - diagonal
@@ -285,6 +299,10 @@ def _inverse(
     square, expected = float(np.square(beside).sum()), d * (d - 1) * noise**2 / 2
     beside *= max(0.0, 1 - expected / square) if square > 0 else 0.0
     values, vectors = np.linalg.eigh(diagonal + beside)
+    steep = curvature * np.maximum(values, 0.0)
+    ridge = plan.ridge_along(steep)
     # A symmetric matrix of such noise has no eigenvalue beyond √(2d) times its standard deviation.
-    steep = curvature * (np.maximum(values, 0.0) + noise * math.sqrt(2 * d)) + ridge
-    return lambda gradient: ((gradient @ vectors) / steep) @ vectors.T
+    whole = steep + curvature * noise * math.sqrt(2 * d) + ridge
+    return lambda gradient, coef: (
+        ((gradient @ vectors + ridge * (coef @ vectors)) / whole) @ vectors.T
+    )

@@ -410,8 +410,8 @@ class GradientSteps(Event):
     """Discrete Gaussian noise on sums of records, one after another; docs/guarantees/gradient.md.
 
     First a second moment, then a gradient at each of `steps` points that depend on what was drawn
-    before. Sums are whole multiples of their grain; `length` counts all numbers. `ridge` is no part
-    of the cost and says how far the noise moves what is released.
+    before. Sums are whole multiples of their grain; `length` counts all numbers. `ridge`, at its
+    strongest, is no part of the cost and says how far the noise moves what is released.
     """
 
     moment_sensitivity: float
