@@ -7,6 +7,7 @@ import pytest
 
 from consilience.cli.app import main
 from consilience.files.release import Release
+from consilience.files.sealed import Sealed, SigningKey
 from studies import records_parts, study_text, table
 
 
@@ -60,7 +61,7 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     for i in range(2):
         site = ("--folder", f"site{i}")
         run("site", "init", "--name", f"north {i}", "--dataset", "ward", "--epsilon", 3, *site)
-        assert "Nothing was trained or sent" in run("site", "join", "shared", *site)
+        assert "Nothing was sent. Nothing was trained." in run("site", "join", "shared", *site)
         assert "Nothing was trained or recorded" in run(
             "site", "train", "heart", f"ward{i}.csv", "--epsilon", 1, "--dry-run", *site
         )
@@ -110,6 +111,13 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     run("site", "log", "heart", "--out", "site1/site.json", "--folder", "site1", fails=1)
     for out in ("predictions.csv", "predictions.parquet"):
         assert "500 rows" in run("release", "predict", file, "site0", "ward2.csv", "--out", out)
+    forged = Release.load(tables / file).sealed
+    facts = {k: v for k, v in forged.facts.items() if k not in ("key", "tensors")}
+    Sealed.seal("release", facts, forged.tensors, SigningKey.generate()).save(tables / "forged")
+    refusal = run("release", "predict", "forged", "site0", "ward2.csv", fails=1)
+    assert "key" in refusal
+    verified = run("contribution", "verify", "site0/studies/heart/contribution-0001.safetensors")
+    assert "signed in the name of “north 0”, by whoever has key" in verified
     predicted = pyarrow.csv.read_csv(tables / "predictions.csv")
     truth = table(500, seed=2)["ill"].to_numpy()
     assert (predicted["prediction"].to_numpy() == truth).mean() > 0.6

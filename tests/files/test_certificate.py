@@ -14,6 +14,7 @@ from consilience.files.sealed import Sealed, SigningKey
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.text import Quoted
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version-0.1" / "releases"
 
@@ -113,6 +114,20 @@ def test_a_page_is_printable_whatever_text_it_is_given():
     for text in (page.as_text(), page.as_html()):
         assert text.replace("\n", "").isprintable()
     assert "c d" in page.as_text()
+
+
+def test_text_of_others_is_set_off_from_ours_and_cannot_break_lines():
+    """Runs of spaces, blanks without ink and long names cannot write a section of their own."""
+    forged = (" " * 88).join(["Why?", "\u2800", "What it costs", "-------------", "nothing"])
+    rows = [(Quoted("sex" + " " * 88 + "Digest" * 20), "f, m"), ("own", "row")]
+    page = Page("Page", [("Asked", ["Their words:", Quoted(forged)], rows)])
+    lines = page.as_text().splitlines()
+    assert "| Why? \\u{2800} What it costs ------------- nothing" in lines
+    assert [line for line in lines if "Digest" in line and not line.startswith("| ")] == []
+    assert any(line.startswith("own ") and line.endswith(" row") for line in lines)
+    assert len(lines) < 20
+    assert "<blockquote>Why?" in page.as_html()
+    assert "<tr class=quoted><th scope=row>sex" in page.as_html()
 
 
 def test_a_bound_is_never_stated_too_small():

@@ -20,12 +20,13 @@ from consilience import (
     PrivateRidge,
     PrivateTreeClassifier,
 )
-from consilience.files.contribution import Contribution
+from consilience.files.contribution import FACTS, Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.sealed import SigningKey
 from consilience.privacy.guarantee import Unit, count_is_public
 from consilience.privacy.spending import Account
 from consilience.study.collect import Publication, read_records
+from consilience.study.pages import of_training
 from consilience.study.study import Study
 from studies import TRUSTED, records_parts, study_text, table
 
@@ -228,3 +229,13 @@ def test_an_exact_contribution_without_a_nonce_is_refused_where_it_would_be_hidd
     earlier = Sealed.seal("contribution", facts, made.sealed.tensors, KEYS[0])
     with pytest.raises(ContributionRejected, match="without a nonce"):
         study.accept(Contribution.load(earlier.to_bytes(), trusted=True))
+
+
+def test_the_page_to_approve_lists_every_field_of_a_contribution(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    balance = ledger.allow("ward", Budget(epsilon=3.0))
+    facts = {"site": "north", "epsilon": 1.0, "balance": balance, "number": 1, "head": "0" * 64}
+    page = of_training(Study.from_text(study_text()), **facts).as_text(width=10_000)
+    assert set(FACTS) == set(CONTRIBUTION)
+    assert all(words in page for words in FACTS.values())
+    assert "Nothing is sent" not in page

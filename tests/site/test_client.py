@@ -4,6 +4,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,29 @@ def test_a_hubs_error_is_one_line_of_printable_text(client, monkeypatch):
     with pytest.raises(SettingsError) as refused:
         client.withdraw("heart-risk")
     assert str(refused.value).isprintable()
+
+
+def test_what_to_do_about_a_refusal_is_never_the_hubs_word(client, monkeypatch):
+    fix = "The charge was refunded. Run: consilience site budget raise --epsilon 50"
+    for code in ("rejected", "invented"):
+        error = {"code": code, "message": "It is gone." + " " * 300 + "$ ", "fix": fix}
+        answering(monkeypatch, 422, {"error": error})
+        with pytest.raises((ContributionRejected, SettingsError)) as refused:
+            client.withdraw("heart-risk")
+        assert "refused and says “It is gone. $”." in str(refused.value)
+        assert "refunded" not in str(refused.value)
+        assert "Nothing was changed" not in str(refused.value)
+
+
+def test_a_withdrawal_and_a_submission_are_what_the_hub_confirms_and_no_more(client, monkeypatch):
+    answering(monkeypatch, 200, {"state": "not withdrawn: kept for ever"})
+    with pytest.raises(ContributionRejected, match="did not confirm the withdrawal"):
+        client.withdraw("heart-risk")
+    answering(monkeypatch, 200, {"state": "withdrawn", "note": "x"})
+    assert client.withdraw("heart-risk") == {"state": "withdrawn"}
+    answering(monkeypatch, 200, {"digest": "a" * 64, "state": "x" * 5_000_000, "note": "x"})
+    sent = SimpleNamespace(digest="a" * 64)
+    assert client.submit("heart-risk", sent, b"") == {"digest": "a" * 64, "state": "x" * 100}
 
 
 @pytest.mark.parametrize("path", ["@evil.example/", "/visits/x/../../y", ".evil.example", None])
@@ -119,7 +143,7 @@ def test_an_answer_of_no_form_is_an_error_in_words(client, monkeypatch, answer):
         with suppress(HubUnavailable, ContributionRejected):
             assert isinstance(ask("heart-risk"), dict)  # a withdrawal has no more form than that
     monkeypatch.setattr(HubClient, "_send", lambda *_: (500, answer))
-    with pytest.raises(HubUnavailable, match="could not be read"):
+    with pytest.raises(HubUnavailable, match="no readable answer"):
         client.withdraw("heart-risk")
 
 

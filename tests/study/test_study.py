@@ -466,3 +466,34 @@ def test_a_study_without_a_version_keeps_the_defaults_of_the_first():
 def test_a_version_that_nobody_knows_is_refused(version):
     with pytest.raises(SettingsError, match="version"):
         Study.from_text(study_text().replace("[study]", f"[study]\nversion = {version}"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("classes = [0, 1]", f"classes = {list(range(501))}", "more than 500 classes"),
+        ("classes = [0, 1]", f'classes = ["{"a" * 1_200_000}", "b"]', "more than 100 characters"),
+        ('"sex"', f'"{"x" * 101}"', "at most 100 visible characters"),
+        ('"sex"', '"s\u2800x"', "at most 100 visible characters"),
+        ('["f", "m"]', str([f"{i:040}" for i in range(30_000)]), "too many for a file"),
+    ],
+    ids=["classes", "long class", "long column", "unseen column", "facts"],
+)
+def test_what_fits_in_no_file_is_refused_before_anybody_trains(old, new, problem):
+    with pytest.raises(StudyRefused, match=problem) as refused:
+        Study.from_text(study_text().replace(old, new))
+    assert len(str(refused.value)) < 3000
+
+
+def test_a_model_that_fits_in_no_file_is_refused_before_anybody_trains():
+    large = {"settings": "n_trees = 9000\nmax_depth = 16"}
+    with pytest.raises(StudyRefused, match="too large for a file"):
+        study("PrivateForestClassifier", "WeightedVote", **large)
+    study("PrivateForestClassifier", "WeightedVote", settings="n_trees = 60\nmax_depth = 12")
+
+
+def test_the_page_of_a_study_names_every_column_that_is_read():
+    person = 'label = "ill"\nperson = "number"\nmax_records_per_person = 2'
+    page = of_study(Study.from_text(study_text().replace('label = "ill"', person))).as_text()
+    for column in ("age", "sex", "pressure", "ill", "number"):
+        assert re.search(rf"^\| {column} ", page, re.MULTILINE)

@@ -11,6 +11,7 @@ import consilience as cs
 from consilience.cli.command import Answer, Commands
 from consilience.cli.options import FilePath, TablePath, check_out
 from consilience.errors import SettingsError
+from consilience.text import quote
 
 if TYPE_CHECKING:
     from consilience.files.certificate import Page
@@ -58,7 +59,11 @@ def verify_contribution(
 ) -> Answer:
     """Check signature, digests and guarantee offline; the exit code is 0 only if all are valid."""
     loaded = cs.Contribution.load(file, trusted=True).verify(key=key)
-    return _confirm(loaded, f"signed by {loaded.site!r} with", site=loaded.site)
+    named = quote(loaded.site, 100)
+    signed = f"signed by {named} with"
+    if key is None:  # whoever has any key can sign in any name
+        signed = f"signed in the name of {named}, by whoever has"
+    return _confirm(loaded, signed, site=loaded.site)
 
 
 @release.add("verify", "release verify release-0001.safetensors --key 3f9a...")
@@ -94,14 +99,23 @@ def predict(
     import pyarrow.csv as pcsv
     import pyarrow.parquet as pq
 
+    from consilience.study.check import check_release
+
     loaded = cs.Release.load(file)
     name = str(loaded.study["name"])
-    agreed = cs.Site(study).study(name) if study.is_dir() else cs.Study.load(study)
+    if study.is_dir():
+        site = cs.Site(study)
+        agreed, key = site.study(name), site.hub_key(name)
+        if key is not None:
+            loaded.verify(key=key)
+    else:
+        agreed = cs.Study.load(study)
     if agreed.reference != loaded.study:
         raise SettingsError(
             f"The release was made for another study than {str(study)!r}, or for another version "
             f"of it. Nothing was predicted. Give the file of study {name!r}."
         )
+    check_release(agreed, loaded)
     check_out(out, ".csv", ".parquet", besides=table)
     X = agreed.schema.encode_features(table)
     columns = {"prediction": loaded.predict(X)}

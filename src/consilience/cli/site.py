@@ -16,7 +16,7 @@ from consilience.cli.command import Answer, Commands, Json, show
 from consilience.cli.ledger import describe_balance, describe_note
 from consilience.cli.options import FilePath, Neighbours, StudyName, TablePath, check_out
 from consilience.errors import SettingsError
-from consilience.text import printable
+from consilience.text import quote
 
 if TYPE_CHECKING:
     from consilience.site.site import Preview
@@ -128,7 +128,12 @@ def join(
         study = site.join_folder(where)
     epsilon = "" if study.trusted else " --epsilon E"
     hint = f"consilience site train {study.name} TABLE{epsilon} --dry-run"
-    text = f"{of_study(study).as_text()}\nJoined. Nothing was trained or sent. Next: {hint}"
+    sent = (
+        "The hub was sent the invitation, this site's name and its public key"
+        if where.startswith(("http://", "https://"))
+        else "Nothing was sent"
+    )
+    text = f"{of_study(study).as_text()}\nJoined. {sent}. Nothing was trained. Next: {hint}"
     return Answer({**study.reference, "hub": where}, text)
 
 
@@ -183,7 +188,7 @@ def train(
     return Answer(
         {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()},
         f"{of_contribution(made).as_text()}\nSigned and kept: {path}\n"
-        f"Nothing was sent. Next: consilience site submit {study}",
+        f"The file was not sent. Next: consilience site submit {study}",
     )
 
 
@@ -193,7 +198,7 @@ def submit(study: StudyName, folder: Folder = SITE) -> Answer:
     answer = cs.Site(folder).submit(study)
     return Answer(
         answer,
-        f"Handed over: {printable(str(answer.get('state')))}, digest {answer.get('digest')}\n"
+        f"Handed over, digest {answer['digest']}. The hub says {quote(answer['state'])}.\n"
         f"Next, once enough sites have submitted: consilience site fetch {study}",
     )
 
@@ -312,8 +317,9 @@ def withdraw(
         )
     return Answer(
         cs.Site(folder).withdraw(study),
-        "Withdrawn: future releases are made without it. Published releases stay with those who "
-        "have them, and the ledger's charge stays, because the contribution was handed out.",
+        "Withdrawn, as the hub confirms: it is to make future releases without it. Published "
+        "releases stay with those who have them, and the ledger's charge stays, because the "
+        "contribution was handed out.",
     )
 
 
@@ -451,9 +457,9 @@ def recover(
         )
     if made.gone:
         lines.append(
-            f"The hub of {', '.join(made.gone)} no longer has the files of some old contributions "
-            "of this site, so that they cannot be charged. Restore a backup of the ledger; without "
-            "one this site cannot train for that study again."
+            f"The hub of {', '.join(made.gone)} lists contributions in this site's name whose "
+            "files it does not send, so that nothing tells whether they are this site's, or what "
+            "they cost. Restore a backup of the ledger, or ask the coordinator."
         )
     kinds = ("unreached", "unproved", "gone")
     more = {kind: list(getattr(made, kind)) for kind in kinds}

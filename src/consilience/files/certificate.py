@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from consilience.evaluation.baselines import compare_rows
 from consilience.files.contribution import Contribution
 from consilience.files.release import MEASURED, Release
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
-from consilience.text import printable
+from consilience.text import Quoted, collapse, quote
 
 UNITS = {
     Unit.RECORD: "one record",
@@ -36,24 +37,28 @@ PROTECTED = {  # the same in the middle of a sentence
     Unit.SITE: "the data of one site",
 }
 READERS = "anyone who sees this file"
+LONGEST_NAME = 30  # of a row whose value stands beside it
 # A heading, paragraphs, and rows of (name, value).
 Section = tuple[str, Sequence[str], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A title and sections, each of paragraphs and rows of (name, value), in printable text."""
+    """A title and sections, each of paragraphs and rows of (name, value), in printable text.
+
+    Every line of text that is `Quoted` begins with a bar, which no line of ours does.
+    """
 
     title: str
     sections: Sequence[Section]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "title", printable(self.title))
+        object.__setattr__(self, "title", collapse(self.title))
         sections = [
             (
-                printable(heading),
-                [printable(paragraph) for paragraph in paragraphs],
-                [(printable(name), printable(value)) for name, value in rows],
+                collapse(heading),
+                [_clean(paragraph) for paragraph in paragraphs],
+                [(_clean(name), _clean(value)) for name, value in rows],
             )
             for heading, paragraphs, rows in self.sections
         ]
@@ -69,21 +74,33 @@ class Page:
         for heading, paragraphs, rows in self.sections:
             yield f"\n{heading}\n{'-' * len(heading)}"
             for paragraph in paragraphs:
-                yield textwrap.fill(paragraph, width) + "\n"
-            longest = max((len(name) for name, _ in rows), default=0)
+                yield _fill(paragraph, width, _bar(paragraph)) + "\n"
+            shown = [len(name) for name, _ in rows if len(name) <= LONGEST_NAME]
+            longest = max(shown, default=4)
+            indent = " " * (longest + 2)
             for name, value in rows:
-                indent = " " * (longest + 2)
-                yield textwrap.fill(f"{name:<{longest}}  {value}", width, subsequent_indent=indent)
+                bar = _bar(name, value)
+                if len(name) > longest:
+                    yield _fill(name, width, bar)
+                    yield _fill(value, width, bar + indent)
+                else:
+                    begin = f"{name:<{longest}}  "
+                    yield _fill(value, width, bar + begin, bar + indent)
 
     def as_html(self) -> str:
         """Return the page as one self-contained HTML file."""
         body = [f"<h1>{html.escape(self.title)}</h1>"]
         for heading, paragraphs, rows in self.sections:
             body.append(f"<section><h2>{html.escape(heading)}</h2>")
-            body += [f"<p>{html.escape(paragraph)}</p>" for paragraph in paragraphs]
+            body += [
+                f"<{tag}>{html.escape(paragraph)}</{tag}>"
+                for paragraph in paragraphs
+                for tag in ("blockquote" if isinstance(paragraph, Quoted) else "p",)
+            ]
             if rows:
                 cells = (
-                    f"<tr><th scope=row>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>"
+                    f"<tr{' class=quoted' if _bar(a, b) else ''}><th scope=row>{html.escape(a)}"
+                    f"</th><td>{html.escape(b)}</td></tr>"
                     for a, b in rows
                 )
                 body.append(f"<table>{''.join(cells)}</table>")
@@ -96,12 +113,26 @@ class Page:
         )
 
 
+def _clean(text: str) -> str:
+    return Quoted(collapse(text)) if isinstance(text, Quoted) else collapse(text)
+
+
+def _bar(*texts: str) -> str:
+    return "| " if any(isinstance(text, Quoted) for text in texts) else ""
+
+
+def _fill(text: str, width: int, first: str, later: str | None = None) -> str:
+    later = first if later is None else later
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=later) or first
+
+
 _STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;"
     "margin:2rem auto;padding:0 1rem}h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}"
     "table{border-collapse:collapse;width:100%}th,td{text-align:left;vertical-align:top;"
     "padding:.35rem .75rem .35rem 0;border-bottom:1px solid #8884;overflow-wrap:anywhere}th{"
-    "font-weight:600;white-space:nowrap}@media print{body{margin:0}}"
+    "font-weight:600}blockquote{margin:1rem 0}blockquote,tr.quoted th{border-left:3px solid "
+    "#888;padding-left:.75rem;overflow-wrap:anywhere}@media print{body{margin:0}}"
 )
 
 
@@ -145,14 +176,18 @@ def _rounded_up(value: float) -> str:
     return f"{math.ceil(value * 10**places) / 10**places:.{places}f}"
 
 
-def _guarantee_rows(guarantee: Guarantee) -> list[tuple[str, str]]:
+def _guarantee_rows(guarantee: Guarantee, *, checked: bool) -> list[tuple[str, str]]:
+    """Return what is guaranteed; only what a contribution assumes is checked without its study."""
     epsilon = "infinite" if math.isinf(guarantee.epsilon) else f"{guarantee.epsilon:.6g}"
     return [
         ("epsilon", epsilon),
         ("delta", f"{guarantee.delta:g}"),
         ("protects", UNITS[guarantee.unit]),
         ("neighbours", str(guarantee.neighbours)),
-        *(("assumes", assumption) for assumption in guarantee.assumptions),
+        *(
+            ("assumes", each) if checked else ("assumes, as the signer states", Quoted(each))
+            for each in guarantee.assumptions
+        ),
     ]
 
 
@@ -178,17 +213,17 @@ def of_contribution(contribution: Contribution) -> Page:
         ("software", f"consilience {facts['software']}, as the site states"),
     ]
     checks = [
-        ("study digest", contribution.study["digest"]),
+        ("study digest", _name(contribution.study["digest"])),
         ("file digest", contribution.digest),
         ("signed by key", contribution.sealed.key),
         ("number", str(contribution.sequence)),
         ("ledger entry", entry),
     ]
     return Page(
-        f"Contribution of {contribution.site} to {contribution.study['name']}",
+        f"Contribution of {quote(contribution.site, 100)} to {_name(contribution.study['name'])}",
         [
             ("What it promises", meaning(contribution.guarantee, against=READERS), []),
-            ("Guarantee", [], _guarantee_rows(contribution.guarantee)),
+            ("Guarantee", [], _guarantee_rows(contribution.guarantee, checked=True)),
             (
                 "What is in it",
                 [
@@ -217,15 +252,15 @@ def of_release(release: Release) -> Page:
         ("aggregator", _describe_aggregator(facts["aggregator"])),
         ("made", f"{facts['created']}, as the signer states"),
         ("software", f"consilience {facts['software']}, as the signer states"),
-        ("study digest", release.study["digest"]),
+        ("study digest", _name(release.study["digest"])),
         ("file digest", release.digest),
         ("signed by key", release.sealed.key),
     ]
     return Page(
-        f"Release {release.sequence} of {release.study['name']}",
+        f"Release {release.sequence} of {_name(release.study['name'])}",
         [
             ("What it promises", meaning(release.guarantee, against=READERS), []),
-            ("Guarantee", [], _guarantee_rows(release.guarantee)),
+            ("Guarantee", [], _guarantee_rows(release.guarantee, checked=False)),
             (
                 "Whose contributions it is made of",
                 [
@@ -245,18 +280,26 @@ def of_release(release: Release) -> Page:
     )
 
 
+def _name(text: str) -> str:
+    """Return a study's name or digest, in quotation marks if it has not the form of one."""
+    return text if _NAME.fullmatch(text) else quote(text, 100)
+
+
+_NAME = re.compile("[0-9a-z-]{1,64}")
+
+
 def _describe_aggregator(facts: Mapping[str, Any]) -> str:
     """Return the aggregator's own description, or only its name where it is not known here."""
     settings = {name: value for name, value in facts.items() if name != "name"}
     try:
         words = AGGREGATORS[facts["name"]](**settings).describe()
     except (KeyError, TypeError, ValueError, ConsilienceError):
-        return str(facts["name"])
+        return quote(facts["name"], 100)
     return f"{words.title}. {words.weighing}"
 
 
 def _source_rows(release: Release) -> list[tuple[str, str]]:
-    rows = []
+    rows: list[tuple[str, str]] = []
     for fact, source in zip(release.sealed.facts["sources"], release.sources, strict=True):
         promised = (
             "nothing against the hub"
@@ -264,7 +307,9 @@ def _source_rows(release: Release) -> list[tuple[str, str]]:
             else _short(source.guarantee)
         )
         reason = f" ({source.reason})" if source.reason else ""
-        rows.append((source.site, f"weight {fact['weight']:.3f}{reason}; promised {promised}"))
+        rows.append(
+            (Quoted(source.site[:100]), f"weight {fact['weight']:.3f}{reason}; promised {promised}")
+        )
     return rows
 
 
@@ -281,7 +326,10 @@ def _quality_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
             f"is {joining.comparison}."
         )
     measured = [_measured_row(row) for row in rows]
-    return [("How good it is, on the study's public test records", [verdict], measured)]
+    return [(_MEASURED, [verdict], measured)]
+
+
+_MEASURED = "How good it is, as the signer states, on the study's public test records"
 
 
 def _measured_row(row: Mapping[str, Any]) -> tuple[str, str]:

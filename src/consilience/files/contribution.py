@@ -35,6 +35,7 @@ from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.text import quote
 
 if TYPE_CHECKING:
     import os
@@ -57,11 +58,27 @@ _RECEIPT = frozenset(
 # Earlier versions did not round an epsilon up that they read off a profile: theirs may be lower.
 _ROUNDED = 1e-6
 _SPLIT = 1e-12
-# Whatever else a sender could write into a file would be kept for as long as the study is.
-_FACTS = frozenset(
-    "learner settings classes n_features size events guarantee site receipt study sequence "
-    "software created nonce key tensors".split()
-)
+# All facts of a file, in the words of the page that a data officer approves. Whatever else a sender
+# could write into a file would be kept for as long as the study is.
+FACTS = {
+    "learner": "the learner's name",
+    "settings": "the learner's settings, with the epsilon of this training",
+    "classes": "the classes that the study declares",
+    "n_features": "the number of encoded columns",
+    "size": "a number of records or persons: see 'number' below",
+    "events": "the scales of the noise",
+    "guarantee": "what the file promises, computed from them",
+    "site": "the site's name",
+    "receipt": "the ledger's entry for this training: its number, name, hashes and cost, and the "
+    "name of the data set",
+    "study": "the study's name and digest",
+    "sequence": "how many contributions to the study the site has made",
+    "software": "the version of this software",
+    "created": "the time of the training, in seconds",
+    "nonce": "32 random bytes",
+    "key": "the site's public key, and its signature",
+    "tensors": "the model: see 'numbers' below",
+}
 
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -245,7 +262,8 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
     stated: Guarantee = learner.guarantee_
     if not stated.holds:
         raise GuaranteeVoid(
-            f"The file has no guarantee: {stated.void_reason}. Nothing of it was used."
+            f"The file has no guarantee and says why: {quote(stated.void_reason)}. Nothing of it "
+            "was used."
         )
     try:
         declared = (Unit(learner.unit), Neighbours(learner.neighbours))
@@ -418,7 +436,7 @@ class Contribution(SignedFile):
         typed = all(type(facts.get(n)) is kind for kind, names in expected.items() for n in names)
         if not (
             typed
-            and set(facts) <= _FACTS
+            and facts.keys() <= FACTS.keys()
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())
             and 1 <= len(facts["site"]) <= 200

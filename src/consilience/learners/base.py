@@ -271,6 +271,10 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         """Tell whether this learner could have released these arrays; they may be hostile."""
         return False  # a learner that never leaves a site released none
 
+    def n_released(self, n_classes: int) -> int:
+        """Return how many numbers a fit releases, by settings and public facts alone."""
+        return int(self.n_features_in_) * max(1, n_classes)
+
     def assumed(self) -> tuple[str, ...]:
         """Return what the guarantee assumes of any table, by these settings alone."""
         return ()

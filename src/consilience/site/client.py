@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote as in_path
+from urllib.parse import urlsplit
 
 from consilience.errors import (
     BudgetExceeded,
@@ -26,6 +27,7 @@ from consilience.files.release import KIND as RELEASE
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.protocol import (
     DIGEST,
+    ERRORS,
     HEADER,
     STUDY_NAME,
     Invitation,
@@ -35,7 +37,7 @@ from consilience.protocol import (
 )
 from consilience.study.records import PublicFile, file_digest
 from consilience.study.study import Study
-from consilience.text import printable
+from consilience.text import collapse, quote
 
 TIMEOUT_SECONDS = 60.0
 MOST_BYTES = 1 << 30  # in one answer
@@ -61,7 +63,7 @@ class HubClient:
     """A hub at an address, as seen by a site with this key.
 
     Requests are signed for the hub with the public key `hub_key`; no other hub accepts them. What
-    the hub refuses is raised as an error of this package, in the hub's own words.
+    the hub refuses is raised as an error of this package, which quotes the hub.
     """
 
     address: str
@@ -105,7 +107,7 @@ class HubClient:
             raise ContributionRejected(
                 "The hub confirmed another file than was sent. Ask its operator."
             )
-        return answer
+        return {"digest": contribution.digest, "state": collapse(str(answer.get("state"))[:100])}
 
     def fetch_release(self, study: str) -> bytes | None:
         """Return the newest release's file, or None if there is none."""
@@ -139,8 +141,14 @@ class HubClient:
         return digests
 
     def withdraw(self, study: str) -> Answer:
-        """Take the site's contribution out of future releases."""
-        return self.request_json("POST", f"{_path(study)}/withdrawals", b"{}")
+        """Take the site's contribution out of future releases; the hub must confirm it."""
+        answer = self.request_json("POST", f"{_path(study)}/withdrawals", b"{}")
+        if answer.get("state") != "withdrawn":
+            raise ContributionRejected(
+                "The hub did not confirm the withdrawal. Nothing is known about what it will use. "
+                "Ask its operator."
+            )
+        return {"state": "withdrawn"}
 
     def open_view(self, study: str) -> str:
         """Return a link that shows the site its own page on the dashboard, once."""
@@ -197,11 +205,14 @@ class HubClient:
             ) from None
         if status < 300:
             return content
-        code, message, fix = _read_error(content)
+        code, message = _read_error(content)
         if code is not None and code == absent:
             return None
+        # What to do is in this package's words: a hub chooses among codes, and no more.
+        said = "gave no readable answer" if message is None else f"refused and says {message}"
+        fix = ERRORS[code][1] if code in ERRORS else "Try again later, or ask its operator."
         raise _ERRORS.get(code or "unavailable", SettingsError)(
-            f"The hub at {self.address} refused: {message} Nothing was changed. {fix}"
+            f"The hub at {self.address} {said}. {fix}"
         )
 
     def _send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
@@ -277,7 +288,7 @@ def _checked(text: str, form: re.Pattern[str]) -> str:
             "The hub named a study or a file by a text that cannot be a name. Nothing was sent. "
             "Ask its operator."
         )
-    return quote(text, safe="")
+    return in_path(text, safe="")
 
 
 def _parse(content: bytes | None) -> Any:
@@ -288,14 +299,13 @@ def _parse(content: bytes | None) -> Any:
         return None
 
 
-def _read_error(content: bytes) -> tuple[str | None, str, str]:
-    """Return code, message and advice of a hub's error, shortened: the hub is not trusted."""
+def _read_error(content: bytes) -> tuple[str | None, str | None]:
+    """Return the code of a hub's error, and its message as a quotation: the hub is not trusted."""
     try:
         error = _parse(content)["error"]
-        code, message, fix = (str(error[part])[:500] for part in ("code", "message", "fix"))
-        return code, printable(message), printable(fix)
+        return str(error["code"])[:100], quote(error["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None, "its answer could not be read.", "Try again later."
+        return None, None
 
 
 # ---------------------------------------------------------------------------------- a shared folder

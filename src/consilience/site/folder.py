@@ -238,6 +238,10 @@ class SiteFolder:
         """Return a study that the site has joined."""
         return Study.from_dict(self._joined(name).study, stored=True)
 
+    def hub_key(self, name: str) -> str | None:
+        """Return the key that signs a study's releases; None before a folder's first one."""
+        return self._joined(name).hub_key
+
     def public(self, name: str) -> Public | None:
         """Return the study's public records, if it has any."""
         study = self.study(name)

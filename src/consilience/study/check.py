@@ -24,6 +24,7 @@ from consilience.privacy.accounting import events_from_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, compose_disjoint
 from consilience.protocol import DIGEST, STUDY_NAME, is_site_name
 from consilience.study.toml import VERSION
+from consilience.text import collapse, printable, quote
 
 if TYPE_CHECKING:
     from consilience.learners.base import PrivateLearner
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 TO_FILL_IN = "FILL IN"  # what `study new` leaves to people
 MOST_PURPOSE = 10_000  # characters
+MOST_PROBLEM = 1000
+# What is within these can be trained with a few gigabytes of memory, and its files be written.
+MOST_NAME = 100  # characters of a column or class
+MOST_CLASSES = 500  # a softmax of so many takes 1.5 GB
+MOST_NUMBERS = 1 << 24  # of one model, half of what a file may hold
+MOST_STUDY = 1 << 20  # a quarter of the facts of a file, which repeat parts of it
 # No file of a site or hub has such a name, so a public file beside them replaces none.
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}\.(csv|csv\.gz|parquet|pq)")
 HUBS = ("untrusted", "trusted")
@@ -49,7 +56,8 @@ class StudyRefused(SettingsError):
     """A study that is not valid; `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        listed = "; ".join(problem.rstrip(".") for problem in problems)
+        # Problems repeat what the study's authors wrote, which may be long.
+        listed = "; ".join(collapse(problem[:MOST_PROBLEM].rstrip(".")) for problem in problems)
         super().__init__(
             f"The study is not valid: {listed}. Nothing was done. Correct it and check it again."
         )
@@ -79,6 +87,9 @@ def find_problems(study: Study) -> list[str]:
     )
     # A schema that could not be read is None; its problems were reported on reading.
     if problems or study.schema is None:
+        return problems
+    problems = _failed(_limit_checks(study))
+    if problems:
         return problems
     return _learner_problems(study) + _aggregator_problems(study)
 
@@ -172,6 +183,25 @@ def _method_checks(study: Study) -> Iterable[Check]:
         yield not twice, f"[{part}] may not set {twice}: other parts of the study decide that"
 
 
+def _limit_checks(study: Study) -> Iterable[Check]:
+    """Yield whether files of the study can be written and read, and its pages shown.
+
+    What is too large for a file must be refused before anybody is charged for it.
+    """
+    schema, classes = study.schema, study.schema.classes or ()
+    for name in schema.table_columns:
+        shown = len(name) <= MOST_NAME and name == printable(name)
+        yield (
+            shown,
+            f"the column {quote(name, 50)} must have at most {MOST_NAME} visible characters",
+        )
+    yield (
+        all(len(str(label)) <= MOST_NAME for label in classes),
+        f"a class has a name of more than {MOST_NAME} characters",
+    )
+    yield len(classes) <= MOST_CLASSES, f"there are more than {MOST_CLASSES:,} classes"
+
+
 def _learner_problems(study: Study) -> list[str]:
     """Ask the learner whether it can be trained with the study's schema and settings."""
     if LEARNERS[study.learner].predicts_number == (study.schema.classes is not None):
@@ -180,8 +210,14 @@ def _learner_problems(study: Study) -> list[str]:
     try:
         learner = _build_least(study)
         reason = learner.unchecked()
+        n_numbers = learner.n_released(len(study.schema.classes or ()))
+        length = len(canonical(study.to_dict()))
     except (TypeError, ConsilienceError) as problem:
         return [f"[learner]: {problem}"]
+    if n_numbers > MOST_NUMBERS:
+        return [f"[learner]: a model of {n_numbers:,} numbers is too large for a file"]
+    if length > MOST_STUDY:
+        return [f"it has more than {MOST_STUDY:,} characters, too many for a file"]
     return [] if reason is None else [f"[learner]: {reason}"]
 
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from consilience.files.certificate import RELATIONS, UNITS, Page, meaning
+from consilience.files.contribution import FACTS
 from consilience.files.sealed import software
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Guarantee, Neighbours
 from consilience.privacy.ledger import Amounts, Balance
 from consilience.study.study import Study
+from consilience.text import Quoted
 
 Rows = list[tuple[str, str]]
 
@@ -24,7 +26,7 @@ def of_study(study: Study) -> Page:
     return Page(
         f"Study {study.name}",
         [
-            ("Purpose", [study.purpose or "Not stated."], []),
+            ("Purpose", _describe_purpose(study), []),
             (
                 "Privacy",
                 [_describe_trust(study)],
@@ -34,19 +36,39 @@ def of_study(study: Study) -> Page:
                 "What is learned",
                 [study.build_aggregator().describe().weighing],
                 [
-                    ("label", f"{study.schema.label}: {label}"),
-                    ("learner", _name_with(study.learner, study.learner_settings)),
-                    ("aggregator", _name_with(study.aggregator, study.aggregator_settings)),
+                    ("label", Quoted(f"{study.schema.label}: {label}")),
+                    ("learner", Quoted(_name_with(study.learner, study.learner_settings))),
+                    ("aggregator", Quoted(_name_with(study.aggregator, study.aggregator_settings))),
                 ],
             ),
             (
                 "Columns that are read",
-                [],
-                [(column.name, column.expects) for column in study.schema.columns],
+                [_QUOTED],
+                _column_rows(study),
             ),
             ("Digest", [], [("sha256", study.digest)]),
         ],
     )
+
+
+def _column_rows(study: Study) -> Rows:
+    """Name every column that a site's table is read for."""
+    schema = study.schema
+    rows = [(Quoted(column.name), column.expects) for column in schema.columns]
+    rows.append((Quoted(schema.label), "the label"))
+    if schema.person is not None:
+        rows.append((Quoted(schema.person), "which person a record is about; it stays here"))
+    return [(name, Quoted(words)) for name, words in rows]
+
+
+_QUOTED = "Lines that begin with a bar are the words of those who wrote the study."
+
+
+def _describe_purpose(study: Study) -> list[str]:
+    """Return the purpose, set off: nothing in it was checked."""
+    if not study.purpose:
+        return ["The study states no purpose."]
+    return ["In the words of those who wrote the study:", Quoted(study.purpose)]
 
 
 def _describe_trust(study: Study) -> str:
@@ -120,7 +142,7 @@ def of_training(
         [
             (
                 "What is asked",
-                [study.purpose or "The study states no purpose."],
+                _describe_purpose(study),
                 [
                     ("study digest", study.digest),
                     ("contribution", f"number {number} of this site to the study"),
@@ -129,15 +151,17 @@ def of_training(
             ),
             (
                 "What will leave this site",
-                ["One signed file, and nothing else:"],
+                [
+                    "One signed file, once someone runs 'site submit', with these facts: "
+                    f"{'; '.join(FACTS.values())}.",
+                    "A hub also sees the site's signed requests: when the site joins, trains, "
+                    "submits, fetches or recovers, and from which address.",
+                ],
                 _content(study, site),
             ),
             (
                 "What will not leave",
-                [
-                    "Records, error messages, logs, and anything that is not listed above. "
-                    "Nothing is sent before someone runs 'site submit'."
-                ],
+                ["Records, error messages, logs, and anything that is not listed above."],
                 [],
             ),
             (
@@ -155,8 +179,12 @@ def of_training(
             ),
             (
                 "Approval",
-                ["Approved by: ______________________________   Date: ______________"],
-                [("software", f"consilience {software()}")],
+                [],
+                [
+                    ("approved by", "_" * 30),
+                    ("date", "_" * 15),
+                    ("software", f"consilience {software()}"),
+                ],
             ),
         ],
     )
@@ -174,7 +202,7 @@ def _content(study: Study, site: str) -> Rows:
         ("learner", study.learner),
         ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
         ("number", study.build(study.epsilon_range[0]).describe_size()),
-        ("names", f"the site's name ({site}), the data set's name, the key"),
+        ("site", site),
     ]
 
 

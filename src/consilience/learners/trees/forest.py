@@ -456,6 +456,13 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         self.classes_, self.bins_ = classes, bins
         return task, assumptions
 
+    def n_released(self, n_classes: int) -> int:
+        """Return how many counts all leaves have, in as many trees as were asked for."""
+        n_trees = getattr(self, "n_trees", getattr(self, "n_rounds", 1))
+        asked = zip((n_trees, self.max_depth), MOST_SUGGESTED, strict=True)
+        trees, depth = (most if wish == "auto" else int(wish) for wish, most in asked)
+        return trees * int(2**depth) * max(1, n_classes)
+
     def implied(self, shapes: Mapping[str, Sequence[int]]) -> Implied:
         """Return the noise that was planned for trees of this shape, and bounds on their counts.
 
