@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from consilience.aggregators.base import Ensemble
 from consilience.aggregators.members import DISJOINT
-from consilience.aggregators.registry import ENSEMBLES
+from consilience.aggregators.registry import AGGREGATORS, ENSEMBLES
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.evaluation.baselines import BASELINES, KINDS
 from consilience.files.contribution import (
@@ -194,7 +194,7 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
         and all(row["size"] is None or type(row["size"]) is int for row in sources)
         and all(isinstance(row["site"], str) and isinstance(row["digest"], str) for row in sources)
         and isinstance(quality, list)
-        and all(set(row) <= _QUALITY and _is_method(row["method"]) for row in quality)
+        and all(set(row) <= _QUALITY and _is_method(row["method"], aggregator) for row in quality)
         and all(row.get("kind") in KINDS for row in quality)
         and all(type(row.get("n_records", 1)) is int for row in quality)
         and all(type(row.get("level", 0.5)) is float for row in quality)
@@ -202,9 +202,18 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_method(name: object) -> bool:
+def _is_method(name: object, aggregator: Mapping[str, Any]) -> bool:
     """Tell whether a fact names an alternative: a baseline, or an aggregator by its title."""
-    return isinstance(name, str) and (name in BASELINES or _TITLE.fullmatch(name) is not None)
+    if not isinstance(name, str):
+        return False
+    if name in BASELINES or _TITLE.fullmatch(name):
+        return True
+    kinds = AGGREGATORS.values()
+    made = [cls(**settings) for cls in kinds for settings in cls.alternatives()]
+    if aggregator["name"] in AGGREGATORS:
+        settings = {key: value for key, value in aggregator.items() if key != "name"}
+        made.append(AGGREGATORS[aggregator["name"]](**settings))
+    return any(name == each.describe().title for each in made)
 
 
 def _is_measure(part: object) -> bool:
