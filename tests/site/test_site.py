@@ -298,10 +298,12 @@ def test_a_rotation_that_stopped_after_the_hub_took_the_key_is_completed(tmp_pat
             patch.setattr(HubClient, "rotate_key", lambda *given: stop(rotate_key(*given)))
             with pytest.raises(Stopped):
                 site.rotate_key()
-        assert site.key.public == old != hub.store.sites("heart-risk")[0]["key"]
+        assert site.key.public == hub.store.sites("heart-risk")[0]["key"] != old
+        assert site.outdated == ["heart-risk"]  # as far as this site knows
         site.train(
             "heart-risk", table(100), epsilon=1.0
         )  # completes it first: what the old key signs is lost
+        assert site.outdated == []
         assert site.submit("heart-risk")["state"] == "accepted"
         new = site.key.public
         assert new != old
@@ -309,12 +311,63 @@ def test_a_rotation_that_stopped_after_the_hub_took_the_key_is_completed(tmp_pat
         assert SigningKey.load(site.folder / f"key.{old[:16]}.pem").public == old
         assert site.fetch("heart-risk") is None
         hub.revoke("heart-risk", "north", "operator")
+        site.rotate_key()
+        assert site.outdated == ["heart-risk"]
         with pytest.raises(SettingsError, match="replaced or revoked"):
-            site.rotate_key()
+            site.fetch("heart-risk")
     finally:
         server.kill()
         server.end()
         hub.close()
+
+
+def test_a_hub_that_refuses_a_rotation_stops_nothing_elsewhere(hub, tmp_path, monkeypatch):
+    hub.add_study(study_text().replace("heart-risk", "aaa"), "operator")
+    site = Site.init(tmp_path / "north", name="north", dataset="ward", budget=Budget(epsilon=3.0))
+    for name in ("aaa", "heart-risk"):
+        site.join(hub.address, hub.invite(name, "operator")[0])
+    site.train("aaa", table(100), epsilon=0.5)
+    send, refusal, old = HubClient._send, {"kind": SettingsError}, site.key.public
+
+    def refuse(client, method, path, body):
+        if b'"aaa"' in body or "/aaa" in path:
+            raise refusal["kind"]("no")
+        return send(client, method, path, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HubClient, "_send", refuse)
+        with pytest.raises(SettingsError, match="--anyway"):
+            site.rotate_key()
+        for kind in (SettingsError, HubUnavailable):  # twice: two keys that this hub knows not
+            refusal["kind"] = kind
+            assert site.rotate_key(anyway=True) == site.key.public != old
+            assert site.outdated == ["aaa"]
+        assert site.train("heart-risk", table(100), epsilon=0.5)
+        assert site.submit("heart-risk")["state"] == "accepted"
+        assert site.fetch("heart-risk") is None
+        assert site.withdraw("heart-risk")["state"] == "withdrawn"
+        assert site.recover().unreached == ("aaa",)
+        with pytest.raises(HubUnavailable, match="no"):
+            site.train("aaa", table(100), epsilon=0.5)
+        with pytest.raises(HubUnavailable, match="no"):
+            site.fetch("aaa")
+    assert site.train("aaa", table(100), epsilon=0.5)  # it is asked again, and takes the key
+    assert site.outdated == []
+    assert hub.store.sites("aaa")[0]["key"] == site.key.public
+    assert site.submit("aaa")["state"] == "accepted"
+
+
+def test_a_rotation_that_an_earlier_version_left_is_completed(hub, tmp_path):
+    """It noted nothing for each study; the hub may know either key."""
+    site = Site.init(tmp_path / "north", name="north", dataset="ward", budget=Budget(epsilon=3.0))
+    site.join(hub.address, hub.invite("heart-risk", "operator")[0])
+    for taken in (False, True):
+        new = SigningKey.at(site.folder / "key.new.pem")
+        if taken:
+            site._hub(site._joined("heart-risk")).rotate_key("heart-risk", new)
+        assert site.fetch("heart-risk") is None
+        assert site.key.public == new.public == hub.store.sites("heart-risk")[0]["key"]
+        assert not (site.folder / "key.new.pem").exists()
 
 
 @pytest.mark.parametrize(("text", "problem"), ACCEPTED_ONCE.values(), ids=list(ACCEPTED_ONCE))

@@ -402,10 +402,23 @@ def forbid_exact(reason: Reason, folder: Folder = SITE) -> Answer:
 
 
 @commands.add("rotate-key", "site rotate-key")
-def rotate_key(folder: Folder = SITE) -> Answer:
+def rotate_key(
+    anyway: Annotated[
+        bool, Option("--anyway", help="Give up contributions that were not submitted.")
+    ] = False,
+    folder: Folder = SITE,
+) -> Answer:
     """Replace the site's key, here and at every hub where it is enrolled."""
-    key = cs.Site(folder).rotate_key()
-    return Answer({"key": key}, f"The new public key is {key}")
+    site = cs.Site(folder)
+    key, waiting = site.rotate_key(anyway=anyway), site.outdated
+    text = f"The new public key is {key}"
+    if waiting:
+        text += (
+            f"\nThe hub of {', '.join(waiting)} has not taken it, and accepts the old one. It is "
+            "asked again with every command for that study. If somebody else may have the old key, "
+            "ask the coordinator to revoke it."
+        )
+    return Answer({"key": key, "waiting": waiting}, text, int(bool(waiting)))
 
 
 @commands.add("backup", "site backup ledger-2026-11.sqlite")

@@ -55,6 +55,7 @@ class Joined:
     submitted: int | None = None
     handed_over: Sequence[str] = ()  # digests of what the hub confirmed, since this is recorded
     release: int | None = None
+    key: str | None = None  # the one that the hub knows, if it has not taken the present one
     exact: Mapping[str, str] = field(default_factory=dict)  # ledger entries, by key
     log: Mapping[str, Any] | None = None  # of releases, including the newest here
 

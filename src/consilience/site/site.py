@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -199,8 +200,8 @@ class Site(SiteFolder):
                     "another version. Nothing was replaced. Ask the coordinator to give the new "
                     "study another name."
                 )
-            chosen = {name: getattr(joined, name) for name in ("hub", "certificate", "fetch_only")}
-            joined = replace(kept, **chosen)
+            chosen = ("hub", "certificate", "fetch_only", "key")
+            joined = replace(kept, **{name: getattr(joined, name) for name in chosen})
         place.mkdir(parents=True, exist_ok=True)
         for file in study.files:
             write_durably(place / file.file, hub.fetch_file(study.name, file))
@@ -262,7 +263,7 @@ class Site(SiteFolder):
         recorded in the ledger instead, and only if the data owner has allowed such.
         """
         with self._working():
-            self._complete_rotation()
+            self._complete_rotation(name)
             study, joined = self.study(name), self._joined(name)
             if joined.fetch_only:
                 raise SettingsError(
@@ -429,7 +430,7 @@ class Site(SiteFolder):
     def submit(self, name: str) -> dict[str, Any]:
         """Send the newest contribution; sending it again changes nothing."""
         with self._working():
-            self._complete_rotation()
+            self._complete_rotation(name)
             joined, path = self._joined(name), self.contribution(name)
             contribution = Contribution.load(path, trusted=self.study(name).trusted)
             answer = self._hub(joined).submit(name, contribution, path.read_bytes())
@@ -449,7 +450,7 @@ class Site(SiteFolder):
         the hub's operator has explained it; earlier releases are moved into a folder beside.
         """
         with self._working():
-            self._complete_rotation()
+            self._complete_rotation(name)
             joined, place = self._joined(name), self._place(name)
             content = self._hub(joined).fetch_release(name)
             if content is None:
@@ -593,7 +594,7 @@ class Site(SiteFolder):
         What was published stays published, and what was spent stays spent.
         """
         with self._working():
-            self._complete_rotation()
+            self._complete_rotation(name)
             return self._hub(self._joined(name)).withdraw(name)
 
     def open_view(self, name: str) -> str:
@@ -602,34 +603,54 @@ class Site(SiteFolder):
         It works once, for a few minutes.
         """
         with self._working():
-            self._complete_rotation()
+            self._complete_rotation(name)
             return self._hub(self._joined(name)).open_view(name)
 
-    def _hub(self, joined: Joined) -> HubClient | SharedFolder:
-        """Return where a study was joined."""
+    def _hub(self, joined: Joined, key: SigningKey | None = None) -> HubClient | SharedFolder:
+        """Return where a study was joined, as seen with a key, by default the present one."""
         if joined.hub.startswith(FOLDER):
             return SharedFolder(Path(joined.hub.removeprefix(FOLDER)), self.name, self.folder)
         # A site at a hub has had its key since it joined; what is signed for none, none accepts.
-        return HubClient(joined.hub, self.key, joined.hub_key or "", joined.certificate)
+        return HubClient(joined.hub, key or self.key, joined.hub_key or "", joined.certificate)
 
     # ------------------------------------------------------------------ changing the key
 
-    def rotate_key(self) -> str:
-        """Replace the site's key at every hub that knows it, then here; return the new one."""
+    def rotate_key(self, *, anyway: bool = False) -> str:
+        """Replace the site's key here, and at every hub that knows it; return the new one.
+
+        No hub can stop that for the others: one that does not take the new key is asked again
+        whenever the site works with it, and until then `outdated` names its studies. A contribution
+        that was not submitted would be lost, and is a reason to refuse, unless `anyway`.
+        """
         with self._working():
-            old, new_path = self.key, self.folder / "key.new.pem"
-            if not new_path.exists():
-                self._check_submitted()
-            new = SigningKey.at(new_path)
-            for name in self.studies:
-                hub = self._hub(self._joined(name))
-                if isinstance(hub, HubClient):
-                    hub.rotate_key(name, new)
-            kept = self.folder / f"key.{old.public[:16]}.pem"
-            if not kept.exists():
-                os.link(self.folder / "key.pem", kept)
-            new_path.replace(self.folder / "key.pem")  # at every moment there is a key
-            return new.public
+            self._change_key(anyway=anyway)
+            for name in self.outdated:
+                with suppress(ConsilienceError):
+                    self._hand_over_key(name)
+            return self.key.public
+
+    @property
+    def outdated(self) -> list[str]:
+        """Names of the studies whose hub has not taken the site's present key yet."""
+        return [name for name in self.studies if self._joined(name).key is not None]
+
+    def _change_key(self, *, anyway: bool = True) -> None:
+        """Replace the key here, after noting which one each hub knows."""
+        old, new_path = self.key, self.folder / "key.new.pem"
+        if not (new_path.exists() or anyway):
+            self._check_submitted()
+        SigningKey.at(new_path)
+        kept = self._key_file(old.public)
+        if not kept.exists():
+            os.link(self.folder / "key.pem", kept)
+        for name in self.studies:
+            joined = self._joined(name)
+            if joined.key is None and not joined.hub.startswith(FOLDER):
+                self._write_joined(name, replace(joined, key=old.public))
+        new_path.replace(self.folder / "key.pem")  # at every moment there is a key
+
+    def _key_file(self, public: str) -> Path:
+        return self.folder / f"key.{public[:16]}.pem"
 
     def _check_submitted(self) -> None:
         """Refuse to lose contributions that were paid for: the old key signed them."""
@@ -638,13 +659,39 @@ class Site(SiteFolder):
             if self._newest_number(name, key=self.key.public) > submitted:
                 raise SettingsError(
                     f"A contribution to {name!r} is signed with the present key and was not "
-                    f"submitted. Nothing was changed. First run: consilience site submit {name}"
+                    "submitted. Nothing was changed. Submit it first (consilience site submit "
+                    f"{name}); if its hub does not take it, give it up with --anyway."
                 )
 
-    def _complete_rotation(self) -> None:
-        """Finish a rotation that was interrupted: a hub may accept only the new key already."""
+    def _complete_rotation(self, name: str) -> None:
+        """Finish a rotation that was interrupted, as far as it concerns one study."""
         if (self.folder / "key.new.pem").exists():
-            self.rotate_key()
+            self._change_key()
+        self._hand_over_key(name)
+
+    def _hand_over_key(self, name: str) -> None:
+        """Make a study's hub accept the present key, if it knows an earlier one.
+
+        Whether it took one that was handed over before is not known if its answer was lost.
+        """
+        joined = self._joined(name)
+        if joined.key is None:
+            return
+        first = self._key_file(joined.key)
+        others = sorted(path for path in self.folder.glob("key.*.pem") if path != first)
+        refusal = None
+        for path in (first, *others):
+            hub = self._hub(joined, SigningKey.load(path))
+            assert isinstance(hub, HubClient)
+            try:
+                hub.rotate_key(name, self.key)
+            except SettingsError as refused:
+                refusal = refusal or refused
+            else:
+                self._write_joined(name, replace(joined, key=None))
+                return
+        assert refusal is not None
+        raise refusal
 
     # ------------------------------------------------------------------ keeping the ledger
 
@@ -731,6 +778,7 @@ class Site(SiteFolder):
         for name in self.studies:
             hub = self._hub(self._joined(name))
             try:
+                self._hand_over_key(name)
                 digests = self._not_here(name, hub)
                 known = max(self._newest_number(name), self._joined(name).submitted or 0)
                 farthest = known + MOST_SKIPPED * len(digests)  # of what a hub accepts
