@@ -103,7 +103,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "too-large": (413, "Stay within the hub's size limit, or ask its operator to raise it."),
     "too-slow": (408, "Try again on a faster connection, or ask the hub's operator."),
     "too-many": (429, "Wait a minute and try again."),
-    "too-often": (429, "Try again tomorrow; the newest contribution that was accepted stays."),
+    "too-often": (429, "Try again tomorrow; what was accepted until now stays."),
     "invitation": (
         403,
         "Ask the coordinator for a new invitation; each works once, for one site, until it "

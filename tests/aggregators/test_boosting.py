@@ -84,7 +84,14 @@ def test_coordinates_and_constant_reach_the_predictions_of_regressors():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"n_rounds": 0}, {"n_rounds": 1.5}, {"shrinkage": 0.0}, {"shrinkage": 2.0}]
+    "settings",
+    [
+        {"n_rounds": 0},
+        {"n_rounds": 1.5},
+        {"n_rounds": 10**9},
+        {"shrinkage": 0.0},
+        {"shrinkage": 2.0},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(settings):
     members, public, _ = sites()

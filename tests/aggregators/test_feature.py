@@ -119,6 +119,7 @@ def test_selecting_more_members_than_there_are_takes_all():
         {"selection_share": "half"},
         {"noise": 3},
         {"n_bags": -1},
+        {"n_bags": 10**9},
         {"epsilon": 0.0},
         {"epsilon": math.inf},
         {"epsilon": 1.0, "delta": 1.5},

@@ -1,6 +1,7 @@
 """One wrong member stops no study, and what it spoils is not published unasked."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -239,15 +240,60 @@ def test_a_release_worse_than_public_records_is_withheld_until_a_coordinator_pub
     assert "A release is withheld" in page
     page = read_page(world, "/studies/demo/aggregate")
     assert "public records alone" in page
-    asked = world.client.post(
-        "/api/studies/demo/releases", json={"key": "0123456789abcdef"}, headers=world.coordinator
-    )
+    asked = publish_withheld(world)
     assert asked.status_code == 201, asked.text
     assert newest(world).sequence == 2
     assert world.hub.store.study("demo")["problem"] is None
     page = read_page(world, "/studies/demo")
     assert "A contribution is unlike the others" in page
     assert set(world.hub.store.alerts("demo")) == {"mallory"}
+
+
+def publish_withheld(world: Any) -> Any:
+    """Publish the release that is withheld at the moment."""
+    facts = world.client.get("/api/studies/demo", headers=world.coordinator).json()
+    asked = {"key": "0123456789abcdef", "change": facts["withheld"]}
+    return world.client.post("/api/studies/demo/releases", json=asked, headers=world.coordinator)
+
+
+def test_no_key_publishes_what_nobody_was_warned_of(world: Any, tools: Any) -> None:
+    """Whoever asks before the hub has looked, or after the members changed, has seen nothing."""
+    study = add_measured_study(world, tools)
+    for name in ("north", "east", "south"):
+        ward = world.ward(name)
+        assert world.submit(ward, ward.train(study, epsilon=5.0)).status_code == 201
+    world.combiner.run(at_once=True)
+    mallory = world.ward("mallory")
+
+    def lie(sequence: int, scale: float) -> None:
+        body = forge(mallory.train(study, epsilon=5.0, sequence=sequence), mallory, scale)
+        assert world.submit(mallory, body).status_code == 201
+
+    def ask(key: str, **more: Any) -> Any:
+        place = "/api/studies/demo/releases"
+        return world.client.post(place, json={"key": key, **more}, headers=world.coordinator)
+
+    lie(1, -3.0)
+    assert tools.code(ask("nightly-1")) == "withheld"  # made at once, and judged
+    shown = world.client.get("/api/studies/demo", headers=world.coordinator).json()["withheld"]
+    cookie = {"cookie": "consilience=" + world.coordinator["authorization"].split()[1]}
+    place = "/studies/demo/aggregate"
+    page = world.client.get(place, headers=cookie).text
+    form = dict(re.findall(r'name="(token|key|change)" value="([^"]*)"', page))
+    lie(2, -4.0)
+    assert tools.code(ask("stale", change=shown)) == "withheld"
+    clicked = world.client.post(place, data=form, headers=cookie)
+    assert clicked.status_code == 409
+    assert "contributions have changed since the page was shown" in clicked.text
+    assert newest(world).sequence == 1
+    entries = world.hub.store.audit(limit=1000)
+    assert sum(entry["action"] == "release withheld" for entry in entries) == 2
+    for key in ("again", "and-again"):
+        assert tools.code(ask(key)) == "withheld"
+    assert len(world.hub.store.audit(limit=1000)) == len(entries)
+    form = dict(re.findall(r'name="(token|key|change)" value="([^"]*)"', clicked.text))
+    assert world.client.post(place, data=form, headers=cookie).status_code == 303
+    assert newest(world).sequence == 2
 
 
 def flip_loudly(contribution: Contribution, ward: Any) -> bytes:
@@ -322,11 +368,7 @@ def test_a_study_without_test_records_can_withhold_what_has_an_unusual_member(
     assert newest(world).sequence == (1 if careful else 2)
     if careful:
         assert "'mallory': Its coefficients are" in world.hub.store.study("demo")["problem"]
-        asked = world.client.post(
-            "/api/studies/demo/releases",
-            json={"key": "0123456789abcdef"},
-            headers=world.coordinator,
-        )
+        asked = publish_withheld(world)
         assert asked.status_code == 201, asked.text
         assert newest(world).sequence == 2
     assert set(world.hub.store.alerts("demo")) == {"mallory"}

@@ -144,7 +144,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     r"sites have no release": lambda f, _: f.current is None,
     r"Its releases remain|still fetch its releases": lambda f, _: f.current is not None,
-    r"release is being made|The hub is making one": lambda f, _: f.due and f.enough,
+    r"release is being made|The hub makes one as soon": lambda f, _: f.due and f.enough,
     r"A release is withheld|one is withheld|keeps it back": lambda f, _: f.withheld,
     r"Every release was withdrawn|all were withdrawn": lambda f, _: (
         f.all_withdrawn and not f.withheld

@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 import re
+import time
 from contextlib import suppress
 
 import pytest
@@ -497,3 +498,30 @@ def test_the_page_of_a_study_names_every_column_that_is_read():
     page = of_study(Study.from_text(study_text().replace('label = "ill"', person))).as_text()
     for column in ("age", "sex", "pressure", "ill", "number"):
         assert re.search(rf"^\| {column} ", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (".".join(["a"] * 20_000) + " = 1", "more than 32 parts"),
+        ('"\\"".' * 20_000 + "a = 1", "more than 32 parts"),
+        ("''  . " * 20_000 + "a = 1", "more than 32 parts"),
+        ("[" + "a." * 20_000 + "a]", "more than 32 parts"),
+        ("x = " + "9" * 5000, "not valid TOML"),
+        ("x = " + "9" * 4000, "a number that is too large"),
+        ("x = {y = [0x" + "f" * 4000 + "]}", "a number that is too large"),
+    ],
+)
+def test_a_study_file_is_read_in_time_that_grows_with_its_length(part, why):
+    began = time.process_time()
+    with pytest.raises(StudyRefused, match=why):
+        Study.from_text(study_text() + "\n" + part + "\n")
+    assert time.process_time() - began < 1.0
+
+
+def test_a_bound_beyond_all_numbers_is_refused():
+    text = study_text()
+    assert "epsilon_max = " in text
+    text = re.sub(r"epsilon_max = [0-9.]+", "epsilon_max = " + "9" * 4000, text)
+    with pytest.raises(StudyRefused, match="a number that is too large"):
+        Study.from_text(text)

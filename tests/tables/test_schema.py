@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import tomllib
 
 import pytest
@@ -12,6 +13,7 @@ from consilience.errors import SettingsError
 from consilience.tables.groups import cap_records, split_sites
 from consilience.tables.reading import read_table
 from consilience.tables.schema import Categorical, Numeric, Schema
+from consilience.tables.values import spell, spell_all
 from tabular import SCHEMA
 
 BAD_SETTINGS = {
@@ -210,3 +212,29 @@ def test_every_fact_is_in_the_digest():
     ]
     digests = [Schema(**(base | variant)).digest for variant in variants]
     assert len(set(digests)) == len(variants)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.text(max_size=3) | st.integers(-9, 9) | st.sampled_from([1.0, 0.5, True, "1.0", ""])
+    )
+)
+def test_values_are_spelled_together_as_they_are_one_by_one(values):
+    def outcome(spell_values):
+        try:
+            return spell_values()
+        except SettingsError as problem:
+            return str(problem)
+
+    together = outcome(lambda: spell_all(values, "categories"))
+    one_by_one = outcome(lambda: tuple(spell(value) for value in values))
+    assert together == one_by_one or "free of repetition" in together
+
+
+def test_a_schema_is_declared_in_time_that_grows_with_its_length():
+    began = time.process_time()
+    names = [f"category {i}" for i in range(60_000)]
+    columns = [Numeric(f"b{i}", 0, 1) for i in range(20_000)]
+    Schema([Categorical("a", names), *columns], label="y", classes=["no", "yes"])
+    assert time.process_time() - began < 3.0

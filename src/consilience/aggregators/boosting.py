@@ -17,6 +17,8 @@ from consilience.learners.base import is_count, is_positive
 from consilience.learners.erm import Loss
 from consilience.tables.public import Public
 
+MOST_ROUNDS = 10_000  # a study decides how long the hub of others works for it
+
 
 @dataclass(eq=False)
 class SiteBoosting(UsesLabels):
@@ -29,7 +31,7 @@ class SiteBoosting(UsesLabels):
     Parameters
     ----------
     n_rounds
-        The most rounds; cross-validation on the public records stops earlier.
+        The most rounds, up to 10,000; cross-validation on the public records stops earlier.
     shrinkage
         How much of each best fit is added.
     coordinates
@@ -56,11 +58,12 @@ class SiteBoosting(UsesLabels):
         self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> LinearEnsemble:
         """Return the boosted combination of linear `members` on labelled `public` records."""
-        if not (is_count(self.n_rounds) and is_positive(self.shrinkage) and self.shrinkage <= 1):
+        fits = is_count(self.n_rounds, MOST_ROUNDS)
+        if not (fits and is_positive(self.shrinkage) and self.shrinkage <= 1):
             raise SettingsError(
-                "The 'n_rounds' parameter of SiteBoosting must be an integer >= 1 and "
-                f"'shrinkage' a number in (0, 1]. Got {self.n_rounds!r} and {self.shrinkage!r} "
-                "instead."
+                "The 'n_rounds' parameter of SiteBoosting must be an integer from 1 to "
+                f"{MOST_ROUNDS:,} and 'shrinkage' a number in (0, 1]. Got {self.n_rounds!r} and "
+                f"{self.shrinkage!r} instead."
             )
         task = read_labelled(self, members, public)
         columns = self._columns(task)

@@ -54,6 +54,7 @@ from consilience.tables.public import Public
 
 STRENGTHS = (math.inf, *10.0 ** np.arange(2.0, -4.1, -0.5))
 PRIVATE_REGULARIZATION = 1e-2  # nothing about private aggregation records may choose it
+MOST_BAGS = 1000  # a study decides how long the hub of others works for it
 GRAIN = 1 << 20  # a regressor's error is rounded to it: scores stay integers, whose sums are exact
 
 AGGREGATOR_ONLY = (
@@ -107,7 +108,8 @@ class FeatureMethod(UsesLabels):
         With `epsilon` and `max_members`: the share of `epsilon` that pays for choosing. 0 chooses
         for independence alone, by column-pivoted QR of the released models, which costs nothing.
     n_bags
-        Average the weights over so many bootstrap samples of the public records; 0 for none.
+        Average the weights over so many bootstrap samples of the public records, up to 1,000; 0 for
+        none.
     data_norm, label_bound
         With `epsilon`: declared bounds on a private aggregation record's norm and, for regressors,
         label.
@@ -310,7 +312,8 @@ class FeatureMethod(UsesLabels):
         need("max_members", most is None or is_count(most), "None or an integer >= 1")
         fits = isinstance(share, int | float) and 0 <= share < 1
         need("selection_share", fits, "a number in [0, 1)")
-        need("n_bags", self.n_bags == 0 or is_count(self.n_bags), "an integer >= 0")
+        fits = self.n_bags == 0 or is_count(self.n_bags, MOST_BAGS)
+        need("n_bags", fits, f"an integer from 0 to {MOST_BAGS:,}")
         need("noise", self.noise is None or isinstance(self.noise, Noise), "None or a Noise value")
         bounded = ("data_norm", "label_bound", *(() if automatic else ("regularization",)))
         self._require_moderate(*bounded)

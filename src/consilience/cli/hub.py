@@ -72,7 +72,20 @@ class Listening:
 
 
 @commands.add("serve", "hub serve --folder hub --port 8440")
-def serve(listening: Listening, place: Place) -> None:
+def serve(
+    *,
+    listening: Listening,
+    combine_seconds: Annotated[
+        float,
+        Option(
+            help="How long combining a study may take before it is stopped.",
+            envvar="CONSILIENCE_COMBINE_SECONDS",
+            show_envvar=True,
+            min=1.0,
+        ),
+    ] = 600.0,
+    place: Place,
+) -> None:
     """Run the hub until you stop it: API, dashboard and aggregation."""
     from consilience.hub import operating
     from consilience.hub.hub import Settings
@@ -85,7 +98,12 @@ def serve(listening: Listening, place: Place) -> None:
         as_error=True,
     )
     operating.serve(
-        Settings(place.folder, place.database, metrics_token=listening.metrics_token),
+        Settings(
+            place.folder,
+            place.database,
+            metrics_token=listening.metrics_token,
+            combine_seconds=combine_seconds,
+        ),
         host=listening.host,
         port=listening.port,
         cert=listening.cert,
@@ -188,8 +206,12 @@ def aggregate(
         str | None,
         Option(
             help="If the aggregator draws noise: a name for this release. Asking again under the "
-            "same name costs nothing."
+            "same name returns the same release, and nothing is charged twice under it."
         ),
+    ] = None,
+    change: Annotated[
+        int | None,
+        Option(help="Publish the release that was withheld as this change, for the reasons given."),
     ] = None,
     place: Place,
 ) -> Answer:
@@ -197,7 +219,8 @@ def aggregate(
     from consilience.hub.combining import Combiner
 
     with place.open() as hub:
-        row = Combiner(hub).combine(study, request=request, actor=OPERATOR)
+        combiner = Combiner(hub)
+        row = combiner.combine(study, request=request, change=change, actor=OPERATOR)
     facts = {"sequence": row["sequence"], "digest": row["digest"]}
     return Answer(facts, f"Release {row['sequence']}: {row['digest']}")
 

@@ -80,11 +80,14 @@ def _scrypt(password: str, salt: bytes, cost: tuple[int, int, int]) -> str:
 
 
 def new_token(
-    store: Store, coordinator: str, *, hours: float, kind: str, address: str | None = None
+    store: Store, coordinator: str, *, hours: float, kind: str, **login: str
 ) -> tuple[str, str]:
-    """Return a token for a new session of a coordinator, and when it expires."""
+    """Return a token for a new session of a coordinator, and when it expires.
+
+    `login` holds the `address` and the stored `password` that was compared, as in `add_session`.
+    """
     token, expires = secrets.token_urlsafe(32), now(seconds=hours * 3600)
-    store.add_session(hashed(token), coordinator, kind, expires, address=address)
+    store.add_session(hashed(token), coordinator, kind, expires, **login)
     return token, expires
 
 
@@ -185,7 +188,7 @@ class Uploads:
 
 
 class Notes:
-    """Entries of the audit log about what was refused; no sender can fill the log with them.
+    """Entries of the audit log that senders can cause as often as they like, without filling it.
 
     What the rate leaves out is counted, and the next entry of its kind says how many there were.
     """
@@ -249,4 +252,5 @@ class Logins:
             raise Refusal(
                 "not-authenticated", "There is no coordinator with this name and password."
             )
-        return new_token(self._store, name, hours=hours, kind="session", address=network)
+        login = {"address": network, "password": row["password"]}
+        return new_token(self._store, name, hours=hours, kind="session", **login)

@@ -1,21 +1,23 @@
 """When a study is combined, and by whom.
 
 Where combining is post-processing, the hub does it by itself after every change; where it draws
-noise, a coordinator has to ask. Combining happens outside requests. Changes that arrive together
-are combined together, by one worker at a time.
+noise, a coordinator has to ask. Changes that arrive together are combined together, by one worker
+at a time. A running hub combines in processes of their own (`children.py`), so that no study holds
+up the others for longer than the hub's time limit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,10 +26,12 @@ from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
-from consilience.hub.hub import Hub
+from consilience.hub.children import Children, Ended, TookTooLong
+from consilience.hub.hub import Hub, Settings
 from consilience.hub.store import Row
 from consilience.hub.store.studies import describe_absent
 from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Account
 from consilience.protocol import Refusal
 from consilience.study.collect import (
@@ -42,12 +46,26 @@ from consilience.study.withholding import Candidate
 from consilience.tables.public import Public
 
 POLL_SECONDS = 1.0  # how soon a change that another process accepted is noticed
+STOP_SECONDS = 10.0  # for what is under way when the hub is stopped
+MOST_TRIES = 3  # without enough memory; after that, the study needs more than there is
 
 logger = logging.getLogger("consilience.hub")
 
 
 # Nothing that a member or a study can cause: a later attempt may work.
 MACHINE = (OSError, MemoryError, SQLAlchemyError)
+
+
+class Asked(NamedTuple):
+    """What is to be combined.
+
+    `request` is the idempotency key of whoever asks. `change` is the number of a release that was
+    withheld, which they want to publish all the same.
+    """
+
+    study: str
+    request: str | None = None
+    change: int | None = None
 
 
 class _Made(NamedTuple):
@@ -71,21 +89,27 @@ class Combiner:
         self.worker = secrets.token_hex(8)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._children: Children | None = None  # until `start`, combining happens in this process
         self._waiting: dict[str, float] = {}  # since when a study has been due
-        # As long as the last combining took: requests keep half of the machine.
-        self._pause = 0.0
+        # Seconds that each study took last time. It waits as long before the next: requests and
+        # other studies keep half of the machine.
+        self._took: dict[str, float] = {}
+        self._tries: dict[str, tuple[int, int]] = {}  # that lacked memory: the change, how many
         self.combined, self.seconds = 0, 0.0  # attempts, and how long they took together
 
     def start(self) -> None:
-        """Begin to look for work."""
+        """Begin to look for work, and to do it in other processes."""
+        self._children = Children(_begin, self.hub.settings)
         self._thread = threading.Thread(target=self._run, name="combiner", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is under way and return."""
+        """Finish what is under way, or leave it to the next start if that takes long."""
         self._stopped.set()
         self.hub.changed.set()
-        if self._thread is not None:
+        if self._thread is not None and self._children is not None:
+            self._thread.join(STOP_SECONDS)
+            self._children.stop()
             self._thread.join()
 
     def _run(self) -> None:
@@ -102,17 +126,19 @@ class Combiner:
                 self._stopped.wait(POLL_SECONDS)
 
     def run(self, *, at_once: bool = False) -> int:
-        """Combine the due studies that have had no change for a while.
+        """Combine the due studies that have had no change for a while, the quickest first.
 
-        Return how many others still wait for that. With `at_once`, none waits.
+        Return how many others still wait for that. With `at_once`, none waits. After a study that
+        took long, the others wait for the next look, which may find quicker ones.
         """
         due = [row for row in self.hub.store.due() if self._combines_itself(row)]
         names = {row["name"] for row in due}
         self._waiting = {name: since for name, since in self._waiting.items() if name in names}
-        waiting = 0
-        for row in due:
+        waiting, is_late = 0, False
+        for row in sorted(due, key=lambda row: self._took.get(row["name"], math.inf)):
             since = self._waiting.setdefault(row["name"], time.monotonic())
-            if not at_once and not self._is_quiet(row, time.monotonic() - since):
+            is_ready = at_once or self._is_quiet(row, time.monotonic() - since)
+            if is_late or not is_ready or self._stopped.is_set():
                 waiting += 1
                 continue
             self._waiting.pop(row["name"])
@@ -123,8 +149,9 @@ class Combiner:
                 logger.info("study %s was not combined: %s", row["name"], refusal.code)
             except Exception:  # the study stays due, and the others have their turn
                 logger.exception("combining study %s was interrupted", row["name"])
-            self._pause = time.monotonic() - began
-            self.combined, self.seconds = self.combined + 1, self.seconds + self._pause
+            took = self._took[row["name"]] = time.monotonic() - began
+            is_late = took > self.hub.settings.longest_wait_seconds
+            self.combined, self.seconds = self.combined + 1, self.seconds + took
         return waiting
 
     def _combines_itself(self, row: Row) -> bool:
@@ -135,42 +162,90 @@ class Combiner:
             raise
         except Exception as problem:
             logger.exception("study %s cannot be read", row["name"])
-            store, worker = self.hub.store, f"{self.worker}-{secrets.token_hex(4)}"
-            if store.claim(row["name"], worker, self.hub.settings.lease_seconds) is not None:
-                text = f"This version cannot read the study: {name_problem(problem)}"
-                store.give_up(row["name"], row["changes"], worker, text)
+            self._give_up(row, f"This version cannot read the study: {name_problem(problem)}")
             return False
 
+    def _give_up(self, row: Row, problem: str) -> None:
+        """State the problem of a study, unless another worker combines it."""
+        store, worker = self.hub.store, self._new_worker()
+        if store.claim(row["name"], worker, self.hub.settings.lease_seconds) is not None:
+            store.give_up(row["name"], row["changes"], worker, problem)
+
+    def _new_worker(self) -> str:
+        """Return a name for one claim."""
+        return f"{self.worker}-{secrets.token_hex(4)}"
+
     def _is_quiet(self, row: Row, waited: float) -> bool:
-        settings = self.hub.settings
+        settings, took = self.hub.settings, self._took.get(row["name"], 0.0)
         changed = datetime.fromisoformat(row["changed"]).timestamp()
         quiet = datetime.now().astimezone().timestamp() - changed
-        long_enough = max(settings.longest_wait_seconds, 2 * self._pause)
-        needed = max(settings.quiet_seconds, min(self._pause, long_enough))
+        long_enough = max(settings.longest_wait_seconds, 2 * took)
+        needed = max(settings.quiet_seconds, took)
         return quiet >= needed or waited >= long_enough
 
     # ------------------------------------------------------------------------------ one study now
 
-    def combine(self, name: str, *, request: str | None = None, actor: str = "hub") -> Row:
+    def combine(
+        self,
+        name: str,
+        *,
+        request: str | None = None,
+        change: int | None = None,
+        actor: str = "hub",
+    ) -> Row:
         """Combine a study now and return its release's row, or refuse.
 
         `request` is the idempotency key of the `actor` who asks: the same key returns the same
         release. It is required where the aggregator draws noise, which is charged to the hub's
-        ledger first.
+        ledger first. `change` is the number of a release that was withheld, if the `actor` has seen
+        why and wants to publish it all the same; any other release is withheld if it may be spoilt.
         """
-        row = self._combine(name, request)
-        if request is not None:
-            facts = {"request": request, "sequence": row["sequence"]}
-            self.hub.store.log(actor, "release asked for", name, **facts)
-        return row
-
-    def _combine(self, name: str, request: str | None) -> Row:
-        store, settings = self.hub.store, self.hub.settings
-        _, study = self.hub.study(name)
+        row, study = self.hub.study(name)
         self._check_noise(study, request)
-        if request is not None and (known := store.release(name, request=request)) is not None:
+        if request is not None and (known := self.hub.store.release(name, request=request)):
             return known
-        worker = f"{self.worker}-{secrets.token_hex(4)}"
+        if self.hub.store.is_withheld(row) and change != row["changes"]:
+            raise Refusal("withheld", row["problem"])
+        made = self._attempt(Asked(name, request, change), row)
+        if request is not None and made["request"] == request:
+            facts = {"request": request, "sequence": made["sequence"]}
+            self.hub.store.log(actor, "release asked for", name, **facts)
+        return made
+
+    def _attempt(self, asked: Asked, row: Row) -> Row:
+        """Combine a study in another process, if there is one, within the hub's time limit."""
+        store, worker = self.hub.store, self._new_worker()
+        try:
+            with self._renewing(asked.study, worker):
+                if self._children is None:
+                    made = self.make(asked, worker)
+                else:
+                    is_asked = asked.request is not None
+                    made = self._children.work(asked, worker, is_asked=is_asked)
+            self._tries.pop(asked.study, None)
+            return made
+        except TookTooLong:
+            seconds = self.hub.settings.combine_seconds
+            problem = f"Combining it was stopped: it took longer than {seconds:g} seconds."
+            with suppress(Refusal):  # another worker has taken over
+                store.give_up(asked.study, row["changes"], worker, problem)
+            raise Refusal("cannot-combine", problem) from None
+        except (Ended, MemoryError):
+            store.unclaim(asked.study, worker)
+            change, tries = self._tries.get(asked.study, (0, 0))
+            tries = tries + 1 if change == row["changes"] else 1
+            self._tries[asked.study] = row["changes"], tries
+            if tries >= MOST_TRIES:
+                self._give_up(row, "Combining it needs more memory than the hub's machine has.")
+            raise MemoryError("a study was not combined") from None
+        except BaseException:
+            store.unclaim(asked.study, worker)
+            raise
+
+    def make(self, asked: Asked, worker: str) -> Row:
+        """Claim a study for `worker`, make its release and publish it, or refuse."""
+        store, settings, name, request = self.hub.store, self.hub.settings, *asked[:2]
+        _, study = self.hub.study(name)
         claimed = store.claim(name, worker, settings.lease_seconds)
         if claimed is None:
             raise Refusal("unavailable", "This study is being combined at the moment.")
@@ -178,33 +253,31 @@ class Combiner:
         for old in store.forget_releases(name):
             with suppress(OSError):  # the next start removes what is left
                 store.files.remove(old)
-        with self._renewing(name, worker):
-            current = store.release(name)
-            if current and current["change"] == row["changes"] and not study.draws_noise:
-                store.unclaim(name, worker)
-                return current
-            accepted = [one for one in contributions if one["state"] == "accepted"]
-            try:
-                if (n := len(accepted)) < study.min_sites:
-                    message = f"A release needs {study.min_sites} contributions; {n} are in use."
-                    raise Refusal("too-few-sites", message)
-                made = self._release(study, accepted, contributions, request)
-                return self._publish(made, row, request, worker)
-            except MACHINE:
-                store.unclaim(name, worker)
-                raise
-            except Exception as problem:
-                if not isinstance(problem, Refusal | ConsilienceError):
-                    logger.exception("study %s cannot be combined", name)
-                refusal = _as_refusal(problem)
-                expected = refusal.code == "too-few-sites" or study.draws_noise
-                reported = None if expected else refusal.message
-                withheld = refusal.code == "withheld"
-                store.give_up(name, row["changes"], worker, reported, withheld=withheld)
-                raise refusal from None
-            except BaseException:
-                store.unclaim(name, worker)
-                raise
+        current = store.release(name)
+        if current and current["change"] == row["changes"] and not study.draws_noise:
+            store.unclaim(name, worker)
+            return current
+        accepted = [one for one in contributions if one["state"] == "accepted"]
+        try:
+            if (n := len(accepted)) < study.min_sites:
+                message = f"A release needs {study.min_sites} contributions; {n} are in use."
+                raise Refusal("too-few-sites", message)
+            made, candidate = self._release(study, accepted, contributions, request)
+            is_agreed = asked.change == row["changes"] and store.is_withheld(row)
+            if candidate is not None and not is_agreed:
+                _require_good(candidate, row["changes"])
+            return self._publish(made, row, request, worker)
+        except MACHINE:
+            raise
+        except Exception as problem:
+            if not isinstance(problem, Refusal | ConsilienceError):
+                logger.exception("study %s cannot be combined", name)
+            refusal = _as_refusal(problem)
+            expected = refusal.code == "too-few-sites" or study.draws_noise
+            reported = None if expected else refusal.message
+            withheld = refusal.code == "withheld"
+            store.give_up(name, row["changes"], worker, reported, withheld=withheld)
+            raise refusal from None
 
     def _check_noise(self, study: Study, request: str | None) -> None:
         if study.draws_noise and request is None:
@@ -224,7 +297,8 @@ class Combiner:
         accepted: Sequence[Row],
         contributions: Sequence[Row],
         request: str | None,
-    ) -> _Made:
+    ) -> tuple[_Made, Candidate | None]:
+        """Make a release, and say how to judge it; nobody judges one that draws noise again."""
         study.require_valid()
         public, test = (self._records(study, part) for part in (study.public, study.test))
         members, absent = self._members(study, accepted)
@@ -248,11 +322,11 @@ class Combiner:
         far = {} if study.trusted else self._find_far(study, members, public, test)
         places = {} if study.trusted else find_heavy(release.ensemble)
         heavy = {members[place].site: text for place, text in places.items()}
-        if request is None:
-            last, unread = self._last_release(study)
-            candidate = Candidate(study, release, members, far, heavy, last, public, test, unread)
-            _require_good(candidate)
-        return _Made(release, [member.digest for member in members], absent, heavy | far)
+        made = _Made(release, [member.digest for member in members], absent, heavy | far)
+        if study.draws_noise:
+            return made, None
+        last, unread = self._last_release(study)
+        return made, Candidate(study, release, members, far, heavy, last, public, test, unread)
 
     def _last_release(self, study: Study) -> tuple[Release | None, int | None]:
         """Return the release that sites have, or its number if it cannot be read."""
@@ -312,10 +386,13 @@ class Combiner:
             if row["digest"] not in used:
                 earlier.setdefault(row["site"], []).append(Guarantee.from_dict(row["guarantee"]))
         log = ReleaseLog(digests=store.release_digests(study.name))
-        # The same request with other members is another draw, so it is charged separately.
+        # The same request with other members would be another draw.
         whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
         with self.hub.charging() if study.draws_noise else nullcontext() as ledger:
-            account = Account(ledger, study.digest, f"{request}:{whole[:32]}")
+            key = f"{request}:{whole[:32]}"
+            if ledger is not None:
+                _require_new(ledger, study, key)
+            account = Account(ledger, study.digest, key)
             publication = Publication(self.hub.key, log.length + 1, earlier, account, log)
             return collect(study, members, public=public, test=test, publication=publication)
 
@@ -372,6 +449,12 @@ class Combiner:
             thread.join()
 
 
+def _begin(settings: Settings) -> Callable[[Sequence[Any], str], Row]:
+    """Open the hub in a process of its own, and return what combines a study there."""
+    combiner = Combiner(Hub(settings))
+    return lambda asked, worker: combiner.make(Asked(*asked), worker)
+
+
 def _require_enough(
     study: Study, members: Sequence[Contribution], absent: Mapping[str, str]
 ) -> None:
@@ -384,14 +467,28 @@ def _require_enough(
         )
 
 
-def _require_good(candidate: Candidate) -> None:
-    """Refuse to publish unasked what may be spoilt."""
+def _require_good(candidate: Candidate, change: int) -> None:
+    """Refuse to publish what may be spoilt, unless a coordinator was told so."""
     if reasons := candidate.find_reasons():
         raise Refusal(
             "withheld",
             f"A release was made and withheld. {' '.join(reasons)} A contribution may be wrong, or "
             "there is more noise than the records outweigh. A coordinator can publish it all the "
-            "same.",
+            f"same, as change {change}.",
+        )
+
+
+def _require_new(ledger: Ledger, study: Study, key: str) -> None:
+    """Refuse a key that was charged for other members: it would be charged again."""
+    request = key.rpartition(":")[0]
+    charged = {charge.key for charge in ledger.charges(study.digest)}
+    others = {one for one in charged if one.rpartition(":")[0] == request} - {key}
+    if others:
+        raise Refusal(
+            "cannot-combine",
+            "A release was charged under this key, was not finished, and the contributions in use "
+            "have changed since. A release of these costs as much again. Ask for it under a new "
+            "key.",
         )
 
 

@@ -16,6 +16,7 @@ from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_sign
 from consilience.hub.auth import Rate
 from consilience.hub.state import why_no_release
 from consilience.hub.store import Row, Store, hashed, now
+from consilience.hub.store.files import is_whole
 from consilience.hub.store.sites import MOST_DAILY, RETURN_SECONDS
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
@@ -69,6 +70,7 @@ class Settings:
     quiet_seconds: float = 1.0  # changes that follow each other this closely are combined together
     longest_wait_seconds: float = 30.0
     lease_seconds: float = 15.0
+    combine_seconds: float = 600.0  # for one attempt to combine a study
     sweep_after_seconds: float = 3600.0
     most_daily: int = MOST_DAILY  # contributions of a site to a study
     return_seconds: float = RETURN_SECONDS  # before a site that withdrew twice may submit again
@@ -195,7 +197,8 @@ class Hub:
         named = self.public_file(study, name)
         if named.sha256 != sha256:
             raise Refusal("file-differs", "The file's digest is not the one that the study names.")
-        is_kept = self.store.file(sha256) is not None and self.store.files.path(sha256).exists()
+        is_kept = self.store.file(sha256) is not None
+        is_kept = is_kept and is_whole(self.store.files.path(sha256), sha256)
         size = arrived.stat().st_size
         self.store.files.keep(arrived, sha256)
         if not is_kept:
@@ -311,17 +314,30 @@ class Hub:
                 f"The contribution's number is more than {MOST_SKIPPED:,} beyond the last one, "
                 "which would leave few numbers for later ones.",
             )
-        # A contribution that would be refused, or that is there already, leaves no file behind.
-        content = arrived if isinstance(arrived, bytes) else None
-        if not isinstance(arrived, bytes) and not self.store.has(row, site, newest):
-            self.store.files.keep(arrived, sha256)
-        answer = self.store.submit(row, site["key"], nonce, content)
+        answer = self._submit(row, site, newest, arrived, nonce)
         self.changed.set()
         if newest is not None and answer[1]:
             for old in self.store.forget_old(row):
                 with suppress(OSError):  # the next start removes what is left
                     self.store.files.remove(old)
         return answer
+
+    def _submit(
+        self, row: Row, site: Row, newest: Row | None, arrived: Path | bytes, nonce: str
+    ) -> tuple[Row, bool]:
+        """Add a contribution; one that is refused, or that is there already, leaves no file."""
+        key, sha256 = site["key"], row["sha256"]
+        if isinstance(arrived, bytes):
+            return self.store.submit(row, key, nonce, arrived)
+        if self.store.has(row, site, newest):
+            return self.store.submit(row, key, nonce)
+        self.store.files.keep(arrived, sha256)
+        try:
+            is_durable = lambda: self.store.files.holds(sha256)  # noqa: E731
+            return self.store.submit(row, key, nonce, is_durable=is_durable)
+        except Refusal:
+            self.store.remove_unnamed(sha256)
+            raise
 
     def withdraw(self, study: str, key: str, nonce: str) -> Row:
         """Withdraw what a site contributed: no later release contains it."""

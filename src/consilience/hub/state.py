@@ -135,7 +135,7 @@ class StudyState:
         if noisy:
             return "A coordinator can ask for one."
         if self.is_due:
-            return "The hub is making one."
+            return "The hub makes one as soon as its turn comes."
         return "The hub could not make one. The study's coordinators see why."
 
     @property

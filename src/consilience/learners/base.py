@@ -381,9 +381,10 @@ def plan_fit(
     return task, learner._plan(task)
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object, most: float = math.inf) -> bool:
     """Tell whether `value` is a whole number above zero, and not a truth value."""
-    return isinstance(value, int | np.integer) and type(value) is not bool and bool(value > 0)
+    is_whole = isinstance(value, int | np.integer) and type(value) is not bool
+    return is_whole and bool(0 < value <= most)  # type: ignore[operator]
 
 
 def is_positive(value: object) -> bool:

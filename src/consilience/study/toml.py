@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ Facts = dict[str, Any]
 
 MOST_TEXT = 1 << 20
 MOST_DEPTH = 20  # of parts within parts
+MOST_PARTS = 32  # of a dotted key: the time to read one grows with their square
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MOST_PARTS}}}")
 PARTS = ("study", "privacy", "schema", "learner", "aggregator", "public", "test")
 # The settings of each part. [learner] and [aggregator] may have any: the classes they name check
 # them. Schema checks its own.
@@ -115,10 +119,13 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def parse(text: str) -> tuple[Facts, list[str]]:
     """Return the arguments of a `Study` from TOML, and every problem of the layout in words."""
+    if _DEEP.search(text):
+        return {}, [f"the file has a key of more than {MOST_PARTS} parts"]
     try:
-        return to_arguments(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        facts = tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:
         return {}, [f"the file is not valid TOML ({problem})"]
+    return to_arguments(facts)
 
 
 def to_arguments(facts: object) -> tuple[Facts, list[str]]:

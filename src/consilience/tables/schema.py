@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cached_property
@@ -320,7 +321,7 @@ class Schema:
         require(len(self.columns) > 0, "columns", [], "at least one Numeric or Categorical")
         for name in names:
             require(isinstance(name, str) and name != "", "a column name", name, "a non-empty text")
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         require(
             not twice, "columns, label and person", twice, "different columns, each declared once"
         )

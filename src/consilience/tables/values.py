@@ -158,10 +158,18 @@ def spell(value: Value) -> str:
     return text
 
 
+def _spell_together(values: Sequence[Value]) -> tuple[str, ...]:
+    """Return the spellings of values of one kind in one go, or nothing if `spell` has to judge."""
+    if len({type(value) for value in values}) != 1:  # Arrow would make them of one kind
+        return ()
+    texts = quietly(lambda: as_texts(pa.array(list(map(to_python, values)))).to_pylist())
+    return () if texts is None or None in texts else tuple(texts)
+
+
 def spell_all(values: Sequence[Value], setting: str) -> tuple[str, ...]:
     """Return the spellings of declared values, which must differ."""
     require(not isinstance(values, str), setting, values, "a list of values, not one text")
-    texts = tuple(spell(value) for value in values)
+    texts = _spell_together(values) or tuple(spell(value) for value in values)
     require(
         len(set(texts)) == len(texts),
         setting,

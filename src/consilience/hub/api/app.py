@@ -24,7 +24,7 @@ from consilience.hub.api.requests import (
     upload_place,
 )
 from consilience.hub.api.routes import ROUTES
-from consilience.hub.auth import COOKIE, Buckets, Logins, Notes, Uploads
+from consilience.hub.auth import Buckets, Logins, Notes, Uploads
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.pages import PAGES
 from consilience.hub.dashboard.studies import read_beginning, take_file
@@ -35,6 +35,7 @@ from consilience.hub.dashboard.visits import (
     answer_page,
     answer_refusal,
     refuse_visitor,
+    visitor_of,
 )
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store.audit import Chain
@@ -139,7 +140,10 @@ async def _upload_file(request: Request) -> Response:
     hub, page = hub_of(request), Page("POST", request.url.path, "coordinator", take)
     if refused := await run_in_threadpool(refuse_visitor, page, request):
         return refused
-    async with upload_place(request, request.cookies[COOKIE]) as arrived:
+    visitor = await run_in_threadpool(visitor_of, hub, request.cookies)
+    if visitor is None:  # logged out since
+        raise Refusal("not-authenticated", "You are not logged in, or your session has ended.")
+    async with upload_place(request, visitor.actor) as arrived:
         await receive_file(request, arrived, hub.settings.most_public_bytes)
         beginning = await run_in_threadpool(read_beginning, arrived)
         return await run_in_threadpool(answer_page, page, request, beginning)

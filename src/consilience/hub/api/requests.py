@@ -135,9 +135,13 @@ class Rotation(_Body):
 
 
 class Command(_Body):
-    """A coordinator's request for a release; the same key again returns the same release."""
+    """A coordinator's request for a release; the same key again returns the same release.
+
+    `change` is the number of a withheld release that is to be published all the same.
+    """
 
     key: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
+    change: int | None = Field(default=None, ge=0, lt=2**53)
 
 
 def parse_body(model: type[ModelT], body: bytes) -> ModelT:

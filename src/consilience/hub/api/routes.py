@@ -41,6 +41,7 @@ from consilience.hub.api.requests import (
     site_in,
     upload_place,
 )
+from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import new_link
 from consilience.hub.state import invitation_state
 from consilience.hub.store import Row, hashed
@@ -174,7 +175,8 @@ def revoke_key(
 def combine(request: Request, study: str, body: Body, actor: Coordinator) -> Response:
     """Combine the study now; where that draws noise, the hub's ledger is charged first."""
     asked = parse_body(Command, body)
-    row = request.app.state.combiner.combine(study, request=asked.key, actor=actor)
+    combiner: Combiner = request.app.state.combiner
+    row = combiner.combine(study, request=asked.key, change=asked.change, actor=actor)
     return JSONResponse(_show("release", row), 201)
 
 
@@ -235,7 +237,8 @@ def read_study(request: Request, study: str, site: Anyone) -> Row:
     facts |= {"study": agreed.to_dict(), "files": files, "hub_key": hub.key.public}
     if site is not None:
         return {**facts, "site": _show("site", site)}
-    return {**facts, "problem": row["problem"], "created": row["created"]}
+    withheld = row["changes"] if hub.store.is_withheld(row) else None
+    return {**facts, "problem": row["problem"], "withheld": withheld, "created": row["created"]}
 
 
 def read_public_file(request: Request, study: str, file: str, _: Anyone) -> Response:

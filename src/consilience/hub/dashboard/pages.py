@@ -110,7 +110,7 @@ def show_link(visit: Visit) -> Response:
 
 def open_view(visit: Visit) -> Response:
     """Use a site's link and open its view."""
-    view, facts = use_link(visit.hub, visit["link"])
+    view, facts = use_link(visit.hub, visit["link"], visit.request.app.state.notes)
     if visit.visitor is not None and visit.visitor.is_coordinator:
         visit.hub.store.end_session(hashed(visit.visitor.secret))
     answer = visit.redirect(f"/studies/{facts['study']}")

@@ -41,6 +41,11 @@ WITHDRAWN = (
     "that were fetched before still exist; anyone who has one should stop using it."
 )
 
+CHANGED = (
+    "Nothing was published: contributions have changed since the page was shown. The reasons above "
+    "are those of now."
+)
+
 
 def show_release(visit: Visit) -> Response:
     """Show a release: its certificate, how good it is, and whose contributions it is made of."""
@@ -113,8 +118,8 @@ def release_facts(
         return dict(NOTHING_SHOWN)  # a copy: callers add what else their page shows
     try:
         read = _read(str(visit.hub.store.file_path(release["sha256"])))
-    except Refusal as refusal:
-        return {**NOTHING_SHOWN, "lost": refusal.message}
+    except (Refusal, ConsilienceError) as problem:
+        return {**NOTHING_SHOWN, "lost": getattr(problem, "message", str(problem))}
     words = certificate.of_release(read)
     shown = [part for part in words.sections if not part[0].startswith(("Whose", "How good"))]
     return {
@@ -175,9 +180,14 @@ def aggregate(visit: Visit) -> Response:
         raise Refusal("not-allowed", "The hub makes this study's releases by itself, at no cost.")
     try:
         combiner: Combiner = visit.request.app.state.combiner
-        made = combiner.combine(row["name"], request=key, actor=visit.someone.actor)
+        shown = visit.form.get("change", "")
+        change = int(shown) if shown.isascii() and shown.isdigit() and len(shown) < 16 else None
+        actor = visit.someone.actor
+        made = combiner.combine(row["name"], request=key, change=change, actor=actor)
     except Refusal as refusal:
-        return show_aggregate(visit, refusal.status, f"{refusal.message} {fix_for(refusal)}")
+        is_other = refusal.code == "withheld"
+        problem = CHANGED if is_other else f"{refusal.message} {fix_for(refusal)}"
+        return show_aggregate(visit, refusal.status, problem)
     return visit.redirect(f"/studies/{row['name']}/releases/{made['sequence']}?done=released")
 
 

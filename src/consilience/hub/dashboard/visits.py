@@ -100,7 +100,7 @@ def read_link(hub: Hub, token: str) -> dict[str, Any]:
     return facts
 
 
-def use_link(hub: Hub, token: str) -> tuple[str, dict[str, Any]]:
+def use_link(hub: Hub, token: str, notes: auth.Notes) -> tuple[str, dict[str, Any]]:
     """Use a link; return the value of the view's cookie and the link's facts."""
     facts = read_link(hub, token)
     site = hub.store.signer(facts["study"], facts["key"])
@@ -110,7 +110,7 @@ def use_link(hub: Hub, token: str) -> tuple[str, dict[str, Any]]:
         raise Refusal(
             "not-authenticated", "The link was already used; each link works once."
         ) from None
-    hub.store.log(f"site:{site['name']}", "dashboard opened", facts["study"])
+    notes.add(f"site:{site['name']}", "dashboard opened", facts["study"])
     until = time.time() + VIEW_SECONDS
     return _sign_facts(hub, "view", facts["study"], facts["key"], until), facts
 

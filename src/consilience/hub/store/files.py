@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,23 @@ ADDRESS = re.compile(
     r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9._/-]*[A-Za-z0-9._-]))?/?"
 )
 COPIES_SECONDS = 86_400.0  # how long a copy of a bucket's file is kept in the folder
+
+
+def is_whole(path: Path, sha256: str) -> bool:
+    """Tell whether there is a file with this digest; one that has not changed is read once."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    return _digest_at(path, stat.st_ino, stat.st_size, stat.st_mtime_ns) == sha256
+
+
+@lru_cache(maxsize=1 << 14)
+def _digest_at(path: Path, *_: int) -> str | None:
+    try:
+        return file_digest(path)
+    except FileNotFoundError:  # removed since it was found
+        return None
 
 
 class Files:
@@ -51,6 +69,10 @@ class Files:
         """Copy a stored file to another path."""
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self.path(sha256), target)
+
+    def holds(self, sha256: str) -> bool:
+        """Tell whether the file with this digest was kept."""
+        return Files.path(self, sha256).exists()
 
     def remove(self, sha256: str) -> None:
         """Remove a file that no row needs any more."""
@@ -108,7 +130,7 @@ class Bucket(Files):
         If the bucket does not have the file, nothing is at the path.
         """
         place = super().path(sha256)
-        if place.exists():
+        if is_whole(place, sha256):
             return place
         part = self.new()
         try:
@@ -142,6 +164,15 @@ class Bucket(Files):
         target = super().path(sha256)
         arrived.replace(target)
         return target
+
+    def holds(self, sha256: str) -> bool:
+        """Tell whether the bucket has the file with this digest."""
+        try:
+            with self._answering():
+                self._client.head_object(Bucket=self.name, Key=self.prefix + sha256)
+        except FileNotFoundError:
+            return False
+        return True
 
     def remove(self, sha256: str) -> None:
         """Remove a file from the bucket, and its copy."""

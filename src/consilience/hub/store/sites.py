@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -40,6 +40,7 @@ LONGEST_RETURN_SECONDS = 7 * 86400.0
 COUNTED_SECONDS = 30 * 86400.0  # withdrawals longer ago are not held against a site
 # Each contribution costs a site privacy, so that honest use stays far below these two.
 MOST_DAILY = 100  # contributions of a site to a study within a day
+MOST_KEYS_DAILY = 20  # of a site in a study: each key is kept, and known for good
 MOST_KEPT = 1000  # whose bytes are kept, of those that a site replaced or withdrew
 MOST_KEPT_LARGE = 16  # of these, larger than the next
 LARGE = 256 << 10  # bytes
@@ -367,6 +368,11 @@ class Sites(Database):
         """Replace a site's key by another one that the site has proven to hold."""
         _spend_nonce(db, key, nonce)
         site = _get_signer(db, study, key)
+        own = keys.c.study == study, keys.c.site == site["name"]
+        lately = sa.select(sa.func.count()).where(*own, keys.c.added > now(seconds=-86400))
+        if (db.execute(lately).scalar() or 0) >= MOST_KEYS_DAILY:
+            message = f"The site has had {MOST_KEYS_DAILY} keys in this study within a day."
+            raise Refusal("too-often", message)
         _add_key(db, study, site["name"], new)
         _end_key(db, study, key, "rotated")
         db.execute(sites.update().where(_is_site(study, site["name"])).values(key=new))
@@ -400,13 +406,23 @@ class Sites(Database):
     def has(self, row: Row, site: Row, newest: Row | None) -> bool:
         """Tell whether a site's contribution is there already; refuse one that cannot be added."""
         with self.reading() as db:
-            return _find_same(db, row, site, newest, self.return_seconds) is not None
+            is_there = _find_same(db, row, site, newest, self.return_seconds) is not None
+            if not is_there and newest is not None:
+                _check_daily(db, row, self.most_daily)
+            return is_there
 
     @writing
     def submit(
-        self, db: sa.Connection, row: Row, key: str, nonce: str, content: bytes | None = None
+        self,
+        db: sa.Connection,
+        row: Row,
+        key: str,
+        nonce: str,
+        content: bytes | None = None,
+        *,
+        is_durable: Callable[[], bool] = lambda: True,
     ) -> tuple[Row, bool]:
-        """Accept a contribution whose file is durable, or whose `content` is given.
+        """Accept a contribution whose file `is_durable`, or whose `content` is given.
 
         Return its row, and whether it is new. Submitting the same digest again changes nothing. A
         higher sequence number supersedes what was there; a lower one is refused.
@@ -425,6 +441,8 @@ class Sites(Database):
         if newest is not None:
             _check_daily(db, row, self.most_daily)
             n_superseded = _SUPERSEDE.change(db, of_study=study, of_site=site, at=at)
+        if not is_durable():  # the same file, sent twice at once, was refused and removed
+            raise Refusal("unavailable", "The file was removed while it was checked.")
         full = {**row, "state": "accepted", "received": at, "changed": at, "kept": True}
         full["total"] = add_guarantee(newest and newest["total"], row["guarantee"])
         _ADD_CONTRIBUTION.change(db, **full)

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from consilience.errors import SettingsError
 from consilience.hub.store.audit import AuditLog, Chain, append_entry
-from consilience.hub.store.database import Database, now, set_setting, writing
-from consilience.hub.store.files import Bucket, Files
+from consilience.hub.store.database import Database, fetch_row, now, set_setting, writing
+from consilience.hub.store.files import Bucket, Files, is_whole
 from consilience.hub.store.sites import Sites
 from consilience.hub.store.studies import Studies, restored_setting
 from consilience.hub.store.tables import (
@@ -75,15 +75,25 @@ class Store(AuditLog, Studies, Sites):
         return self.files.path(sha256) if content is None else bytes(content)
 
     def file_path(self, sha256: str) -> Path:
-        """Return the path of a file that a row names; refuse if something else removed it."""
+        """Return the path of a file that a row names; refuse one that was removed or changed."""
         path = self.files.path(sha256)
-        if not path.exists():
+        if not is_whole(path, sha256):
+            said = "is damaged" if path.exists() else "is missing"
             raise Refusal(
                 "unavailable",
-                f"The hub does not find its file {sha256[:12]}…. Its operator has to put it back, "
-                "from a backup or a copy.",
+                f"The hub's file {sha256[:12]}… {said}. Its operator has to put it back, from a "
+                "backup or a copy.",
             )
         return path
+
+    @writing
+    def remove_unnamed(self, db: sa.Connection, sha256: str) -> None:
+        """Remove a file unless a row names it; no row is added meanwhile."""
+        for table in (files, contributions, releases):
+            if fetch_row(db, sa.select(table.c.sha256).where(table.c.sha256 == sha256)) is not None:
+                return
+        with suppress(OSError):  # the next start removes what is left
+            self.files.remove(sha256)
 
     def _named_digests(self) -> set[str]:
         """Return the digests of the bytes that some row says the hub has."""

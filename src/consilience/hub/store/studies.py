@@ -260,9 +260,11 @@ class Studies(Database):
         solve, or a release was `withheld` that a coordinator can ask for.
         """
         _end_claim(db, study, worker)
+        row = get_study(db, study)
+        is_known = (row["combined"], row["problem"]) == (change, problem)
         combined = studies.update().where(studies.c.name == study, studies.c.combined <= change)
         db.execute(combined.values(combined=change, problem=problem))
-        if problem is not None:
+        if problem is not None and not is_known:  # whoever asks again adds nothing to the log
             action = "release withheld" if withheld else "combining failed"
             append_entry(db, "hub", action, study, problem=problem)
         if withheld:
@@ -376,11 +378,17 @@ class Studies(Database):
         expires: str,
         *,
         address: str | None = None,
+        password: str | None = None,
     ) -> None:
         """Store a session by the hash of its token, and the `address` where it began.
 
-        Sessions and addresses that have expired are deleted.
+        `password` is the stored hash that was compared: if it has changed since, or the account was
+        closed, the session is refused. Sessions and addresses that have expired are deleted.
         """
+        same = sa.select(coordinators).where(coordinators.c.name == coordinator)
+        row = fetch_row(db, same.where(coordinators.c.status == "active"))
+        if row is None or password not in (None, row["password"]):
+            raise Refusal("not-authenticated", "The password was changed while it was compared.")
         if address is not None:
             _add_address(db, coordinator, address)
         db.execute(sessions.delete().where(sessions.c.expires < now()))
@@ -401,9 +409,14 @@ class Studies(Database):
             sa.select(sessions).where(sessions.c.hash == token_hash, sessions.c.expires > now())
         )
 
-    def end_session(self, token_hash: str) -> None:
+    @writing
+    def end_session(self, db: sa.Connection, token_hash: str) -> None:
         """Delete a session."""
-        self.write(lambda db: db.execute(sessions.delete().where(sessions.c.hash == token_hash)))
+        same = sessions.c.hash == token_hash
+        if (row := fetch_row(db, sa.select(sessions).where(same))) is not None:
+            db.execute(sessions.delete().where(same))
+            actor = f"coordinator:{row['coordinator']}"
+            append_entry(db, actor, "logged out", None, kind=row["kind"])
 
 
 def _add_address(db: sa.Connection, coordinator: str, address: str) -> None:

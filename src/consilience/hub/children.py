@@ -1,0 +1,190 @@
+"""Work in other processes within a time limit: what takes too long is ended, and nothing else is.
+
+Whatever such a process does can be cut off at any moment, as if the machine had stopped. The hub's
+database and its ledger are made for that: what was charged stays charged, and what was drawn is
+kept under its key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from consilience.hub.hub import Settings
+from consilience.hub.store import Row
+from consilience.protocol import Refusal
+
+Work = Callable[..., Row]
+START_SECONDS = 120.0  # to load the program and open the database, on a busy machine
+MOST_ASKED = 2  # processes that work for people at the same time, beside one for the hub itself
+_STOPPING = "The hub is being stopped."
+
+
+class TookTooLong(Exception):
+    """A process was ended because it reached the time limit."""
+
+
+class Ended(Exception):
+    """A process ended by itself, or something else ended it, perhaps for want of memory."""
+
+
+class Children:
+    """Processes that do the work that `begin` returns; one of them is kept ready.
+
+    Each opens the hub for itself, and takes a few hundred megabytes.
+    """
+
+    def __init__(self, begin: Callable[[Settings], Work], settings: Settings) -> None:
+        self._begin, self._settings = begin, settings
+        self._lock, self._is_stopped = threading.Lock(), False
+        self._busy = list[_Child]()
+        self._ready = [self._new()]
+
+    def _new(self) -> _Child:
+        return _Child(self._begin, self._settings)
+
+    def work(self, *arguments: object, is_asked: bool = False) -> Row:
+        """Return what the work returns, or raise its refusal, `MemoryError` or `OSError`.
+
+        Raise `TookTooLong` if it was ended, and `Ended` if something else ended it. `is_asked` says
+        that someone waits for it; only a few can at the same time.
+        """
+        with self._borrowed(is_asked) as child:
+            try:
+                return child.work(arguments, self._settings.combine_seconds)
+            except Ended:
+                if self._is_stopped:
+                    raise Refusal("unavailable", _STOPPING) from None
+                raise
+
+    @contextmanager
+    def _borrowed(self, is_asked: bool) -> Iterator[_Child]:
+        with self._lock:
+            if self._is_stopped:
+                raise Refusal("unavailable", _STOPPING)
+            if is_asked and len(self._busy) >= MOST_ASKED:
+                raise Refusal("unavailable", "The hub is combining other studies.")
+            child = self._ready.pop() if self._ready else self._new()
+            self._busy.append(child)
+        try:
+            yield child
+        finally:
+            with self._lock:
+                self._busy.remove(child)
+                if child.is_idle and not self._ready:
+                    self._ready.append(child)
+                else:
+                    child.end()
+                if not self._ready and not self._is_stopped:
+                    self._ready.append(self._new())
+
+    def stop(self) -> None:
+        """End all processes, whatever they do."""
+        with self._lock:
+            self._is_stopped = True
+            for child in self._busy:
+                child.kill()  # whoever waits for it notices, and ends it
+            for child in self._ready:
+                child.end()
+            self._ready = []
+
+
+class _Child:
+    """One process, from its start to its end."""
+
+    def __init__(self, begin: Callable[[Settings], Work], settings: Settings) -> None:
+        # Not forked: a copy of this process would wait for locks that its other threads hold.
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(begin, settings, theirs), name="combining", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._has_begun, self.is_idle = False, True
+
+    def work(self, arguments: tuple[object, ...], seconds: float) -> Row:
+        """Return what the process returns, or raise what it raises."""
+        self.is_idle = False
+        if not self._has_begun:
+            self._receive(START_SECONDS)
+            self._has_begun = True
+        with _noticing_the_end():
+            self._pipe.send_bytes(json.dumps(arguments).encode())
+        kind, *facts = self._receive(seconds)
+        self.is_idle = True
+        if kind == "refused":
+            raise Refusal(*facts)
+        if kind != "done":
+            raise (MemoryError if kind == "memory" else OSError)(*facts)
+        row: Row = facts[0]
+        return row
+
+    def _receive(self, seconds: float) -> list[Any]:
+        with _noticing_the_end():
+            if not self._pipe.poll(seconds):
+                raise TookTooLong
+            answer: list[Any] = json.loads(self._pipe.recv_bytes())  # not a pickle, which is code
+        return answer
+
+    def kill(self) -> None:
+        """Make the process end at once."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """End the process and forget it."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
+
+
+@contextmanager
+def _noticing_the_end() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise Ended from None
+
+
+# ----------------------------------------------------------------------------- in the other process
+
+
+def _serve(begin: Callable[[Settings], Work], settings: Settings, pipe: Connection) -> None:
+    """Work for the process that started this one, as long as it lives."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the hub, which then ends this
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(OSError):  # where memory runs out, the system ends this process, not the hub
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    work = begin(settings)
+    answer: tuple[object, ...] = ()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            pipe.send_bytes(json.dumps(answer).encode())
+            answer = _answer(work, json.loads(pipe.recv_bytes()))
+
+
+def _answer(work: Work, arguments: list[Any]) -> tuple[object, ...]:
+    """Return a word for what came of the work, and what belongs to it."""
+    try:
+        return "done", work(*arguments)
+    except Refusal as refusal:
+        return "refused", refusal.code, refusal.message
+    except Exception as problem:
+        kind = "memory" if isinstance(problem, MemoryError) else "failed"
+        return kind, traceback.format_exc()  # for the log of the hub
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        wait([parent.sentinel])
+        os._exit(1)
