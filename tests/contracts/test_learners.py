@@ -188,7 +188,7 @@ def test_no_random_state_stays_in_a_fitted_learner(learner, table):
     )
     assert set(vars(fitted)) - params <= {
         *(
-            {"bins_", "shape_", "counts_", "values_", "leaf_variance_"}
+            {"bins_", "shape_", "counts_", "values_", "leaf_variance_", "_leaves"}
             if learner in TREES
             else {"coef_", "intercept_"}
         ),
@@ -201,6 +201,15 @@ def test_no_random_state_stays_in_a_fitted_learner(learner, table):
         "receipt_",
         "_fitted_with",  # the settings, in words
     }
+    if "_leaves" in vars(fitted):  # released parts under one name, and what follows from them
+        fitted.predict(table[0])
+        leaves = dict(vars(fitted._leaves))
+        assert leaves.pop("shape") is fitted.shape_
+        assert leaves.pop("bins") is fitted.bins_
+        assert leaves.pop("counts") is fitted.counts_
+        assert leaves.pop("variance") == fitted.leaf_variance_
+        assert leaves.keys() == {"prune", "values", "calibration"}
+        assert set(vars(leaves["calibration"])) == {"power", "offset"}
 
 
 @pytest.mark.parametrize("learner", EVERY)
