@@ -28,7 +28,7 @@ Array = NDArray[Any]
 # How far a node's probabilities are assumed to lie from its parent's; noisy ones are shrunk to it.
 SPREAD = 0.15
 # The same, where what trees say is averaged, which removes noise, and then calibrated: trees that
-# say more rank better.
+# say more rank better. Chosen on the tables of benchmarks/forest_calibration.md.
 WIDE_SPREAD = 0.4
 # Where the spread is estimated: what is assumed beforehand as a part of p(1-p), and how many nodes'
 # word that is worth.
