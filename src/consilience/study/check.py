@@ -211,9 +211,12 @@ def _learner_problems(study: Study) -> list[str]:
         learner = _build_least(study)
         reason = learner.unchecked()
         n_numbers = learner.n_released(len(study.schema.classes or ()))
-        length = len(canonical(study.to_dict()))
     except (TypeError, ConsilienceError) as problem:
         return [f"[learner]: {problem}"]
+    try:
+        length = len(canonical(study.to_dict()))
+    except ValueError:
+        return ["a setting is no finite number"]
     if n_numbers > MOST_NUMBERS:
         return [f"[learner]: a model of {n_numbers:,} numbers is too large for a file"]
     if length > MOST_STUDY:
