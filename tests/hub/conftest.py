@@ -319,11 +319,11 @@ class World:
         shutil.copy(self.folder / "hub" / "hub.key", folder)
         return folder
 
-    def fill(self, study: Study, n_sites: int) -> list[Ward]:
+    def fill(self, study: Study, n_sites: int, *, epsilon: float = 1.0) -> list[Ward]:
         """Let sites enrol and contribute."""
         wards = [self.ward(f"ward {i}", study.name) for i in range(n_sites)]
         for ward in wards:
-            answer = self.submit(ward, ward.train(study), study.name)
+            answer = self.submit(ward, ward.train(study, epsilon=epsilon), study.name)
             assert answer.status_code == 201, answer.text
         return wards
 
