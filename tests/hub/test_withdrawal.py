@@ -67,7 +67,7 @@ def test_a_release_that_is_withdrawn_at_birth_supersedes_nothing(world: Any, new
     mallory = world.ward("mallory")
     world.submit(mallory, mallory.train(study))
     row, every = world.hub.store.claim("demo", "me", 60)
-    made = world.combiner._release(world.hub.study("demo")[1], every, every, None)
+    made, _ = world.combiner._release(world.hub.study("demo")[1], every, every, None)
     if newer:
         assert world.submit(mallory, mallory.train(study, sequence=2)).status_code == 201
     withdraw(world, mallory)
