@@ -125,9 +125,8 @@ def running(target: Any, folder: Path) -> Iterator[tuple[str, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = multiprocessing.get_context("spawn").Process(
-        target=target, args=(folder, port), daemon=True
-    )
+    # Not a daemon: the hub has a process of its own that combines.
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(folder, port))
     process.start()
     address = f"http://127.0.0.1:{port}"
     for _ in range(600):
