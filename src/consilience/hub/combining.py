@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -451,7 +452,9 @@ class Combiner:
 
 def _begin(settings: Settings) -> Callable[[Sequence[Any], str], Row]:
     """Open the hub in a process of its own, and return what combines a study there."""
-    combiner = Combiner(Hub(settings))
+    # What a crash left behind is swept by hubs that start, not at any moment: a file that another
+    # process stores just now has no row yet.
+    combiner = Combiner(Hub(replace(settings, sweep_after_seconds=math.inf)))
     return lambda asked, worker: combiner.make(Asked(*asked), worker)
 
 
