@@ -266,7 +266,7 @@ def test_names_on_the_command_line_are_those_of_one_aggregator():
 def test_a_name_is_registered_once():
     class Average(Aggregator):
         def combine(self, members, public=None, *, ledger=None, dataset=None, key=None):
-            raise NotImplementedError
+            return None
 
     with pytest.raises(SettingsError, match="already"):
         register(Average)

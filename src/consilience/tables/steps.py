@@ -1,9 +1,9 @@
 """Ordered bins as features: what a linear learner needs to fit a shape with steps.
 
 A column with m cuts becomes the answers to m questions, "is the value at or beyond this cut?", each
-±1/√m, so that every value has the length 1. A coefficient is then half the step at its cut, and a
-ridge keeps steps small: neighbouring bins resemble each other. Marks of single bins in place of
-steps, or beside them, did no better on Adult and on credit-card default (benchmarks/defaults.md).
+±1/√m, so that every value has the length 1. A coefficient is then in proportion to the step at its
+cut, and a ridge keeps steps small: neighbouring bins resemble each other. Marks of single bins in
+place of steps, or beside them, did no better on Adult and on credit-card default.
 """
 
 from functools import cache
