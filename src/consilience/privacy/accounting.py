@@ -17,7 +17,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal, cast, get_args
 
 from numpy.polynomial.legendre import leggauss
@@ -68,12 +68,20 @@ def gaussian_log_delta(epsilon: float, mu: float) -> float:
 
 def gaussian_sigma(*, epsilon: float, delta: float, sensitivity: float) -> float:
     """Return the least sigma at which Gaussian noise is (epsilon, delta)-private."""
-    inner = epsilon * (1 - PROFILE_MARGIN)
-    return sensitivity / _largest(lambda mu: gaussian_log_delta(inner, mu) <= math.log(delta))
+    inner, target = epsilon * (1 - PROFILE_MARGIN), math.log(delta)
+    return sensitivity / _largest(lambda mu: gaussian_log_delta(inner, mu) - target)
 
 
-def _largest(fits: Callable[[float], bool]) -> float:
-    """Return the largest positive number that `fits`, to 1e-12 relative and from below."""
+def _largest(excess: Callable[[float], float]) -> float:
+    """Return the largest positive number without `excess`, to 1e-12 relative and from below.
+
+    The number is that of a plain bisection, and the last word of it is asked of `excess` itself. A
+    root found beforehand only saves questions whose answer a nearer one gave.
+    """
+
+    def fits(number: float) -> bool:
+        return excess(number) <= 0
+
     low, high = 1.0, 1.0
     while not fits(low):
         low /= 2
@@ -86,10 +94,28 @@ def _largest(fits: Callable[[float], bool]) -> float:
         high *= 2
         if math.isinf(high):
             return low
+    below, above = _around(excess, low, high)
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        known = middle <= below or (middle < above and fits(middle))
+        low, high = (middle, high) if known else (low, middle)
+    while not fits(low):  # rounding, where the bisection was not asked
+        low *= 1 - 1e-12
     return low
+
+
+def _around(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Return numbers close to the end of those without `excess`: one of them, and one that is not.
+
+    If none are found, `low` and `high` themselves.
+    """
+
+    def bounded(number: float) -> float:
+        return min(max(excess(number), -1e6), 1e6)
+
+    root = float(brentq(bounded, low, high, xtol=5e-324, rtol=1e-13, disp=False))
+    below, above = root * (1 - 4e-13), root * (1 + 4e-13)
+    return (below, above) if excess(below) <= 0 < excess(above) else (low, high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,26 +128,21 @@ class Event(ABC):
 
     def __post_init__(self) -> None:
         name_the_unit(self)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type in ("float", "int"):
-                whole = field.type == "int"
-                least = (2 if field.name == "n_classes" else 1) if whole else 5e-324
-                least = 0.0 if field.name in self._may_be_zero else least
-                most = 1 - 2**-53 if field.name == "at_delta" else sys.float_info.max
-                fits = isinstance(value, int if whole else float | int) and not isinstance(
-                    value, bool
-                )
-                if not (fits and least <= value <= most):
-                    raise SettingsError(
-                        f"The {field.name!r} of a {type(self).__name__} event must be a finite "
-                        f"positive {'whole number' if whole else 'number'} in its range. Got "
-                        f"{value!r} instead."
-                    )
-            elif field.name in _CHOICES and value not in _CHOICES[field.name]:
+        numbers, choices = _limits(type(self))
+        for name, kinds, least, most in numbers:
+            value = getattr(self, name)
+            fits = isinstance(value, kinds) and not isinstance(value, bool)
+            if not (fits and least <= value <= most):
                 raise SettingsError(
-                    f"The {field.name!r} of a {type(self).__name__} event must be one of "
-                    f"{', '.join(_CHOICES[field.name])}. Got {value!r} instead."
+                    f"The {name!r} of a {type(self).__name__} event must be a finite positive "
+                    f"{'whole number' if kinds is int else 'number'} in its range. Got "
+                    f"{value!r} instead."
+                )
+        for name in choices:
+            if getattr(self, name) not in _CHOICES[name]:
+                raise SettingsError(
+                    f"The {name!r} of a {type(self).__name__} event must be one of "
+                    f"{', '.join(_CHOICES[name])}. Got {getattr(self, name)!r} instead."
                 )
 
     @property
@@ -145,6 +166,20 @@ class Event(ABC):
         return Guarantee(
             epsilon=self.epsilon, delta=self.delta, unit=self.unit, neighbours=self.neighbours
         )
+
+
+@cache
+def _limits(kind: type[Event]) -> tuple[list[tuple[str, Any, float, float]], list[str]]:
+    """Return each number's name, types and range, and the names of fields that are a choice."""
+    numbers: list[tuple[str, Any, float, float]] = []
+    for field in fields(kind):
+        if field.type in ("float", "int"):
+            whole = field.type == "int"
+            least = (2 if field.name == "n_classes" else 1) if whole else 5e-324
+            least = 0.0 if field.name in kind._may_be_zero else least
+            most = 1 - 2**-53 if field.name == "at_delta" else sys.float_info.max
+            numbers.append((field.name, int if whole else (float, int), least, most))
+    return numbers, [field.name for field in fields(kind) if field.name in _CHOICES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -569,7 +604,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 def zcdp_rho(*, epsilon: float, delta: float) -> float:
     """Return the largest zero-concentrated cost that is (epsilon, delta)-private."""
-    return _largest(lambda rho: zcdp_epsilon(rho, delta) <= epsilon)
+    return _largest(lambda rho: zcdp_epsilon(rho, delta) - epsilon)
 
 
 def _epsilon_at(log_delta: Callable[[float], float], delta: float, least: float) -> float:
@@ -614,17 +649,17 @@ EVENTS: dict[str, type[Event]] = {
 def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
     """Return the least scale (or sigma) at which the event ``cost(scale)`` costs `epsilon`."""
 
-    def fits(inverse: float) -> bool:
+    def excess(inverse: float) -> float:
         if math.isinf(1 / inverse):
-            return False
+            return math.inf
         event = cost(1 / inverse)
         if isinstance(
             event, ObjectiveGaussian
         ):  # the profile answers without inverting it at each step
-            return event.log_delta(epsilon * (1 - PROFILE_MARGIN)) <= math.log(event.delta)
-        return event.epsilon <= epsilon
+            return event.log_delta(epsilon * (1 - PROFILE_MARGIN)) - math.log(event.delta)
+        return event.epsilon - epsilon
 
-    return 1 / _largest(fits)
+    return 1 / _largest(excess)
 
 
 def total(events: Iterable[Event]) -> Guarantee:

@@ -50,6 +50,8 @@ def name_the_unit(value: Any) -> None:
     """Turn the strings ``unit`` and ``neighbours`` of a frozen value into enum members."""
     for name, kind in (("unit", Unit), ("neighbours", Neighbours)):
         given = getattr(value, name)
+        if type(given) is kind:
+            continue
         try:
             object.__setattr__(value, name, kind(given))
         except ValueError:
