@@ -48,8 +48,9 @@ check: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo >/dev/null || $(BIN)/lint-imports
 
-## bench   speed and accuracy tables of benchmarks/ (diffprivlib gets an environment of its own)
+## bench   speed and accuracy tables of benchmarks/ (peers get environments of their own)
 bench: setup
+	@$(BIN)/python benchmarks/peers.py
 	@$(BIN)/python benchmarks/fit_time.py
 	@$(BIN)/python benchmarks/accuracy.py
 

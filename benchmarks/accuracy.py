@@ -15,7 +15,6 @@ environment that has it.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
@@ -23,8 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +45,7 @@ from consilience.learners.linear import (
     plan_linear,
 )
 from consilience.privacy.mechanisms import Noise, clip_rows
+from environments import find_peer, open_peer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -58,7 +57,7 @@ ROOT = HERE.parent
 EPSILONS = (0.05, 0.1, 0.25, 0.5, 1.0)
 DELTA, DELTA_TEXT = 1e-5, "10⁻⁵"
 PEER = "diffprivlib"
-PEER_PACKAGES = ("diffprivlib==0.6.6", "scikit-learn==1.7.2")
+PEER_SCRIPT = "peer_diffprivlib.py"
 # diffprivlib's proof, like ours, is about the exact minimum, so its solver is given the room to
 # come close to it. Beyond 1e-6 its errors no longer move, only its time.
 PEER_SOLVER = {"tol": 1e-6, "max_iter": 10_000}
@@ -249,7 +248,7 @@ def exact_of(method: str) -> str:
 def some_runs(
     problem: Problem, runs: range, epsilons: tuple[float, ...], data: Path, peer: str | None
 ) -> list[dict[str, Any]]:
-    with open_peer(peer) as ask:
+    with open_peer(peer, PEER_SCRIPT) as ask:
         return [one_run(problem, run, epsilons, data, ask) for run in runs]
 
 
@@ -301,13 +300,16 @@ def one_run(
             ):
                 np.save(Path(folder) / f"{name}.npy", values)
             wanted = [
-                {"epsilon": e, "seed": seed, **PEER_SOLVER}
+                {
+                    "epsilon": e,
+                    "seed": seed,
+                    "regularization": problem.regularization,
+                    **PEER_SOLVER,
+                }
                 for e, seed in zip(epsilons, seeds, strict=True)
             ]
             wanted.append({**wanted[-1], **PEER_DEFAULTS})  # for its time only
-            answer = ask(
-                {"folder": folder, "regularization": problem.regularization, "fits": wanted}
-            )
+            answer = ask({"folder": folder, "fits": wanted})
         results[PEER], results["peer defaults"] = (
             answer["fits"][: len(epsilons)],
             answer["fits"][len(epsilons) :],
@@ -321,65 +323,6 @@ def _seed(*parts: float) -> int:
         for part in parts[-1:]
     ]
     return int(np.random.SeedSequence([*map(int, parts[:-1]), *whole]).generate_state(1)[0])
-
-
-# --------------------------------------------------------------------------------------------- peer
-
-
-def find_peer(console: Console) -> str | None:
-    """Return a Python that has diffprivlib, making an environment for it when there is none."""
-    given = os.environ.get("CONSILIENCE_DIFFPRIVLIB")
-    if given:
-        return given
-    folder = ROOT / ".venv-diffprivlib"
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    ready = folder / ".ready"
-    if not ready.exists():
-        console.print("Setting up .venv-diffprivlib (packages are downloaded once)")
-        try:
-            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-            (folder / ".gitignore").write_text("*\n")
-            install = [
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                *PEER_PACKAGES,
-            ]
-            subprocess.run([str(python), *install], check=True)
-        except subprocess.CalledProcessError:
-            console.print("diffprivlib could not be installed: its column is left out.")
-            return None
-        ready.touch()
-    return str(python)
-
-
-@contextmanager
-def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]] | None]:
-    """Start diffprivlib and yield a function that asks it; None if there is no diffprivlib."""
-    if python is None:
-        yield None
-        return
-    one_thread = {
-        name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    }
-    with subprocess.Popen(
-        [python, str(HERE / "peer_diffprivlib.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **one_thread},
-    ) as peer:
-
-        def ask(request: dict[str, Any]) -> dict[str, Any]:
-            print(json.dumps(request), file=peer.stdin, flush=True)
-            answer = peer.stdout.readline()
-            if not answer:
-                raise RuntimeError("diffprivlib ended without an answer; its own message is above.")
-            return dict(json.loads(answer))
-
-        yield ask
 
 
 # -------------------------------------------------------------------------------------------- judge
@@ -824,7 +767,7 @@ def machine(peer: str | None) -> list[str]:
     )
     at = commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
     names = ("consilience", "numpy", "scipy", "scikit-learn")
-    with open_peer(peer) as ask:
+    with open_peer(peer, PEER_SCRIPT) as ask:
         versions = "diffprivlib was not run" if ask is None else ask({"fits": []})["versions"]
     return [
         f"{', '.join(f'{name} {version(name)}' for name in names)}; commit {at or 'unknown'}; "

@@ -36,17 +36,17 @@ from consilience.learners.trees import forest as trees
 from consilience.learners.trees import histograms
 from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.mechanisms import Noise
+from environments import find_peer, open_peer
 from forests import (
     COLORS,
     DELTA,
     HERE,
+    PEER_SCRIPT,
     Problem,
     auc_of,
     credit,
     data_folder,
-    find_peer,
     machine,
-    open_peer,
     plt,
     seed_of,
 )
@@ -442,7 +442,7 @@ def main() -> int:
     repeats, runs = (3, 2) if options.quick else (9, 5)
     sizes = SIZES[:4] if options.quick else SIZES
     problem = credit(folder)
-    with threadpool_limits(limits=1), open_peer(find_peer(console)) as ask:
+    with threadpool_limits(limits=1), open_peer(find_peer(console), PEER_SCRIPT) as ask:
         about = machine(ask)
         times = measure_fits(problem, repeats, ask, console)
         scores = measure_scores(problem, runs, ask, console)

@@ -15,17 +15,14 @@ environment that has it.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -41,7 +38,6 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from accuracy import find_peer
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.learners.trees import adaboost
 from consilience.learners.trees import forest as trees
@@ -50,6 +46,7 @@ from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.mechanisms import Noise
 from consilience.tables.schema import Categorical, Numeric, Schema
+from environments import find_peer, open_peer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -218,6 +215,7 @@ PEER_SETTINGS = (
     (30, 8),
     (100, 5),
 )  # trees, depth; the first is diffprivlib's default
+PEER_SCRIPT = "peer_forest.py"
 PEER, PEER_BEST, PLAIN = "diffprivlib", "diffprivlib best", "plain"
 
 
@@ -333,29 +331,6 @@ def measure(problem: Problem, runs: int, ask: Any, console: Console) -> tuple[Fo
 
 
 # --------------------------------------------------------------------------------------------- peer
-
-
-@contextmanager
-def open_peer(python: str | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]] | None]:
-    """Start diffprivlib's forest and yield a function that asks it, or None without diffprivlib."""
-    if python is None:
-        yield None
-        return
-    one_thread = {
-        name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    }
-    command = [python, str(HERE / "peer_forest.py")]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, **one_thread}, **pipes) as peer:
-
-        def ask(request: dict[str, Any]) -> dict[str, Any]:
-            print(json.dumps(request), file=peer.stdin, flush=True)
-            answer = peer.stdout.readline()
-            if not answer:
-                raise RuntimeError("diffprivlib ended without an answer; its own message is above.")
-            return dict(json.loads(answer))
-
-        yield ask
 
 
 def ask_peer(
@@ -666,7 +641,7 @@ def main() -> int:
     runs = 2 if options.quick else 10
     out = Path(tempfile.mkdtemp(prefix="forests-")) if options.quick else HERE
     problems = [credit(folder), adult(folder)]
-    with threadpool_limits(limits=1), open_peer(find_peer(console)) as ask:
+    with threadpool_limits(limits=1), open_peer(find_peer(console), PEER_SCRIPT) as ask:
         about = machine(ask)
         results = [measure(problem, runs, ask, console) for problem in problems]
         errors = count_errors(problems[0], runs)

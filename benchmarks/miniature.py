@@ -121,6 +121,17 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         [],
         {"SITES": (40, 20), "SAMPLE": 5, "REPEATS": 1, "first_calls": lambda: ((1, 1), (1, 1))},
     ),
+    "peers": (
+        ["--quick"],
+        {
+            "forests.N_TRAIN": 600,
+            "N_DIGITS": 600,
+            "N_LAND": 600,
+            "RIDGES": (1e-4, 1e-2),
+            "TIMED": 1,
+            "find_peer": lambda *_: None,
+        },
+    ),
     "poisoning": (
         ["--repeats", "2"],
         {"N_RECORDS": 60, "N_PUBLIC": 20, "N_TEST": 60},

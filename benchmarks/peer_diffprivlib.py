@@ -1,9 +1,11 @@
-"""Fit diffprivlib's LogisticRegression on arrays handed over by accuracy.py.
+"""Fit diffprivlib's LogisticRegression on arrays handed over by accuracy.py and peers.py.
 
 Runs in an environment of its own. Each line of standard input is a JSON request,
-{"folder", "regularization", "fits": [{"epsilon", "seed", "tol", "max_iter"}, ...]}; each line of
-output is its answer: the library's version and, for each fit, test error, seconds, iterations and
-whether the solver converged. The folder holds X_train, y_train, X_test and y_test as .npy files.
+{"folder", "fits": [{"epsilon", "seed", "regularization", "tol", "max_iter"}, ...]}; each line of
+output is its answer: the library's version and, for each fit, test error, AUC (of two classes),
+elapsed and processor seconds, iterations and whether the solver converged. The folder holds
+X_train, y_train, X_test and y_test as .npy files. Without a regularization C stays at the
+library's default, 1.
 
 diffprivlib minimises mean loss + (1/2nC)|f|^2, so this project's regularization Lambda corresponds
 to C = 1/(n Lambda).
@@ -20,6 +22,7 @@ import numpy as np
 import sklearn
 from diffprivlib.models import LogisticRegression
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import roc_auc_score
 
 
 def answer(request: dict) -> list[dict]:
@@ -36,7 +39,7 @@ def answer(request: dict) -> list[dict]:
         learner = LogisticRegression(
             epsilon=fit["epsilon"],
             data_norm=1.0,
-            C=1.0 / (len(X) * request["regularization"]),
+            C=1.0 / (len(X) * fit["regularization"]) if "regularization" in fit else 1.0,
             fit_intercept=False,
             tol=fit["tol"],
             max_iter=fit["max_iter"],
@@ -44,13 +47,15 @@ def answer(request: dict) -> list[dict]:
         )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            begun = time.perf_counter()
+            begun, processor = time.perf_counter(), time.process_time()
             learner.fit(X, y)
-            seconds = time.perf_counter() - begun
+            seconds, processor = time.perf_counter() - begun, time.process_time() - processor
         answers.append(
             {
                 "error": float(np.mean(learner.predict(X_test) != y_test)),
+                "auc": float(roc_auc_score(y_test, learner.decision_function(X_test))),
                 "seconds": seconds,
+                "processor": processor,
                 "iterations": int(learner.n_iter_[0]),
                 "converged": not any(issubclass(w.category, ConvergenceWarning) for w in caught),
             }

@@ -16,6 +16,7 @@ SLOW = ("backends", "forest_speed", "hub_load", "large_site", "many_members", "p
 NEEDS_OTHERS = {  # of a process or an environment that the tests of adapters/ start
     "flower_relay": "needs Flower's environment; tests/adapters/test_flower.py runs its scenarios",
     "peer_diffprivlib": "a peer's process, started by accuracy.py in the peer's environment",
+    "peer_interpret": "a peer's process, started by peers.py in the peer's environment",
     "peer_forest": "a peer's process, started by forests.py in the peer's environment",
 }
 
@@ -28,7 +29,7 @@ def small():
 
 
 def test_every_script_has_its_miniature():
-    scripts = {path.stem for path in FOLDER.glob("*.py")} - {"miniature", "pages"}
+    scripts = {path.stem for path in FOLDER.glob("*.py")} - {"environments", "miniature", "pages"}
     assert scripts == set(small()) | set(NEEDS_OTHERS)
 
 
