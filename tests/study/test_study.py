@@ -343,6 +343,17 @@ def test_a_draft_reads_names_only_unless_the_table_is_public(tmp_path):
         Draft(name="fourth", label="sick").write(tmp_path / "ward.csv")
 
 
+def test_a_draft_of_a_public_table_refuses_identifiers_and_labels_that_are_numbers(tmp_path):
+    rows = "".join(f"P{i},{i % 2},{i}\n" for i in range(80))
+    (tmp_path / "ward.csv").write_text("who,ill,days\n" + rows)
+    with pytest.raises(SettingsError, match="'who' has a different text .*--drop who"):
+        Draft("a", "ill", is_public=True).write(tmp_path / "ward.csv")
+    with pytest.raises(SettingsError, match="'days' has more than 50 .*--learner PrivateRidge"):
+        Draft("a", "days", is_public=True, drop=["who"]).write(tmp_path / "ward.csv")
+    text = Draft("a", "ill", is_public=True, drop=["who"]).write(tmp_path / "ward.csv")
+    assert 'name = "who"' not in text
+
+
 def test_a_draft_from_a_code_book_is_complete(tmp_path):
     import pyarrow.csv
 

@@ -1,9 +1,12 @@
 import pyarrow as pa
 import pytest
 
+from consilience.errors import SettingsError
 from consilience.tables.inference import (
+    FEW,
     distinct_texts,
     infer_column,
+    list_categories,
     number_bounds,
     read_public,
 )
@@ -42,3 +45,40 @@ def test_public_records_are_encoded_by_their_own_bounds():
     assert X.shape == (3, 3)
     assert y.tolist() == [0, 1, 0]
     assert (X[:, 0] * 2**0.5).tolist() == pytest.approx([-1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        ([f"P{i}" for i in range(FEW + 1)], "different text in most rows"),
+        ([f"P{i}" for i in range(60)] + ["P0"] * 50, "different text in most rows"),
+        ([f"2024-05-{1 + i % 28:02}" for i in range(500)], "holds dates"),
+        (["2024-05-31T12:00:00", None] * 40, "holds dates"),
+        ([str(i % 60) + "a" for i in range(500)], "more than 50 different values"),
+    ],
+)
+def test_texts_that_are_no_categories_are_refused_with_what_to_drop(texts, problem):
+    with pytest.raises(SettingsError, match=problem) as refused:
+        list_categories("who", column(*texts), most=50)
+    assert "--drop who" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [f"P{i}" for i in range(FEW)],  # a small table
+        [f"ward {i % 40}" for i in range(200)],
+        ["2024-05-31", "unknown"] * 40,  # not all are dates
+        ["2024-13-31", "2024-05-32"] * 40,
+    ],
+)
+def test_texts_that_recur_are_categories(texts):
+    assert list_categories("where", column(*texts)) == sorted(set(texts))
+
+
+def test_a_public_table_with_an_identifier_is_read_once_it_is_left_out():
+    table = {"who": [f"P{i}" for i in range(90)], "age": range(90), "ill": [0, 1, 1] * 30}
+    table = {name: list(values) for name, values in table.items()}
+    with pytest.raises(SettingsError, match="--drop who"):
+        read_public(table, "ill")
+    assert read_public(table, "ill", drop=["who"])[0].shape == (90, 1)

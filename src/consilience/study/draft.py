@@ -22,7 +22,7 @@ from consilience.learners.registry import LEARNERS
 from consilience.study.check import TO_FILL_IN
 from consilience.study.records import file_digest
 from consilience.study.toml import VERSION, quote
-from consilience.tables.inference import distinct_texts, number_bounds
+from consilience.tables.inference import distinct_texts, list_categories, number_bounds
 from consilience.tables.reading import read_table
 from consilience.tables.schema import Schema
 
@@ -160,9 +160,13 @@ class Draft:
             return "\n".join(_settings(facts, ("columns", "label")))
         if learner.predicts_number:
             return f"label_bound = nan  # {TO_FILL_IN}: larger labels are clipped to it"
-        classes = self.classes or (
-            () if values is None else _few(distinct_texts(values[self.label]))
-        )
+        classes = self.classes or (() if values is None else distinct_texts(values[self.label]))
+        if len(classes) > MOST_CATEGORIES and not self.classes:
+            raise SettingsError(
+                f"The label {self.label!r} has more than {MOST_CATEGORIES} different values, too "
+                "many for classes. Nothing was written. Declare them with --classes, or learn a "
+                "number with --learner PrivateRidge."
+            )
         if not classes:
             return f'classes = []  # {TO_FILL_IN}, such as ["no", "yes"]'
         return f"classes = {quote([_number_or_text(value) for value in classes])}"
@@ -170,7 +174,7 @@ class Draft:
     def _column_lines(self, name: str, values: pa.Table | None) -> str:
         bounds, categories = self.numbers.get(name), self.categories.get(name)
         if values is not None and bounds is None and categories is None:
-            bounds, categories = _infer(values[name])
+            bounds, categories = _infer(name, values[name])
         if categories is not None:
             kind = ['kind = "categorical"', f"categories = {quote(list(categories))}"]
         elif bounds is not None:
@@ -259,22 +263,15 @@ def _comment(text: str) -> str:
 # ------------------------------------------------------------------ tables
 
 
-def _infer(values: pa.ChunkedArray) -> tuple[tuple[float, float] | None, list[str] | None]:
+def _infer(
+    name: str, values: pa.ChunkedArray
+) -> tuple[tuple[float, float] | None, list[str] | None]:
     """Return the bounds of a public column of numbers, or the categories of another one."""
     bounds = number_bounds(values)
     if bounds is None:
-        return None, _few(distinct_texts(values))
+        return None, list_categories(name, values, MOST_CATEGORIES)
     low, high = bounds
     return (low, high if high > low else low + 1.0), None
-
-
-def _few(texts: list[str]) -> list[str]:
-    if len(texts) > MOST_CATEGORIES:
-        raise SettingsError(
-            f"A column has more than {MOST_CATEGORIES} different values, too many for a list of "
-            "categories. Nothing was written. Leave it out with --drop, or declare its categories."
-        )
-    return texts
 
 
 def _read_names(path: Path) -> list[str]:

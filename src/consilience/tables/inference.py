@@ -4,6 +4,7 @@ For a table that anyone may see, its own values can declare a schema. Never do t
 that need protection: the largest value in a table belongs to somebody.
 """
 
+import math
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from consilience.errors import SettingsError
 from consilience.tables.reading import read_table
 from consilience.tables.schema import Categorical, Numeric, Schema
+
+DATE = r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])([T ]|$)"
+FEW = 20  # texts that may differ in every row of a small table and still be categories
 
 
 def read_public(
@@ -55,7 +59,7 @@ def infer_column(name: str, values: pa.ChunkedArray) -> Numeric | Categorical | 
     """Declare a public column by its values; None for a number that never changes."""
     bounds = number_bounds(values)
     if bounds is None:
-        return Categorical(name, tuple(distinct_texts(values)), missing="ignore")
+        return Categorical(name, tuple(list_categories(name, values)), missing="ignore")
     low, high = bounds
     return Numeric(name, low, high, missing="middle") if low < high else None
 
@@ -67,6 +71,36 @@ def number_bounds(values: pa.ChunkedArray) -> tuple[float, float] | None:
     except pa.ArrowInvalid:
         return None
     return (0.0, 0.0) if ends["min"] is None else (ends["min"], ends["max"])
+
+
+def list_categories(name: str, values: pa.ChunkedArray, most: float = math.inf) -> list[str]:
+    """Return the categories of a public column of texts, or refuse one that has none.
+
+    A column that differs in most rows names its records and says nothing about others. Dates do not
+    recur either. `most` is the largest number of categories that the caller can use.
+    """
+    texts = _texts(values).drop_null()
+    categories: list[str] = pc.unique(texts).sort().to_pylist()
+    if _are_dates(texts):
+        problem = "holds dates"
+        instead = "or turn it into a number first, such as an age or the days since an event"
+    elif FEW < len(categories) and 2 * len(categories) > len(texts):
+        problem = "has a different text in most rows, as identifiers, names and free text do"
+        instead = "or declare its categories in a schema"
+    elif len(categories) > most:
+        problem = f"has more than {most} different values, too many for a list of categories"
+        instead = "or declare its categories"
+    else:
+        return categories
+    raise SettingsError(
+        f"Column {name!r} {problem}; it cannot be encoded as categories. Nothing was computed or "
+        f"written. Leave it out (--drop {name}, in Python drop=[{name!r}]), {instead}."
+    )
+
+
+def _are_dates(texts: pa.ChunkedArray) -> bool:
+    """Tell whether texts begin like 2024-05-31, all of them."""
+    return bool(len(texts) and pc.all(pc.match_substring_regex(texts, DATE)).as_py())
 
 
 def distinct_texts(values: pa.ChunkedArray) -> list[str]:
