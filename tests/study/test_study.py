@@ -346,9 +346,9 @@ def test_a_draft_reads_names_only_unless_the_table_is_public(tmp_path):
 def test_a_draft_of_a_public_table_refuses_identifiers_and_labels_that_are_numbers(tmp_path):
     rows = "".join(f"P{i},{i % 2},{i}\n" for i in range(80))
     (tmp_path / "ward.csv").write_text("who,ill,days\n" + rows)
-    with pytest.raises(SettingsError, match="'who' has a different text .*--drop who"):
+    with pytest.raises(SettingsError, match=r"'who' has a different text .*--drop who"):
         Draft("a", "ill", is_public=True).write(tmp_path / "ward.csv")
-    with pytest.raises(SettingsError, match="'days' has more than 50 .*--learner PrivateRidge"):
+    with pytest.raises(SettingsError, match=r"'days' has more than 50 .*--learner PrivateRidge"):
         Draft("a", "days", is_public=True, drop=["who"]).write(tmp_path / "ward.csv")
     text = Draft("a", "ill", is_public=True, drop=["who"]).write(tmp_path / "ward.csv")
     assert 'name = "who"' not in text
