@@ -134,7 +134,14 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
     ),
     "poisoning": (
         ["--repeats", "2"],
-        {"N_RECORDS": 60, "N_PUBLIC": 20, "N_TEST": 60},
+        {
+            "N_RECORDS": 60,
+            "N_PUBLIC": 20,
+            "N_TEST": 60,
+            "SEARCHED": 2,
+            "HONEST": (2.0,),
+            "HONEST_REPEATS": 1,
+        },
     ),
     "planning": (["--quick"], {"DATA": Path("none"), "REPEATS": (2, 2)}),
 }

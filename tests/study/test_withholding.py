@@ -10,7 +10,7 @@ from consilience.aggregators.outliers import find_far, find_heavy
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.study.collect import Publication, collect
-from consilience.study.withholding import Candidate
+from consilience.study.withholding import MOST_RISE, Candidate
 from consilience.tables.public import Public
 from studies import overstate, study_text, table
 
@@ -133,17 +133,43 @@ def test_an_honest_large_site_is_no_reason(tmp_path):
     """By its noise a release is often a little worse than without it, or than the last one."""
     study = Study.from_text(study_text())
     *small, large = train(study, tmp_path, sizes=(400, 400, 400, 3000))
-    facts = {k: v for k, v in large.sealed.facts.items() if k not in ("key", "tensors")}
-    tensors = large.sealed.tensors
     last, worse = make_candidate(study, small).release, 0
-    for noise in (-0.6, -0.3, 0.0, 0.3, 0.6):
-        noisy = tensors | {"intercept": tensors["intercept"] + noise}
-        member = Contribution.load(Sealed.seal("contribution", facts, noisy, KEY).to_bytes())
+    for noise in (-0.15, -0.1, 0.0, 0.1, 0.15):
+        member = shift(large, noise)
         candidate = replace(make_candidate(study, [*small, member], last=last), far={})
         assert list(candidate.heavy) == ["site 3"]
         assert candidate.find_reasons() == []
         worse += bool(replace(candidate, far={"site 3": "Far."}).find_reasons())
     assert worse
+
+
+def shift(contribution, intercept):
+    """Return a contribution with another intercept, which nothing about it shows."""
+    facts = {k: v for k, v in contribution.sealed.facts.items() if k not in ("key", "tensors")}
+    tensors = contribution.sealed.tensors
+    tensors = tensors | {"intercept": tensors["intercept"] + intercept}
+    return Contribution.load(Sealed.seal("contribution", facts, tensors, KEY).to_bytes())
+
+
+@pytest.mark.parametrize("aggregator", ["Average", "WeightedVote"])
+def test_whatever_a_member_that_nobody_names_costs_has_a_limit(aggregator, tmp_path):
+    """A member that knows the alerts stays below them; what comes of it is seen all the same."""
+    study = Study.from_text(study_text(aggregator=aggregator))
+    made = train(study, tmp_path)
+    rises = []
+    for intercept in np.linspace(0, 3, 9):
+        candidate = make_candidate(study, [*made[:3], shift(made[3], intercept)])
+        candidate = replace(candidate, far={}, heavy={})  # it may be any that raises no alert
+        error, without = (
+            np.mean(np.asarray(model.predict(candidate.test.X)) != candidate.test.y)
+            for model in (candidate.release.ensemble, candidate._without(["site 3"]))
+        )
+        reasons = candidate.find_reasons()
+        if not reasons:
+            rises.append(error - without)
+    assert reasons
+    assert reasons[0].startswith("Without 'site 3' the error is ")
+    assert max(rises) <= MOST_RISE
 
 
 def test_without_test_records_a_study_can_ask_for_a_decision(tmp_path):

@@ -25,7 +25,7 @@ from consilience.tables.public import Public
 if TYPE_CHECKING:
     from consilience.study.study import Study
 
-MOST_LOST = 0.5  # of what others gain over guessing; the noise of honest large sites costs up to .2
+MOST_RISE = 0.03  # of the error, or of what guessing costs in other units, by any one member
 MOST_LEFT_OUT = 16  # members that are left out one by one to see what the others make
 
 
@@ -42,7 +42,7 @@ class Candidate:
         What `find_far` says about some members, by site.
     heavy
         What `find_heavy` says about a member, by site. An honest large site is heavy too, so this
-        alone is no reason, but neither noise nor the other members hide what such a member does.
+        alone is no reason.
     last
         The release that sites have at the moment.
     public, test
@@ -78,9 +78,10 @@ class Candidate:
     def _find_losses(self, judge: _Judge) -> Iterator[str]:
         """Say what the test records show the release to be worse than.
 
-        The noise of honest members often makes it worse than the last release or than one of them,
-        so this counts only if there is a member whose noise does not explain what it is. Of one
-        that only outweighs all others it counts if most of what they gain is lost.
+        The noise of honest members often makes it a little worse than the last release or than
+        without one of them, so this counts only if there is a member whose noise does not explain
+        what it is, or if it costs more than `MOST_RISE`: whoever knows what raises an alert can
+        stay below it, but cannot hide what comes of it.
         """
         rows = compare_rows(self.release.sealed.facts["quality"])
         gaps = {} if rows is None else dict(rows.gaps)
@@ -88,11 +89,10 @@ class Candidate:
         rivals["always giving the same answer"] = judge.compare(judge.guess)
         if self.far:
             rivals["the median site's own model"] = gaps.get(MEDIAN_ROW)
-        is_worse = judge.is_worse if self.far else judge.is_spoilt
         if self._suspects and self.last is not None:
             since = judge.compare(self.last.ensemble)
             title = f"release {self.last.sequence}, which sites have"
-            rivals[title] = since if is_worse(since) else None
+            rivals[title] = since if self.far or judge.is_costly(since) else None
         if self._suspects and self.unread is not None:
             yield f"Release {self.unread}, which sites have, cannot be read to compare it."
         for title, gap in rivals.items():
@@ -100,19 +100,27 @@ class Candidate:
                 metric, joined, other = judge.show(gap)
                 shown = f"{metric} {joined} against {other}"
                 yield f"On the study's test records it is worse than {title} ({shown})."
-        for sites in self._groups():
+        for sites in self._groups(judge):
             model = self._without(sites)
-            gap = None if model is None else judge.compare(model)
-            if gap is not None and is_worse(gap):
+            if model is None:
+                continue
+            gap = judge.compare(model)
+            if judge.is_worse(gap) if set(sites) & set(self.far) else judge.is_costly(gap):
                 metric, joined, other = judge.show(gap)
                 names = " and ".join(map(repr, sites))
                 yield f"Without {names} the {metric} is {other} instead of {joined}."
 
-    def _groups(self) -> list[tuple[str, ...]]:
-        """Return whom to leave out: each suspect alone, and all of them together."""
+    def _groups(self, judge: _Judge) -> list[tuple[str, ...]]:
+        """Return whom to leave out: each member alone, and all suspects together.
+
+        Of very many members, suspects and those that the release contradicts most.
+        """
         suspects = tuple(self._suspects)
-        together = [suspects] if len(suspects) > 1 else []
-        return [(site,) for site in suspects[:MOST_LEFT_OUT]] + together
+        others = [one for one in self.contributions if one.site not in suspects]
+        if len(suspects) + len(others) > MOST_LEFT_OUT:
+            others.sort(key=lambda one: judge.compare(one.learner).other, reverse=True)
+        alone = [*suspects, *(one.site for one in others)][:MOST_LEFT_OUT]
+        return [(site,) for site in alone] + ([suspects] if len(suspects) > 1 else [])
 
     def _without(self, sites: Sequence[str]) -> Predictor | None:
         """Return what the others make, or None if they make nothing."""
@@ -145,10 +153,11 @@ class _Judge:
         """Tell whether the release is clearly worse than the other model."""
         return gap.verdict == "worse"
 
-    def is_spoilt(self, gap: Gap) -> bool:
-        """Tell whether most of what the other model gains over guessing is clearly lost."""
-        gained = self.compare(self.guess).other - gap.other
-        return self.is_worse(gap) and gap.joined - gap.other > MOST_LOST * gained
+    def is_costly(self, gap: Gap) -> bool:
+        """Tell whether the release is clearly worse than the other model, by more than a little."""
+        is_share = main_metric(self.release.measures) == "error"
+        unit = 1.0 if is_share else self.compare(self.guess).other
+        return self.is_worse(gap) and gap.joined - gap.other > MOST_RISE * unit
 
     def show(self, gap: Gap) -> tuple[str, str, str]:
         """Return the metric, the release's loss and the other's, as a sentence states them."""
