@@ -65,14 +65,19 @@ def test_a_twin_that_cuts_gradients_too_late_is_caught(monkeypatch):
 
 
 def test_every_step_has_noise_of_its_own(monkeypatch):
-    drawn, real = [], gradient.noisy_gradient
+    drawn, real = [], gradient._newton
 
-    def listen(sums, *, event, source):
-        noisy = real(sums, event=event, source=source)
-        drawn.append((noisy - sums) * event.gradient_grain / event.gradient_sigma)
-        return noisy
+    def listen(moment, plan, curvature):
+        step = real(moment, plan, curvature)
 
-    monkeypatch.setattr(gradient, "noisy_gradient", listen)
+        def heard(noisy, coef):
+            drawn.append(noisy / plan.event.gradient_sigma)
+            return step(noisy, coef)
+
+        return heard
+
+    monkeypatch.setattr(gradient, "_newton", listen)
+    monkeypatch.setattr(gradient.Sums, "gradient", lambda self, coef: np.zeros(10, np.int64))
     X = np.zeros((30, 9))
     for _ in range(20):
         PrivateLogisticRegression(classes=[0, 1], **SETTINGS).fit(X, np.arange(30) % 2)

@@ -24,7 +24,7 @@ from consilience.learners.gradient import (
 )
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.privacy.accounting import GradientSteps, gaussian_log_delta
-from consilience.privacy.mechanisms import Noise, noisy_gradient, noisy_moment
+from consilience.privacy.mechanisms import Noise, gradient_noise, noisy_moment
 
 WHO = {"unit": "record", "neighbours": "replace-one"}
 LOSSES = [Logistic(), HuberHinge(0.5), Huber(1.0, 1.0), Softmax(3), Softmax(9)]
@@ -142,7 +142,7 @@ def test_noise_narrower_than_the_proof_allows_is_refused():
 
 def test_noise_has_the_variance_that_is_stated():
     event, source = steps(moment_grain=1 / 64, gradient_grain=1 / 64), Noise().open()
-    drawn = noisy_gradient(np.zeros((4, 5000), np.int64), event=event, source=source)
+    drawn = gradient_noise((4, 5000), event=event, source=source)
     assert drawn.shape == (4, 5000)
     assert drawn.std() / 64 == pytest.approx(18.0, rel=0.03)
     matrix = noisy_moment(np.zeros((150, 150), np.int64), event=event, source=source)
@@ -151,6 +151,19 @@ def test_noise_has_the_variance_that_is_stated():
     assert beside.std() / 64 == pytest.approx(16 / math.sqrt(2), rel=0.03)
     diagonal = noisy_moment(np.zeros(5000, np.int64), event=event, source=source)
     assert diagonal.std() / 64 == pytest.approx(16.0, rel=0.05)
+
+
+def test_noise_too_wide_for_doubles_is_exact_too():
+    """Wider than the sampler of doubles reaches, at a tiny epsilon: whole numbers all the same."""
+    event = steps(gradient_sigma=2.0**15)
+    drawn = gradient_noise((4, 500), event=event, source=Noise().open())
+    assert drawn.std() * GRADIENT_GRAIN == pytest.approx(2.0**15, rel=0.1)
+    assert len(np.unique(drawn % 2**6)) > 32
+
+
+def test_a_moment_of_anything_but_whole_numbers_is_refused():
+    with pytest.raises(SettingsError, match="integers"):
+        noisy_moment(np.eye(2) / 3, event=steps(), source=Noise().open())
 
 
 # --------------------------------------------------------------------------------------------- sums

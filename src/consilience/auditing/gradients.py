@@ -26,7 +26,7 @@ from consilience.auditing.report import Check
 from consilience.learners.gradient import COEF_BITS, GradientPlan, Sums
 from consilience.learners.perturbation import LinearTask
 from consilience.privacy.accounting import GradientSteps
-from consilience.privacy.mechanisms import Source, noisy_gradient
+from consilience.privacy.mechanisms import Source, gradient_noise
 
 CONTRADICTING = 500  # records of each kind
 
@@ -47,7 +47,7 @@ def attack_gradients(
         for pair, what in _pairs(twin, task.dimension - bool(twin.get_params()["fit_intercept"]))
     ][: max(restarts, 1) * 4]
     event = plan.event
-    drawn = noisy_gradient(np.zeros((max(runs, 1), 4), np.int64), event=event, source=source)
+    drawn = gradient_noise((max(runs, 1), 4), event=event, source=source)
     checks = check_gaussian(drawn * event.gradient_grain, sigma=event.gradient_sigma)
     return max(shifts), checks
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from consilience.privacy.mechanisms import clip_rows
+from consilience.privacy.mechanisms import clip_factors, clip_rows
 
 Array: TypeAlias = NDArray[Any]
 Rows: TypeAlias = Any  # a dense array, or SciPy's sparse rows
@@ -68,18 +68,27 @@ def into_ball(X: Rows, bounds: Bounded, room: Array | None = None) -> Rows:
     must have as many columns.
     """
     ball = Ball.of(bounds)
-    X = clip_rows(X, ball.data_norm)
-    if ball.data_norm != 1.0:
-        X = clip_rows(X * (1.0 / ball.data_norm), 1.0)
-    if not ball.fit_intercept:
-        return X
+    # What the rows are multiplied by beside clipping. The slack absorbs the roundings of doing so.
     slack = 1 - 2**-50
-    factor, constant = ball.row_factor * slack, ball.constant * slack
+    factor = 1.0 if ball.data_norm == 1 else slack / ball.data_norm
+    factor *= ball.row_factor * slack if ball.fit_intercept else 1.0
+    constant = ball.constant * slack
     if sparse.issparse(X):
+        X = clip_rows(X, ball.data_norm)
+        X = X if factor == 1 else X * factor
+        if not ball.fit_intercept:
+            return X
         ones = sparse.csr_array(np.full((X.shape[0], 1), constant))
-        return sparse.hstack([X * factor, ones], format="csr")
+        return sparse.hstack([X, ones], format="csr")
+    X, factors = clip_factors(X, ball.data_norm)
+    if factors is None and factor == 1:
+        return X
+    # All in one product: rows are written once.
+    scale = factor if factors is None else (factors * factor)[:, None]
+    if not ball.fit_intercept:
+        return X * scale
     out = np.empty((X.shape[0], X.shape[1] + 1)) if room is None else room[: X.shape[0]]
-    np.multiply(X, factor, out=out[:, :-1])
+    np.multiply(X, scale, out=out[:, :-1])
     out[:, -1] = constant
     return out
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
+from functools import cache
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast
 
@@ -162,7 +163,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         key: str | None,
     ) -> Self:
         plan = self._plan(task)
-        self._settings()  # refused here if it cannot be spelled, not after the charge
+        settings = self._settings()  # refused here if it cannot be spelled, not after the charge
 
         def draw(source: Source) -> dict[str, NDArray[Any]]:
             self._train(task, plan, source)
@@ -182,7 +183,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         self.events_ = tuple(plan.events)
         self.__dict__.pop("chosen_beside_", None)  # of an earlier fit
         self.guarantee_ = self._guarantee(plan.events, assumptions)
-        self.remember_settings()
+        self._fitted_with = settings
         return self
 
     def _meaning(self) -> str:
@@ -192,7 +193,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
 
     def _settings(self) -> str:
         """Return all parameters but the noise, in one form whatever objects hold them."""
-        facts = {k: v for k, v in self.get_params(deep=False).items() if k != "noise"}
+        facts = {name: getattr(self, name) for name in _parameters(type(self)) if name != "noise"}
         return f"{type(self).__name__} {spell_out(facts)}"
 
     def remember_settings(self) -> None:
@@ -332,11 +333,18 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             self._require("records_per_person", fits, must)
 
 
+@cache  # scikit-learn reads the signature each time
+def _parameters(learner: type[BaseEstimator]) -> list[str]:
+    return list(learner._get_param_names())
+
+
 def spell_out(value: object) -> str:
     """Return settings as text that is equal for equal settings, in every process.
 
     What cannot be spelled is refused: two of its kind would pass for one another.
     """
+    if value is None or type(value) in (str, float, int, bool):  # nearly all of them
+        return repr(value)
     if isinstance(value, PrivateLearner):
         return value._settings()
     if isinstance(value, np.ndarray | np.generic):
@@ -348,7 +356,7 @@ def spell_out(value: object) -> str:
             for k, v in value.items()
         )
         return spell_out(sorted(named))
-    if value is None or isinstance(value, str | bytes | Number | date | time | timedelta):
+    if isinstance(value, str | bytes | Number | date | time | timedelta):
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):
         return spell_out({f.name: getattr(value, f.name) for f in fields(value)})

@@ -20,7 +20,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -477,20 +477,17 @@ class _Total:
         diagonal = np.einsum("ii->i", hessian)
         diagonal += self.regularization
         shift = 1e-14 * diagonal.max()
-        while True:
-            try:
-                factor = linalg.cho_factor(hessian, check_finite=False)
-                break
-            except linalg.LinAlgError:
-                # λ is below the rounding of H; any definite matrix gives a descent.
-                diagonal += shift
-                shift *= 10
+        # LAPACK itself: what SciPy checks around it takes longer than a small factor.
+        factor, failed = linalg.lapack.dpotrf(hessian)
+        while failed:
+            # λ is below the rounding of H; any definite matrix gives a descent.
+            diagonal += shift
+            shift *= 10
+            factor, failed = linalg.lapack.dpotrf(hessian)
 
         def inverse(gradient: Array) -> Array:
             flat = gradient.ravel().astype(np.float64)
-            return np.asarray(linalg.cho_solve(factor, flat, check_finite=False)).reshape(
-                gradient.shape
-            )
+            return np.asarray(linalg.lapack.dpotrs(factor, flat)[0]).reshape(gradient.shape)
 
         return inverse
 
@@ -761,6 +758,9 @@ def solve(
 
 def one_blas_thread() -> AbstractContextManager[object]:
     """Return a context in which BLAS keeps to one thread, in the whole process."""
+    libraries = [lib for lib in _blas().lib_controllers if lib.user_api == "blas"]
+    if all(lib.num_threads == 1 for lib in libraries):
+        return nullcontext()
     limited: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
     return limited
 

@@ -30,7 +30,7 @@ from consilience.learners.erm import (
 )
 from consilience.privacy.accounting import Event, GradientSteps
 from consilience.privacy.guarantee import Neighbours, Unit
-from consilience.privacy.mechanisms import Source, noisy_gradient, noisy_moment
+from consilience.privacy.mechanisms import Source, gradient_noise, noisy_moment
 from consilience.privacy.vector_noise import calibrate_steps
 
 if TYPE_CHECKING:
@@ -262,6 +262,7 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
     step = _newton(moment, plan, sums.loss.curvature)
     outputs = sums.loss.n_outputs
     coef = np.zeros((sums.dimension,) if outputs == 1 else (outputs, sums.dimension))
+    noise = gradient_noise((event.steps, *coef.shape), event=event, source=source)
     last: list[Array] = []
     for drawn in range(event.steps):
         # Rounded and short enough for exact scores.
@@ -269,8 +270,7 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
         coef = np.trunc(coef * 2.0**COEF_BITS)
         coef *= min(1.0, 2.0 ** (53 - ROW_BITS - 1) / max(float(np.linalg.norm(coef)), 1e-300))
         coef = np.trunc(coef)
-        noisy = noisy_gradient(sums.gradient(coef), event=event, source=source)
-        gradient = noisy * GRADIENT_GRAIN
+        gradient = (sums.gradient(coef) + noise[drawn]) * GRADIENT_GRAIN
         coef *= 2.0**-COEF_BITS
         if outputs > 1:  # slopes of all classes add up to 0; only noise does not
             gradient = gradient - gradient.mean(axis=0)

@@ -1,10 +1,10 @@
 """Every line of the project that draws noise, and the source it is drawn from.
 
 A mechanism takes the `Event` that was charged and draws exactly the noise that event states, so
-what is drawn and what is accounted cannot drift apart. Integers, counts, selection and the closing
-step use OpenDP's exact samplers. The two continuous vector noises are drawn here with full relative
-precision: the drawn vector is within `draw_error` · ‖b‖ of an exact draw, an error the closing step
-covers (docs/guarantees/closing.md).
+what is drawn and what is accounted cannot drift apart. Counts and selection use OpenDP's exact
+samplers, the closing step and sums of records those of `exact_noise.py`. The two continuous vector
+noises are drawn here with full relative precision: the drawn vector is within `draw_error` · ‖b‖ of
+an exact draw, an error the closing step covers (docs/guarantees/closing.md).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from consilience.privacy.accounting import (
     ObjectiveL2Laplace,
     Selection,
 )
+from consilience.privacy.exact_noise import MOST_SIGMA, add_laplace, discrete_gaussian
 
 # Not opendp.prelude: it imports scikit-learn, which the trusted core does without.
 enable_features("contrib")
@@ -191,9 +192,9 @@ def close(vector: Floats, *, event: Closing, source: Source) -> Floats:
     provided they are within `event.distance` of each other for every data set; proof in
     docs/guarantees/closing.md.
     """
-    return _exact(vector, make_laplace, l1_distance(T=float), event.scale, float, source).astype(
-        np.float64
-    )
+    given = np.asarray(vector, dtype=np.float64)
+    _require_finite(given)
+    return add_laplace(given.ravel(), event.scale, source).reshape(given.shape)
 
 
 def laplace_counts(counts: Integers, *, event: Laplace, source: Source) -> Integers:
@@ -205,7 +206,7 @@ def laplace_counts(counts: Integers, *, event: Laplace, source: Source) -> Integ
     Exact: no floating-point gap. Not hidden: how many counts there are. Proof in
     docs/guarantees/laplace.md.
     """
-    return _exact(counts, make_laplace, l1_distance(T="i64"), event.scale, int, source)
+    return _exact(counts, make_laplace, l1_distance(T="i64"), event.scale, source)
 
 
 def gaussian_counts(counts: Integers, *, event: DiscreteGaussian, source: Source) -> Integers:
@@ -217,7 +218,7 @@ def gaussian_counts(counts: Integers, *, event: DiscreteGaussian, source: Source
     `event.sensitivity` in L2. Exact. Not hidden: how many counts there are. Proof in
     docs/guarantees/gaussian.md.
     """
-    return _exact(counts, make_gaussian, l2_distance(T=float), event.sigma, int, source)
+    return _exact(counts, make_gaussian, l2_distance(T=float), event.sigma, source)
 
 
 def noisy_moment(sums: Integers, *, event: GradientSteps, source: Source) -> Integers:
@@ -231,28 +232,34 @@ def noisy_moment(sums: Integers, *, event: GradientSteps, source: Source) -> Int
     `event.moment_sensitivity` in its Frobenius norm. Exact, in grains. Not hidden: how many numbers
     there are. Proof in docs/guarantees/gradient.md.
     """
-    metric, sigma = l2_distance(T=float), event.moment_sigma / event.moment_grain
+    sums, sigma = _whole(sums), event.moment_sigma / event.moment_grain
     if sums.ndim == 1:
-        return _exact(sums, make_gaussian, metric, sigma, int, source)
+        return sums + _whole_gaussian(sums.size, sigma, source)
     rows, columns = np.triu_indices(len(sums), 1)
-    beside = _exact(sums[rows, columns], make_gaussian, metric, sigma / math.sqrt(2), int, source)
-    noisy = np.diag(_exact(np.diag(sums), make_gaussian, metric, sigma, int, source))
-    noisy[rows, columns] = noisy[columns, rows] = beside
-    return noisy
+    noise = np.diag(_whole_gaussian(len(sums), sigma, source))
+    beside = _whole_gaussian(len(rows), sigma / math.sqrt(2), source)
+    noise[rows, columns] = noise[columns, rows] = beside
+    return sums + noise
 
 
-def noisy_gradient(sums: Integers, *, event: GradientSteps, source: Source) -> Integers:
-    """Return whole sums plus the noise of one gradient.
+def gradient_noise(shape: tuple[int, ...], *, event: GradientSteps, source: Source) -> Integers:
+    """Draw the noise of whole sums: of one gradient, or of several in the rows of `shape`.
 
     Privacy
     -------
-    One of the `event.steps` parts of `event`, provided that one unit changes the sums by at most
-    `event.gradient_sensitivity` in L2. Exact, in grains. Not hidden: how many numbers there are.
-    Proof in docs/guarantees/gradient.md.
+    Added to gradients, one of the `event.steps` parts of `event` for each, provided that one unit
+    changes its sums by at most `event.gradient_sensitivity` in L2. Exact, in grains. Not hidden:
+    how many numbers there are. Proof in docs/guarantees/gradient.md.
     """
-    flat, sigma = np.ravel(sums), event.gradient_sigma / event.gradient_grain
-    noisy = _exact(flat, make_gaussian, l2_distance(T=float), sigma, int, source)
-    return noisy.reshape(np.shape(sums))
+    sigma = event.gradient_sigma / event.gradient_grain
+    return _whole_gaussian(math.prod(shape), sigma, source).reshape(shape)
+
+
+def _whole_gaussian(n: int, sigma: float, source: Source) -> Integers:
+    if sigma <= MOST_SIGMA:
+        return discrete_gaussian(n, sigma, source)
+    zeros = np.zeros(n, np.int64)
+    return _exact(zeros, make_gaussian, l2_distance(T=float), sigma, source)
 
 
 def select(scores: Floats, *, event: Selection, source: Source) -> int:
@@ -355,23 +362,11 @@ def _select_exactly(steps: list[int], rate: Fraction, known: int, source: Source
         known, bits, digits = known << 64 | int(source.words(1)[0]), bits + 64, digits + 20
 
 
-def _exact(
-    values: NDArray[Any], make: Any, metric: Any, scale: float, kind: type, source: Source
-) -> NDArray[Any]:
+def _exact(values: Integers, make: Any, metric: Any, scale: float, source: Source) -> Integers:
     """Add noise with an exact OpenDP sampler, or from a seeded source with a float one."""
-    given = np.asarray(values)
-    if kind is int and given.size and (given.dtype.kind not in "iu" or given.max() >= 2**63):
-        raise SettingsError(
-            "Counts must be integers below 2^63: rounded to one, anything else could change by "
-            "more than was declared. Nothing was drawn. Count, or scale to whole numbers, before."
-        )
-    array = given.astype(np.int64 if kind is int else np.float64)
+    array = _whole(values)
     if array.size == 0:
         return array
-    if not np.isfinite(array).all():
-        raise SettingsError(
-            "Noise was to be added to values that are not finite. Nothing was drawn."
-        )
     if source.seeded:
         sign = np.where(source.words(array.size) & np.uint64(1) == 1, -1.0, 1.0)
         unit = (
@@ -379,12 +374,27 @@ def _exact(
             if make is make_gaussian
             else sign * source.exponential(array.size)
         )
-        noisy = array + (scale * unit).reshape(array.shape)
-        return np.rint(noisy).astype(np.int64) if kind is int else noisy
+        return np.rint(array + (scale * unit).reshape(array.shape)).astype(np.int64)
     # OpenDP's integer Laplace takes 64-bit integers; arrays travel as plain lists.
-    atom = atom_domain(T="i64") if kind is int else atom_domain(T=float, nan=False)
-    measurement = make(vector_domain(atom), metric, scale=scale)
-    return np.asarray(measurement(array.ravel().tolist()), dtype=array.dtype).reshape(array.shape)
+    measurement = make(vector_domain(atom_domain(T="i64")), metric, scale=scale)
+    return np.asarray(measurement(array.ravel().tolist()), dtype=np.int64).reshape(array.shape)
+
+
+def _whole(values: NDArray[Any]) -> Integers:
+    given = np.asarray(values)
+    if given.size and (given.dtype.kind not in "iu" or given.max() >= 2**63):
+        raise SettingsError(
+            "Counts must be integers below 2^63: rounded to one, anything else could change by "
+            "more than was declared. Nothing was drawn. Count, or scale to whole numbers, before."
+        )
+    return given.astype(np.int64)
+
+
+def _require_finite(values: Floats) -> None:
+    if not np.isfinite(values).all():
+        raise SettingsError(
+            "Noise was to be added to values that are not finite. Nothing was drawn."
+        )
 
 
 def clip_rows(X: Any, norm: float) -> Any:
@@ -394,6 +404,16 @@ def clip_rows(X: Any, norm: float) -> Any:
     within rounding of `norm` is shrunk too, by a few units in the last place. Clipping twice is
     clipping once.
     """
+    X, factors = clip_factors(X, norm)
+    return X if factors is None else _scaled(X, factors)
+
+
+def clip_factors(X: Any, norm: float) -> tuple[Any, Floats | None]:
+    """Return what the rows are multiplied by to clip them, or None if by nothing; and the rows.
+
+    They are `X` itself unless squares of their entries would overflow. Their products stay within
+    the bound if they are rounded twice, to the precision of `X`.
+    """
     if not 1e-150 <= norm <= 1e150:
         raise SettingsError(
             f"The 'norm' of clip_rows must be a number from 1e-150 to 1e150. Got {norm!r} instead."
@@ -402,10 +422,8 @@ def clip_rows(X: Any, norm: float) -> Any:
     # Lengths are summed in doubles, so only the last roundings are those of the rows' own
     # precision.
     slack = X.shape[1] * 2.0**-52 + 8 * float(np.finfo(X.dtype).eps)
-    if not sparse.issparse(X) and _all_short(X, norm * (1 - 2 * slack)):
-        return X
     lengths = _lengths(X)
-    if not np.isfinite(lengths).all():
+    if not math.isfinite(lengths.max(initial=0.0)):
         if not np.isfinite(X.data if sparse.issparse(X) else X).all():
             raise SettingsError(
                 "Rows that are not finite were to be clipped. Nothing was clipped. Clean them "
@@ -418,20 +436,11 @@ def clip_rows(X: Any, norm: float) -> Any:
         lengths = np.where(np.isfinite(lengths), lengths, _lengths(X))
     long = lengths > norm * (1 - slack)
     if not long.any():
-        return X
-    return _scaled(
-        X, np.divide(norm * (1 - 2 * slack), lengths, out=np.ones_like(lengths), where=long)
-    )
+        return X, None
+    return X, np.divide(norm * (1 - 2 * slack), lengths, out=np.ones_like(lengths), where=long)
 
 
 _ROWS_AT_ONCE = 1 << 12
-
-
-def _all_short(X: Any, limit: float) -> bool:
-    """Tell whether all dense rows are clearly shorter than `limit`."""
-    with np.errstate(over="ignore"):
-        squares = np.einsum("ij,ij->i", X, X, dtype=np.float64)
-    return bool(squares.max(initial=0.0) < limit**2)  # false if one is not a number
 
 
 def _lengths(X: Any) -> Floats:
