@@ -257,8 +257,8 @@ def test_a_study_trains_on_large_parquet_in_chunks_and_promises_the_same(
     pq.write_table(study_table(400), path)
     passed = ParquetRows._pass
     monkeypatch.setattr(ParquetRows, "_pass", lambda *given: read.append(given) or passed(*given))
-    for limit in (consilience.study.records.IN_MEMORY, 100):
-        monkeypatch.setattr(consilience.study.records, "IN_MEMORY", limit)
+    for limit in (consilience.tables.chunks.IN_MEMORY, 100):
+        monkeypatch.setattr(consilience.tables.chunks, "IN_MEMORY", limit)
         settings = {
             "epsilon": 0.2,
             "site": "north",

@@ -28,7 +28,7 @@ from consilience.files.sealed import (
     canonical,
     refused,
 )
-from consilience.learners.base import PrivateLearner, State
+from consilience.learners.base import UNSTATED, PrivateLearner, State
 from consilience.learners.implied import Extent, Implied
 from consilience.learners.inputs import READ_LABELS
 from consilience.learners.registry import LEARNERS
@@ -83,11 +83,7 @@ FACTS = {
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return everything that a fitted learner releases, as plain facts and tensors."""
-    settings = {
-        name: to_plain(value)
-        for name, value in learner.get_params(deep=False).items()
-        if name != "noise"
-    }
+    settings = {name: to_plain(value) for name, value in learner.stated_settings().items()}
     classes = getattr(learner, "classes_", None)
     facts = {
         "learner": type(learner).__name__,
@@ -124,7 +120,7 @@ def _unfitted(facts: Mapping[str, Any]) -> Any:
 
 @cache  # it reads the signature of the class
 def _setting_names(kind: Any) -> frozenset[str]:
-    return frozenset(kind._get_param_names()) - {"noise"}
+    return frozenset(kind._get_param_names()) - UNSTATED
 
 
 def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:

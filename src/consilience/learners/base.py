@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
 from functools import cache
@@ -24,6 +24,7 @@ from sklearn.base import BaseEstimator
 
 from consilience.errors import SettingsError, shield
 from consilience.learners.implied import Implied
+from consilience.learners.provenance import take_in
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from consilience.tables.schema import Schema
 
 Rows = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
+UNSTATED = frozenset({"noise", "schema"})  # settings that no file states
 _MEANING = "meaning"  # sealed beside the released arrays, and never released
 State = Mapping[str, NDArray[Any]]
 StateCheck = Literal["whole", "shapes", "rows"]
@@ -112,6 +114,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     events_: tuple[Event, ...]
     receipt_: Receipt | None
     unit: str = "record"
+    schema: Schema | None = None
     # What the candidates had borrowed that this learner was chosen among; None if it was not chosen
     # by looking at records.
     chosen_beside_: dict[object, Guarantee] | None = None
@@ -119,6 +122,44 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         shield(cls)
+
+    def __post_init__(self) -> None:
+        self.adopt_schema()
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; what a schema decides, it decides of the new ones too."""
+        super().set_params(**params)
+        self.adopt_schema()
+        return self
+
+    def adopt_schema(self) -> None:
+        """Take what the schema decides where nothing else was given."""
+        for name, value in self._decided():
+            if _are_same(getattr(self, name), getattr(type(self), name, None)):
+                setattr(self, name, value)
+
+    def check_schema(self) -> None:
+        """Refuse what is no schema, and a setting that contradicts it."""
+        fits = self.schema is None or hasattr(self.schema, "encode_features")
+        self._require("schema", fits, "None or a Schema")
+        for name, value in self._decided():
+            raise SettingsError(
+                f"{type(self).__name__} was given {name}={getattr(self, name)!r} and a schema by "
+                f"which it is {value!r}. Nothing was trained or charged. Leave {name!r} out, or "
+                "change the schema."
+            )
+
+    def _decided(self) -> Iterator[tuple[str, Any]]:
+        """Yield the settings that the schema decides otherwise than they stand here."""
+        if self.schema is not None and hasattr(self.schema, "encode_features"):
+            for name, value in self.declared_by(self.schema).items():
+                if not _are_same(getattr(self, name), value):
+                    yield name, value
+
+    def stated_settings(self) -> dict[str, Any]:
+        """Return the settings that a file of this learner states."""
+        given = self.get_params(deep=False).items()
+        return {name: value for name, value in given if name not in UNSTATED}
 
     def fit(
         self,
@@ -132,14 +173,19 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     ) -> Self:
         """Train; with a ledger, charge `dataset` first.
 
-        A retry with the same `key` draws nothing and returns the first result. Where the learner
-        takes them, `X` may also be sparse, a Dask collection (then `y` is one too), or a table in
-        chunks that brings its own labels (`ParquetRows`, `DaskRows`). Such a table is read once,
-        and refused if necessary, before the charge.
+        With a ``schema``, `X` is anything that `Schema.encode` takes; without `y`, the labels are
+        its label column. Without one, it is an array or what `Schema.encode` returned. A retry with
+        the same `key` draws nothing and returns the first result. Where the learner takes them, `X`
+        may also be sparse, a Dask collection (then `y` is one too), or a table in chunks that
+        brings its own labels (`ParquetRows`, `DaskRows`). Such a table is read once, and refused if
+        necessary, before the charge.
         """
         before = dict(vars(self))
         try:
-            task, assumptions = self.make_task(X, y, persons)
+            self.adopt_schema()
+            self.check_schema()
+            given = take_in(self.schema, X, y, persons)
+            task, assumptions = self.make_task(*given.records)
             return self._fit(task, assumptions, ledger, dataset, key)
         except BaseException:
             # All of the fitted state, or none: a failure between training and the receipt would
@@ -221,17 +267,25 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     def for_schema(
         cls, schema: Schema, *, epsilon: float, delta: float, neighbours: str, **settings: Any
     ) -> Self:
-        """Return an unfitted learner for tables of `schema`, which decides classes and unit."""
-        if schema.classes is not None:
-            settings["classes"] = list(schema.classes)
+        """Return an unfitted learner for encoded tables of `schema`."""
         return cls(
             epsilon=epsilon,
             delta=delta,
             neighbours=neighbours,
-            unit="record" if schema.person is None else "person",
-            records_per_person=schema.max_records_per_person,
+            **cls.declared_by(schema),
             **settings,
         )
+
+    @classmethod
+    def declared_by(cls, schema: Schema) -> dict[str, Any]:
+        """Return the settings that `schema` decides: classes and unit."""
+        decided: dict[str, Any] = {
+            "unit": "record" if schema.person is None else "person",
+            "records_per_person": schema.max_records_per_person,
+        }
+        if schema.classes is not None:
+            decided["classes"] = list(schema.classes)
+        return decided
 
     @classmethod
     def describe_state(cls, schema: Schema) -> str:
@@ -385,8 +439,14 @@ def plan_fit(
     learner: PrivateLearner[TaskT, PlanT], X: Rows, y: ArrayLike | None, **whose: Any
 ) -> tuple[TaskT, PlanT]:
     """Return what `fit` would train on and draw; nothing is charged or drawn."""
-    task, _ = learner.make_task(X, y, **whose)
+    given = take_in(learner.schema, X, y, whose.get("persons"))
+    task, _ = learner.make_task(*given.records)
     return task, learner._plan(task)
+
+
+def _are_same(one: object, other: object) -> bool:
+    """Tell whether two settings are the same, whatever kind of list holds them."""
+    return bool(np.array_equal(np.asarray(one, dtype=object), np.asarray(other, dtype=object)))
 
 
 def is_count(value: object, most: float = math.inf) -> bool:

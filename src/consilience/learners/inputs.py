@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner, Rows
+from consilience.learners.provenance import rows_of
 from consilience.tables.groups import identify
 from consilience.tables.values import as_doubles
 
@@ -35,6 +36,8 @@ def validate_table(
     """Validate as scikit-learn does; learners are shielded, so no error repeats a value."""
     from sklearn.utils.validation import validate_data
 
+    if settings.get("reset") is False:
+        X = rows_of(getattr(learner, "schema", None), X)
     # Before the check: finite parts of one entry may add up to infinity.
     X = as_doubles(X) if sparse.issparse(X) else X
     return validate_data(learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings})

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -131,6 +131,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     records_per_person: int | None = None
     calibration: str = "tight"
     random_state: Any = None
+    schema: Schema | None = None
     noise: Noise | None = None
 
     coef_: Array = field(init=False)
@@ -139,9 +140,9 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     public_size_: int = field(init=False)
 
     @classmethod
-    def for_schema(cls, schema: Schema, **settings: Any) -> Self:
-        """Return an unfitted learner for tables of `schema`, which bounds the norm of a row."""
-        return super().for_schema(schema, data_norm=schema.norm, **settings)
+    def declared_by(cls, schema: Schema) -> dict[str, Any]:
+        """Return the settings that `schema` decides, the bound on the norm of a row among them."""
+        return {**super().declared_by(schema), "data_norm": schema.norm}
 
     @classmethod
     def describe_state(cls, schema: Schema) -> str:
@@ -425,6 +426,10 @@ class PrivateLogisticRegression(LinearClassifier):
         ``"tight"``, or ``"chaudhuri2011"`` for the paper's own noise.
     random_state
         Public randomness only (the matrix of ``mechanism="matrix"``); keeps the guarantee.
+    schema
+        A `Schema` by which tables are encoded in `fit` and `predict`, which then take a frame, a
+        path or anything else that `Schema.encode` takes. It decides `data_norm`, `classes`, `unit`
+        and `records_per_person`.
     noise
         ``Noise(seed=...)`` for tests and experiments; voids the guarantee.
 
@@ -519,9 +524,9 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
     huber: float = 1.0
 
     @classmethod
-    def for_schema(cls, schema: Schema, **settings: Any) -> Self:
-        """Return an unfitted learner for tables of `schema`, which bounds rows and labels."""
-        return super().for_schema(schema, label_bound=schema.label_bound, **settings)
+    def declared_by(cls, schema: Schema) -> dict[str, Any]:
+        """Return the settings that `schema` decides, the bound on labels among them."""
+        return {**super().declared_by(schema), "label_bound": schema.label_bound}
 
     def make_task(
         self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +32,9 @@ from consilience.privacy.ledger import NANO, spent_units
 from consilience.privacy.mechanisms import Noise, Source, select
 from consilience.tables.groups import cap_records, identify
 
+if TYPE_CHECKING:
+    from consilience.tables.schema import Schema
+
 Array = NDArray[Any]
 Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
@@ -50,6 +53,7 @@ NOT_TUNABLE = frozenset(
         "records_per_person",
         "public_size",
         "classes",
+        "schema",
     }
 )
 
@@ -327,6 +331,20 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         return str(self.learner.unit)
 
     @property
+    def schema(self) -> Schema | None:  # type: ignore[override]
+        """The learner's schema: tables are encoded once, and candidates get their rows."""
+        schema: Schema | None = getattr(self.learner, "schema", None)
+        return schema
+
+    def adopt_schema(self) -> None:
+        """Leave it to the learner, whose settings these are."""
+
+    def check_schema(self) -> None:
+        """Refuse a setting of the learner that contradicts its schema."""
+        if isinstance(self.learner, PrivateLearner):
+            self.learner.check_schema()
+
+    @property
     def classes_(self) -> Array:
         """The labels, in the order of the scores."""
         check_is_fitted(self, "best_learner_")
@@ -373,6 +391,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             promised = Guarantee.void(CHOSEN, unit=self.unit, neighbours=self.neighbours)
         best.guarantee_, best.receipt_ = promised, self.receipt_
         best.chosen_beside_ = self.borrowed()
+        if self.schema is not None:
+            best.schema = self.schema  # it predicts for tables
         best.remember_settings()
         return self
 
@@ -384,6 +404,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         """Return untrained learners with the candidates' settings, each at the full budget."""
         learner, listed = self.learner, _listed(self.learner, self.candidates)
         facts: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "noise": None}
+        facts["schema"] = None  # candidates are given encoded rows
         if classes is not None:
             facts["classes"] = classes
         if getattr(learner, "public_size", None) is not None:

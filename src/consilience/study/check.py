@@ -45,7 +45,7 @@ RELATIONS = ("replace-one", "add-remove")
 # The study, its schema or its privacy part decide these; [learner] and [aggregator] may not.
 DECIDED_FOR_LEARNERS = frozenset(
     "epsilon delta neighbours unit records_per_person noise "
-    "classes data_norm label_bound bins bounds".split()
+    "classes data_norm label_bound bins bounds schema".split()
 )
 DECIDED_FOR_AGGREGATORS = frozenset(("noise", "classes"))
 

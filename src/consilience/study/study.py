@@ -30,7 +30,7 @@ from consilience.privacy.ledger import Ledger
 from consilience.study import toml
 from consilience.study.check import StudyRefused, check_contribution, find_problems
 from consilience.study.collect import Publication, collect
-from consilience.study.records import PublicFile, declared_labels, in_chunks
+from consilience.study.records import PublicFile
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
 
@@ -255,8 +255,8 @@ class Study:
     @cached_property
     def expected_settings(self) -> Settings:
         """What files say about the learners' settings. Only epsilon differs from site to site."""
-        settings = self.build(self.epsilon_range[0]).get_params(deep=False)
-        return {name: to_plain(value) for name, value in settings.items() if name != "noise"}
+        settings = self.build(self.epsilon_range[0]).stated_settings()
+        return {name: to_plain(value) for name, value in settings.items()}
 
     # ------------------------------------------------------------------ what is done with it
 
@@ -289,14 +289,8 @@ class Study:
                 "key": sender.get("key"),
             }
         try:
-            chunks = in_chunks(self.schema, table)
-            if chunks is not None:
-                learner.fit(chunks, **charge)
-            else:
-                rows = self.schema.encode(table)
-                if rows.persons is not None:
-                    charge["persons"] = rows.persons
-                learner.fit(rows.X, declared_labels(self.schema, rows.y), **charge)
+            learner.schema = self.schema
+            learner.fit(table, **charge)
         except ConsilienceError:
             raise
         except ValueError as problem:  # of scikit-learn, such as a table without records

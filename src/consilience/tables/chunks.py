@@ -19,6 +19,9 @@ from consilience.tables.reading import open_parquet, parquet_files
 from consilience.tables.schema import Schema
 
 T = TypeVar("T")
+# Encoded values of a table that are held in memory: one gibibyte. A larger Parquet table is read in
+# chunks.
+IN_MEMORY = 1 << 27
 
 
 class ParquetRows:
@@ -183,3 +186,18 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
         while (item := made.result()) is not None:
             made = pool.submit(next, items, None)
             yield item
+
+
+def in_chunks(schema: Schema, table: object) -> ParquetRows | None:
+    """Return a table in chunks if it is Parquet and too large for memory; otherwise None.
+
+    A table whose schema names persons is always held in memory: the number of records of each
+    person is limited there.
+    """
+    if schema.person is not None or not isinstance(table, str | os.PathLike):
+        return None
+    path = Path(table)
+    if not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
+        return None
+    rows = ParquetRows(path, schema, named=True)
+    return rows if rows.n_records * rows.n_features > IN_MEMORY else None

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from consilience.privacy.mechanisms import clip_rows
 from consilience.tables.problems import mismatch, quietly, refuse
 from consilience.tables.reading import read_table
 from consilience.tables.schema import Categorical, Encoded, Numeric, Schema
 from consilience.tables.values import (
+    as_array,
     as_number,
     as_texts,
     find_places,
@@ -159,15 +160,29 @@ class Encoder:
                 refuse(problems, where)
                 yield Encoded(X, y[start : start + len(X)], None)
 
-    def encode(self, source: object, needed: tuple[str, ...]) -> Encoded:
+    def encode(self, source: object, needed: tuple[str, ...], labels: object = None) -> Encoded:
         """Encode the `needed` columns of anything `read_table` takes."""
-        return self.encode_batches(self._batches(source, needed), needed)
+        return self.encode_batches(self._batches(source, needed, labels), needed)
 
-    def _batches(self, source: object, needed: tuple[str, ...]) -> list[pa.RecordBatch]:
+    def _batches(
+        self, source: object, needed: tuple[str, ...], labels: object = None
+    ) -> list[pa.RecordBatch]:
         table = read_table(source, self.schema)
+        if labels is not None:
+            table = self._with_labels(table, labels)
         self.check_columns(table.schema, needed)
         batches: list[pa.RecordBatch] = table.select(needed).to_batches(CHUNK_RECORDS)
         return batches
+
+    def _with_labels(self, table: pa.Table, labels: object) -> pa.Table:
+        name = self.schema.label
+        column = quietly(partial(as_array, cast(ArrayLike, labels)))
+        if column is None or len(column) != table.num_rows:
+            fix = "Pass one label for each row, all of one kind."
+            raise mismatch(["its labels are not one for each record"], fix)
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        return table.append_column(name, column)
 
     def encode_batches(
         self, batches: Sequence[pa.RecordBatch], needed: tuple[str, ...], where: str = "The table"

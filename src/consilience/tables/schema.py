@@ -263,7 +263,10 @@ class Categorical:
 
 
 class Encoded(NamedTuple):
-    """Hold encoded records: features, labels, and person ids if the schema has a person column."""
+    """Hold encoded records: features, labels, and person ids if the schema has a person column.
+
+    Learners take it as it is: ``learner.fit(schema.encode(table))``.
+    """
 
     X: NDArray[np.float64]
     y: NDArray[Any]
@@ -453,8 +456,8 @@ class Schema:
 
         return Encoder(self)
 
-    def encode(self, source: object) -> Encoded:
-        """Encode labelled records from anything `read_table` takes.
+    def encode(self, source: object, labels: object = None) -> Encoded:
+        """Encode records from anything `read_table` takes; `labels` if they are no column of it.
 
         Privacy
         -------
@@ -463,7 +466,11 @@ class Schema:
         an ``"error"`` policy, or an undeclared label without `unknown_label`, refuses
         (docs/guarantees/preprocessing.md).
         """
-        return self._encoder.encode(source, self.table_columns)
+        return self._encoder.encode(source, self.table_columns, labels)
+
+    def name_labels(self, y: NDArray[Any]) -> NDArray[Any]:
+        """Return encoded labels as they were declared; encoding gives each class's position."""
+        return y if self.classes is None else np.asarray(self.classes)[y]
 
     def encode_blocks(self, source: object) -> Iterator[Encoded]:
         """Encode the same a few thousand records at a time; each block is overwritten by the next.

@@ -68,7 +68,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
         ``"real"``: every leaf adds its own log-odds. ``"discrete"``: every tree casts a vote,
         weighted by its noisy accuracy. Both are multiplied by the rate.
     max_features, split_share, bins, bounds, classes, neighbours, unit, records_per_person,
-    random_state, noise
+    random_state, schema, noise
         As in `PrivateForestClassifier`.
 
     Privacy

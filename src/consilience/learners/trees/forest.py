@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,7 +47,7 @@ from consilience.learners.inputs import (
     validate_table,
 )
 from consilience.learners.trees.binned import FiledTask, Part, TreeTask
-from consilience.learners.trees.bins import Bins
+from consilience.learners.trees.bins import MOST_BINS, Bins
 from consilience.learners.trees.leaves import NoisyLeaves, node_counts, probabilities, purity
 from consilience.privacy.accounting import (
     Composed,
@@ -67,9 +67,7 @@ from consilience.privacy.mechanisms import (
 )
 from consilience.privacy.vector_noise import public_sum
 from consilience.tables.groups import cap_records
-
-if TYPE_CHECKING:
-    from consilience.tables.schema import Schema
+from consilience.tables.schema import Schema
 
 Array = NDArray[Any]
 Task = TreeTask | FiledTask
@@ -411,6 +409,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
     unit: str = "record"
     records_per_person: int | None = None
     random_state: RandomState = None
+    schema: Schema | None = None
     noise: Noise | None = None
 
     classes_: Array = field(init=False)
@@ -503,6 +502,20 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         learner = super().for_schema(schema, bins=Bins.of(schema, n_bins=n_bins), **settings)
         learner._check()
         return learner
+
+    def adopt_schema(self) -> None:
+        """Take classes, unit and cuts from the schema."""
+        super().adopt_schema()
+        if isinstance(self.schema, Schema) and is_count(self.bins, MOST_BINS) and self.bins != 1:
+            self.bins = Bins.of(self.schema, n_bins=cast(int, self.bins))
+
+    def check_schema(self) -> None:
+        """Refuse bounds beside a schema, and what else contradicts it."""
+        super().check_schema()
+        if self.schema is not None:
+            self._require("bounds", self.bounds is None, "left out beside a schema, which has them")
+            fits = isinstance(self.bins, Bins)
+            self._require("bins", fits, f"a whole number from 2 to {MOST_BINS}, or Bins")
 
     @classmethod
     def describe_state(cls, schema: Schema) -> str:
@@ -657,6 +670,9 @@ class PrivateForestClassifier(TreeLearner):
         of it, which only ``"auto"`` uses. ``"replace-one"``: it is public.
     random_state
         Public randomness only: features of each tree, random splits. Keeps the guarantee.
+    schema
+        As in `PrivateLogisticRegression`; it decides the bins, of which `bins` is then the number
+        for each column, and stands in place of `bounds`.
 
     Privacy
     -------
