@@ -39,13 +39,15 @@ from consilience.evaluation.baselines import (
     ALTERNATIVES,
     BEST,
     EXACT,
+    GUESS,
     LOCAL,
     OWN,
     PUBLIC,
+    guess,
     public_only,
 )
-from consilience.evaluation.compare import Joining, paired_gap
-from consilience.evaluation.measures import Predictor, evaluate
+from consilience.evaluation.compare import MAJORITY, Joining, paired_gap
+from consilience.evaluation.measures import AUC, CALIBRATION, ERROR, LOG_LOSS, Predictor, evaluate
 from consilience.files.certificate import of_release
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
@@ -327,7 +329,7 @@ class SiteState:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to learn: its error on the public test records, with a 95 % interval."""
+    """One way to learn, measured on the public test records; the error with a 95 % interval."""
 
     name: str
     title: str
@@ -335,6 +337,9 @@ class Method:
     error: float
     low: float
     high: float
+    auc: float
+    log_loss: float
+    calibration: float
 
 
 @dataclass(frozen=True)
@@ -370,10 +375,13 @@ class DemoReport:
             for s in self.sites
         ]
         width = max(len(method.title) for method in self.methods)
-        heading = f"errors on {N_TEST:,} public test records"
-        lines += ["", f"{heading:<{width}}   error  95 % interval"]
+        heading = f"on {N_TEST:,} public test records"
+        beside = (AUC, LOG_LOSS, CALIBRATION)
+        titles = "  ".join(metric.title for metric in beside)
+        lines += ["", f"{heading:<{width}}   error   95 % interval    {titles}"]
         lines += [
-            f"{m.title:<{width}}  {m.error:>6.1%}  {m.low:.1%} to {m.high:.1%}"
+            f"{m.title:<{width}}  {m.error:>6.1%}  {f'{m.low:.1%} to {m.high:.1%}':<14}  "
+            + "  ".join(f"{getattr(m, by.name):>{max(5, len(by.title))}.3f}" for by in beside)
             for m in self.methods
         ]
         return "\n".join([*lines, "", textwrap.fill(self.verdict, 100)])
@@ -387,6 +395,7 @@ TITLES = {
     PUBLIC: f"{N_PUBLIC} public records alone, tuned on them",
     OWN: "one site alone, no privacy (mean of six)",
     EXACT: "all records pooled, no privacy",
+    GUESS: MAJORITY,
 }
 
 
@@ -530,6 +539,7 @@ def _compare(
         PUBLIC: [public_only(clone(learner), public)],
         OWN: [train_exact(name) for name in names],
         EXACT: [train_exact(*names)],
+        GUESS: [guess(y, numeric=False)],
     }
     evaluations = {
         name: [evaluate(model, X, y) for model in of_name] for name, of_name in models.items()
@@ -545,7 +555,11 @@ def _compare(
             name,
             TITLES[name],
             name in (JOINED, LOCAL, BEST),
-            *np.mean([astuple(evaluation["error"]) for evaluation in of_name], axis=0).tolist(),
+            *np.mean([astuple(one[ERROR.name]) for one in of_name], axis=0).tolist(),
+            *(
+                float(np.mean([one[metric.name].value for one in of_name]))
+                for metric in (AUC, LOG_LOSS, CALIBRATION)
+            ),
         )
         for name, of_name in evaluations.items()
     )
@@ -572,11 +586,13 @@ def _describe_site(hospital: Hospital, folder: Path, release: Release, error: fl
 def _verdict(methods: Sequence[Method], joining: Joining, n_early: int) -> str:
     """Say whether joining helped, beside everything that a site could do instead."""
     errors = {method.name: method.error for method in methods}
+    aucs = {method.name: method.auc for method in methods}
     return (
         f"Joining {joining.answer}. The error of the release is {errors[JOINED]:.1%}: "
         f"{joining.comparison}. Pooling all records without privacy gives "
-        f"{errors[EXACT]:.1%}. The first release had {n_early} sites, the last one "
-        f"{len(HOSPITALS)}."
+        f"{errors[EXACT]:.1%}. The AUC of the release is {aucs[JOINED]:.3f}, that of one site "
+        f"alone {aucs[LOCAL]:.3f} with the same privacy and {aucs[OWN]:.3f} without any. "
+        f"The first release had {n_early} sites, the last one {len(HOSPITALS)}."
     )
 
 

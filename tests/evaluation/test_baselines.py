@@ -18,7 +18,7 @@ from consilience.evaluation.baselines import (
     compare_rows,
     public_only,
 )
-from consilience.evaluation.compare import paired_gap
+from consilience.evaluation.compare import MAJORITY, paired_gap
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.learners.tuning import choose_on_public
@@ -118,6 +118,7 @@ def test_every_row_but_the_release_has_its_gain_on_the_same_test_records():
     kinds = {found["method"]: found["kind"] for found in rows}
     assert kinds == {
         "Average (size)": "study",
+        MAJORITY: "baseline",
         PUBLIC_ROW: "baseline",
         MEDIAN_ROW: "baseline",
         BEST_ROW: "baseline",
@@ -137,6 +138,15 @@ def test_every_row_but_the_release_has_its_gain_on_the_same_test_records():
     gap = paired_gap(best.predict(test.X) != test.y, ensemble.predict(test.X) != test.y)
     assert next(found for found in rows if found["method"] == BEST_ROW)["gain"] == asdict(gap.gain)
     assert compare_rows(rows) is not None
+    by_rank = compare_rows(rows, "auc")
+    assert set(by_rank.gaps) == {MAJORITY, PUBLIC_ROW, MEDIAN_ROW}
+    majority = by_rank.gaps[MAJORITY]
+    assert (majority.other, majority.verdict) == (0.5, "better")
+    assert majority.joined == rows[0]["auc"]["value"]
+    assert {"auc", "log_loss", "calibration"} <= set(rows[0])
+    share = np.mean(test.y)
+    constant = next(found for found in rows if found["method"] == MAJORITY)
+    assert constant["error"]["value"] == pytest.approx(min(share, 1 - share))
     assert assess(ensemble, study=Study(), test=None, **given) == []
 
 
@@ -153,7 +163,7 @@ def test_members_that_are_not_private_by_themselves_are_not_measured(setting):
         public=Public(X[300:400], y[300:400]),
         test=test,
     )
-    assert [found["method"] for found in rows] == ["Average (size)", PUBLIC_ROW]
+    assert [found["method"] for found in rows] == ["Average (size)", MAJORITY, PUBLIC_ROW]
 
 
 def test_trees_are_compared_with_what_combines_trees():

@@ -8,13 +8,29 @@ from sklearn.linear_model import LinearRegression, Ridge
 
 from consilience.errors import SchemaMismatch
 from consilience.evaluation.compare import (
+    MAJORITY,
     Gap,
     Joining,
     Measure,
     paired_gap,
     repeated_gap,
 )
-from consilience.evaluation.measures import evaluate
+from consilience.evaluation.measures import AUC, evaluate
+
+
+class Scores:
+    """A classifier of two classes that gives prepared scores."""
+
+    classes_ = np.array([0, 1])
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def predict(self, X):
+        return (self.scores > 0.5).astype(int)
+
+    def decision_function(self, X):
+        return self.scores
 
 
 class Answers:
@@ -95,6 +111,51 @@ def test_regressors_are_compared_in_root_mean_squared_error():
     ]
     width = found.gain.high - found.gain.low
     assert width == pytest.approx(2 * 1.96 * np.std(drawn), rel=0.1)
+
+
+def test_aucs_are_compared_by_delongs_variance_of_their_difference():
+    rng = np.random.default_rng(5)
+    y = (np.arange(90) < 30).astype(int)
+    scores = [np.round(y + rng.normal(size=90), 1), np.round(0.3 * y + rng.normal(size=90), 1)]
+    kernels = [
+        np.array([[(a > b) + 0.5 * (a == b) for b in s[y == 0]] for a in s[y == 1]]) for s in scores
+    ]  # slow and obvious
+    difference = kernels[0] - kernels[1]
+    variance = difference.mean(axis=1).var(ddof=1) / 30 + difference.mean(axis=0).var(ddof=1) / 60
+    first, second = (evaluate(Scores(s), np.zeros((90, 1)), y) for s in scores)
+    found = paired_gap(second, first, metric=AUC)
+    assert (found.other, found.joined) == pytest.approx((kernels[1].mean(), kernels[0].mean()))
+    half = stats.norm.isf(0.025) * math.sqrt(variance)
+    # The variance over all records counts their number less one once instead of once per class.
+    assert found.gain.value == pytest.approx(difference.mean())
+    assert found.gain.high - found.gain.low == pytest.approx(2 * half, rel=0.03)
+    assert found.verdict == "better"
+    assert paired_gap(first, second, metric=AUC).verdict == "worse"
+
+
+def test_words_follow_the_direction_of_the_metric():
+    better, worse = (
+        Gap(0.6, 0.7, Measure(0.1, 0.05, 0.15)),
+        Gap(0.8, 0.7, Measure(-0.1, -0.2, -0.05)),
+    )
+    found = Joining({"alone": better, "public": worse}, "auc")
+    assert found.comparison == (
+        "higher than alone (0.6, gain +0.050 to +0.150); "
+        "LOWER than public (0.8, gain -0.200 to -0.050)"
+    )
+    repeats = np.array([0.7, 0.71, 0.72])
+    assert repeated_gap(repeats - 0.1, repeats, metric=AUC).gain.value == pytest.approx(0.1)
+    assert repeated_gap(repeats - 0.1, repeats).gain.value == pytest.approx(-0.1)
+
+
+def test_errors_that_the_most_frequent_class_explains_are_called_so():
+    wrong = np.arange(1000) < 110
+    same = Joining({MAJORITY: paired_gap(wrong, wrong)})
+    assert "always the most frequent class (11.0%)" in same.caution
+    assert "the AUC does" in same.caution
+    assert not Joining({MAJORITY: paired_gap(wrong, wrong & (np.arange(1000) < 50))}).caution
+    assert not Joining(same.gaps, "auc").caution
+    assert not Joining({}).caution
 
 
 def test_a_repeated_gap_is_students_with_the_correction_for_overlap():

@@ -12,7 +12,13 @@ from sklearn.svm import LinearSVC
 
 from consilience.aggregators.average import Average
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.evaluation.measures import evaluate, measures
+from consilience.evaluation.measures import (
+    DECIDING,
+    METRICS,
+    evaluate,
+    find_metric,
+    measures,
+)
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 
 
@@ -79,11 +85,39 @@ def test_every_measure_equals_scikit_learns(n_classes, names):
     )
     values = measures(model, X_test, y_test)
     assert values == pytest.approx({name: expected[name] for name in values}, abs=1e-12)
-    assert set(found.measures) - set(values) == {"calibration"}
+    assert set(found.measures) == set(values)
     for name, one in found.measures.items():
         assert one.low < one.high, name
         if name != "calibration":
             assert one.low <= one.value <= one.high, name
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_what_models_are_judged_by_is_a_mean_over_records(n_classes):
+    X, y, X_test, y_test = table(n_classes)
+    found = evaluate(LogisticRegression().fit(X, y), X_test, y_test)
+    numbers = evaluate(LinearRegression().fit(X, X[:, 0] + y), X_test, X_test[:, 0] + y_test)
+    for metric in DECIDING:
+        of = found if metric.name in found.measures else numbers
+        assert of.parts(metric).mean() == pytest.approx(of[metric.name].value)
+        assert len(of.parts(metric)) == len(y_test)
+
+
+def test_a_metric_is_found_by_its_name_as_it_is_typed():
+    assert find_metric("log-loss", numeric=False) is find_metric("log_loss", numeric=False)
+    assert find_metric("auc", numeric=False).higher_is_better
+    assert find_metric("r2", numeric=True).higher_is_better
+    assert not find_metric("rmse", numeric=True).higher_is_better
+    for name, numeric in (("rmse", False), ("error", True), ("calibration", False), ("f1", False)):
+        with pytest.raises(SettingsError, match="compared by one of"):
+            find_metric(name, numeric=numeric)
+
+
+def test_every_metric_says_its_name_and_how_it_is_computed():
+    for name, metric in METRICS.items():
+        assert metric.name == name
+        assert metric.title
+        assert len(metric.how) > 20
 
 
 def slow_calibration(chances, right, bins=10):

@@ -20,8 +20,11 @@ from consilience import (
     PrivateRidge,
     PrivateTreeClassifier,
 )
+from consilience.evaluation.baselines import PUBLIC_ROW
+from consilience.evaluation.compare import MAJORITY
 from consilience.files.contribution import FACTS, Contribution
 from consilience.files.log import ReleaseLog
+from consilience.files.release import MEASURED
 from consilience.files.sealed import SigningKey
 from consilience.privacy.guarantee import Unit, count_is_public
 from consilience.privacy.spending import Account
@@ -42,8 +45,14 @@ def listed(heading):
     return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE))
 
 
-CONTRIBUTION, RELEASE, SOURCE = map(
-    listed, ("A contribution", "A release", "A source of a release")
+CONTRIBUTION, RELEASE, SOURCE, QUALITY = map(
+    listed,
+    (
+        "A contribution",
+        "A release",
+        "A source of a release",
+        "A row of the quality of a release",
+    ),
 )
 
 
@@ -203,7 +212,16 @@ def test_releases_of_neighbours_differ_in_noise_alone(name, tmp_path):
     if unit == "site":
         assert {source.size for release in releases for source in release.sources} == {None}
         assert not re.search(r"\bn = ", str(facts[0]["sources"]))
-        assert [row["kind"] for row in facts[0]["quality"]] == ["study", "baseline"]
+        methods = [row["method"] for row in facts[0]["quality"][1:]]
+        assert methods == [MAJORITY, PUBLIC_ROW]  # nothing that was made of exact members
+
+
+def test_every_measure_of_a_release_has_a_reason_and_no_other_is_taken(tmp_path):
+    text = study_text(aggregator="PublicBlend") + records_parts(tmp_path)
+    made = released(tmp_path / "made", text, (table(300, seed=1), table(200, seed=2)))
+    stated = {name for row in made.sealed.facts["quality"] for name in row}
+    assert stated == set(QUALITY) - {"rmse", "r2"}
+    assert set(QUALITY) == {"method", "kind", "n_records", "level", *MEASURED}
 
 
 def test_the_digest_of_an_exact_contribution_confirms_no_guess(tmp_path):

@@ -27,7 +27,16 @@ from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.pooling import PooledCounts, PrivateLeafCounts, Structure
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import SchemaMismatch, SettingsError
-from consilience.evaluation.baselines import BEST, EXACT, LOCAL, OWN, POOLED, PUBLIC, TITLES
+from consilience.evaluation.baselines import (
+    BEST,
+    EXACT,
+    GUESS,
+    LOCAL,
+    OWN,
+    POOLED,
+    PUBLIC,
+    TITLES,
+)
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.bins import Bins
@@ -289,7 +298,8 @@ def test_regressors_multiclass_learners_and_sparse_records_can_be_simulated():
         "bytes",
     }
     assert ridge.main == "rmse"
-    assert "Its rmse is" in ridge.sentence
+    assert "Its RMSE is" in ridge.sentence
+    assert "always the mean" in str(ridge)
     words = np.array(["a", "b", "c"])[np.digitize(X[:, 0], [-0.2, 0.2])]
     assert run(y=words, X=sparse.csr_array(X), repeats=1).table("error")
     declared = PrivateLogisticRegression(
@@ -349,6 +359,48 @@ def test_the_sentence_says_so_when_joining_does_not_help(report):
     )
 
 
+def test_the_metric_decides_what_is_sorted_and_judged_by(report):
+    found = run(metric="auc", epsilon=[1.0])
+    cell = found.cells[0]
+    assert found.main == "auc"
+    text = str(found).splitlines()
+    assert "highest AUC first" in text[0]
+    shown = [float(line.split()[0]) for line in text[4 : 4 + len(TITLES) + len(BOTH)]]
+    assert shown == sorted(shown, reverse=True)
+    sites = [found.values(*cell, f"site-{i:03}") for i in (1, 2, 3)]
+    assert found.values(*cell, BEST) == pytest.approx(np.max(sites, axis=0))
+    joining = found.joining(*cell, "average")
+    assert joining.metric == "auc"
+    assert all(
+        gap.gain.value == pytest.approx(gap.joined - gap.other) for gap in joining.gaps.values()
+    )
+    assert f"Its AUC is {joining.gaps[TITLES[GUESS]].joined:.4g}" in found.sentence
+    # More sites than are listed are measured one by one where counting is not enough.
+    many = run(sites=120, metric="log-loss", epsilon=1.0, repeats=1, aggregator=Average())
+    assert many.values(*many.cells[0], LOCAL).size == 1
+
+
+def test_every_result_has_the_most_frequent_class_beside_it(report):
+    setup, _ = _set_up(LEARNER, BOTH, X, y, sites=3, public=60, seed=7)
+    cell = report.cells[0]
+    for repeat, value in enumerate(report.values(*cell, GUESS)):
+        share = np.mean(setup.cut(repeat).y_test)
+        assert value == pytest.approx(min(share, 1 - share))
+    assert report.values(*cell, GUESS, "auc") == pytest.approx(0.5)
+    assert report.values(*cell, GUESS, "calibration") == pytest.approx(0.0, abs=1e-12)
+
+
+def test_with_few_positives_the_report_says_that_errors_tell_nothing_and_compares_by_auc():
+    rare = (X @ [3.0, -2.0, 1.0, 0.0] + RNG.normal(size=N) > 2.1).astype(int)
+    assert 0.05 < rare.mean() < 0.15
+    strong = PrivateLogisticRegression(epsilon=1.0, regularization=0.1)
+    found = run(y=rare, learner=strong, aggregator=Average(), public=None)
+    assert "errors do not tell good models from useless ones here" in found.sentence
+    assert "By AUC, joining" in found.sentence
+    assert "--metric auc" in found.sentence
+    assert "--metric" not in run(y=rare, learner=strong, public=None, metric="auc").sentence
+
+
 def test_joining_helps_where_it_should():
     found = run(sites=40, epsilon=30.0, repeats=5, public=None, aggregator=Average("equal"))
     assert "by Average helps. Its error is" in found.sentence
@@ -372,7 +424,7 @@ TRUSTED = {
 def test_many_sites_are_as_many_loops_and_what_nobody_needs_is_not_trained():
     levels = [0.5, 50.0, math.inf]
     found = run(sites=150, aggregator=TRUSTED, epsilon=levels)
-    assert {row.method for row in found.rows} == {*TRUSTED, PUBLIC, OWN, EXACT}
+    assert {row.method for row in found.rows} == {*TRUSTED, GUESS, PUBLIC, OWN, EXACT}
     assert LOCAL not in {row.method for row in found.timings}  # no private model was trained
     plan, _ = _set_up(LEARNER, TRUSTED, X, y, sites=150, public=60, seed=7, epsilon=levels)
     for repeat in range(2):
@@ -404,7 +456,7 @@ def test_private_baselines_are_there_where_they_answer_the_same_question():
             for row in run(repeats=1, epsilon=1.0, aggregator=aggregator, **settings).rows
         } & set(TITLES)
 
-    always, central = {PUBLIC, OWN, EXACT}, Average("equal", epsilon=1.0)
+    always, central = {GUESS, PUBLIC, OWN, EXACT}, Average("equal", epsilon=1.0)
     assert methods(TRUSTED) == always
     assert methods({**TRUSTED, "central": central}) == {
         *always,
@@ -604,7 +656,7 @@ def test_a_single_site_is_a_simulation_too():
 
 def test_seconds_and_bytes_are_told_and_seconds_change_no_report(report):
     assert {row.metric for row in report.timings} == {"seconds"}
-    assert {row.method for row in report.timings} == {*TITLES, *BOTH} - {BEST}
+    assert {row.method for row in report.timings} == {*TITLES, *BOTH} - {BEST, GUESS}
     assert all(one.mean > 0 for one in report.table("seconds"))
     assert {one.mean for one in report.table("bytes")} == {
         8.0 * (4 + 1)

@@ -9,7 +9,7 @@ import consilience as cs
 import studies
 from consilience import Average, Division, Runs, SettingsError, Study, simulate
 from consilience.errors import SchemaMismatch
-from consilience.evaluation.baselines import EXACT, LOCAL, OWN, POOLED, PUBLIC, TITLES
+from consilience.evaluation.baselines import EXACT, GUESS, LOCAL, OWN, POOLED, PUBLIC, TITLES
 from consilience.privacy.guarantee import Unit
 from consilience.simulation.simulate import _set_up_study
 
@@ -138,7 +138,7 @@ def test_a_trusted_hub_is_simulated_at_the_epsilon_of_its_own_noise():
     assert found.cells == [(study.learner, "0.7")]
     stated = found.guarantees[study.learner, "0.7", "SoftLabelDistillation"]
     assert (stated.unit, stated.epsilon) == (Unit.SITE, pytest.approx(0.7))
-    assert methods(found) == {"SoftLabelDistillation", PUBLIC, OWN, EXACT}
+    assert methods(found) == {"SoftLabelDistillation", GUESS, PUBLIC, OWN, EXACT}
     other = simulate(
         study, TABLE, division=Division(sites=8, public=100), runs=Runs(repeats=1), epsilon=[2.0]
     )

@@ -130,7 +130,7 @@ def test_models_measured_together_have_the_numbers_of_each(name, copies):
         ):
             every = measures(one, tested, labels)
             assert found == pytest.approx({metric: every[metric] for metric in found}, abs=1e-12)
-            assert set(every) - set(found) <= {"auc", "log_loss"}
+            assert set(every) - set(found) <= {"auc", "log_loss", "calibration"}
 
 
 def test_a_label_that_no_model_knows_counts_as_wrong():

@@ -32,8 +32,9 @@ def test_a_release_is_measured_beside_public_records_sites_and_other_aggregators
     public, test = read_records(found, tmp_path)
     release = collect(found, contributions, public=public, test=test, publication=Publication(KEY))
     rows = {row["method"]: row for row in release.sealed.facts["quality"]}
-    assert list(rows)[:4] == [
+    assert list(rows)[:5] == [
         "Average (precision)",
+        "always the most frequent class",
         "public records alone",
         "one site alone (the median site)",
         "one site alone (the best on these records)",

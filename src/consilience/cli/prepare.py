@@ -50,6 +50,16 @@ def demo(
     return Answer(report.as_dict(), text)
 
 
+JudgedBy = Annotated[
+    Literal["error", "auc", "log-loss", "rmse", "mae", "r2"] | None,
+    Option(
+        "--metric",
+        help="What is sorted and judged by: error (the default), auc or log-loss; of numbers rmse "
+        "(the default), mae or r2.",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """How much there is of everything."""
@@ -240,6 +250,7 @@ def simulate(
         list[float] | None,
         Option(help="A budget to try; by default some that the study allows. Repeatable."),
     ] = None,
+    metric: JudgedBy = None,
     runs: RunOptions,
     model: ModelOptions,
     learner: LearnerOptions,
@@ -248,8 +259,8 @@ def simulate(
 
     With a study file, this is what its sites and its hub will do. Use it for public records only:
     it trains many times without a ledger and shows errors; without a study it also reads bounds,
-    categories and classes from the file. Every table has the honest baselines: public records
-    alone, sites alone, all records pooled.
+    categories and classes from the file. Every table has the honest baselines: always the most
+    frequent class, public records alone, sites alone, all records pooled.
     """
     from consilience.progress import showing
 
@@ -260,10 +271,12 @@ def simulate(
         how = cs.Runs(**vars(runs), progress=progress)
         if study is not None:
             refuse_beside_study(model, learner)
-            report = cs.simulate(study, files.data, division=cut, runs=how, epsilon=epsilon)
+            report = cs.simulate(
+                study, files.data, division=cut, runs=how, epsilon=epsilon, metric=metric
+            )
         else:
             epsilons = require(epsilon, "--epsilon")
-            report = _simulate_options(files.data, model, learner, epsilons, cut, how)
+            report = _simulate_options(files.data, model, learner, epsilons, cut, how, metric)
     if files.out is None:
         return Answer({**report.as_dict(), "files": []}, str(report))
     written = _write(report, files.out)
@@ -278,6 +291,7 @@ def _simulate_options(
     epsilons: list[float],
     division: Division,
     runs: Runs,
+    metric: str | None,
 ) -> Report:
     """Simulate what options describe, on records encoded by their own bounds and categories."""
     from consilience.tables.inference import read_public
@@ -296,7 +310,7 @@ def _simulate_options(
         division = replace(division, sites=table[column].to_pylist(), site_column=None)
         table = table.drop_columns([column])
     X, y = read_public(table, label)
-    settings: Any = {**vars(division), **vars(runs)}
+    settings: Any = {**vars(division), **vars(runs), "metric": metric}
     return cs.simulate(made, aggregators, X, y, epsilon=epsilons, **settings)
 
 

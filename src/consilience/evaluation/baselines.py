@@ -13,14 +13,21 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
+from sklearn.dummy import DummyClassifier, DummyRegressor
 
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError
-from consilience.evaluation.compare import Gap, Joining, paired_gap
+from consilience.evaluation.compare import MAJORITY, MEAN, Gap, Joining, paired_gap
 from consilience.evaluation.intervals import Measure
 from consilience.evaluation.measures import (
+    AUC,
+    ERROR,
+    LOG_LOSS,
+    RMSE,
+    STATED,
     Evaluation,
     Predictor,
     evaluate,
@@ -32,9 +39,11 @@ from consilience.learners.tuning import choose_on_public
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
 
+GUESS = "same-answer"
 PUBLIC, LOCAL, BEST, OWN = "public-only", "local-mean", "local-best", "local-exact"
 POOLED, EXACT = "pooled-private", "pooled-exact"
 TITLES = {
+    GUESS: MAJORITY,
     PUBLIC: "public records alone, tuned on them",
     LOCAL: "a site alone, private (mean of sites)",
     BEST: "a site alone, private (best, in hindsight)",
@@ -48,14 +57,16 @@ ALTERNATIVES = {
     LOCAL: "a site alone with the same privacy",
     PUBLIC: "the public records alone",
     OWN: "a site's own exact model, kept to itself",
+    GUESS: MAJORITY,
 }
 
 # The same in a release, whose rows are public: sites' exact models are unknown there.
 PUBLIC_ROW = "public records alone"
 MEDIAN_ROW = "one site alone (the median site)"
 BEST_ROW = "one site alone (the best on these records)"
-BASELINES = (PUBLIC_ROW, MEDIAN_ROW, BEST_ROW)
+BASELINES = (PUBLIC_ROW, MEDIAN_ROW, BEST_ROW, MAJORITY, MEAN)
 KINDS = ("study", "baseline", "other")
+COMPARED = (ERROR, AUC, LOG_LOSS, RMSE)  # record by record, with the release
 
 PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
 MOST_COMPARED = 200  # members; with more, other aggregators are not tried
@@ -89,6 +100,18 @@ class Agreement(Protocol):
 
     def build_aggregator(self) -> Aggregator:
         """Return the aggregator."""
+
+
+def guess(y: ArrayLike, *, numeric: bool) -> Predictor:
+    """Return what does best on these test labels without looking at a record.
+
+    That is always the most frequent class, with the classes' shares as probabilities, or always the
+    mean. A model that is no better has learned nothing.
+    """
+    made = DummyRegressor() if numeric else DummyClassifier(strategy="prior")
+    labels = np.asarray(y)
+    model: Predictor = made.fit(np.zeros((len(labels), 1)), labels)
+    return model
 
 
 def public_only(learner: Learner, public: Public) -> Learner:
@@ -136,6 +159,8 @@ def assess(
     table = _Table(test, evaluate(ensemble, test.X, test.y))
     title = study.build_aggregator().describe().title
     rows = [table.row(title, "study", table.joined)]
+    constant = MEAN if RMSE.name in table.joined.measures else MAJORITY
+    rows.append(table.measure(constant, "baseline", guess(test.y, numeric=constant == MEAN)))
     alone = _public_model(study, public)
     if alone is not None:
         rows.append(table.measure(PUBLIC_ROW, "baseline", alone))
@@ -152,25 +177,31 @@ def assess(
     return rows
 
 
-def compare_rows(rows: Sequence[Mapping[str, Any]]) -> Joining | None:
+def compare_rows(rows: Sequence[Mapping[str, Any]], metric: str | None = None) -> Joining | None:
     """Return the verdict of a release's quality rows, or None if there is none to be had.
 
-    Releases made before rows had a gain were not compared record by record, and no other rule
-    takes its place.
+    The metric is by default the main one. Releases made before rows had its gain were not compared
+    record by record, and no other rule takes its place.
     """
     release = next((row for row in rows if row.get("kind") == "study"), None)
     others = [row for row in rows if row.get("kind") == "baseline" and row["method"] != BEST_ROW]
-    if release is None or not others or not all("gain" in row for row in others):
+    if release is None or not others:
         return None
-    metric = main_metric(release)
-    if not all(metric in row for row in (release, *others)):
+    metric = metric or main_metric(release)
+    gain = name_gain(metric)
+    if metric not in release or not all({metric, gain} <= row.keys() for row in others):
         return None
     joined = float(release[metric]["value"])
     gaps = {
-        str(row["method"]): Gap(float(row[metric]["value"]), joined, Measure(**row["gain"]))
+        str(row["method"]): Gap(float(row[metric]["value"]), joined, Measure(**row[gain]))
         for row in others
     }
     return Joining(gaps, metric)
+
+
+def name_gain(metric: str) -> str:
+    """Return the field of a row that holds what the release gains over it by this metric."""
+    return "gain" if metric in (ERROR.name, RMSE.name) else f"{metric}_gain"
 
 
 class _Table:
@@ -181,9 +212,12 @@ class _Table:
 
     def measure(self, method: str, kind: str, model: Predictor) -> QualityRow:
         found = evaluate(model, self.test.X, self.test.y)
-        row, gain = self.row(method, kind, found), paired_gap(found, self.joined).gain
-        if _finite(gain):
-            row["gain"] = asdict(gain)
+        row = self.row(method, kind, found)
+        for metric in COMPARED:
+            if metric.name in row and metric.name in self.joined.measures:
+                gain = paired_gap(found, self.joined, metric=metric).gain
+                if _finite(gain):
+                    row[name_gain(metric.name)] = asdict(gain)
         return row
 
     def row(self, method: str, kind: str, found: Evaluation) -> QualityRow:
@@ -193,9 +227,9 @@ class _Table:
             "n_records": found.n_records,
             "level": found.level,
         }
-        for name in ("error", "auc", "rmse", "r2"):
-            if name in found.measures and _finite(found[name]):
-                row[name] = asdict(found[name])
+        for metric in STATED:
+            if metric.name in found.measures and _finite(found[metric.name]):
+                row[metric.name] = asdict(found[metric.name])
         return row
 
 

@@ -19,21 +19,17 @@ from scipy import stats
 
 from consilience.errors import SchemaMismatch
 from consilience.evaluation.intervals import Measure, mean, mean_of_repeats, paired_shares
-from consilience.evaluation.measures import Evaluation
+from consilience.evaluation.measures import ERROR, METRICS, RMSE, Evaluation, Metric
 
 Array = NDArray[Any]
 
+MAJORITY, MEAN = "always the most frequent class", "always the mean"
 ANSWERS = {True: "helps", False: "does not help", None: "does not clearly help"}
-_WORDS = {
-    "better": "lower than",
-    "worse": "HIGHER than",
-    "unclear": "not clearly different from",
-}
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What joining gains over one alternative: the loss of `other` less that of `joined`."""
+    """What joining gains over one alternative; a gain is positive whichever way is better."""
 
     other: float
     joined: float
@@ -47,16 +43,25 @@ class Gap:
 
 
 def paired_gap(
-    other: Evaluation | ArrayLike, joined: Evaluation | ArrayLike, *, level: float = 0.95
+    other: Evaluation | ArrayLike,
+    joined: Evaluation | ArrayLike,
+    *,
+    metric: Metric | None = None,
+    level: float = 0.95,
 ) -> Gap:
     """Compare two models record by record on the same test records.
 
-    Either argument is an `Evaluation`, whose main measure is compared (the error, or the root mean
-    squared error), or one loss per record. The interval is Bonett and Price's (2012) if losses are
-    truth values, else the normal one of the mean difference.
+    Either argument is an `Evaluation`, or one number per record whose mean is the metric. The
+    metric is by default the error, or of regressors the root mean squared error. The interval is
+    Bonett and Price's (2012) if the numbers are truth values, else the normal one of the mean
+    difference, which for the AUC is that of DeLong and others (1988).
     """
+    if metric is None:
+        numeric = isinstance(joined, Evaluation) and RMSE.name in joined.measures
+        metric = RMSE if numeric else ERROR
     a, b = (
-        np.asarray(one.parts if isinstance(one, Evaluation) else one) for one in (other, joined)
+        np.asarray(one.parts(metric) if isinstance(one, Evaluation) else one)
+        for one in (other, joined)
     )
     if a.shape != b.shape or a.ndim != 1 or not len(a) or a.dtype != b.dtype:
         raise SchemaMismatch(
@@ -64,7 +69,7 @@ def paired_gap(
             "Nothing was compared. Evaluate both on one table."
         )
     if a.dtype != bool:
-        gain = mean(a.astype(np.float64) - b, level)
+        gain = mean(metric.gain(a.astype(np.float64), b), level)
         return Gap(float(a.mean()), float(b.mean()), gain)
     fixed, spoilt = int((a & ~b).sum()), int((b & ~a).sum())
     p_value = float(stats.binomtest(fixed, fixed + spoilt).pvalue) if fixed + spoilt else 1.0
@@ -72,31 +77,42 @@ def paired_gap(
     return Gap(float(a.mean()), float(b.mean()), gain, p_value)
 
 
-def repeated_gap(other: Array, joined: Array, *, overlap: float = 0.0, level: float = 0.95) -> Gap:
+def repeated_gap(
+    other: Array,
+    joined: Array,
+    *,
+    metric: Metric = ERROR,
+    overlap: float = 0.0,
+    level: float = 0.95,
+) -> Gap:
     """Compare two methods repeat by repeat.
 
     Parameters
     ----------
     other, joined
-        The loss of each method in each repeat. Both saw the same division of the records.
+        The metric of each method in each repeat. Both saw the same division of the records.
     overlap
         The number of test records over that of training records if repeats divide the same records
         anew, and 0 if their test records are independent.
     """
-    return Gap(
-        float(other.mean()), float(joined.mean()), mean_of_repeats(other - joined, overlap, level)
-    )
+    gain = mean_of_repeats(metric.gain(other, joined), overlap, level)
+    return Gap(float(other.mean()), float(joined.mean()), gain)
 
 
 @dataclass(frozen=True)
 class Joining:
     """Joining beside everything a site could do instead, by title, in words.
 
-    ``metric`` is what the losses are: "error" is shown in percent, anything else as a number.
+    ``metric`` names the measure that is compared.
     """
 
     gaps: Mapping[str, Gap]
-    metric: str = "error"
+    metric: str = ERROR.name
+
+    @property
+    def measure(self) -> Metric:
+        """What is compared."""
+        return METRICS[self.metric]
 
     @property
     def helps(self) -> bool | None:
@@ -113,21 +129,34 @@ class Joining:
         """The answer as a verb: "helps", "does not help" or "does not clearly help"."""
         return ANSWERS[self.helps]
 
+    @property
+    def caution(self) -> str:
+        """Why errors say little here, if the most frequent class explains them; else nothing."""
+        guess = self.gaps.get(MAJORITY)
+        if self.measure is not ERROR or guess is None or guess.verdict == "better":
+            return ""
+        return (
+            f"The error is not clearly lower than that of {MAJORITY} ({self.show(guess.other)}), "
+            "so errors do not tell good models from useless ones here; the AUC does."
+        )
+
     def show(self, value: float) -> str:
-        """Return a loss as it is written in a sentence."""
-        return f"{value:.1%}" if self.metric == "error" else f"{value:.4g}"
+        """Return a value of the metric as it is written in a sentence."""
+        return self.measure.show(value)
 
     @property
     def comparison(self) -> str:
-        """Each alternative with its loss and the interval of the gain; empty if there is none."""
+        """Each alternative with its value and the interval of the gain; empty if there is none."""
         return "; ".join(self._compare(title, gap) for title, gap in self.gaps.items())
 
     def _compare(self, title: str, gap: Gap) -> str:
         low, high = gap.gain.low, gap.gain.high
-        if not math.isfinite(low):
-            sure = "no interval from one repeat"
-        elif self.metric == "error":
-            sure = f"gain {100 * low:+.1f} to {100 * high:+.1f} percentage points"
-        else:
-            sure = f"gain {low:+.3f} to {high:+.3f}"
-        return f"{_WORDS[gap.verdict]} {title} ({self.show(gap.other)}, {sure})"
+        sure = "no interval from one repeat"
+        if math.isfinite(low):
+            sure = f"gain {self.measure.show_gain(low, high)}"
+        better, worse = (
+            ("higher", "LOWER") if self.measure.higher_is_better else ("lower", "HIGHER")
+        )
+        words = {"better": f"{better} than", "worse": f"{worse} than"}
+        word = words.get(gap.verdict, "not clearly different from")
+        return f"{word} {title} ({self.show(gap.other)}, {sure})"

@@ -101,15 +101,17 @@ def mean_of_repeats(values: Array, overlap: float, level: float) -> Measure:
 def auc(parts: Array, codes: Array, level: float) -> Measure:
     """Return the AUC with DeLong's interval on the logit scale.
 
-    `parts` are the records' structural components, which sum to twice the AUC, and `codes` their
-    classes. Where the variance says nothing (all pairs in order, or none, or a class with a single
-    record) the interval is the exact one of as many independent pairs as the smallest class has
-    records.
+    `parts` are the records' parts in it, with the AUC as their mean within each class, and `codes`
+    their classes. Where the variance says nothing (all pairs in order, or none, or a class with a
+    single record) the interval is the exact one of as many independent pairs as the smallest class
+    has records.
     """
-    value = float(parts.sum() / 2)
+    value = float(parts.mean())
     groups = [parts[codes == k] for k in np.unique(codes)]
     fewest = min(map(len, groups))
-    variance = sum(len(group) * group.var(ddof=1) for group in groups) if fewest > 1 else 0.0
+    variance = 0.0
+    if fewest > 1:
+        variance = sum(len(group) * group.var(ddof=1) for group in groups) / len(parts) ** 2
     if variance <= 1e-20 or not 0 < value < 1:
         exact = proportion(round(value * fewest), fewest, level)
         return Measure(value, min(exact.low, value), max(exact.high, value))

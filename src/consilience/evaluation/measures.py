@@ -1,4 +1,8 @@
-"""How well a model does on public test records, with confidence intervals.
+"""How well a model does on public test records: every measure, its direction, its interval.
+
+A `Metric` says what it is called, which way is better, how it is computed, and what each record
+contributes to it. Simulations, plans, releases, certificates, the dashboard and the demo all take
+their measures from here.
 
 The test records must be public: nothing hides them, and each number may depend on a single one.
 A number computed from private test records would be a release that no ledger was charged for.
@@ -9,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,8 +27,11 @@ from consilience.evaluation.intervals import Bootstrap, Measure
 from consilience.privacy.mechanisms import Noise
 
 Array = NDArray[Any]
+Number = TypeVar("Number", float, NDArray[Any])
+Answers: TypeAlias = Any  # _Classified or _Predicted: a metric is asked of its own kind only
 
 SMALLEST_PROBABILITY = 1e-15  # smaller ones count as this, so that a log-loss is finite
+BINS = 10  # of confidence, for calibration
 
 
 class Predictor(Protocol):
@@ -32,6 +39,213 @@ class Predictor(Protocol):
 
     def predict(self, X: Any, /) -> Any:
         """Return a label or a number for each record."""
+
+
+# ------------------------------------------------------------------------------------ the measures
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How intervals are computed: their level, and the bootstrap and bins of those that need it."""
+
+    level: float
+    bootstrap: Bootstrap
+    bins: int
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measure of a model. This base is a mean over records, given by `parts`.
+
+    Attributes
+    ----------
+    name
+        Its name in rows, files and tables.
+    title, how
+        What people call it, and how it is computed.
+    higher_is_better, percent
+        Which way is better, and whether it is a share of records, shown in percent.
+    """
+
+    name: str
+    title: str
+    how: str
+    higher_is_better: bool = False
+    percent: bool = False
+
+    @property
+    def option(self) -> str:
+        """Its name as it is typed on the command line."""
+        return self.name.replace("_", "-")
+
+    def parts(self, answers: Answers) -> Array | None:
+        """Return one number per record whose mean is the measure; None if there is none."""
+        return None
+
+    def value(self, answers: Answers) -> float | None:
+        """Return the measure; None where the model does not say enough for it."""
+        parts = self.parts(answers)
+        return None if parts is None else float(parts.mean())
+
+    def measure(self, answers: Answers, how: Interval) -> Measure | None:
+        """Return the measure with its interval."""
+        parts = self.parts(answers)
+        return None if parts is None else intervals.mean(parts, how.level)
+
+    def gain(self, other: Number, joined: Number) -> Number:
+        """Return by how much `joined` is better: positive is better, whatever the direction."""
+        better, worse = (joined, other) if self.higher_is_better else (other, joined)
+        difference: Number = better - worse
+        return difference
+
+    def show(self, value: float) -> str:
+        """Return a value as it is written in a sentence."""
+        return f"{value:.1%}" if self.percent else f"{value:.4g}"
+
+    def show_gain(self, low: float, high: float) -> str:
+        """Return the ends of a gain's interval as they are written in a sentence."""
+        if self.percent:
+            return f"{100 * low:+.1f} to {100 * high:+.1f} percentage points"
+        return f"{low:+.3f} to {high:+.3f}"
+
+
+class _Error(Metric):
+    def parts(self, answers: _Classified) -> Array | None:
+        return answers.wrong
+
+    def measure(self, answers: _Classified, how: Interval) -> Measure:
+        return intervals.proportion(int(answers.wrong.sum()), len(answers.wrong), how.level)
+
+
+class _Auc(Metric):
+    def parts(self, answers: _Classified) -> Array | None:
+        return None if answers.scores is None else _auc_parts(answers.scores, answers.codes)
+
+    def value(self, answers: _Classified) -> float | None:
+        present = np.flatnonzero(np.bincount(answers.codes))
+        if answers.scores is None or len(present) < 2:
+            return None
+        return _auc(answers.scores, answers.codes, present)
+
+    def measure(self, answers: _Classified, how: Interval) -> Measure | None:
+        parts = self.parts(answers)
+        return None if parts is None else intervals.auc(parts, answers.codes, how.level)
+
+
+class _LogLoss(Metric):
+    def parts(self, answers: _Classified) -> Array | None:
+        return None if answers.chances is None else answers.log_losses
+
+
+class _Calibration(Metric):
+    def value(self, answers: _Classified) -> float | None:
+        if answers.chances is None:
+            return None
+        counts, sums = _reliability(answers, BINS)
+        return float(_calibration_gap(counts, sums)(counts[None])[0])
+
+    def measure(self, answers: _Classified, how: Interval) -> Measure | None:
+        if answers.chances is None:
+            return None
+        counts, sums = _reliability(answers, how.bins)
+        gap = _calibration_gap(counts, sums)
+        return how.bootstrap.interval(counts, gap, how.level, pivotal=True)
+
+
+class _F1(Metric):
+    def value(self, answers: _Classified) -> float | None:
+        score = f1_scores(answers.n_classes).get(self.name)
+        return None if score is None else float(score(answers.confusion[None])[0])
+
+    def measure(self, answers: _Classified, how: Interval) -> Measure | None:
+        score = f1_scores(answers.n_classes).get(self.name)
+        if score is None:
+            return None
+        return how.bootstrap.interval(answers.confusion, score, how.level)
+
+
+class _Rmse(Metric):
+    def parts(self, answers: _Predicted) -> Array | None:
+        # How the root of the mean moves with each record, to first order.
+        rmse = math.sqrt(float(answers.squares.mean()))
+        return answers.squares if not rmse else rmse + (answers.squares - rmse**2) / (2 * rmse)
+
+    def measure(self, answers: _Predicted, how: Interval) -> Measure:
+        mean = intervals.mean(answers.squares, how.level)
+        return Measure(*(math.sqrt(max(end, 0.0)) for end in (mean.value, mean.low, mean.high)))
+
+
+class _Mae(Metric):
+    def parts(self, answers: _Predicted) -> Array | None:
+        return np.asarray(np.abs(answers.labels - answers.predicted))
+
+
+class _R2(Metric):
+    def parts(self, answers: _Predicted) -> Array | None:
+        spread = np.square(answers.labels - answers.labels.mean())
+        if not (whole := float(spread.mean())) > 0:
+            return None
+        ratio = float(answers.squares.mean()) / whole
+        # The ratio of two means moves with each record by (its square - ratio * its spread) / the
+        # mean spread.
+        return np.asarray(1 - ratio - (answers.squares - ratio * spread) / whole)
+
+
+ERROR = _Error(
+    "error", "error", "the share of records whose class is predicted wrongly", False, True
+)
+AUC = _Auc(
+    "auc",
+    "AUC",
+    "how often a record of a class scores higher than a record of another class; of more than two "
+    "classes, the mean over all that occur, each against the rest",
+    True,
+)
+LOG_LOSS = _LogLoss(
+    "log_loss", "log-loss", "the mean of -log of the probability that was given to the true class"
+)
+CALIBRATION = _Calibration(
+    "calibration",
+    "calibration error",
+    "the mean gap between the probability of the predicted class and how often it is right, in ten "
+    "bins of equal width",
+)
+RMSE = _Rmse("rmse", "RMSE", "the root of the mean squared error")
+MAE = _Mae("mae", "MAE", "the mean absolute error")
+R2 = _R2("r2", "R²", "the share of the labels' variance that is explained", True)
+_OF_CLASSES: tuple[Metric, ...] = (
+    ERROR,
+    _F1("f1", "F1", "the F1 score of the second of two classes", True),
+    _F1("f1_micro", "micro F1", "the share of records whose class is predicted rightly", True),
+    _F1("f1_macro", "macro F1", "the mean of the classes' F1 scores", True),
+    AUC,
+    LOG_LOSS,
+    CALIBRATION,
+)
+_OF_NUMBERS: tuple[Metric, ...] = (RMSE, MAE, R2)
+METRICS: Mapping[str, Metric] = {one.name: one for one in (*_OF_CLASSES, *_OF_NUMBERS)}
+# What reports, releases and pages state, in this order.
+STATED = (ERROR, AUC, LOG_LOSS, CALIBRATION, RMSE, R2)
+# What models may be judged by. Not the calibration: the share of a class, given to every record,
+# has none and says nothing. Not F1, which is no mean over records that could be compared in pairs.
+DECIDING = (ERROR, AUC, LOG_LOSS, RMSE, MAE, R2)
+
+
+def find_metric(name: str, *, numeric: bool) -> Metric:
+    """Return the measure of this name, written with - or _, by which such models may be judged."""
+    fitting = [one for one in DECIDING if (one in _OF_NUMBERS) == numeric]
+    for metric in fitting:
+        if name in (metric.name, metric.option):
+            return metric
+    kind = "numbers" if numeric else "classes"
+    raise SettingsError(
+        f"Models that predict {kind} are compared by one of "
+        f"{', '.join(one.option for one in fitting)}. Got {name!r} as 'metric' instead. Nothing "
+        "was trained."
+    )
+
+
+# -------------------------------------------------------------------------------- measuring a model
 
 
 @dataclass(frozen=True)
@@ -48,15 +262,14 @@ class Evaluation:
     """How well one model did.
 
     ``measures`` holds what the model allows: with scores also "auc", with probabilities also
-    "log_loss" and "calibration", with two classes also "f1". ``losses`` has one value per test
-    record: whether it was wrong, or its squared error.
+    "log_loss" and "calibration", with two classes also "f1".
     """
 
     measures: Mapping[str, Measure]
     n_records: int
     level: float
     reliability: tuple[Bin, ...] = ()
-    losses: Array = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    answers: Answers = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Measure:
         return self.measures[name]
@@ -67,15 +280,14 @@ class Evaluation:
         return self.measures[main_metric(self.measures)]
 
     @property
-    def parts(self) -> Array:
-        """One value per test record, with the main measure as their mean.
+    def losses(self) -> Array:
+        """One value per test record: whether it was wrong, or its squared error."""
+        losses: Array = self.answers.losses
+        return losses
 
-        Of a regressor, how the root of the mean moves with each record, to first order.
-        """
-        rmse = self.main.value
-        if self.losses.dtype == bool or not rmse:
-            return self.losses
-        return np.asarray(rmse + (self.losses - rmse**2) / (2 * rmse))
+    def parts(self, metric: Metric) -> Array | None:
+        """Return one value per test record, with the measure as their mean, if there are such."""
+        return metric.parts(self.answers) if metric.name in self.measures else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -87,17 +299,17 @@ class Evaluation:
         }
 
     def __str__(self) -> str:
-        lines = [f"{'':<12}{'value':>9}{f'{self.level:.0%} interval':>21}"]
+        lines = [f"{'':<18}{'value':>9}{f'{self.level:.0%} interval':>21}"]
         lines += [
-            f"{name:<12}{m.value:>9.4f}{m.low:>12.4f} {m.high:.4f}"
+            f"{METRICS[name].title:<18}{m.value:>9.4f}{m.low:>12.4f} {m.high:.4f}"
             for name, m in self.measures.items()
         ]
         return "\n".join([*lines, f"on {self.n_records:,} public test records"])
 
 
 def main_metric(found: Mapping[str, Any]) -> str:
-    """Return the name of the metric that models are compared by: "error", or "rmse"."""
-    return "error" if "error" in found else "rmse"
+    """Return the name of what models are compared by unless asked otherwise: "error" or "rmse"."""
+    return ERROR.name if ERROR.name in found else RMSE.name
 
 
 @shielded
@@ -109,7 +321,7 @@ def evaluate(
     task: str | None = None,
     level: float = 0.95,
     resamples: int = 1000,
-    bins: int = 10,
+    bins: int = BINS,
     seed: int = 0,
 ) -> Evaluation:
     """Measure a fitted classifier or regressor on public test records.
@@ -141,46 +353,24 @@ def evaluate(
             name, value, isinstance(value, int | np.integer) and value > 0, "a whole number > 0"
         )
     answers = _read_answers(model, X, y, task)
-    if not isinstance(answers, _Classified):
-        return _evaluate_regression(*answers, level)
-    found = {"error": intervals.proportion(int(answers.wrong.sum()), len(answers.wrong), level)}
-    bootstrap = Bootstrap(resamples, Noise(seed=seed).open())
-    for name, score in f1_scores(answers.n_classes).items():
-        found[name] = bootstrap.interval(answers.confusion, score, level)
-    if answers.scores is not None:
-        parts = _auc_parts(answers.scores, answers.codes)
-        if parts is not None:
-            found["auc"] = intervals.auc(parts, answers.codes, level)
-    reliability: tuple[Bin, ...] = ()
-    if answers.chances is not None:
-        found["log_loss"] = intervals.mean(answers.log_losses, level)
-        counts, sums = _reliability(answers.chances.max(axis=1), answers.wrong, bins)
-        gap = _calibration_gap(counts, sums)
-        found["calibration"] = bootstrap.interval(counts, gap, level, pivotal=True)
-        reliability = _list_bins(counts, sums, level)
-    return Evaluation(found, len(answers.wrong), level, reliability, answers.wrong)
+    how = Interval(level, Bootstrap(resamples, Noise(seed=seed).open()), bins)
+    found = {metric.name: metric.measure(answers, how) for metric in answers.metrics}
+    return Evaluation(
+        {name: measure for name, measure in found.items() if measure is not None},
+        len(answers.losses),
+        level,
+        answers.reliability(bins, level),
+        answers,
+    )
 
 
 def measures(
     model: Predictor, X: object, y: ArrayLike, *, task: str | None = None
 ) -> dict[str, float]:
-    """Return the values of `evaluate` without intervals and calibration, for many models."""
+    """Return the values of `evaluate` without intervals, for many models."""
     answers = _read_answers(model, X, y, task)
-    if not isinstance(answers, _Classified):
-        found = _evaluate_regression(*answers, 0.95).measures
-        return {name: measure.value for name, measure in found.items()}
-    values = {"error": float(answers.wrong.mean())}
-    values |= {
-        name: float(score(answers.confusion[None])[0])
-        for name, score in f1_scores(answers.n_classes).items()
-    }
-    if answers.scores is not None:
-        present = np.flatnonzero(np.bincount(answers.codes))
-        if len(present) > 1:
-            values["auc"] = _auc(answers.scores, answers.codes, present)
-    if answers.chances is not None:
-        values["log_loss"] = float(answers.log_losses.mean())
-    return values
+    found = {metric.name: metric.value(answers) for metric in answers.metrics}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def f1_scores(n_classes: int) -> dict[str, Callable[[Array], Array]]:
@@ -218,9 +408,13 @@ class _Classified:
     chances: Array | None  # (n, K)
     n_classes: int
 
+    metrics = _OF_CLASSES
+
     @property
     def wrong(self) -> Array:
         return np.asarray(self.codes != self.predicted)
+
+    losses = wrong
 
     @property
     def confusion(self) -> Array:
@@ -236,11 +430,41 @@ class _Classified:
         own = self.chances[np.arange(len(self.codes)), self.codes]
         return np.asarray(-np.log(np.clip(own, SMALLEST_PROBABILITY, 1)))
 
+    def reliability(self, bins: int, level: float) -> tuple[Bin, ...]:
+        """Return the bins that hold records."""
+        if self.chances is None:
+            return ()
+        counts, sums = _reliability(self, bins)
+        return tuple(
+            Bin(int(n), float(s / n), intervals.proportion(int(right), int(n), level))
+            for n, s, right in zip(counts.sum(axis=1), sums.sum(axis=1), counts[:, 1], strict=True)
+            if n
+        )
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """A regressor's answers."""
+
+    labels: Array
+    predicted: Array
+    metrics = _OF_NUMBERS
+
+    @property
+    def squares(self) -> Array:
+        return np.asarray(np.square(self.labels - self.predicted))
+
+    losses = squares
+
+    def reliability(self, bins: int, level: float) -> tuple[Bin, ...]:
+        """Return nothing: numbers are predicted without a confidence."""
+        return ()
+
 
 def _read_answers(
     model: Predictor, X: object, y: ArrayLike, task: str | None
-) -> _Classified | tuple[Array, Array]:
-    """Return what a classifier answered, or a regressor's (labels, predictions)."""
+) -> _Classified | _Predicted:
+    """Return what a model answered."""
     labels, predicted, given_chances, given_scores = np.asarray(y), *_ask(model, X)
     if labels.ndim != 1 or labels.shape != predicted.shape or not len(labels):
         raise SchemaMismatch(
@@ -248,7 +472,7 @@ def _read_answers(
             "evaluated. Check the shapes of X and y."
         )
     if _task(model, labels, task) == "regression":
-        return labels.astype(np.float64), predicted.astype(np.float64)
+        return _Predicted(labels.astype(np.float64), predicted.astype(np.float64))
     known = np.asarray(getattr(model, "classes_", predicted))
     every = np.unique(known)
     for seen in (labels, predicted):
@@ -301,39 +525,16 @@ def _task(model: Predictor, labels: Array, task: str | None) -> str:
     return "regression" if by_labels or by_model else "classification"
 
 
-def _evaluate_regression(labels: Array, predicted: Array, level: float) -> Evaluation:
-    squares, spread = np.square(labels - predicted), np.square(labels - labels.mean())
-    mean = intervals.mean(squares, level)
-    ends = (mean.value, mean.low, mean.high)
-    found = {
-        "rmse": Measure(*(math.sqrt(max(end, 0.0)) for end in ends)),
-        "mae": intervals.mean(np.abs(labels - predicted), level),
-    }
-    if (whole := float(spread.mean())) > 0:
-        ratio = float(squares.mean()) / whole
-        # The ratio of two means moves with each record by (its square - ratio * its spread) / the
-        # mean spread.
-        found["r2"] = intervals.mean(1 - ratio - (squares - ratio * spread) / whole, level)
-    return Evaluation(found, len(labels), level, (), squares)
-
-
 # ------------------------------------------------------------------------- calibration and AUC
 
 
-def _reliability(confidence: Array, wrong: Array, bins: int) -> tuple[Array, Array]:
+def _reliability(answers: _Classified, bins: int) -> tuple[Array, Array]:
     """Return counts of records, and sums of their confidences, by (bin, wrong or right)."""
-    cell = 2 * np.minimum((confidence * bins).astype(int), bins - 1) + ~wrong
+    assert answers.chances is not None
+    confidence = answers.chances.max(axis=1)
+    cell = 2 * np.minimum((confidence * bins).astype(int), bins - 1) + ~answers.wrong
     counts = np.bincount(cell, minlength=2 * bins)
     return counts.reshape(bins, 2), np.bincount(cell, confidence, 2 * bins).reshape(bins, 2)
-
-
-def _list_bins(counts: Array, sums: Array, level: float) -> tuple[Bin, ...]:
-    """Return the bins that hold records."""
-    return tuple(
-        Bin(int(n), float(s / n), intervals.proportion(int(right), int(n), level))
-        for n, s, right in zip(counts.sum(axis=1), sums.sum(axis=1), counts[:, 1], strict=True)
-        if n
-    )
 
 
 def _calibration_gap(counts: Array, sums: Array) -> Callable[[Array], Array]:
@@ -364,10 +565,10 @@ def _auc(scores: Array, codes: Array, present: Array) -> float:
 
 
 def _auc_parts(scores: Array, codes: Array) -> Array | None:
-    """Return each record's part in the AUC; they sum to twice it. None if only one class occurs.
+    """Return each record's part in the AUC, with the AUC as their mean within every class.
 
-    Of more than two classes, each that occurs is compared with the rest, and the results are
-    averaged.
+    None if only one class occurs. Of more than two classes, each that occurs is compared with the
+    rest, and the results are averaged.
     """
     present = np.unique(codes)
     if len(present) < 2:
@@ -377,10 +578,15 @@ def _auc_parts(scores: Array, codes: Array) -> Array | None:
     for k, column in tasks:
         inside = codes == k
         ranks = stats.rankdata(column)
-        # A rank among all less the rank among one's own class: DeLong's structural components.
+        value = 0.0
+        # A rank among all less the rank among one's own class: DeLong's structural components,
+        # weighted so that the variance of their mean is his.
         for own in (inside, ~inside):
             better = (ranks[own] - stats.rankdata(column[own])) / (~own).sum()
-            parts[own] += (better if own is inside else 1 - better) / own.sum() / len(tasks)
+            better = better if own is inside else 1 - better
+            value = float(better.mean())
+            parts[own] += (better - value) * (len(codes) / own.sum()) / len(tasks)
+        parts += value / len(tasks)
     return parts
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError
 from consilience.evaluation.baselines import compare_rows
+from consilience.evaluation.measures import AUC, STATED
 from consilience.files.contribution import Contribution
-from consilience.files.release import MEASURED, Release
+from consilience.files.release import Release
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.text import Quoted, collapse, quote
 
@@ -322,11 +323,18 @@ def _quality_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         verdict = "The release was not compared with the alternatives record by record."
     else:
         verdict = (
-            f"Compared record by record, joining {joining.answer}: the release's {joining.metric} "
-            f"is {joining.comparison}."
+            f"Compared record by record, joining {joining.answer}: the release's "
+            f"{joining.measure.title} is {joining.comparison}."
         )
+    said = [verdict]
+    if joining is not None and joining.caution:
+        said.append(joining.caution)
+        if ranked := compare_rows(rows, AUC.name):
+            said.append(
+                f"By AUC, joining {ranked.answer}: the release's AUC is {ranked.comparison}."
+            )
     measured = [_measured_row(row) for row in rows]
-    return [(_MEASURED, [verdict], measured)]
+    return [(_MEASURED, said, measured)]
 
 
 _MEASURED = "How good it is, as the signer states, on the study's public test records"
@@ -334,11 +342,11 @@ _MEASURED = "How good it is, as the signer states, on the study's public test re
 
 def _measured_row(row: Mapping[str, Any]) -> tuple[str, str]:
     parts = []
-    for name in MEASURED[:-1]:
-        if name in row:
-            measure = row[name]
+    for metric in STATED:
+        if metric.name in row:
+            measure = row[metric.name]
             numbers = f"{measure['value']:.3f} ({measure['low']:.3f} to {measure['high']:.3f})"
-            parts.append(f"{name if name == 'error' else name.upper()} {numbers}")
+            parts.append(f"{metric.title} {numbers}")
     return str(row.get("method")), ", ".join(parts)
 
 

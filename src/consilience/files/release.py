@@ -19,7 +19,8 @@ from consilience.aggregators.base import Ensemble
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.registry import AGGREGATORS, ENSEMBLES
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
-from consilience.evaluation.baselines import BASELINES, KINDS
+from consilience.evaluation.baselines import BASELINES, COMPARED, KINDS, name_gain
+from consilience.evaluation.measures import STATED
 from consilience.files.contribution import (
     MALFORMED,
     MOST_CLASSES,
@@ -42,7 +43,11 @@ Array = NDArray[Any]
 
 KIND = "release"
 MOST_MEMBERS = 1 << 16
-MEASURED = ("error", "auc", "rmse", "r2", "gain")  # of a row of quality, each with its interval
+# Of a row of quality, each with its interval.
+MEASURED = (
+    *(metric.name for metric in STATED),
+    *dict.fromkeys(name_gain(metric.name) for metric in COMPARED),
+)
 # Nothing else travels in a release but what its ensemble consists of: no text of the signer's own.
 _FACTS = frozenset(
     "classes ensemble study sequence software created aggregator guarantee events sources quality "

@@ -31,14 +31,16 @@ from consilience.errors import SettingsError
 from consilience.evaluation.baselines import (
     BEST,
     EXACT,
+    GUESS,
     LOCAL,
     OWN,
     POOLED,
     PUBLIC,
     TITLES,
+    guess,
     public_only,
 )
-from consilience.evaluation.measures import Predictor, main_metric, measures
+from consilience.evaluation.measures import ERROR, Metric, Predictor, measures
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise
 from consilience.simulation.digest import code_digest, describe_function
@@ -72,6 +74,7 @@ class Setup:
     baselines: frozenset[str]
     draws: int = 1
     gives_budget: bool = True  # whether aggregators with an epsilon get the level's
+    metric: Metric = ERROR  # that methods are judged by
     digests: Mapping[str, str] = field(default_factory=dict)  # by learner, for a checkpoint
     held: dict[int, Cut] = field(default_factory=dict)  # the last cut, for the next learner
 
@@ -97,7 +100,7 @@ class Setup:
             [getattr(divider.records, part.name) for part in fields(divider.records)],
             [getattr(divider.division, part.name) for part in fields(divider.division)],
             [divider.ids, divider.split_seed, self.seed, prepare],
-            [self.levels, self.draws, self.gives_budget],
+            [self.levels, self.draws, self.gives_budget, self.metric.name],
             # The order of aggregators is that of rows; the order of a set is no order.
             [dict(self.aggregators), list(self.aggregators), sorted(self.baselines)],
             [np.__version__, scipy.__version__, sklearn.__version__, code_digest()],
@@ -193,6 +196,7 @@ class Setup:
             "labelled": cut.public is not None and cut.public.y is not None,
             "test": len(cut.y_test),
             "resampled": not isinstance(division.test, tuple),
+            "metric": self.metric.name,
             "repeats": repeats,
             "draws": self.draws,
             "seed": self.seed,
@@ -246,6 +250,9 @@ class Cell:
         """Return the baselines that are the same at every level."""
         found: Found = {}
         wanted, public = self.setup.baselines, self.cut.public
+        if GUESS in wanted:
+            constant = guess(self.cut.y_test, numeric=self.records.numeric)
+            found["constant", GUESS] = self._measure(constant)
         if OWN in wanted:
             found["local", OWN] = _mean(self.own)
         if EXACT in wanted:
@@ -275,7 +282,8 @@ class Cell:
             members = self._fit_members(epsilons, [(*cell, *drawn, site) for site in self.held])
         if wanted & {LOCAL, BEST}:
             alone = self._measure_each(members)
-            best = min(alone, key=lambda metrics: metrics[main_metric(metrics)])
+            by = self.setup.metric
+            best = max(alone, key=lambda metrics: by.gain(0.0, metrics[by.name]))
             both = {LOCAL: _mean(alone), BEST: best}
             found |= {("local", name): both[name] for name in (LOCAL, BEST) if name in wanted}
         if POOLED in wanted:
@@ -295,7 +303,7 @@ class Cell:
                 stated[method] = ensemble.guarantee
         if len(self.held) <= SITES_LISTED:
             for site, metrics in zip(self.held, alone, strict=False):
-                main = main_metric(metrics)
+                main = self.setup.metric.name
                 found["site", f"site-{site + 1:03}"] = {main: metrics[main]}
         return found, stated
 
@@ -375,21 +383,30 @@ class Cell:
 
     def _measure_joined(self, ensemble: Predictor, alone: Sequence[Metrics]) -> Metrics:
         """Measure an ensemble, and the share of sites that do better with it than alone."""
-        found = self._measure(ensemble)
+        found, by = self._measure(ensemble), self.setup.metric
         own = self.own if OWN in self.setup.baselines else ()
-        for metric, others in (("helped", alone), ("helped_exact", own)):
+        for name, others in (("helped", alone), ("helped_exact", own)):
             if others:
-                main = main_metric(found)
-                found[metric] = float(np.mean([found[main] < other[main] for other in others]))
+                gains = [by.gain(other[by.name], found[by.name]) for other in others]
+                found[name] = float(np.mean(np.array(gains) > 0))
         return found
 
     def _measure_each(self, models: Sequence[Learner]) -> list[Metrics]:
         if len(models) > SITES_LISTED and models[0].can_train_together():
-            return measure_together(models, self.cut.X_test, self.cut.y_test, self.n_threads)
+            counted = measure_together(models, self.cut.X_test, self.cut.y_test, self.n_threads)
+            if self.setup.metric.name in counted[0]:
+                return counted
         return [self._measure(model) for model in models]
 
     def _measure(self, model: Predictor) -> Metrics:
-        return measures(model, self.cut.X_test, self.cut.y_test)
+        found = measures(model, self.cut.X_test, self.cut.y_test)
+        if self.setup.metric.name not in found:
+            raise SettingsError(
+                f"Methods were to be judged by {self.setup.metric.option}, which cannot be "
+                f"measured of {type(model).__name__} on these test records. Nothing was kept. "
+                f"Judge by {ERROR.option}."
+            )
+        return found
 
     @contextmanager
     def _timed(self, method: str, n_models: int = 1) -> Iterator[None]:

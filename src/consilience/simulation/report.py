@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from consilience.errors import SettingsError
-from consilience.evaluation.baselines import ALTERNATIVES, EXACT, POOLED, PUBLIC, TITLES
-from consilience.evaluation.compare import Joining, repeated_gap
+from consilience.evaluation.baselines import ALTERNATIVES, EXACT, GUESS, POOLED, PUBLIC, TITLES
+from consilience.evaluation.compare import MEAN, Joining, repeated_gap
+from consilience.evaluation.measures import AUC, METRICS, RMSE, STATED, Metric
 from consilience.privacy.guarantee import Guarantee
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Row:
     epsilon: str
     epsilon_low: float
     epsilon_high: float
-    kind: str  # "public", "local", "global" (pooled), "distributed" (an ensemble), "site" (one)
+    # "constant", "public", "local", "global" (pooled), "distributed" (an ensemble), "site" (one)
+    kind: str
     method: str
     metric: str
     value: float
@@ -92,10 +94,20 @@ class Report:
     seconds: float = field(compare=False)
     timings: tuple[Row, ...] = field(default=(), repr=False, compare=False)
 
-    @cached_property
+    @property
     def main(self) -> str:
-        """The metric that methods are compared by: "error", or "rmse" for regressors."""
-        return "error" if any(row.metric == "error" for row in self.rows) else "rmse"
+        """The metric that methods are compared by: what was asked for, else "error" or "rmse"."""
+        return str(self.settings["metric"])
+
+    @property
+    def measure(self) -> Metric:
+        """The metric that methods are compared by, with its direction."""
+        return METRICS[self.main]
+
+    @cached_property
+    def numeric(self) -> bool:
+        """Whether numbers were predicted, and not classes."""
+        return any(row.metric == RMSE.name for row in self.rows)
 
     def values(self, learner: str, epsilon: str, method: str, metric: str | None = None) -> Array:
         """Return one metric of one method for each repeat, the mean of its draws.
@@ -164,13 +176,13 @@ class Report:
         }
         if not means:
             return ""
-        best = min(means, key=lambda method: float(means[method]))
+        best = max(means, key=lambda method: self.measure.gain(0.0, float(means[method])))
         joining = self.joining(learner, epsilon, best)
         chosen = f", the best in hindsight of {len(means)} aggregators," if len(means) > 1 else ""
         against = f": {joining.comparison}" if joining.gaps else ", with nothing to compare it with"
         text = (
             f"{learner} at epsilon={epsilon}: joining {self.settings['sites']} sites by "
-            f"{best}{chosen} {joining.answer}. Its {self.main} is "
+            f"{best}{chosen} {joining.answer}. Its {self.measure.title} is "
             f"{joining.show(means[best])}{against}."
         )
         pooled = [
@@ -187,36 +199,72 @@ class Report:
             labelled = self.settings.get("labelled", False)
             missing = "is no model of the" if labelled else "were no labelled"
             text += f" There {missing} public records to compare with."
+        ranked = self.joining(learner, epsilon, best, AUC)
+        if joining.caution and ranked.gaps:
+            value = self.values(learner, epsilon, best, AUC.name).mean()
+            text += (
+                f" {joining.caution} By AUC, joining {ranked.answer}: it is {ranked.show(value)}, "
+                f"{ranked.comparison}. Judge by it with --metric auc."
+            )
         return text
 
-    def joining(self, learner: str, epsilon: str, method: str) -> Joining:
-        """Compare one ensemble, repeat by repeat, with what a site could do instead."""
+    def joining(
+        self, learner: str, epsilon: str, method: str, metric: Metric | None = None
+    ) -> Joining:
+        """Compare one ensemble, repeat by repeat, with what a site could do instead.
+
+        By the main metric unless another one is given, which not every method may have.
+        """
+        metric = metric or self.measure
         overlap = (
             self.settings["test"] / max(1, sum(self.settings["sizes"]))
             if self.settings["resampled"]
             else 0.0
         )
-        joined = self.values(learner, epsilon, method)
+        joined = self.values(learner, epsilon, method, metric.name)
         others = {
-            title: self.values(learner, epsilon, name) for name, title in ALTERNATIVES.items()
+            self.title_of(name) if name == GUESS else title: self.values(
+                learner, epsilon, name, metric.name
+            )
+            for name, title in ALTERNATIVES.items()
         }
         gaps = {
-            title: repeated_gap(other, joined, overlap=overlap)
+            title: repeated_gap(other, joined, metric=metric, overlap=overlap)
             for title, other in others.items()
-            if other.size
+            if other.size and joined.size
         }
-        return Joining(gaps, self.main)
+        return Joining(gaps, metric.name)
 
     def __str__(self) -> str:
-        lines, summaries = [], self.table()
-        for learner, epsilon in self.cells:
-            lines += [f"{learner}, epsilon={epsilon}", f"  {self.main:>9}  {'sd':>6}  {'se':>6}"]
-            lines += [
-                f"  {line.mean:>9.4f}  {line.sd:>6.4f}  {line.se:>6.4f}  {title_of(line.method)}"
-                for line in summaries
-                if (line.learner, line.epsilon) == (learner, epsilon)
-            ]
+        measured = {row.metric for row in self.rows}
+        shown = [self.measure]
+        shown += [one for one in STATED if one.name in measured and one is not self.measure]
+        summaries = {
+            (line.learner, line.epsilon, line.method, line.metric): line
+            for metric in shown
+            for line in self.table(metric.name)
+        }
+        which = "highest" if self.measure.higher_is_better else "lowest"
+        lines = [
+            f"Mean ± standard error of {self.settings['repeats']} repeats; {which} "
+            f"{self.measure.title} first."
+        ]
+        for cell in self.cells:
+            lines += ["", "{}, epsilon={}".format(*cell)]
+            lines.append("".join(f"  {metric.title:>17}" for metric in shown))
+            methods = [key[2] for key in summaries if key[:2] == cell and key[3] == self.main]
+            for method in sorted(methods, key=lambda one: self._place(*cell, one)):
+                cells = [summaries.get((*cell, method, metric.name)) for metric in shown]
+                lines.append("".join(map(_cell, cells)) + f"  {self.title_of(method)}")
         return "\n".join([*lines, "", self.sentence])
+
+    def _place(self, learner: str, epsilon: str, method: str) -> float:
+        """Return a number that is less for a better method."""
+        return float(self.measure.gain(self.values(learner, epsilon, method).mean(), 0.0))
+
+    def title_of(self, method: str) -> str:
+        """Return a method's name for readers."""
+        return MEAN if self.numeric and method == GUESS else title_of(method)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: settings, summaries, guarantee and sentence.
@@ -255,6 +303,13 @@ class Report:
         draw_summaries(self.table(metric), path, connected=connected)
 
 
+def _cell(line: Summary | None) -> str:
+    """Return a mean and its standard error as they stand in a table."""
+    if line is None:
+        return f"  {'—':>8}         "
+    return f"  {line.mean:>8.4f} ±{line.se:>7.4f}"
+
+
 def title_of(method: str) -> str:
     """Return a method's name for readers."""
     return TITLES.get(method, f"joined: {method}")
@@ -283,9 +338,8 @@ def draw_summaries(lines: Sequence[Summary], path: str | Path, *, connected: boo
         axes.grid(axis="y", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel(
-        f"{lines[0].metric}: mean and standard deviation of {lines[0].repeats} repeats"
-    )
+    metric = METRICS[lines[0].metric].title if lines[0].metric in METRICS else lines[0].metric
+    panels[0].set_ylabel(f"{metric}: mean and standard deviation of {lines[0].repeats} repeats")
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     figure.savefig(path)

@@ -21,6 +21,7 @@ from sklearn.base import is_classifier
 from consilience.aggregators.base import Aggregator
 from consilience.errors import SettingsError
 from consilience.evaluation.baselines import BEST, LOCAL, POOLED, TITLES
+from consilience.evaluation.measures import ERROR, RMSE, Metric, find_metric
 from consilience.learners.base import is_count
 from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.mechanisms import Noise
@@ -101,6 +102,7 @@ def simulate(
     division: Division | None = None,
     runs: Runs | None = None,
     epsilon: Levels | None = None,
+    metric: str | None = None,
 ) -> Report: ...
 
 
@@ -152,13 +154,17 @@ def simulate(
         function that takes the records to learn from and returns a function of features. It learns
         from the ``"public"`` records, or, as papers did, from ``"train"``, all records of `X` that
         are not tested on, which no guarantee covers.
+    metric
+        What methods are sorted and judged by: "error" (the default), "auc" or "log-loss" of
+        classifiers, "rmse" (the default), "mae" or "r2" of regressors. All are measured anyway.
     baselines
         Which to compute, of those in `evaluation.baselines.TITLES`. By default all that answer the
         same question: a site alone and private only if some aggregator takes private members, the
         private pool only if some aggregator hides records and not whole sites.
 
     Exact linear models of many sites are trained together, as exactly as one by one. Of more than
-    100 sites, single ones are measured by what can be counted (error, F1). Methods also have
+    100 sites, single ones are measured by what can be counted (error, F1), unless another metric
+    is asked for. Methods also have
     "bytes", the arrays that a site hands over, and in `Report.timings` "seconds".
 
     Privacy
@@ -222,6 +228,7 @@ def _set_up(
         settings["sites"], X = X[name], X[[column for column in X.columns if column != name]]
     division, runs = _take(Division, settings), _take(Runs, settings)
     epsilon, baselines = settings.pop("epsilon", None), settings.pop("baselines", None)
+    metric = settings.pop("metric", None)
     preparation = _check_preparation(
         settings.pop("prepare", None), settings.pop("prepare_on", "public")
     )
@@ -233,7 +240,8 @@ def _set_up(
     divider = Divider.check(records, division, preparation, runs.seed)
     levels = _check_levels(epsilon, divider.n_sites)
     seed = Noise(seed=runs.seed).seed
-    return Setup(divider, seed, learners, aggregators, levels, wanted, runs.draws), runs
+    setup = Setup(divider, seed, learners, aggregators, levels, wanted, runs.draws)
+    return replace(setup, metric=_check_metric(metric, learners)), runs
 
 
 def _take(cls: type[DataclassT], settings: dict[str, Any]) -> DataclassT:
@@ -260,6 +268,7 @@ def _set_up_study(
     division: Division | None = None,
     runs: Runs | None = None,
     epsilon: Levels | None = None,
+    metric: str | None = None,
 ) -> tuple[Setup, Runs]:
     """Check a study, a table of its schema, and how it is divided."""
     division, runs = division or Division(), runs or Runs()
@@ -309,6 +318,7 @@ def _set_up_study(
         _check_baselines(None, aggregators),
         runs.draws,
         gives_budget=given,
+        metric=_check_metric(metric, learners),
     )
     return setup, runs
 
@@ -400,6 +410,12 @@ def _check_levels(epsilon: Levels | None, n_sites: int) -> dict[str, Array] | No
         levels[name] = level
     require("epsilon", epsilon, len(levels) > 0, "at least one level")
     return levels
+
+
+def _check_metric(given: str | None, learners: Mapping[str, Learner]) -> Metric:
+    numeric = _predict_numbers(learners)
+    usual = RMSE.name if numeric else ERROR.name
+    return find_metric(usual if given is None else given, numeric=numeric)
 
 
 def _predict_numbers(learners: Mapping[str, Learner]) -> bool:

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sklearn.dummy import DummyClassifier, DummyRegressor
-
 from consilience.aggregators.base import Ensemble
 from consilience.errors import ConsilienceError
-from consilience.evaluation.baselines import MEDIAN_ROW, PUBLIC_ROW, compare_rows
+from consilience.evaluation.baselines import MEDIAN_ROW, PUBLIC_ROW, compare_rows, guess
 from consilience.evaluation.compare import Gap, Joining, paired_gap
 from consilience.evaluation.measures import Evaluation, Predictor, evaluate, main_metric
 from consilience.files.contribution import Contribution
@@ -137,9 +135,7 @@ class _Judge:
     def __init__(self, test: Public, release: Ensemble) -> None:
         self.test = test
         self.release = self._measure(release)
-        # What is right most often without looking at a record.
-        guess = DummyRegressor() if release.classes is None else DummyClassifier()
-        self.guess: Predictor = guess.fit(test.X, test.y)
+        self.guess = guess(test.y, numeric=release.classes is None)
 
     def _measure(self, model: Predictor) -> Evaluation:
         found: Evaluation = evaluate(model, self.test.X, self.test.y)

@@ -16,7 +16,8 @@ from markupsafe import Markup
 
 from consilience.errors import ConsilienceError
 from consilience.evaluation.baselines import compare_rows
-from consilience.evaluation.compare import Gap, Joining
+from consilience.evaluation.compare import Gap
+from consilience.evaluation.measures import AUC, ERROR, RMSE, STATED, Metric
 from consilience.files import certificate
 from consilience.files.release import KIND, Release
 from consilience.files.sealed import SealedFile
@@ -229,27 +230,25 @@ class Quality(NamedTuple):
     """What was measured, as a chart, a table and a verdict."""
 
     chart: Markup
-    measure: str
+    measure: Metric
+    metrics: Sequence[Metric]
     rows: Sequence[Row]
     n_records: int
     level: float
     verdicts: Sequence[str]
-    has_auc: bool
 
 
 def show_quality(rows: Sequence[Mapping[str, Any]]) -> Quality | None:
     """Return chart, table and verdict of what was measured; None if nothing was."""
-    measure = "error" if any("error" in row for row in rows) else "rmse"
+    measure = ERROR if any(ERROR.name in row for row in rows) else RMSE
     measured: list[Row] = [
-        {**row, "main": row[measure], "auc": row.get("auc"), "kind": row.get("kind", "other")}
-        for row in rows
-        if measure in row
+        {**row, "kind": row.get("kind", "other")} for row in rows if measure.name in row
     ]
     if not measured:
         return None
-    percent, level = measure == "error", float(measured[0].get("level", 0.95))
+    percent, level = measure.percent, float(measured[0].get("level", 0.95))
     n_records = int(measured[0].get("n_records", 0))
-    intervals = [Interval(str(row["method"]), row["kind"], **row["main"]) for row in measured]
+    intervals = [Interval(str(row["method"]), row["kind"], **row[measure.name]) for row in measured]
     words = "share of wrong predictions" if percent else "root mean squared error"
     description = "; ".join(
         f"{row.label}: {charts.show_number(row.value, percent)} "
@@ -261,29 +260,34 @@ def show_quality(rows: Sequence[Mapping[str, Any]]) -> Quality | None:
         "less is better"
     )
     chart = charts.draw_intervals(intervals, title=title, description=description, percent=percent)
-    verdicts = _list_verdicts(compare_rows(rows), percent)
-    has_auc = any(row["auc"] for row in measured)
-    return Quality(chart, words, measured, n_records, level, verdicts, has_auc)
+    metrics = [metric for metric in STATED if any(metric.name in row for row in measured)]
+    return Quality(chart, measure, metrics, measured, n_records, level, _list_verdicts(rows))
 
 
-def _list_verdicts(joining: Joining | None, percent: bool) -> list[str]:
+def _list_verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say whether joining helped, by the rule that simulations and certificates use too."""
+    joining = compare_rows(rows)
     if joining is None:
         return [NOT_COMPARED]
-    said = [_compare(title, gap, percent) for title, gap in joining.gaps.items()]
-    return [*said, _ANSWERS[joining.helps]]
+    said = [_compare(joining.measure, title, gap) for title, gap in joining.gaps.items()]
+    said.append(_ANSWERS[joining.helps])
+    if joining.caution:
+        said.append(joining.caution)
+        if ranked := compare_rows(rows, AUC.name):
+            said += [_compare(AUC, title, gap) for title, gap in ranked.gaps.items()]
+            said.append(f"By AUC, joining {ranked.answer} on these records.")
+    return said
 
 
-def _compare(title: str, gap: Gap, percent: bool) -> str:
+def _compare(metric: Metric, title: str, gap: Gap) -> str:
     own, other, low, high = (
-        charts.show_number(value, percent)
+        charts.show_number(value, metric.percent)
         for value in (gap.joined, gap.other, gap.gain.low, gap.gain.high)
     )
-    # Errors are compared in percentage points, numbers by their squared errors.
-    what = "error" if percent else "mean squared error"
+    verb = "raises" if metric.higher_is_better else "lowers"
     return (
-        f"{_WORDS[gap.verdict]} {title}: {own} against {other}. Compared record by record, "
-        f"the release lowers the {what} by {low} to {high}."
+        f"{_WORDS[gap.verdict]} {title}: {metric.title} {own} against {other}. Compared record by "
+        f"record, the release {verb} it by {low} to {high}."
     )
 
 
