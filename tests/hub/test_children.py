@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,22 @@ def begin(_: Settings) -> Callable[..., dict[str, Any]]:
 def children(tmp_path: Path) -> Iterator[Children]:
     held = Children(begin, Settings(tmp_path, combine_seconds=1.0))
     yield held
+    held.stop()
+
+
+def test_a_process_is_started_when_there_is_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that was just started, or whose study took too long, first answers requests."""
+    started: list[SpawnProcess] = []
+    start = SpawnProcess.start
+    monkeypatch.setattr(SpawnProcess, "start", lambda self: started.append(self) or start(self))
+    held = Children(begin, Settings(tmp_path, combine_seconds=1.0))
+    assert not started
+    for n, (work, error) in enumerate((("wait", TookTooLong), ("die", Ended)), start=1):
+        with pytest.raises(error):
+            held.work(work)
+        assert len(started) == n
     held.stop()
 
 

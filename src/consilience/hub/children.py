@@ -38,19 +38,17 @@ class Ended(Exception):
 
 
 class Children:
-    """Processes that do the work that `begin` returns; one of them is kept ready.
+    """Processes that do the work that `begin` returns; one that is done is kept for the next.
 
-    Each opens the hub for itself, and takes a few hundred megabytes.
+    Each opens the hub for itself, and takes a few hundred megabytes and a second of a processor. So
+    none is started before there is work: a hub that was just started has requests to answer.
     """
 
     def __init__(self, begin: Callable[[Settings], Work], settings: Settings) -> None:
         self._begin, self._settings = begin, settings
         self._lock, self._is_stopped = threading.Lock(), False
         self._busy = list[_Child]()
-        self._ready = [self._new()]
-
-    def _new(self) -> _Child:
-        return _Child(self._begin, self._settings)
+        self._ready = list[_Child]()
 
     def work(self, *arguments: object, is_asked: bool = False) -> Row:
         """Return what the work returns, or raise its refusal, `MemoryError` or `OSError`.
@@ -73,7 +71,7 @@ class Children:
                 raise Refusal("unavailable", _STOPPING)
             if is_asked and len(self._busy) >= MOST_ASKED:
                 raise Refusal("unavailable", "The hub is combining other studies.")
-            child = self._ready.pop() if self._ready else self._new()
+            child = self._ready.pop() if self._ready else _Child(self._begin, self._settings)
             self._busy.append(child)
         try:
             yield child
@@ -84,8 +82,6 @@ class Children:
                     self._ready.append(child)
                 else:
                     child.end()
-                if not self._ready and not self._is_stopped:
-                    self._ready.append(self._new())
 
     def stop(self) -> None:
         """End all processes, whatever they do."""
