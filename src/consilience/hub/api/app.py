@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
@@ -99,7 +99,7 @@ def create_app(settings: Settings) -> FastAPI:
     limits = settings.most_uploads_each, settings.patience_seconds
     state.uploads = Uploads(settings.most_uploads, *limits)
     state.small_uploads = Uploads(4 * settings.most_uploads, *limits)
-    state.checks = asyncio.Semaphore(MOST_CHECKED_TOGETHER)
+    state.checks = ThreadPoolExecutor(MOST_CHECKED_TOGETHER, "checks")
     for refused in (Refusal, HTTPException):
         app.add_exception_handler(refused, _refuse)
     for failed in _FAILURES:

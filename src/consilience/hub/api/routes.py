@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from hmac import compare_digest
@@ -259,14 +260,13 @@ async def submit(request: Request, study: str) -> Response:
     if len(declared) > 18 or int(declared) > settings.most_bytes:
         raise Refusal("too-large", f"The file is larger than {settings.most_bytes >> 20} MiB.")
     # Nothing is received, and no place is given, before the hub knows who sends.
-    async with state.checks:
-        sender = await run_in_threadpool(sender_of, request, study)
+    run = asyncio.get_running_loop().run_in_executor
+    sender = await run(state.checks, sender_of, request, study)
     is_small = int(declared) <= settings.small_bytes
     async with upload_place(request, site_in(study, sender[1]), is_small=is_small) as arrived:
         if is_small:
             content = await receive_body(request, min(settings.small_bytes, settings.most_bytes))
-            async with state.checks:
-                row, is_new = await run_in_threadpool(_accept, request, study, sender, content)
+            row, is_new = await run(state.checks, _accept, request, study, sender, content)
         else:
             sha256 = await receive_file(request, arrived, settings.most_bytes)
             row, is_new = await run_in_threadpool(_accept, request, study, sender, arrived, sha256)
