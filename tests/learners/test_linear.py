@@ -1,18 +1,22 @@
 import math
+import warnings
 from decimal import Context
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from scipy import optimize, sparse
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.utils.multiclass import check_classification_targets
 
 from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners import erm
 from consilience.learners.ball import into_ball, out_of_ball
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
+from consilience.learners.inputs import read_classes
 from consilience.learners.perturbation import LinearTask, logistic_gap, plan_linear
 from consilience.tables.chunks import ParquetRows
 from consilience.tables.schema import Numeric, Schema
@@ -411,3 +415,69 @@ def test_a_plan_that_the_solver_cannot_follow_is_refused(ledger, monkeypatch):
     with pytest.raises(SettingsError, match="Raise it or the regularization"):
         learner.fit(X, y, ledger=ledger, dataset="ward")
     assert ledger.charges() == []
+
+
+# ------------------------------------------------------------------------- labels and plain arrays
+
+LABELS = {
+    "whole numbers": np.arange(30) % 3,
+    "whole floats": np.arange(30) % 2 * 2.0 - 1,
+    "truth values": np.arange(30) % 2 == 0,
+    "texts": np.array(["b", "a"] * 15),
+    "objects": np.array(["b", "a"] * 15, dtype=object),
+    "eleven": np.arange(30) % 11,
+    "nearly all different": np.arange(30) % 29,
+    "fractions": np.linspace(0, 1, 30),
+    "mixed": np.array([1, "a"] * 15, dtype=object),
+    "none": np.zeros(0),
+}
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_labels_are_read_as_scikit_learn_reads_them(labels):
+    def expected():
+        if labels.size:
+            check_classification_targets(labels)
+        return np.unique(labels)
+
+    def outcome(read):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                answer = read().tolist()
+            except (ValueError, TypeError) as problem:
+                answer = str(problem)
+        return answer, [str(each.message) for each in caught]
+
+    assert outcome(lambda: read_classes(labels)) == outcome(expected)
+
+
+BAD = {
+    "missing": (lambda X, y: (np.where(X == X[3, 1], np.nan, X), y), "NaN"),
+    "infinite": (lambda X, y: (np.where(X == X[3, 1], np.inf, X), y), "infinity"),
+    "two infinities": (lambda X, y: (np.where(X > 0, np.inf, -np.inf), y), "infinity"),
+    "missing label": (lambda X, y: (X, np.where(np.arange(len(y)) == 5, np.nan, y)), "NaN"),
+    "a label too few": (lambda X, y: (X, y[1:]), "inconsistent"),
+    "labels in a square": (lambda X, y: (X, np.column_stack([y, y])), "1d array"),
+    "no records": (lambda X, y: (X[:0], y[:0]), "0 sample"),
+    "no columns": (lambda X, y: (X[:, :0], y), "0 feature"),
+    "a name": (lambda X, y: (X, "no labels"), "1d array"),
+    "no labels": (lambda X, y: (X, None), "target y is None"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), BAD.values(), ids=BAD)
+def test_plain_arrays_are_checked_though_little_is_asked_about_them(change, said):
+    X, y = change(*made_up(n_features=4))
+    with pytest.raises(ValueError, match=said):
+        PrivateLogisticRegression(epsilon=1.0).fit(X, y)
+
+
+def test_plain_arrays_set_and_meet_the_number_of_columns():
+    X, y = made_up(n_features=4)
+    learner = PrivateLogisticRegression(epsilon=1.0).fit(X, y)
+    assert learner.n_features_in_ == 4
+    with pytest.raises(ValueError, match="3 features"):
+        learner.predict(X[:, :3])
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    assert not hasattr(learner.fit(frame, y).fit(X, y), "feature_names_in_")

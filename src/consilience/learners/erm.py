@@ -625,6 +625,9 @@ def _gram(X: Matrix, weights: Array) -> Array:
     if sparse.issparse(X):
         rows = cast(sparse.csr_array, X)
         return np.stack([(rows.T @ rows.multiply(w[:, None])).toarray() for w in weights], axis=1)
+    if len(weights) == 1:  # a curvature, so not negative: a product with itself is half the work
+        half = X * np.sqrt(weights[0])[:, None]
+        return np.asarray(half.T @ half)[:, None]
     wide = weights.T[:, :, None] * X[:, None, :]
     return np.asarray(X.T @ wide.reshape(len(X), -1)).reshape(X.shape[1], *wide.shape[1:])
 

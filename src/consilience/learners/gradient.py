@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,8 @@ ROW_BITS = 16
 SLOPE_BITS = 15
 MOMENT_GRAIN = 4.0**-ROW_BITS
 GRADIENT_GRAIN = 2.0 ** -(ROW_BITS + SLOPE_BITS)
-COEF_BITS = 20  # and coefficients up to 2¹⁷ long have exact scores
+COEF_BITS = 20
+LONGEST_COEF = 2.0 ** (53 - COEF_BITS - ROW_BITS - 1)  # up to twice as long ones have exact scores
 ROUNDING = 1 - 2.0**-40  # of a slope that was cut: covers every rounding before it is truncated
 
 
@@ -182,7 +183,7 @@ class Sums:
     def __init__(self, task: LinearTask) -> None:
         self.loss, self.dimension = task.loss, task.dimension
         self._records = task.records
-        self._once: list[tuple[Matrix, Array]] = []
+        self._once: list[_Block] = []
         if task.records is None:
             self._once = list(_blocks(task.loss, iter([(task.X, task.y)])))
 
@@ -194,7 +195,7 @@ class Sums:
         """Return Σ of the records' cut gradients at `coef`, in whole numbers."""
         return self._gather(functools.partial(_gradient, self.loss, coef))
 
-    def _gather(self, function: Callable[[Iterator[tuple[Matrix, Array]]], Array]) -> Array:
+    def _gather(self, function: Callable[[Iterator[_Block]], Array]) -> Array:
         if self._records is None:
             return function(iter(self._once))
         whole = functools.partial(_of_chunks, self.loss, function)
@@ -204,13 +205,19 @@ class Sums:
         return whole(self._records.chunks())
 
 
-def _of_chunks(
-    loss: Loss, function: Callable[[Iterator[tuple[Matrix, Array]]], Array], chunks: Chunks
-) -> Array:
+class _Block(NamedTuple):
+    """Rows in whole steps of their grid, their labels, and how long a slope of each may be."""
+
+    rows: Matrix
+    y: Array
+    limits: Array
+
+
+def _of_chunks(loss: Loss, function: Callable[[Iterator[_Block]], Array], chunks: Chunks) -> Array:
     return function(_blocks(loss, chunks))
 
 
-def _blocks(loss: Loss, chunks: Chunks) -> Iterator[tuple[Matrix, Array]]:
+def _blocks(loss: Loss, chunks: Chunks) -> Iterator[_Block]:
     """Yield rows in whole steps of the grid, truncated: no row gets longer."""
     kind = np.float64 if loss.n_outputs == 1 else np.int64
     for X, y in chunks:
@@ -219,14 +226,23 @@ def _blocks(loss: Loss, chunks: Chunks) -> Iterator[tuple[Matrix, Array]]:
         for start in range(0, X.shape[0], length):
             part = slice(start, start + length)
             rows: Any = X[part] * 2.0**ROW_BITS
-            rows = rows.trunc() if sparse.issparse(rows) else np.trunc(rows)
-            yield rows, y[part].astype(kind, copy=False)
+            rows = rows.trunc() if sparse.issparse(rows) else np.trunc(rows, out=rows)
+            lengths = np.sqrt(_squared_lengths(rows)) * 2.0**-ROW_BITS
+            with np.errstate(divide="ignore"):
+                limits = LONGEST_GRADIENT / lengths
+            yield _Block(rows, y[part].astype(kind, copy=False), limits)
 
 
-def _moment(dimension: int, blocks: Iterator[tuple[Matrix, Array]]) -> Array:
+def _squared_lengths(rows: Matrix) -> Array:
+    if sparse.issparse(rows):
+        return np.ravel(_squared(rows).sum(axis=1))
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))
+
+
+def _moment(dimension: int, blocks: Iterator[_Block]) -> Array:
     whole = dimension <= WIDEST
     total = np.zeros((dimension, dimension) if whole else dimension, np.int64)
-    for rows, _ in blocks:
+    for rows, _, _ in blocks:
         part: Any = rows.T @ rows if whole else _squared(rows).sum(axis=0)
         total += np.asarray(part.todense() if sparse.issparse(part) else part).astype(np.int64)
     return total
@@ -236,17 +252,19 @@ def _squared(rows: Matrix) -> Matrix:
     return cast(Any, rows).multiply(rows) if sparse.issparse(rows) else np.square(rows)
 
 
-def _gradient(loss: Loss, coef: Array, blocks: Iterator[tuple[Matrix, Array]]) -> Array:
+def _gradient(loss: Loss, coef: Array, blocks: Iterator[_Block]) -> Array:
     """Return Σ slope·x; `coef` is in whole steps of its grid, so that scores are exact."""
     total = np.zeros(coef.shape, np.int64)
-    for rows, y in blocks:
-        scores = np.asarray((rows @ coef.T).T, order="C") * 2.0 ** -(ROW_BITS + COEF_BITS)
-        slopes = loss.slope(scores, y)
-        steepness = np.abs(slopes) if slopes.ndim == 1 else _lengths(slopes)
-        reach = steepness * np.sqrt(np.ravel(_squared(rows).sum(axis=1))) * 2.0**-ROW_BITS
-        with np.errstate(divide="ignore"):
-            slopes *= np.minimum(1.0, LONGEST_GRADIENT / reach) * (2.0**SLOPE_BITS * ROUNDING)
-        total += np.asarray(np.trunc(slopes) @ rows).astype(np.int64)
+    scaled = coef.T * 2.0 ** -(ROW_BITS + COEF_BITS)  # exact, as a power of two is
+    for rows, y, limits in blocks:
+        slopes = loss.slope(np.asarray((rows @ scaled).T, order="C"), y)
+        if slopes.ndim == 1:
+            np.minimum(np.maximum(slopes, -limits, out=slopes), limits, out=slopes)
+        else:
+            with np.errstate(divide="ignore"):
+                slopes *= np.minimum(1.0, limits / _lengths(slopes))
+        slopes *= 2.0**SLOPE_BITS * ROUNDING
+        total += np.asarray(np.trunc(slopes, out=slopes) @ rows).astype(np.int64)
     return total
 
 
@@ -266,10 +284,7 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
     last: list[Array] = []
     for drawn in range(event.steps):
         # Rounded and short enough for exact scores.
-        coef *= min(1.0, plan.longest / max(float(np.linalg.norm(coef)), 1e-300))
-        coef = np.trunc(coef * 2.0**COEF_BITS)
-        coef *= min(1.0, 2.0 ** (53 - ROW_BITS - 1) / max(float(np.linalg.norm(coef)), 1e-300))
-        coef = np.trunc(coef)
+        coef = np.trunc(_cut(coef, min(plan.longest, LONGEST_COEF)) * 2.0**COEF_BITS)
         gradient = (sums.gradient(coef) + noise[drawn]) * GRADIENT_GRAIN
         coef *= 2.0**-COEF_BITS
         if outputs > 1:  # slopes of all classes add up to 0; only noise does not
@@ -277,9 +292,13 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
         coef = coef - step(gradient, coef)
         if drawn >= event.steps - AVERAGED:
             last.append(coef)
-    coef = np.mean(last, axis=0)
-    length = float(np.linalg.norm(coef))
-    return np.asarray(coef * min(1.0, plan.longest / max(length, 1e-300)))
+    return _cut(np.mean(last, axis=0), plan.longest)
+
+
+def _cut(coef: Array, longest: float) -> Array:
+    """Return `coef`, or in its direction a vector that is so long."""
+    length = math.sqrt(float(np.vdot(coef, coef)))
+    return coef if length <= longest else coef * (longest / length)
 
 
 def _newton(moment: Array, plan: GradientPlan, curvature: float) -> Callable[[Array, Array], Array]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator
+from sklearn.utils.multiclass import check_classification_targets
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner, Rows
@@ -27,6 +28,7 @@ Array: TypeAlias = NDArray[Any]
 Chunked: TypeAlias = Any  # a table in chunks: chunks(), n_features, n_records, perhaps gather()
 Learner: TypeAlias = PrivateLearner[Any, Any]
 
+_FEW = 10  # labels: of so many it warns in no table
 READ_LABELS = "the set of labels is public: it was read from the training labels"
 
 
@@ -38,9 +40,27 @@ def validate_table(
 
     if settings.get("reset") is False:
         X = rows_of(getattr(learner, "schema", None), X)
+    if _are_plain(X, y, cast(int, settings.get("ensure_min_samples", 1))):
+        # The rest of its checks takes longer than training on a small table.
+        reset = bool(settings.get("reset", True))
+        return validate_data(learner, X, y, skip_check_array=True, reset=reset)
     # Before the check: finite parts of one entry may add up to infinity.
     X = as_doubles(X) if sparse.issparse(X) else X
     return validate_data(learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings})
+
+
+def _are_plain(X: Rows, y: Any, least: int) -> bool:
+    """Tell whether nothing is wrong with arrays of numbers, or scikit-learn has to say what is."""
+    if not (type(X) is np.ndarray and X.dtype == np.float64 and X.ndim == 2):
+        return False
+    if X.size == 0 or len(X) < least:
+        return False
+    numbers = [X]
+    if not (isinstance(y, str) and y == "no_validation"):
+        if not (type(y) is np.ndarray and y.shape == X.shape[:1] and y.dtype.kind in "iubf"):
+            return False
+        numbers.append(y)
+    return all(np.isfinite(each.sum()) for each in numbers)  # no sum of others is
 
 
 def validate_records(
@@ -93,6 +113,23 @@ def declared_classes(learner: Learner) -> Array | None:
             f"different labels. Got {declared!r} instead."
         )
     return classes
+
+
+def read_classes(labels: Array) -> Array:
+    """Return the labels that there are, in their order; refuse those that are no classes.
+
+    scikit-learn tells which are. Asking it takes longer than training on a small table, so that few
+    whole numbers or texts are not asked about.
+    """
+    if labels.dtype.kind in "iubUf":
+        classes = np.unique(labels)
+        if len(classes) <= _FEW and (
+            classes.dtype.kind != "f" or np.array_equal(classes, np.rint(classes))
+        ):
+            return np.asarray(classes)
+    if labels.size:
+        check_classification_targets(labels)
+    return np.unique(labels)
 
 
 def label_codes(owner: str, classes: Array, labels: Array) -> Array:

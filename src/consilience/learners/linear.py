@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 from sklearn.base import ClassifierMixin, RegressorMixin, clone
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
@@ -54,6 +53,7 @@ from consilience.learners.inputs import (
     chunk_classes,
     count_records,
     declared_classes,
+    read_classes,
     validate_records,
     validate_table,
 )
@@ -347,13 +347,11 @@ class LinearClassifier(ClassifierMixin, LinearLearner):  # type: ignore[misc]
             classes, held = chunk_classes(self, source, persons)
         else:
             X, labels = validate_records(self, X, y)
+            ids = check_persons(self, persons, X.shape[0])
             # Declared classes say what a label may be: what else could be said of labels would
             # depend on the records.
-            if classes is None and labels.size:
-                check_classification_targets(labels)
-            ids = check_persons(self, persons, X.shape[0])
             if classes is None:
-                classes = np.unique(labels)
+                classes = read_classes(labels)
                 assumptions.append(READ_LABELS)
             held = classes
         loss = self.loss(len(classes))

@@ -20,12 +20,16 @@ from sklearn.base import ClassifierMixin, clone, is_classifier
 from sklearn.model_selection import GroupKFold, ParameterGrid, check_cv
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError, shielded
 from consilience.learners.base import PrivateLearner, Rows, plan_fit
-from consilience.learners.inputs import READ_LABELS, check_persons, validate_records
+from consilience.learners.inputs import (
+    READ_LABELS,
+    check_persons,
+    read_classes,
+    validate_records,
+)
 from consilience.privacy.accounting import Event, Selection, total, total_rho
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose_disjoint
 from consilience.privacy.ledger import NANO, spent_units
@@ -368,11 +372,9 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             )
         self._check_privacy(("selection",))
         X, y = validate_records(self, X, y)
-        if getattr(self.learner, "classes", None) is None:
-            check_classification_targets(y)
         assumptions, classes = [], getattr(self.learner, "classes", None)
         if classes is None:
-            classes = np.unique(y)
+            classes = read_classes(y)
             assumptions.append(READ_LABELS)
         persons = check_persons(self, persons, X.shape[0])
         task = TuningTask(X, y, persons, np.asarray(classes))

@@ -235,11 +235,12 @@ def noisy_moment(sums: Integers, *, event: GradientSteps, source: Source) -> Int
     sums, sigma = _whole(sums), event.moment_sigma / event.moment_grain
     if sums.ndim == 1:
         return sums + _whole_gaussian(sums.size, sigma, source)
-    rows, columns = np.triu_indices(len(sums), 1)
-    noise = np.diag(_whole_gaussian(len(sums), sigma, source))
-    beside = _whole_gaussian(len(rows), sigma / math.sqrt(2), source)
-    noise[rows, columns] = noise[columns, rows] = beside
-    return sums + noise
+    d = len(sums)
+    noise = np.zeros((d, d), np.int64)
+    noise[np.tri(d, k=-1, dtype=bool)] = _whole_gaussian(
+        d * (d - 1) // 2, sigma / math.sqrt(2), source
+    )
+    return sums + noise + noise.T + np.diag(_whole_gaussian(d, sigma, source))
 
 
 def gradient_noise(shape: tuple[int, ...], *, event: GradientSteps, source: Source) -> Integers:

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import ContributionRejected, SettingsError
@@ -43,6 +42,7 @@ from consilience.learners.inputs import (
     declared_classes,
     label_codes,
     read_chunks,
+    read_classes,
     validate_records,
     validate_table,
 )
@@ -436,10 +436,8 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
             X, labels = validate_records(self, X, y, accept_sparse=False, ensure_all_finite=finite)
             # Declared classes say what a label may be: what else could be said of labels would
             # depend on the records.
-            if classes is None and labels.size:
-                check_classification_targets(labels)
             if classes is None:
-                classes = np.unique(labels)
+                classes = read_classes(labels)
                 assumptions.append(READ_LABELS)
         bins = declared_bins(self, self.n_features_in_)
         if not len(bins.splittable):
