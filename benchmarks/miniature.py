@@ -64,7 +64,7 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         {"RUNS": (2, 1), "QUERIES": (30, 100), "SIZES": {"HAR": 20, "KDD": (20,)}},
     ),
     "end_to_end": ([], {"N_SITES": 40, "N_AUXILIARY": 500}),
-    "fit_time": ([], {"SIZES": (120, 400), "REPEATS": (2, 2)}),
+    "fit_time": ([], {"SIZES": (120, 400), "REPEATS": (2, 2), "SITE": 40, "FIRST": (1, 0, 0)}),
     "forest_calibration": (
         ["--quick"],
         {"forests.N_TRAIN": 600, "N_KDD": 600, "SIZES": (100, 200), "EPSILONS": (0.1, 2.0)},
