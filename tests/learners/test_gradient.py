@@ -412,7 +412,7 @@ def test_a_twin_that_charges_add_remove_for_replaced_records_is_caught():
 def test_a_twin_that_rounds_to_nearest_is_caught():
     rows = Noise(seed=6).open().normal(300).reshape(100, 3)
     rows *= (1 - 2**-50) / np.linalg.norm(rows, axis=1, keepdims=True)
-    ours = np.vstack([block for block, _ in _blocks(Logistic(), iter([(rows, np.ones(100))]))])
+    ours = np.vstack([each.rows for each in _blocks(Logistic(), iter([(rows, np.ones(100))]))])
     twin = np.rint(rows * 2.0**gradient.ROW_BITS)
     assert (np.square(ours).sum(axis=1) <= MOMENT_GRAIN**-1).all()
     assert (np.square(twin).sum(axis=1) > MOMENT_GRAIN**-1).any()
