@@ -35,7 +35,7 @@ from consilience.errors import (
     SettingsError,
 )
 from consilience.learners import base
-from consilience.learners.ball import into_ball
+from consilience.learners.ball import Ball, into_ball
 from consilience.learners.projection import PrivatePCA
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
@@ -888,3 +888,30 @@ def test_persons_beside_a_table_in_chunks_are_refused(learner, table, ledger):
         y = None if isinstance(source, Chunked) else table[1]
         with pytest.raises(SettingsError, match="hides single records"):
             in_chunks(learner).fit(source, y, persons=table[1], ledger=ledger, dataset="ward")
+
+
+@pytest.mark.parametrize("norm", [1.0, 0.7, 3.0])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_a_row_in_the_ball_depends_on_itself_alone_in_every_layout(norm, intercept):
+    """The grid of noisy gradients would turn a difference of one bit into one of 2^-16."""
+    X = 2 * Noise(seed=1).open().normal(400 * 7).reshape(400, 7)
+    X[3] *= 1e200
+    X[4] = 0.0
+    ball = Ball(norm, intercept, 0.3)
+    for make in (np.asarray, sparse.csr_array):
+        alone = [into_ball(make(X[i : i + 1]), ball) for i in range(len(X))]
+        alone = np.vstack([row.toarray() if sparse.issparse(row) else row for row in alone])
+        tables = [X, np.repeat(X, 2, axis=0)[::2]]
+        tables += [np.asfortranarray(X)] if make is np.asarray else []
+        for table in tables:
+            for part in (slice(0, 400), slice(1, 3), slice(2, 300)):
+                rows = into_ball(make(table[part]), ball)
+                rows = rows.toarray() if sparse.issparse(rows) else rows
+                assert np.array_equal(rows, alone[part])
+
+
+def test_classes_that_one_odd_label_could_round_are_refused():
+    """NumPy makes doubles of all labels if one is a double: 2^53 + 1 would become 2^53."""
+    for classes in ([2**53, 2**53 + 1], [0, -(2**60)], [0.0, 1e300], [1, 2**70]):
+        with pytest.raises(SettingsError, match="as text"):
+            PrivateLogisticRegression(epsilon=1.0, classes=classes).fit(np.zeros((2, 1)), classes)

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -288,3 +289,39 @@ def test_partitions_of_sparse_rows_of_any_kind_train_alike(form):
     found = learner.fit(rows, da.from_array(y, 1000)).coef_
     whole = PrivateLogisticRegression(**learner.get_params()).fit(sparse.csr_array(X), y)
     np.testing.assert_allclose(found, whole.coef_, atol=1e-6)
+
+
+def test_a_value_of_another_kind_changes_no_other_record_of_its_partition():
+    """Arrow would find one type for a partition: every decimal would get the digits of the last."""
+    column = Categorical("b", ("1.5", "2.5"), missing="ignore", unseen="ignore")
+    schema = Schema(
+        [Numeric("a", 0, 1, cuts=(0.1, 0.5), missing="middle"), column], "ill", classes=(0, 1)
+    )
+
+    def rows(b, a):
+        values = {"a": [*[Decimal("0.1")] * 9, a], "b": [*[Decimal("1.5")] * 9, b], "ill": [1] * 10}
+        with dask.config.set({"dataframe.convert-string": False}):
+            table = dd.from_pandas(pd.DataFrame(values, dtype=object), npartitions=2)
+            return np.concatenate([X for X, _ in DaskRows(table, schema=schema).chunks()])
+
+    alike = rows(Decimal("1.5"), Decimal("0.1"))
+    for b, a in (
+        (Decimal("1.25"), Decimal("0.000001")),
+        ("1.5", "x"),
+        (1.5, 1),
+        (np.float32(1), 2),
+    ):
+        assert np.array_equal(rows(b, a)[:-1], alike[:-1])
+
+
+def test_partitions_of_different_types_are_encoded_alike():
+    schema = Schema([Categorical("a", (2**53, 7, "0.5"))], "ill", classes=(0, 1))
+    parts = [
+        pd.DataFrame({"a": np.array([2**53, 7]), "ill": [0, 1]}),
+        pd.DataFrame({"a": np.array([2.0**53, 7.0]), "ill": [0.0, 1.0]}),
+        pd.DataFrame({"a": pd.Series([Decimal(2**53), "7"], dtype=object), "ill": ["0", True + 0]}),
+    ]
+    encoded = [schema.encode(part) for part in parts]
+    for other in encoded[1:]:
+        assert np.array_equal(other.X, encoded[0].X)
+        assert np.array_equal(other.y, encoded[0].y)

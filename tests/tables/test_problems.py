@@ -1,5 +1,6 @@
 """Tables that do not fit are refused, and no refusal shows a value."""
 
+import datetime
 import math
 
 import numpy as np
@@ -23,13 +24,19 @@ BAD_TABLES = {
     "missing number": ({"age": [None, 73515.0]}, ["'age'", "a number in [0, 120]"]),
     "NaN": ({"age": [math.nan, 73515.0]}, ["'age'"]),
     "text for a number": ({"age": [MARK, "1"]}, ["'age'", "a number in [0, 120]"]),
-    "mixed kinds": ({"age": [1, MARK]}, ["'age'", "kind"]),
-    "objects": ({"age": [Opaque(), Opaque()]}, ["'age'", "kind"]),
-    "booleans for numbers": ({"age": [True, False]}, ["'age'", "bool"]),
+    "mixed kinds": ({"age": [1, MARK]}, ["'age'", "a number in [0, 120]"]),
+    "objects": ({"age": [Opaque(), Opaque()]}, ["'age'", "neither text nor number"]),
+    "one object": ({"sex": ["f", Opaque()]}, ["'sex'", "neither text nor number"]),
+    "one date": ({"pid": ["a", datetime.date(2020, 7, 3)]}, ["'pid'", "neither text nor number"]),
+    "booleans for numbers": ({"age": np.array([True, False])}, ["'age'", "bool"]),
     "dates for numbers": ({"age": np.array(["2020-07-31"] * 2, "M8[D]")}, ["'age'", "date32"]),
-    "lists for categories": ({"sex": [[MARK], [MARK]]}, ["'sex'", "list"]),
-    "mappings for categories": ({"sex": [{MARK: 1}, {MARK: 2}]}, ["'sex'", "struct"]),
-    "bytes for categories": ({"sex": [MARK.encode()] * 2}, ["'sex'", "binary"]),
+    "lists for categories": ({"sex": pa.array([[MARK], [MARK]])}, ["'sex'", "list"]),
+    "mappings for categories": (
+        {"sex": pa.array([{MARK: 1}, {MARK: 2}])},
+        ["'sex'", "struct"],
+    ),
+    "bytes for categories": ({"sex": [MARK.encode()] * 2}, ["'sex'", "neither text nor number"]),
+    "text for a column": ({"sex": "fm"}, ["'sex'"]),
     "two dimensions": ({"age": np.full((2, 2), 7351.0)}, ["'age'"]),
     "unequal lengths": ({"age": [7351.0]}, ["length"]),
     "missing category": ({"sex": [None, MARK]}, ["'sex'", "missing"]),
@@ -127,7 +134,7 @@ def test_other_refusals_show_no_value():
     assert "'sex'" in refusal(lambda: STRICT.encode(GOOD | {"sex": nonsense}))
     refusal(lambda: cap_records(nonsense, 1, [0.1, 0.2]))
     refusal(lambda: cap_records([MARK, None], 1, [0.1, 0.2]))
-    refusal(lambda: cap_records([MARK, 7351], 1, [0.1, 0.2]))
+    refusal(lambda: cap_records([MARK, Opaque()], 1, [0.1, 0.2]))
     refusal(lambda: split_sites(2, [MARK, math.nan]))
     refusal(lambda: split_sites(2, ["a", "b"], persons=[MARK, MARK]))
 

@@ -112,6 +112,12 @@ def declared_classes(learner: Learner) -> Array | None:
             f"The 'classes' parameter of {type(learner).__name__} must list at least two "
             f"different labels. Got {declared!r} instead."
         )
+    if any(isinstance(label, int | float) and abs(label) >= 2**53 for label in classes.tolist()):
+        raise SettingsError(
+            f"The 'classes' parameter of {type(learner).__name__} has a number beyond 2^53, where "
+            "one label that is no whole number would round all others. Nothing was trained. "
+            "Declare such labels as text."
+        )
     return classes
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from consilience.privacy.mechanisms import clip_rows
 from consilience.tables.problems import mismatch, quietly, refuse
@@ -97,7 +97,7 @@ class _Scales:
         """Write the features of a block; return the columns that lack a value and may not."""
         refused, absent = set(), {}
         scaled = values[self.places]  # a view if the columns lie side by side, else a copy
-        scaled[:] = numbers
+        np.add(numbers, 0.0, out=scaled)  # -0.0 becomes 0.0, as it does in texts
         for j in beyond:
             column, row = self.columns[j], scaled[j]
             absent[j] = missing = np.isnan(row)
@@ -176,9 +176,9 @@ class Encoder:
 
     def _with_labels(self, table: pa.Table, labels: object) -> pa.Table:
         name = self.schema.label
-        column = quietly(partial(as_array, cast(ArrayLike, labels)))
+        column = quietly(partial(as_array, labels))
         if column is None or len(column) != table.num_rows:
-            fix = "Pass one label for each row, all of one kind."
+            fix = "Pass one label for each row, as text or number."
             raise mismatch(["its labels are not one for each record"], fix)
         if name in table.column_names:
             table = table.drop_columns([name])
@@ -278,8 +278,8 @@ class Encoder:
 
     def read_persons(self, column: pa.Array) -> tuple[NDArray[np.str_], list[str]]:
         """Return the person ids of a column, and problems with them."""
-        texts = as_texts(column)
-        ids = None if texts.null_count else quietly(texts.to_pylist)
+        texts = quietly(partial(as_texts, column))
+        ids = None if texts is None or texts.null_count else quietly(texts.to_pylist)
         problems = (
             [f"column {self.schema.person!r} has a missing or unreadable person id"]
             if ids is None
@@ -312,20 +312,23 @@ class Encoder:
             raise mismatch(problems, "Correct the table, or the schema for all sites.", where=where)
 
     def _labels(self, column: pa.Array) -> tuple[NDArray[Any], list[str]]:
-        y: NDArray[Any]
+        y = quietly(partial(self._read_labels, column))
+        name = self.schema.label
+        if y is None:
+            return np.zeros(len(column)), [f"column {name!r} cannot be read as labels"]
         rule: Any = self.schema.unknown_label
         if self.schema.classes is not None:
-            known = self._classes
-            y, _ = find_places(column, known)
-            unknown, rule = y < 0, None if rule is None else known.index(spell(rule))
+            unknown, rule = y < 0, None if rule is None else self._classes.index(spell(rule))
         else:
-            y = np.clip(
-                read_numbers(column).astype(np.float64, copy=False),
-                -as_number(self.schema.label_bound),
-                self.schema.label_bound,
-            )
             unknown = np.isnan(y)
         if rule is None and unknown.any():
-            return y, [f"column {self.schema.label!r} has a label that is missing or not declared"]
+            return y, [f"column {name!r} has a label that is missing or not declared"]
         y[unknown] = 0 if rule is None else rule
         return y, []
+
+    def _read_labels(self, column: pa.Array) -> NDArray[Any]:
+        """Return places among the classes, -1 where there is none, or numbers within the bound."""
+        if self.schema.classes is not None:
+            return find_places(column, self._classes)[0]
+        numbers = read_numbers(column).astype(np.float64, copy=False) + 0.0
+        return np.clip(numbers, -as_number(self.schema.label_bound), self.schema.label_bound)

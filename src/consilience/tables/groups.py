@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from consilience.tables.problems import mismatch, quietly, require
-from consilience.tables.values import as_array, as_texts
+from consilience.tables.values import as_array, as_texts, is_readable
 
 
 def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[np.bool_]:
@@ -101,8 +101,8 @@ def identify(values: ArrayLike) -> NDArray[np.intp]:
     ranks = quietly(partial(_ranks, values))
     if ranks is None:
         raise mismatch(
-            ["a person or site id is missing or of mixed kind"],
-            "Give every record an id.",
+            ["a person or site id is missing, or neither text nor number"],
+            "Give every record an id, as text or number.",
             "selected",
         )
     return ranks
@@ -110,8 +110,10 @@ def identify(values: ArrayLike) -> NDArray[np.intp]:
 
 def _ranks(values: ArrayLike) -> NDArray[np.intp] | None:
     array = as_array(values)
-    texts = as_texts(array)
-    ids = (array if pa.types.is_integer(array.type) else texts).dictionary_encode()
+    if not is_readable(array.type, as_number=False):
+        return None
+    texts = array if pa.types.is_integer(array.type) else as_texts(array)
+    ids = texts.dictionary_encode()
     order: NDArray[np.intp] = np.unique(
         ids.dictionary.to_numpy(zero_copy_only=False), return_inverse=True
     )[1]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from consilience.errors import SettingsError
 from consilience.tables.problems import mismatch, quietly
-from consilience.tables.values import as_array
+from consilience.tables.values import as_array, as_texts, is_readable
 
 if TYPE_CHECKING:
     from consilience.tables.schema import Schema
@@ -55,12 +55,12 @@ def _read_object(source: Any, schema: "Schema | None") -> pa.Table:
         )
     if table is None:  # or a frame with a column that Arrow cannot convert: find out which
         arrays = {str(name): quietly(partial(as_array, source[name])) for name in names}
-        if mixed := [
-            f"column {name!r} holds values of mixed or unknown kind"
+        if unknown := [
+            f"column {name!r} holds values that are neither text nor number"
             for name in arrays
             if arrays[name] is None
         ]:
-            raise mismatch(mixed, "Give each column one kind of value: numbers, or text.", "read")
+            raise mismatch(unknown, "Turn them into numbers or text.", "read")
         table = quietly(partial(pa.table, arrays))
     if table is None:
         raise mismatch(
@@ -81,11 +81,27 @@ def _read_file(path: Path, schema: "Schema | None") -> pa.Table:
     else:
         files = [open_parquet(file) for file in parquet_files(path)]
         parts = (file.read(columns=_chosen(file.schema_arrow.names, schema)) for file in files)
-        table = quietly(lambda: pa.concat_tables(parts, promote_options="permissive"))
+        table = quietly(lambda: _concatenate(list(parts)))
     if table is None:
         fix = "Repair it: the same columns in every record, UTF-8 text, a header line in CSV."
         raise mismatch([f"file {path.name!r} is damaged or of another kind"], fix, "read")
     return table
+
+
+def _concatenate(parts: list[pa.Table]) -> pa.Table:
+    """Return the records of several files as one table.
+
+    A column of several types becomes texts, value by value: numbers of one file are not to be
+    rounded because of the type that a column has in another.
+    """
+    for name in {name for part in parts for name in part.column_names}:
+        kinds = {part.schema.field(name).type for part in parts if name in part.column_names}
+        kinds.discard(pa.null())
+        if len(kinds) > 1 and all(is_readable(kind, as_number=False) for kind in kinds):
+            for i, part in enumerate(parts):
+                if (place := part.schema.get_field_index(name)) >= 0:
+                    parts[i] = part.set_column(place, name, as_texts(as_array(part[name])))
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _read_csv(path: Path, schema: "Schema | None") -> pa.Table:

@@ -1,22 +1,26 @@
 """Values as they come from any file or frame: as texts in one spelling, and as numbers.
 
-Each value is read by itself, so that no record's reading depends on another record.
+Each value is read by itself, so that no record's reading depends on another record. No library may
+therefore choose the type of a column by looking at all of its values.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import sparse
 
 from consilience.errors import SettingsError
 from consilience.tables.problems import quietly, require
 
 Value = str | int | float | bool
+MOST_DIGITS = 400  # of a number that is written out: more than a double can have
 
 
 def as_doubles(table: Any) -> Any:
@@ -41,17 +45,87 @@ def as_doubles(table: Any) -> Any:
     return rows
 
 
-def as_array(values: ArrayLike) -> pa.Array:
-    """Return a column as an Arrow array."""
-    if isinstance(kind := getattr(values, "dtype", None), np.dtype) and kind.kind in "iuf":
+def as_array(values: Any) -> pa.Array:
+    """Return a column as an Arrow array: of the type that it has or else, value by value, as texts.
+
+    A type may be the container's, which is the same for all records, and never one that is found by
+    looking at the values.
+    """
+    kind = getattr(values, "dtype", None)
+    if getattr(values, "ndim", 1) != 1 or isinstance(values, str | bytes | Mapping):
+        raise TypeError
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        array = values
+    elif hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
+        array = pa.chunked_array(values)
+    elif kind is None or kind == np.dtype(object):
+        array = read_objects(list(values))
+    elif isinstance(kind, np.dtype):
         # No copy. NaN stays NaN, and counts as missing wherever numbers are read.
-        return pa.array(np.asarray(values))
-    array = (
-        values
-        if isinstance(values, pa.Array | pa.ChunkedArray)
-        else pa.array(values, from_pandas=True)
-    )
+        array = pa.array(np.asarray(values))
+    elif hasattr(kind, "categories"):
+        codes = np.asarray(getattr(values, "cat", values).codes)
+        known = as_array(kind.categories)
+        array = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), known)
+    elif hasattr(getattr(values, "array", values), "__arrow_array__"):
+        array = pa.array(values, from_pandas=True)
+    else:
+        array = as_array(np.asarray(values))
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def read_objects(values: list[Any]) -> pa.Array:
+    """Return objects of Python as an Arrow array in which each depends on itself alone.
+
+    Arrow would find one type for them all, and one value of another kind, or with more decimals,
+    would change how every other one is read. Values of one simple kind keep its type; others become
+    texts in their one spelling, from which the same numbers are read.
+    """
+    kinds = set(map(type, values)) - {type(None)}
+    for simple, declared in (
+        ({int}, pa.int64()),
+        ({float}, pa.float64()),
+        ({str, float}, pa.large_string()),  # NaN is an absent text, too
+    ):
+        if kinds <= simple:
+            array = quietly(lambda kind=declared: pa.array(values, kind, from_pandas=True))  # type: ignore[misc]
+            if array is not None:
+                return array
+    texts: list[str | None] = [None] * len(values)
+    for kind in kinds:
+        here = [i for i, value in enumerate(values) if type(value) is kind]
+        for i, text in zip(here, _spell_kind(kind, [values[i] for i in here]), strict=True):
+            texts[i] = text
+    return pa.array(texts, pa.large_string())
+
+
+def _spell_kind(kind: type, values: list[Any]) -> Iterable[str | None]:
+    """Spell objects of one kind; absent ones are None, and what is no text or number is refused."""
+    if issubclass(kind, str):
+        return map(str.__str__, values)
+    if issubclass(kind, bool | np.bool_):
+        return ("true" if value else "false" for value in values)
+    if issubclass(kind, int | np.integer):
+        return (str(int(value)) for value in values)
+    if issubclass(kind, float | np.floating):
+        texts: list[str | None] = as_texts(pa.array(map(float, values), pa.float64())).to_pylist()
+        return texts
+    if issubclass(kind, Decimal):
+        return map(_spell_decimal, values)
+    if issubclass(kind, UUID):
+        return map(str, values)
+    if all(pa.array([value], from_pandas=True).null_count for value in values):
+        return [None] * len(values)
+    raise TypeError
+
+
+def _spell_decimal(value: Decimal) -> str | None:
+    """Return a decimal without the zeros behind its last digit, however many its column has."""
+    if not value.is_finite():
+        return None if value.is_nan() else str(float(value))
+    # One that doubles cannot hold is not written out: it may have millions of digits.
+    text = format(value, "f") if abs(value.adjusted()) < MOST_DIGITS else str(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "E" not in text else text
 
 
 def is_readable(kind: pa.DataType, *, as_number: bool) -> bool:
@@ -67,26 +141,35 @@ def is_readable(kind: pa.DataType, *, as_number: bool) -> bool:
 def as_texts(column: pa.Array, absent: Sequence[Value] = ()) -> pa.Array:
     """Spell values in one way, whatever file they came from.
 
-    1, 1.0 and " 1" become "1", True becomes "true", and blank becomes null.
+    1, 1.0 and " 1" become "1", True becomes "true", and blank becomes null. A number's text depends
+    on its value, not on the type that its column has: that type may depend on other records.
     """
     if isinstance(column, pa.DictionaryArray):
         return as_texts(column.dictionary, absent).take(column.indices)
     if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), None, column)
-        whole = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))
-        integers = pc.cast(pc.if_else(whole, column, None), pa.int64(), safe=False)
-        texts = pc.coalesce(
-            pc.cast(integers, pa.large_string()), pc.cast(column, pa.large_string())
-        )
+        texts = _spell_floats(pc.cast(column, pa.float64()))
     elif pa.types.is_integer(column.type):
         texts = pc.cast(column, pa.large_string())
+    elif pa.types.is_decimal(column.type):
+        texts = read_objects(column.to_pylist())
     else:
         texts = pc.ascii_trim_whitespace(pc.cast(column, pa.large_string()))
         texts = pc.replace_substring_regex(texts, r"^([+-]?[0-9]+)\.0+$", r"\1")
-        for word in ("True", "False"):
-            texts = pc.if_else(pc.equal(texts, word), word.lower(), texts)
+        for word, spelled in (("True", "true"), ("False", "false"), ("-0", "0")):
+            texts = pc.if_else(pc.equal(texts, word), spelled, texts)
     gone = pc.is_in(texts, value_set=pa.array(["", *absent], pa.large_string()))
     return pc.if_else(gone, None, texts)
+
+
+def _spell_floats(column: pa.Array) -> pa.Array:
+    column = pc.if_else(pc.is_nan(column), None, column)
+    size = pc.abs(column)
+    whole = pc.and_(pc.equal(pc.floor(column), column), pc.less(size, 2.0**63))
+    integers = pc.cast(pc.if_else(whole, column, None), pa.int64(), safe=False)
+    texts = pc.coalesce(pc.cast(integers, pa.large_string()), pc.cast(column, pa.large_string()))
+    large = pc.fill_null(pc.and_(pc.greater_equal(size, 2.0**63), pc.is_finite(column)), False)
+    digits = [str(int(value)) for value in column.filter(large).to_pylist()]
+    return pc.replace_with_mask(texts, large, pa.array(digits, pa.large_string()))
 
 
 def read_numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[Any]:
@@ -99,7 +182,10 @@ def read_numbers(column: pa.Array, absent: Sequence[Value] = ()) -> NDArray[Any]
     number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if number and not column.null_count and not absent:
         return np.asarray(column.to_numpy(zero_copy_only=False))
-    if not (number or pa.types.is_decimal(column.type)):
+    if pa.types.is_decimal(column.type):
+        # Arrow's cast of a decimal rounds by its scale, which another record may have set.
+        column = pc.cast(column, pa.large_string())
+    elif not number:
         column = pc.ascii_trim_whitespace(pc.cast(column, pa.large_string()))
         # Arrow's cast fails as a whole on one bad text, so texts that are no numbers are removed
         # first, each judged by itself.
@@ -122,6 +208,8 @@ def find_places(
 
     Distinct values are spelled once each, however many records hold them.
     """
+    if pa.types.is_decimal(column.type):  # of 32 or 64 bits: Arrow cannot encode them
+        column = pc.cast(column, pa.decimal256(76, column.type.scale))
     coded = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
     texts, index = as_texts(coded.dictionary, absent), coded.indices
     places = pc.index_in(texts, value_set=pa.array(known, pa.large_string()))
@@ -148,32 +236,26 @@ def as_number(value: object) -> float:
 
 def spell(value: Value) -> str:
     """Return the one spelling of a declared value."""
-    text = quietly(lambda: as_texts(pa.array([to_python(value)]))[0].as_py())
-    if not isinstance(text, str) or (isinstance(value, float) and not math.isfinite(value)):
-        raise SettingsError(
-            f"Cannot declare {value!r} as a class, category or missing value: it is blank, or "
-            "neither text nor number. No record was read. Declare text, whole numbers or "
-            "booleans."
-        )
-    return text
-
-
-def _spell_together(values: Sequence[Value]) -> tuple[str, ...]:
-    """Return the spellings of values of one kind in one go, or nothing if `spell` has to judge."""
-    if len({type(value) for value in values}) != 1:  # Arrow would make them of one kind
-        return ()
-    texts = quietly(lambda: as_texts(pa.array(list(map(to_python, values)))).to_pylist())
-    return () if texts is None or None in texts else tuple(texts)
+    return spell_all([value], "a value")[0]
 
 
 def spell_all(values: Sequence[Value], setting: str) -> tuple[str, ...]:
     """Return the spellings of declared values, which must differ."""
     require(not isinstance(values, str), setting, values, "a list of values, not one text")
-    texts = _spell_together(values) or tuple(spell(value) for value in values)
+    texts = quietly(lambda: as_texts(read_objects(list(values))).to_pylist()) or [None] * len(
+        values
+    )
+    for text, value in zip(texts, values, strict=True):
+        if text is None or (isinstance(value, float) and not math.isfinite(value)):
+            raise SettingsError(
+                f"Cannot declare {value!r} as a class, category or missing value: it is blank, or "
+                "neither text nor number. No record was read. Declare text, whole numbers or "
+                "booleans."
+            )
     require(
         len(set(texts)) == len(texts),
         setting,
         list(values),
         "free of repetition (1, 1.0 and '1' are the same)",
     )
-    return texts
+    return tuple(texts)
