@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeGuard
 
 from consilience.files.sealed import SigningKey, canonical, is_signed, message_of
 
@@ -22,6 +22,12 @@ STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 DIGEST = re.compile("[0-9a-f]{64}")  # a SHA-256, or a public key
 SIGNATURE = re.compile("[0-9a-f]{128}")
+
+
+def is_digest(value: object) -> TypeGuard[str]:
+    """Tell whether something that others wrote has the form of a digest."""
+    return isinstance(value, str) and DIGEST.fullmatch(value) is not None
+
 
 # Numbers between a site's contributions; a thief of its key could use up all of them.
 MOST_SKIPPED = 1000

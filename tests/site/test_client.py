@@ -120,7 +120,7 @@ def test_nothing_is_signed_for_what_an_unknown_hub_answers(client, monkeypatch, 
     """It could choose the path that a site signs, and send the request elsewhere."""
     signed = []
 
-    def send(_, method, path, body):
+    def send(_, method, path, body, most):
         signed.append(path)
         return 201, json.dumps(facts).encode()
 
@@ -135,7 +135,7 @@ def test_an_answer_of_no_form_is_an_error_in_words(client, monkeypatch, answer):
     names = {"study": "victim", "hub_key": "0" * 64, "digest": "2" * 64}
     answers = [(201, json.dumps(names).encode()), (200, answer)]
     monkeypatch.setattr(HubClient, "_send", lambda *_: answers.pop(0))
-    with pytest.raises((HubUnavailable, SettingsError)):
+    with pytest.raises((HubUnavailable, ContributionRejected)):
         client.enrol(Invitation("code", "0" * 64, "2" * 64), "north", fetch_only=False)
     monkeypatch.setattr(HubClient, "_send", lambda *_: (200, answer))
     assert client.fetch_log("heart-risk", 1) == []

@@ -24,13 +24,14 @@ from consilience.errors import (
 )
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
-from consilience.files.sealed import Sealed, SigningKey
+from consilience.files.release import Release
+from consilience.files.sealed import Sealed, SealedFile, SigningKey
 from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store.tables import releases
 from consilience.protocol import Invitation, Refusal
 from consilience.site import site as site_module
-from consilience.site.client import HubClient
+from consilience.site.client import HubClient, SharedFolder
 from consilience.site.site import Recovery, Seen, Site, compare_logs
 from consilience.study.collect import Publication
 from consilience.study.study import Study
@@ -81,7 +82,7 @@ def test_a_folder_is_enough_to_take_part(shared, tmp_path):
     assert found.digest == made.digest == sites[0].release("heart-risk").digest
     assert sites[0].status("heart-risk")["release"] == 1
     sites[1].withdraw("heart-risk")
-    assert [file.name for file in shared.glob("contribution-*")] == [
+    assert [file.name for file in shared.glob("contribution-*.safetensors")] == [
         "contribution-north-0001.safetensors"
     ]
 
@@ -169,7 +170,7 @@ def test_a_machine_that_stops_before_the_file_is_written_charges_once(
     assert path.exists()
     assert asked == []  # it was approved and paid for
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
-    site.train("heart-risk", table(200), epsilon=1.0)
+    site.train("heart-risk", table(200), epsilon=1.0, anew=True)
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(2.0)
     assert Contribution.load(site.contribution("heart-risk")).sequence == 2
 
@@ -329,10 +330,10 @@ def test_a_hub_that_refuses_a_rotation_stops_nothing_elsewhere(hub, tmp_path, mo
     site.train("aaa", table(100), epsilon=0.5)
     send, refusal, old = HubClient._send, {"kind": SettingsError}, site.key.public
 
-    def refuse(client, method, path, body):
+    def refuse(client, method, path, body, most):
         if b'"aaa"' in body or "/aaa" in path:
             raise refusal["kind"]("no")
-        return send(client, method, path, body)
+        return send(client, method, path, body, most)
 
     with monkeypatch.context() as patch:
         patch.setattr(HubClient, "_send", refuse)
@@ -342,7 +343,9 @@ def test_a_hub_that_refuses_a_rotation_stops_nothing_elsewhere(hub, tmp_path, mo
             refusal["kind"] = kind
             assert site.rotate_key(anyway=True) == site.key.public != old
             assert site.outdated == ["aaa"]
-        assert site.train("heart-risk", table(100), epsilon=0.5)
+        with pytest.raises(refusal["kind"], match="--skip aaa"):  # it may have what is not here
+            site.train("heart-risk", table(100), epsilon=0.5)
+        assert site.train("heart-risk", table(100), epsilon=0.5, skip=["aaa"])
         assert site.submit("heart-risk")["state"] == "accepted"
         assert site.fetch("heart-risk") is None
         assert site.withdraw("heart-risk")["state"] == "withdrawn"
@@ -418,7 +421,7 @@ def test_an_exact_model_leaves_only_a_site_that_allowed_it(trusting, tmp_path):
     assert Contribution.load(path, trusted=True).guarantee.epsilon == float("inf")
     site.allow_exact(reason="the board, 4 May", allowed=False)
     with pytest.raises(BudgetExceeded, match="allow-exact"):
-        site.train("heart-risk", table(300))
+        site.train("heart-risk", table(300), anew=True)
     allowed = Site.init(
         tmp_path / "south", name="s", dataset="w", budget=Budget(epsilon=1.0), allow_exact=True
     )
@@ -457,6 +460,8 @@ def test_an_approval_is_good_for_one_training(trusting, tmp_path, monkeypatch):
         with pytest.raises(Stopped):
             train(1)
     assert train(1) is not None  # it goes on, without asking
+    assert train(1) == site.contribution("heart-risk")  # and is only reported now
+    site.submit("heart-risk")
     assert train(1) is None
     assert train(2) is None
     assert [note.kind for note in site.ledger.notes()].count("exact") == 1
@@ -549,7 +554,7 @@ def test_a_shared_folder_that_leads_elsewhere_is_not_used(shared, tmp_path):
         lambda: site.withdraw("heart-risk"),
         lambda: site.submit("heart-risk"),
         lambda: site.fetch("heart-risk"),
-        lambda: site.train("heart-risk", table(200), epsilon=1.0),
+        lambda: site.train("heart-risk", table(200), epsilon=0.5),
     )
     moved = shared.rename(tmp_path / "moved")
     for use in uses:  # nothing to compare with, and nothing done
@@ -651,7 +656,7 @@ def test_no_contribution_takes_the_place_of_another(shared, tmp_path, monkeypatc
     kept = site.train("heart-risk", table(200), epsilon=1.0).read_bytes()
     monkeypatch.setattr(Site, "_next_number", lambda *_: 1)
     with pytest.raises(FileExistsError):
-        site.train("heart-risk", table(200), epsilon=1.0)
+        site.train("heart-risk", table(200), epsilon=1.0, anew=True)
     assert site.contribution("heart-risk").read_bytes() == kept
 
 
@@ -671,7 +676,7 @@ def test_a_machine_that_stops_after_the_file_is_written_charges_once(
         with monkeypatch.context() as patch:
             patch.setattr(Contribution, "save", save_and_stop)
             with pytest.raises(Stopped):
-                site.train("heart-risk", table(200, seed=seed), epsilon=epsilon)
+                site.train("heart-risk", table(200, seed=seed), epsilon=epsilon, anew=True)
         return len(site.ledger.charges()), len(site.ledger.notes())
 
     before, path = stop_after_writing(1), site.contribution("heart-risk")
@@ -682,7 +687,7 @@ def test_a_machine_that_stops_after_the_file_is_written_charges_once(
     assert (again, asked) == (path, [])
     assert (len(site.ledger.charges()), len(site.ledger.notes())) == before
     # The next training is another one, and so is one of another table after a file was written.
-    second = site.train("heart-risk", table(200, seed=1), epsilon=epsilon)
+    second = site.train("heart-risk", table(200, seed=1), epsilon=epsilon, anew=True)
     stop_after_writing(1)
     fourth = site.train("heart-risk", table(200, seed=2), epsilon=epsilon)
     assert [second.name[13:17], fourth.name[13:17]] == ["0002", "0004"]
@@ -703,7 +708,7 @@ def test_an_interrupted_training_is_not_completed_with_another_table(shared, tmp
     with monkeypatch.context() as patch:
         patch.setattr(Contribution, "save", stop)
         with pytest.raises(Stopped):
-            site.train("heart-risk", table(200, seed=1), epsilon=1.0)
+            site.train("heart-risk", table(200, seed=1), epsilon=1.0, anew=True)
     assert site.train("heart-risk", table(200, seed=2), epsilon=1.0, anew=True)
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(3.0)
 
@@ -742,7 +747,7 @@ def test_a_spent_budget_is_raised_with_a_reason_and_not_by_a_new_folder(shared, 
     site = site_in(tmp_path / "north", shared, epsilon=1.0)
     site.train("heart-risk", table(200), epsilon=1.0)
     with pytest.raises(BudgetExceeded, match="site budget raise"):
-        site.train("heart-risk", table(200), epsilon=1.0)
+        site.train("heart-risk", table(200), epsilon=1.0, anew=True)
     with pytest.raises(SettingsError, match="site budget raise"):
         Site.init(site.folder, name="n", dataset="ward", budget=Budget(epsilon=9.0))
     with pytest.raises(SettingsError, match="to be lowered"):
@@ -750,7 +755,8 @@ def test_a_spent_budget_is_raised_with_a_reason_and_not_by_a_new_folder(shared, 
     balance = site.raise_budget(epsilon=2.0, reason="the board met on 3 May")
     assert balance.left.epsilon == pytest.approx(1.0)
     assert site.ledger.notes("ward")[-1].purpose == "the board met on 3 May"
-    assert site.train("heart-risk", table(200), epsilon=1.0)
+    assert site.train("heart-risk", table(200), epsilon=1.0, anew=True)
+    assert site.ledger.balance("ward").left.epsilon == pytest.approx(0.0)
 
 
 def test_a_site_made_over_a_ledger_keeps_what_the_ledger_allows(shared, tmp_path):
@@ -824,7 +830,9 @@ def test_a_ledger_that_forgot_an_exact_contribution_is_noticed(trusting, tmp_pat
         site.preview("heart-risk")
     (site.folder / "ledger.sqlite").unlink()
     assert site.recover(tmp_path / "old.sqlite").entered == 1
-    assert site.ledger.notes()[-1].kind == "exact"
+    assert [note.kind for note in site.ledger.notes()] == ["allow", "permit", "exact", "forbid"]
+    assert not site.preview("heart-risk").fits  # recovering lets nothing out: the owner decides
+    site.allow_exact(reason="yes, still")
     assert site.preview("heart-risk").fits
 
 
@@ -868,7 +876,7 @@ class FalseHub:
         invitation = Invitation("code", self.key.public, self.study.digest)
         return site.join("https://hub.example", str(invitation))
 
-    def _answer(self, method, path, body):
+    def _answer(self, method, path, body, most):
         self.asked.append(f"{method} {path}")
         found = self.answers.get(f"{method} {path}")
         if isinstance(found, bytes):
@@ -964,7 +972,7 @@ def test_a_lost_ledger_without_a_backup_is_rebuilt_from_a_hub(hub, tmp_path):
     with pytest.raises(SettingsError, match="--epsilon"):
         north.recover()
     assert not (north.folder / "ledger.sqlite").exists()
-    assert north.recover(limit=Budget(epsilon=2.0)) == Recovery(2)
+    assert north.recover(limit=Budget(epsilon=2.0)).entered == 2
     assert north.ledger.balance("ward").spent == spent
     assert "declared again" in north.ledger.notes()[0].purpose
     assert north.train("heart-risk", table(300), epsilon=0.25).name.startswith("contribution-0003")
@@ -980,10 +988,14 @@ def test_charges_beyond_a_limit_that_was_raised_since_are_entered_all_the_same(s
     site = site_in(tmp_path / "north", shared)
     site.backup(tmp_path / "old.sqlite")
     site.raise_budget(epsilon=5.0, reason="Board")
-    for _ in range(2):
-        site.train("heart-risk", table(200), epsilon=2.0)
+    for seed in range(2):
+        site.train("heart-risk", table(200, seed=seed), epsilon=2.0)
     roll_back(site, tmp_path / "old.sqlite")
-    assert site.recover() == Recovery(2)
+    made = site.recover()
+    assert (made.entered, made.forgot) == (2, True)
+    assert [note.purpose for note in made.decisions] == [
+        "recovered: charges beyond the limit that was known"
+    ]
     balance = site.ledger.balance("ward")
     assert balance.spent.epsilon == pytest.approx(4.0)
     assert balance.left.epsilon == 0
@@ -1003,12 +1015,18 @@ def test_a_hub_cannot_use_up_the_budget_with_files_that_no_key_here_signed(share
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(2.0)
 
 
+def site_over(old, folder, shared):
+    """Make a site in a new folder over the ledger of an old one, as who lost the key does."""
+    folder.mkdir()
+    shutil.copyfile(old.folder / "ledger.sqlite", folder / "ledger.sqlite")
+    return site_in(folder, shared)
+
+
 def test_a_site_that_lost_its_key_and_kept_its_ledger_goes_on(shared, tmp_path):
     old = site_in(tmp_path / "old", shared)
     old.train("heart-risk", table(200), epsilon=1.0)
     old.submit("heart-risk")
-    new = site_in(tmp_path / "new", shared)
-    roll_back(new, old.folder / "ledger.sqlite")
+    new = site_over(old, tmp_path / "new", shared)
     with pytest.raises(LedgerDamaged):
         new.train("heart-risk", table(200), epsilon=1.0)
     assert new.recover() == Recovery(0)  # the ledger has its charge already
@@ -1039,7 +1057,7 @@ def test_no_file_of_a_hub_takes_the_place_of_a_charge_of_another(shared, tmp_pat
     forge(cheap, shared, receipt={"key": key})
     for file in site.folder.glob("ledger.sqlite*"):
         file.unlink()
-    assert site.recover(limit=Budget(epsilon=3.0), lost_key=True) == Recovery(2)
+    assert site.recover(limit=Budget(epsilon=3.0), lost_key=True).entered == 2
     assert site.ledger.balance("ward").spent.epsilon == pytest.approx(2.5)
     assert site.recover(lost_key=True) == Recovery(0)
 
@@ -1058,7 +1076,8 @@ def test_a_charge_that_an_earlier_version_entered_again_counts_if_it_is_the_file
         ledger = Ledger(site.folder / "ledger.sqlite")
         ledger.allow("ward", Budget(epsilon=3.0))
         ledger.recover(events, dataset="ward", key=key, purpose="recovered from a contribution")
-        assert site.recover() == Recovery(entered)
+        (site.folder / "ledger.json").unlink()  # nor did it note which ledger is the site's
+        assert site.recover().entered == entered
         assert ledger.balance("ward").spent.epsilon >= 2.0
 
 
@@ -1081,8 +1100,7 @@ def test_no_file_that_a_hub_made_gets_into_the_folder(numbers, facts, shared, tm
 def test_a_ledger_proves_only_the_numbers_that_it_sealed(shared, tmp_path):
     old = site_in(tmp_path / "old", shared)
     path = old.train("heart-risk", table(200), epsilon=1.0)
-    new = site_in(tmp_path / "new", shared)
-    roll_back(new, old.folder / "ledger.sqlite")
+    new = site_over(old, tmp_path / "new", shared)
     forge(path, shared, numbers=-1)
     assert new.recover() == Recovery(0, unproved=("heart-risk",))
     assert names_of(new) == []
@@ -1117,9 +1135,8 @@ def test_a_site_with_two_contributions_of_one_number_goes_on(shared, tmp_path):
     copy.recover()
     assert len(names_of(copy)) == 2
     source = SimpleNamespace(site="north", digest=submitted.digest)
-    release = SimpleNamespace(sources=[source])
-    said = "It lists this site's contribution 1."
-    assert copy.describe_own_part("heart-risk", release) == said
+    release = SimpleNamespace(sources=[source], ensemble=SimpleNamespace(members=()))
+    assert "lists this site's contribution 1." in copy.describe_own_part("heart-risk", release)
     copy.rotate_key()  # number 1 is submitted
     copy.train("heart-risk", table(200), epsilon=0.5)
     with pytest.raises(SettingsError, match="site submit"):
@@ -1139,7 +1156,8 @@ def test_what_was_trained_in_an_older_folder_stays_beside_what_the_hub_has(share
     site.submit("heart-risk")
     assert copy.recover() == Recovery(1)
     assert copy.ledger.balance("ward").spent.epsilon == pytest.approx(1.5)
-    assert copy.train("heart-risk", table(200), epsilon=0.5).name == "contribution-0002.safetensors"
+    path = copy.train("heart-risk", table(200), epsilon=0.5, anew=True)
+    assert path.name == "contribution-0002.safetensors"
 
 
 def test_an_exact_contribution_that_only_the_hub_has_is_recorded(trusting, tmp_path):
@@ -1149,9 +1167,13 @@ def test_an_exact_contribution_that_only_the_hub_has_is_recorded(trusting, tmp_p
     site.train("heart-risk", table(300))
     site.submit("heart-risk")
     copy = Site(tmp_path / "copy")
-    assert copy.recover() == Recovery(1)
-    assert [note.kind for note in copy.ledger.notes()] == ["allow", "permit", "exact"]
+    made = copy.recover()
+    assert (made.entered, made.forgot) == (1, False)
+    assert [note.kind for note in made.decisions] == ["permit", "forbid"]  # as it was here
+    assert [note.kind for note in copy.ledger.notes()] == ["allow", "permit", "exact", "forbid"]
+    assert not copy.ledger.permits_exact("ward")
     assert copy.recover() == Recovery(0)
+    copy.ledger.verify()
 
 
 def test_a_recovery_works_without_the_hub_and_says_so(shared, tmp_path, monkeypatch):
@@ -1425,9 +1447,8 @@ def test_sites_that_compare_their_logs_notice_a_hub_with_two_histories(shared, s
 def test_a_site_learns_whether_its_own_contribution_is_in_a_release(shared, sites, tmp_path):
     publish(shared)
     release = sites[0].fetch("heart-risk")
-    assert sites[0].describe_own_part("heart-risk", release) == (
-        "It lists this site's contribution 1."
-    )
+    said = sites[0].describe_own_part("heart-risk", release)
+    assert said.startswith("It lists this site's contribution 1. Its numbers are combined")
     late = site_in(tmp_path / "late", shared, "late")
     assert late.describe_own_part("heart-risk", release) == "It lists nothing of this site."
     late.train("heart-risk", table(300, seed=9), epsilon=1.0)
@@ -1480,6 +1501,416 @@ def test_a_release_counts_all_that_a_site_handed_over_to_a_hub(shared, sites):
             continue
         with pytest.raises(ContributionRejected, match="guarantee for this site's contribution 2"):
             site._check_own_part("heart-risk", release)
+
+
+# ------------------------------------------------------------------ a hub that lies, careless hands
+
+
+def other_study(folder, name):
+    """Make a shared folder with the same study under another name."""
+    folder.mkdir()
+    (folder / "study.toml").write_text(study_text().replace("heart-risk", name))
+    return folder
+
+
+def test_an_old_copy_is_noticed_whichever_study_is_trained_next(shared, tmp_path, monkeypatch):
+    """One ledger counts what goes to all hubs, so all of them are asked."""
+    site = site_in(tmp_path / "north", shared, epsilon=1.0)
+    site.join_folder(other_study(tmp_path / "other", "other-one"))
+    shutil.copytree(site.folder, tmp_path / "copy")
+    site.train("heart-risk", table(200), epsilon=1.0)
+    site.submit("heart-risk")
+    copy = Site(tmp_path / "copy")
+    with pytest.raises(LedgerDamaged, match="hub of 'heart-risk' lists 1"):
+        copy.train("other-one", table(200), epsilon=1.0)
+    contributions = SharedFolder.contributions
+
+    def gone(place, name):
+        if name == "heart-risk":
+            raise HubUnavailable("gone")
+        return contributions(place, name)
+
+    monkeypatch.setattr(SharedFolder, "contributions", gone)
+    with pytest.raises(HubUnavailable, match="--skip heart-risk"):
+        copy.train("other-one", table(200), epsilon=1.0)
+    assert copy.ledger.charges() == []
+    with pytest.raises(SettingsError, match="has not joined a study 'unknown'"):
+        copy.train("other-one", table(200), epsilon=1.0, skip=["unknown"])
+    plain, skipping = (
+        " ".join(copy.preview("other-one", epsilon=1.0, skip=skip).page.as_text().split())
+        for skip in ((), ["heart-risk"])
+    )
+    assert "will not be compared with what these hubs have of this site: heart-risk" in skipping
+    assert "will not be compared" not in plain
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_withdrawal_from_a_folder_leaves_the_proof_of_its_charge(
+    exact, shared, trusting, tmp_path
+):
+    site = site_in(tmp_path / "north", trusting if exact else shared, epsilon=1.0)
+    site.allow_exact(reason="yes")
+    shutil.copytree(site.folder, tmp_path / "copy")
+    epsilon = None if exact else 1.0
+    site.train("heart-risk", table(200), epsilon=epsilon)
+    place = trusting if exact else shared
+    with pytest.raises(SettingsError, match="no contribution of this site"):
+        site.withdraw("heart-risk")
+    site.submit("heart-risk")
+    site.withdraw("heart-risk")
+    assert list(place.glob("*.safetensors")) == []
+    copy = Site(tmp_path / "copy")
+    with pytest.raises(LedgerDamaged, match="site recover"):
+        copy.train("heart-risk", table(200), epsilon=epsilon)
+    assert copy.recover().entered == 1
+    assert copy.ledger.balance("ward").spent == site.ledger.balance("ward").spent
+    copy.ledger.verify()
+    assert copy.recover() == Recovery(0)
+    assert "number 2 of this site" in copy.preview("heart-risk", epsilon=epsilon).page.as_text()
+    # A note that another key signed charges nothing.
+    note = next(place.glob("*.withdrawn"))
+    facts = dict(SealedFile(note, "withdrawal").facts) | {"contribution": "a" * 64}
+    del facts["key"], facts["tensors"]
+    Sealed.seal("withdrawal", facts, {}, SigningKey.generate()).save(
+        place / "contribution-x.withdrawn"
+    )
+    assert copy.recover().entered == 0
+    assert copy.recover().unproved == ("heart-risk",)
+
+
+def test_no_exact_model_leaves_after_its_owner_forbade_that(trusting, tmp_path):
+    site = site_in(tmp_path / "north", trusting)
+    site.allow_exact(reason="yes")
+    site.train("heart-risk", table(300))
+    site.allow_exact(reason="stop", allowed=False)
+    with pytest.raises(BudgetExceeded, match=r"lets none leave\. Nothing was sent"):
+        site.submit("heart-risk")
+    assert list(trusting.glob("contribution-*")) == []
+    site.allow_exact(reason="yes again")
+    assert site.submit("heart-risk")["state"] == "accepted"
+
+
+@pytest.mark.parametrize("in_backup", [False, True])
+def test_a_recovery_permits_nothing_that_was_forbidden(in_backup, trusting, tmp_path):
+    site = site_in(tmp_path / "north", trusting)
+    if not in_backup:
+        site.backup(tmp_path / "old.sqlite")
+    site.allow_exact(reason="yes")
+    if in_backup:
+        site.backup(tmp_path / "old.sqlite")
+    site.train("heart-risk", table(300))
+    site.allow_exact(reason="stop", allowed=False)
+    for file in site.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    made = site.recover(tmp_path / "old.sqlite")
+    assert (made.entered, made.forgot) == (1, True)
+    assert made.decisions[-1].kind == "forbid"
+    assert not site.ledger.permits_exact("ward")
+    with pytest.raises(BudgetExceeded, match="allow-exact"):
+        site.train("heart-risk", table(300, seed=1))
+    site.ledger.verify()
+
+
+def test_a_ledger_that_lacks_only_decisions_is_noticed(trusting, tmp_path):
+    site = site_in(tmp_path / "north", trusting)
+    site.allow_exact(reason="yes")
+    site.backup(tmp_path / "old.sqlite")
+    site.allow_exact(reason="stop", allowed=False)
+    site.raise_budget(epsilon=5.0, reason="more")  # the last decision is about something else
+    roll_back(site, tmp_path / "old.sqlite")
+    for command in (
+        lambda: site.train("heart-risk", table(300)),
+        lambda: site.preview("heart-risk"),
+        lambda: commands.show_budget(site.folder),
+    ):
+        with pytest.raises(LedgerDamaged, match="lacks the data owner's last decision"):
+            command()
+    made = site.recover()
+    assert (made.entered, made.forgot) == (0, True)
+    assert not site.ledger.permits_exact("ward")
+    assert site.ledger.balance("ward").limit.epsilon == 3.0
+    said = commands.recover(folder=site.folder).text  # nothing is missing now
+    assert said == "The ledger is in place. 0 charges were missing and entered again."
+
+
+def test_no_ledger_of_another_site_is_taken(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared, epsilon=1.0)
+    other = site_in(tmp_path / "other", shared, "other", epsilon=100.0)
+    other.backup(tmp_path / "other.sqlite")
+    site.train("heart-risk", table(200), epsilon=1.0)
+    site.backup(tmp_path / "own.sqlite")
+    roll_back(site, tmp_path / "other.sqlite")
+    with pytest.raises(LedgerDamaged, match="not one of this site's"):
+        site.preview("heart-risk", epsilon=1.0)
+    with pytest.raises(LedgerDamaged, match="not one of this site's"):
+        site.recover()
+    (site.folder / "ledger.sqlite").unlink()
+    with pytest.raises(LedgerDamaged, match="not one of this site's"):
+        site.recover(tmp_path / "other.sqlite")
+    site.recover(limit=Budget(epsilon=1.0))  # a ledger that begins anew is this site's too
+    assert site.ledger.balance("ward").left.epsilon == 0
+    for file in site.folder.glob("ledger.sqlite*"):
+        file.unlink()
+    assert site.recover(tmp_path / "own.sqlite").entered == 0
+
+
+def test_a_vote_has_this_sites_own_model_under_its_digest(tmp_path):
+    shared = tmp_path / "votes"
+    shared.mkdir()
+    (shared / "study.toml").write_text(study_text(aggregator="WeightedVote"))
+    found, key = Study.in_folder(shared), SigningKey.generate()
+    sites = [site_in(tmp_path / name, shared, name) for name in ("north", "south")]
+    parts = []
+    for i, site in enumerate(sites):
+        parts.append(Contribution.load(site.train("heart-risk", table(300, seed=i), epsilon=1.0)))
+        site.submit("heart-risk")
+    double = site_in(tmp_path / "double", shared, "north")
+    path = double.train("heart-risk", table(300, seed=9), epsilon=1.0, offline=True)
+    other = Contribution.load(path)
+    honest = found.combine(parts, publication=Publication(key, 1, log=ReleaseLog()))
+    forged = found.combine([other, parts[1]], publication=Publication(key, 1, log=ReleaseLog()))
+    facts = json.loads(json.dumps(dict(forged.sealed.facts)))
+    for row in facts["sources"]:
+        if row["site"] == "north":
+            row["digest"] = parts[0].digest
+    del facts["key"], facts["tensors"]
+    file = shared / "release-0001.safetensors"
+    Sealed.seal("release", facts, forged.sealed.tensors, key).save(file)
+    with pytest.raises(ContributionRejected, match="holds another model in the place"):
+        sites[0].fetch("heart-risk")
+    assert sites[0].status("heart-risk")["release"] is None
+    honest.save(file)
+    release = sites[0].fetch("heart-risk")
+    said = sites[0].describe_own_part("heart-risk", release)
+    assert said == "It lists this site's contribution 1 with the numbers of its file."
+
+
+def test_releases_that_were_put_aside_stay_and_are_told_of(shared, sites):
+    """They are the proof that the hub signed two histories."""
+    key, site = SigningKey.generate(), sites[0]
+    first = publish(shared, 1, key, ReleaseLog())
+    site.fetch("heart-risk")
+    sites[1].fetch("heart-risk")
+    second = publish(shared, 1, key, ReleaseLog(), without=1)
+    sites[2].fetch("heart-risk")
+    for _ in range(2):  # the second time there is nothing to accept
+        assert site.fetch("heart-risk", new_log=True).digest == second.digest
+        kept = [Release.load(file).digest for file in site.folder.rglob("release-*.safetensors")]
+        assert sorted(kept) == sorted([first.digest, second.digest])
+    third = publish(shared, 2, key, ReleaseLog(digests=["ab" * 32]))
+    for release in (first, second, third, first, second):
+        for file in shared.glob("release-*"):
+            file.unlink()
+        release.save(shared / release.filename)
+        site.fetch("heart-risk", new_log=True)
+    kept = [Release.load(file).digest for file in site.folder.rglob("release-*.safetensors")]
+    assert set(kept) == {first.digest, second.digest, third.digest}
+    assert site.release("heart-risk").digest == second.digest
+    assert "showed another history" in commands.write_log("heart-risk", folder=site.folder).text
+    for other in sites[1:]:  # whatever the present logs say
+        same, text = site.seen("heart-risk").compare(other.seen("heart-risk"))
+        assert not same
+        assert "This site was shown two different releases of number 1" in text
+        told = Seen.from_dict(json.loads(json.dumps(site.seen("heart-risk").as_dict())))
+        assert "The other site, by what it says" in other.seen("heart-risk").compare(told)[1]
+
+
+def test_a_comparison_says_no_more_than_logs_can_prove():
+    log = ReleaseLog(digests=("a" * 64, "b" * 64))
+    ours = Seen({}, log)
+    assert ours.compare(Seen({2: "b" * 64}, log)) == (True, "Both sites saw the same 2 releases.")
+    assert not ours.compare(Seen({2: "c" * 64}, log))[0]  # its files are others than its log says
+    same, text = ours.compare(Seen({}, ReleaseLog(digests=("a" * 64, "c" * 64))))
+    assert not same
+    assert "Logs carry no signature" in text
+    genesis = ReleaseLog().head
+    for facts in (
+        {"log": None, "kept": {"1": "x" * 64}},
+        {"log": None, "kept": {"0": "a" * 64}},
+        {"log": {"before": 0, "head": "f" * 64, "digests": ["a" * 64]}},
+        {"log": {"before": 1 << 20, "head": "f" * 64, "digests": ["a" * 64]}},
+        {"log": {"before": 0, "head": genesis, "digests": ["no digest"]}},
+        {"log": None, "kept": {}, "aside": [{"log": None, "kept": {"1": 5}}]},
+    ):
+        with pytest.raises(ValueError, match="no log of releases"):
+            Seen.from_dict(facts)
+
+
+def test_no_text_of_a_hub_gets_into_the_log(hub, tmp_path, monkeypatch):
+    north, _ = submitted(hub, tmp_path)
+    combine(hub)
+    release, known = north.fetch("heart-risk"), north.log("heart-risk")
+    bad = "this is no digest; rm -rf"
+    facts = json.loads(json.dumps(dict(release.sealed.facts)))
+    del facts["key"], facts["tensors"]
+    head = ReleaseLog(digests=(*known.digests, bad)).head_at(2)
+    facts |= {"sequence": 3, "log": ReleaseLog(2, head).as_dict()}
+    sealed = Sealed.seal("release", facts, release.sealed.tensors, hub.key)
+    monkeypatch.setattr(HubClient, "fetch_release", lambda *_: sealed.to_bytes())
+    answer = json.dumps({"digests": [bad]}).encode()
+    monkeypatch.setattr(HubClient, "request", lambda *_, **__: answer)
+    with pytest.raises(ContributionRejected, match="does not say what was in between"):
+        north.fetch("heart-risk")
+    assert north.log("heart-risk") == known
+
+
+def test_a_hub_cannot_stretch_the_log_in_between(hub, tmp_path, monkeypatch):
+    north, _ = submitted(hub, tmp_path)
+    combine(hub)
+    release, known = north.fetch("heart-risk"), north.log("heart-risk")
+    far = SimpleNamespace(log=ReleaseLog((1 << 20) - 6, "ab" * 32))
+    monkeypatch.setattr(HubClient, "fetch_log", lambda *_: time.sleep(0.01) or [release.digest])
+    monkeypatch.setattr(site_module, "MOST_SECONDS_OF_LOG", 0.2)
+    began = time.monotonic()
+    assert north._reach("heart-risk", known, far).length < 100
+    assert time.monotonic() - began < 20
+
+
+def test_a_release_that_is_listed_is_still_compared_with_its_own_log(shared, sites):
+    key, log = SigningKey.generate(), ReleaseLog()
+    first = publish(shared, 1, key, log)
+    second = publish(shared, 2, key, ReleaseLog(digests=["ab" * 32]))  # after another first one
+    third = publish(shared, 3, key, ReleaseLog(digests=[first.digest, second.digest]))
+    assert sites[0].fetch("heart-risk").digest == third.digest
+    (shared / third.filename).unlink()
+    with pytest.raises(ContributionRejected, match="another release 1 than the one"):
+        sites[0].fetch("heart-risk")
+    assert sites[0].release("heart-risk").digest == third.digest
+
+
+def test_what_a_hub_may_have_is_counted_whatever_it_answered(hub, tmp_path, monkeypatch):
+    north, south = submitted(hub, tmp_path)
+
+    def lost(*_):
+        raise HubUnavailable("the disk is away")
+
+    north.train("heart-risk", table(300, seed=8), epsilon=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(HubClient, "submit", lost)
+        with pytest.raises(HubUnavailable):
+            north.submit("heart-risk")
+    north.train("heart-risk", table(300, seed=9), epsilon=0.25)
+    north.submit("heart-risk")
+    combine(hub)
+    release = north.fetch("heart-risk")
+    said = north.describe_own_part("heart-risk", release)
+    own = next(source for source in release.sources if source.site == "north")
+    assert f"It states epsilon = {own.guarantee.epsilon:g} for this site" in said
+    assert f"if it has them, epsilon is {own.guarantee.epsilon + 0.5:g}" in said
+    south_release = south.fetch("heart-risk")
+    assert "for this site" not in south.describe_own_part("heart-risk", south_release)
+
+
+def test_a_release_with_a_contribution_that_was_withdrawn_is_told_of(shared, sites):
+    site, key = sites[0], SigningKey.generate()
+    first = publish(shared, 1, key, ReleaseLog())
+    site.fetch("heart-risk")
+    kept = [Contribution.load(file) for file in sorted(shared.glob("contribution-*-0001.*"))]
+    site.withdraw("heart-risk")
+    assert site.status("heart-risk")["withdrawn"]
+    assert "(withdrawn)" in commands.status(site.folder).text
+    release = site.fetch("heart-risk")  # from before that
+    assert "Warning" not in site.describe_own_part("heart-risk", release)
+    later = Publication(key, 2, log=ReleaseLog(digests=[first.digest]))
+    study().combine(kept, publication=later).save(shared / "release-0002.safetensors")
+    release = site.fetch("heart-risk")
+    assert "Warning: it was withdrawn" in site.describe_own_part("heart-risk", release)
+
+
+def test_a_training_whose_report_was_lost_is_not_paid_for_again(shared, tmp_path):
+    site = site_in(tmp_path / "north", shared)
+    path = site.train("heart-risk", table(200), epsilon=1.0)
+    asked = []
+    again = Site(site.folder).train(
+        "heart-risk", table(200), epsilon=1.0, approve=lambda shown: asked.append(shown)
+    )
+    assert (again, asked) == (path, [])
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+    site.submit("heart-risk")
+    assert site.train("heart-risk", table(200), epsilon=1.0) != path
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(2.0)
+
+
+def test_a_charge_whose_result_was_lost_is_told_of_before_another_is_made(
+    shared, tmp_path, monkeypatch
+):
+    site = site_in(tmp_path / "north", shared)
+    session = Ledger._session
+
+    def full(ledger, asked, **more):
+        """As on a disk that is full when the result is stored."""
+        if asked == "Sealing":
+            more["write"] = False
+            ledger = replace_path(ledger, tmp_path / "gone" / "ledger.sqlite")
+        return session(ledger, asked, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_session", full)
+        with pytest.raises(LedgerDamaged, match="charge was made and stands") as lost:
+            site.train("heart-risk", table(200), epsilon=1.0)
+    assert "No charge was confirmed" not in str(lost.value)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+    with pytest.raises(SettingsError, match=r"charged epsilon=1 on .* use --anew"):
+        site.train("heart-risk", table(200), epsilon=1.0)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(1.0)
+    assert site.train("heart-risk", table(200), epsilon=1.0, anew=True)
+    assert site.ledger.balance("ward").spent.epsilon == pytest.approx(2.0)
+
+
+def replace_path(ledger, path):
+    other = ledger.within("")
+    other.path = path
+    return other
+
+
+def test_a_disk_without_room_is_found_before_the_charge(shared, tmp_path, monkeypatch):
+    site = site_in(tmp_path / "north", shared)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 19))
+    with pytest.raises(SettingsError, match="no room"):
+        site.train("heart-risk", table(200), epsilon=1.0)
+    assert site.ledger.charges() == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "sparse"])
+def test_nothing_in_a_shared_folder_hangs_a_site(kind, shared, sites):
+    """Only ordinary files of limited size are read; a pipe would be waited for."""
+    site = sites[0]
+    made = publish(shared)
+
+    def put(name):
+        path = shared / name
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            with path.open("wb") as file:
+                file.truncate(40 << 30)
+
+    put("contribution-x.safetensors")
+    put("contribution-x.withdrawn")
+    assert site.train("heart-risk", table(300, seed=8), epsilon=0.5)
+    assert site.fetch("heart-risk").digest == made.digest
+    put("release-0009.safetensors")
+    with pytest.raises(SettingsError, match="no ordinary file, or larger"):
+        site.fetch("heart-risk")
+    (shared / "study.toml").rename(shared / "study.txt")
+    put("study.toml")
+    with pytest.raises(SettingsError):
+        site.join_folder(shared)
+
+
+def test_a_site_that_fetches_only_from_a_folder_sends_nothing(shared, tmp_path):
+    site = Site.init(tmp_path / "north", name="north", dataset="ward", budget=Budget(epsilon=3.0))
+    site.join_folder(shared)
+    site.train("heart-risk", table(200), epsilon=1.0)
+    site.join_folder(shared, fetch_only=True)
+    with pytest.raises(SettingsError, match=r"to fetch only\. Nothing was trained"):
+        site.train("heart-risk", table(200), epsilon=0.5)
+    with pytest.raises(SettingsError, match=r"to fetch only\. Nothing was sent"):
+        site.submit("heart-risk")
 
 
 def sentences_of_errors(path):

@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _fail(str(error), 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        code = _fail(f"{reason}: {error.filename or 'no file named'}", 1)
+        file = error.filename or "no file named"
+        code = _fail(f"{reason}: {file}. Charges made so far remain.", 1)
     except Exception as error:
         # Neither message nor values are shown, because a library's message may quote a record.
         # Where it happened is enough for a report.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 from typer import Argument, Option
@@ -25,6 +26,7 @@ commands = Commands("Take part: join a study, train within a budget, submit, fet
 
 Folder = Annotated[Path, Option("--folder", help="The site's folder.", envvar="CONSILIENCE_SITE")]
 SITE = Path("site")
+MOST_LOG = 64 << 20  # bytes of a log that another site wrote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +66,21 @@ class ApprovalOptions:
         bool,
         Option(
             "--offline",
-            help="Do not ask the hub what it has of this site; the page to approve says so.",
+            help="Ask no hub what it has of this site; the page to approve says so.",
         ),
     ] = False
+    skip: Annotated[
+        list[str] | None,
+        Option(help="A study whose hub is not asked that; repeatable.", metavar="STUDY"),
+    ] = None
     out: Annotated[Path, Option(help="Where --dry-run writes the page.")] = Path("approval.html")
+
+
+class Asking(TypedDict):
+    """Which hubs are not asked what they have of the site."""
+
+    offline: bool
+    skip: Sequence[str]
 
 
 @commands.add("init", "site init --name north --dataset patients --epsilon 3")
@@ -122,15 +135,23 @@ def join(
     from consilience.study.pages import of_study
 
     site = cs.Site(folder)
-    if where.startswith(("http://", "https://")):
+    at_hub = where.startswith(("http://", "https://"))
+    if at_hub:
         study = site.join(where, invitation, fetch_only=fetch_only, certificate=certificate)
+    elif invitation or certificate:
+        raise SettingsError(
+            f"{where!r} is a folder, and an invitation or a certificate is for a hub. Nothing was "
+            "joined. Leave it out, or give the hub's address, which begins with https://"
+        )
     else:
-        study = site.join_folder(where)
+        study = site.join_folder(where, fetch_only=fetch_only)
     epsilon = "" if study.trusted else " --epsilon E"
     hint = f"consilience site train {study.name} TABLE{epsilon} --dry-run"
+    if fetch_only:
+        hint = f"consilience site fetch {study.name}"
     sent = (
         "The hub was sent the invitation, this site's name and its public key"
-        if where.startswith(("http://", "https://"))
+        if at_hub
         else "Nothing was sent"
     )
     text = f"{of_study(study).as_text()}\nJoined. {sent}. Nothing was trained. Next: {hint}"
@@ -153,8 +174,9 @@ def train(
     from consilience.files.certificate import of_contribution
 
     site = cs.Site(folder)
+    asking = Asking(offline=approval.offline, skip=approval.skip or ())
     if approval.dry_run:
-        shown = site.preview(study, epsilon=epsilon, offline=approval.offline)
+        shown = site.preview(study, epsilon=epsilon, **asking)
         file = check_out(approval.out, ".html")
         file.write_text(shown.page_to_file.as_html(), encoding="utf-8")
         facts = {"page": str(file), "epsilon": epsilon, "left": shown.left, "fits": shown.fits}
@@ -170,13 +192,14 @@ def train(
         question = "Train, and enter this in the ledger?"
         return sys.stdin.isatty() and typer.confirm(question, err=as_json)
 
+    head = site.ledger.head()
     path = site.train(
         study,
         table,
         epsilon=epsilon,
         approve=approve,
         anew=approval.anew,
-        offline=approval.offline,
+        **asking,
     )
     if path is None:
         raise SettingsError(
@@ -185,9 +208,12 @@ def train(
             "page differs from an earlier one if anything on it does, such as what is left."
         )
     made = cs.Contribution.load(path, trusted=site.study(study).trusted)
+    charged = site.ledger.head() != head
+    again = "" if charged else "It was paid for before. Nothing was charged now; see --anew.\n"
+    facts = {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()}
     return Answer(
-        {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()},
-        f"{of_contribution(made).as_text()}\nSigned and kept: {path}\n"
+        {**facts, "charged": charged},
+        f"{of_contribution(made).as_text()}\n{again}Signed and kept: {path}\n"
         f"The file was not sent. Next: consilience site submit {study}",
     )
 
@@ -195,10 +221,14 @@ def train(
 @commands.add("submit", "site submit heart")
 def submit(study: StudyName, folder: Folder = SITE) -> Answer:
     """Send the newest contribution; sending it twice changes nothing."""
-    answer = cs.Site(folder).submit(study)
+    site = cs.Site(folder)
+    answer = site.submit(study)
+    said = f"The hub says {quote(answer['state'])}."
+    if site.is_in_folder(study):
+        said = "It is in the shared folder."
     return Answer(
         answer,
-        f"Handed over, digest {answer['digest']}. The hub says {quote(answer['state'])}.\n"
+        f"Handed over, digest {answer['digest']}. {said}\n"
         f"Next, once enough sites have submitted: consilience site fetch {study}",
     )
 
@@ -230,8 +260,8 @@ def fetch(
     own, log = site.describe_own_part(study, release), site.log(study)
     if log is not None and log.length > release.sequence:
         own += (
-            f"\nThe hub offers this release again, and none after it: a hub does so when a site "
-            f"that is in the later ones withdraws. This site saw {log.length}."
+            f"\nThis site knows of {log.length} releases, and the hub offers this one and none "
+            "after it: a hub does so when a site that is in the later ones withdraws."
         )
     return Answer(
         {**facts, "guarantee": release.guarantee.as_dict(), "own": own},
@@ -261,9 +291,15 @@ def write_log(
     facts = {"study": site.study(study).reference, "releases": n_seen, **seen.as_dict()}
     if out is not None:
         check_out(out, ".json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    if log is None:
-        return Answer(facts, f"Releases {numbers} of {study} are here; they carried no log.")
-    return Answer(facts, f"{log.length} releases of {study}; head {log.head_at(log.length)}")
+    text = f"Releases {numbers} of {study} are here; they carried no log."
+    if log is not None:
+        text = f"{log.length} releases of {study}; head {log.head_at(log.length)}"
+    for earlier in seen.aside:
+        text += (
+            f"\nBefore that, the hub showed another history, of {max(earlier.digests, default=0)} "
+            "releases; they are in a folder beside, and --new-log accepted the present one."
+        )
+    return Answer(facts, text)
 
 
 @commands.add("compare", "site compare heart south.json")
@@ -275,6 +311,7 @@ def compare(
     folder: Folder = SITE,
 ) -> Answer:
     """Tell whether another site saw the same releases; the exit code is 0 only if so."""
+    from consilience.files.durable import read_regular
     from consilience.site.site import Seen
 
     site = cs.Site(folder)
@@ -283,7 +320,7 @@ def compare(
         if other.is_dir():
             theirs, named = cs.Site(other).seen(study), cs.Site(other).study(study).reference
         else:
-            facts = json.loads(other.read_text(encoding="utf-8"))
+            facts = json.loads(read_regular(other, MOST_LOG))
             theirs, named = Seen.from_dict(facts), facts["study"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise SettingsError(
@@ -315,11 +352,17 @@ def withdraw(
             "The withdrawal was not confirmed. Nothing was changed. Answer yes, or use --yes where "
             "nobody can be asked."
         )
+    site = cs.Site(folder)
+    answer = site.withdraw(study)
+    done = "Withdrawn, as the hub confirms: it is to make future releases without it."
+    if site.is_in_folder(study):
+        done = (
+            "Withdrawn: its file is gone from the shared folder, where a signed note of it stays."
+        )
     return Answer(
-        cs.Site(folder).withdraw(study),
-        "Withdrawn, as the hub confirms: it is to make future releases without it. Published "
-        "releases stay with those who have them, and the ledger's charge stays, because the "
-        "contribution was handed out.",
+        answer,
+        f"{done} Published releases stay with those who have them, and the ledger's charge stays, "
+        "because the contribution was handed out.",
     )
 
 
@@ -344,7 +387,8 @@ def status(folder: Folder = SITE) -> Answer:
     ]
     for row in rows:
         sent, release = row["submitted"] or "none", row["release"] or "none"
-        done = f"{row['contributions']} trained, newest submitted: {sent}, release: {release}"
+        gone = " (withdrawn)" if row["withdrawn"] else ""
+        done = f"{row['contributions']} trained, newest submitted: {sent}{gone}, release: {release}"
         lines.append(
             f"  {row['study']} at {row['hub']}: {'fetches only' if row['fetch_only'] else done}"
         )
@@ -424,7 +468,7 @@ def rotate_key(
 @commands.add("backup", "site backup ledger-2026-11.sqlite")
 def backup(path: FilePath, folder: Folder = SITE) -> Answer:
     """Copy the ledger and print the head of its chain; note it outside this machine."""
-    head = cs.Site(folder).backup(path)
+    head = cs.Site(folder).backup(check_out(path))
     facts = {"file": str(path), "head": head}
     return Answer(facts, f"Copied to {path}. Head of the chain: {head}")
 
@@ -457,7 +501,17 @@ def recover(
         )
     made = cs.Site(folder).recover(path, limit=limit, lost_key=lost_key)
     charges = "1 charge was" if made.entered == 1 else f"{made.entered} charges were"
+    site = cs.Site(folder)
     lines = [f"The ledger is in place. {charges} missing and entered again."]
+    if made.forgot:
+        lines.append(
+            "It lacked the data owner's last decision about the limit or about exact models. What "
+            "is in force now is below; the owner can decide again: consilience site budget"
+        )
+    if made.forgot or made.decisions:
+        exact = "allowed" if site.ledger.permits_exact(site.dataset) else "not allowed"
+        lines += [*describe_balance(site.ledger.balance(site.dataset)), f"  exact    {exact}"]
+        lines += [describe_note(note) for note in made.decisions]
     if made.unreached:
         lines.append(
             f"The hub of {', '.join(made.unreached)} could not be asked. Run this again later."
@@ -476,4 +530,5 @@ def recover(
         )
     kinds = ("unreached", "unproved", "gone")
     more = {kind: list(getattr(made, kind)) for kind in kinds}
-    return Answer({"charges_made_again": made.entered, **more}, "\n".join(lines))
+    decided = {"forgot": made.forgot, "decisions": [note._asdict() for note in made.decisions]}
+    return Answer({"charges_made_again": made.entered, **more, **decided}, "\n".join(lines))

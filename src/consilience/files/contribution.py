@@ -49,7 +49,8 @@ UNKNOWN = "its {} are not those of a learner this version knows"
 _BLOCK_NUMBERS = 1 << 17  # checked at a time
 # What reading facts of any form and content can raise.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ConsilienceError)
-KIND = "contribution"
+KIND, WITHDRAWAL = "contribution", "withdrawal"
+_COST = ("events", "receipt")  # the facts that prove a charge
 _NONCE = re.compile("[0-9a-f]{64}")
 MOST_RECEIPT = 4096  # characters
 _RECEIPT = frozenset(
@@ -477,3 +478,43 @@ class Contribution(SignedFile):
     def site(self) -> str:
         """Name under which the site is enrolled."""
         return str(self.sealed.facts["site"])
+
+
+@dataclass(frozen=True)
+class Withdrawal(SignedFile):
+    """What a site leaves in a shared folder in place of a contribution: its charge, no numbers.
+
+    A folder that was put back from an older copy is noticed by it, and can enter the charge again.
+    """
+
+    @classmethod
+    def make(cls, file: SealedFile, key: SigningKey) -> Self:
+        """Sign what a site's own contribution cost; the file itself may then go."""
+        kept = {name: file.facts[name] for name in ("site", "study", "sequence", *_COST)}
+        return cls(Sealed.seal(WITHDRAWAL, {**kept, "contribution": file.digest}, {}, key))
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str] | bytes) -> Self:
+        """Read a file of unknown origin; what it states counts only if the site's own key signed.
+
+        The names of site and study are compared by whoever reads it.
+        """
+        sealed = Sealed.load(source, WITHDRAWAL)
+        facts = sealed.facts
+        names = {"site", "study", "sequence", *_COST, "contribution", "key", "tensors"}
+        receipt = facts.get("receipt")
+        if not (
+            facts.keys() == names
+            and type(facts["sequence"]) is int
+            and is_nonce(facts["contribution"])
+            and isinstance(facts["events"], str)
+            and (receipt is None or _is_receipt(receipt))
+        ):
+            raise refused("it is no withdrawal of a contribution")
+        _read_events(facts)
+        return cls(sealed)
+
+    @property
+    def contribution(self) -> str:
+        """Digest of the contribution that was withdrawn."""
+        return str(self.sealed.facts["contribution"])

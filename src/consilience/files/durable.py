@@ -1,4 +1,4 @@
-"""Writing files that are whole or absent, whenever the process or the machine stops.
+"""Files that are whole or absent, whenever a machine stops; and reading those that others wrote.
 
 Bytes go to a draft beside the target and onto the disk first; only then does the target's name
 point to them, and the folder that holds the name goes onto the disk as well.
@@ -6,9 +6,13 @@ point to them, and the folder that holds the name goes onto the disk as well.
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
+import stat
 from pathlib import Path
+
+from consilience.errors import SettingsError
 
 
 def write_durably(
@@ -50,3 +54,25 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_regular(path: str | os.PathLike[str], most: int | None = None) -> io.BufferedReader:
+    """Open a file whose name others may have given to anything, of at most so many bytes.
+
+    A pipe would keep its reader waiting, and a device has no end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    state = os.fstat(descriptor)
+    if not stat.S_ISREG(state.st_mode) or (most is not None and state.st_size > most):
+        os.close(descriptor)
+        raise SettingsError(
+            f"The file {Path(path).name!r} is no ordinary file, or larger than it may be. Nothing "
+            "of it was used. Ask who put it there."
+        )
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the content of such a file, and no more of it than `most` bytes if it grows."""
+    with open_regular(path, most) as file:
+        return file.read(most)

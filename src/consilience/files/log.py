@@ -39,6 +39,8 @@ class ReleaseLog:
         hashes = [head, *(digests if numbers else [None])]
         if not all(isinstance(each, str) and _HASH.fullmatch(each) for each in hashes):
             raise ValueError("no log of releases")
+        if before + len(digests) > MOST_RELEASES or (before == 0 and head != _GENESIS):
+            raise ValueError("no log of releases")
         return cls(before, head, tuple(digests))
 
     def as_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from consilience.errors import ContributionRejected, SettingsError
-from consilience.files.durable import write_durably
+from consilience.files.durable import open_regular, write_durably
 from consilience.privacy.guarantee import Guarantee
 
 Array = NDArray[Any]
@@ -369,7 +369,7 @@ class SealedFile:
         if isinstance(self._source, bytes):
             return io.BytesIO(self._source)
         try:
-            return self._source.open("rb")
+            return open_regular(self._source)
         except OSError:
             raise SettingsError(
                 f"The file {self._source.name!r} cannot be read. Check that it exists."

@@ -123,6 +123,12 @@ INSERT INTO entries VALUES (
   :nano_epsilon, :femto_delta, :nano_rho, :events, :payload_hash, :previous, :hash)
 """
 
+_UNCHARGED = "No charge was confirmed, so nothing may be drawn or leave; earlier charges stand."
+_UNSEALED = (
+    "The charge was made and stands; its result could not be stored and is lost, so nothing may "
+    "leave. To train again is charged again."
+)
+
 # A process that forks while another of its threads is inside SQLite hands its child SQLite's books
 # of the file locks without the locks. So one thread at a time, and a fork waits until none is
 # inside.
@@ -561,6 +567,28 @@ class Ledger:
                 self._append(db, "exact", dataset, account, (None, None, None), **content)
             return _notes(db, "key = ? AND kind = 'exact'", key)[0]
 
+    def recover_exact(self, *, dataset: str, key: str, purpose: str, study: str = "") -> Note:
+        """Enter an exact contribution that this ledger has lost; a repetition adds nothing.
+
+        It was made, so it was permitted then. Whether others are permitted stays as it was: the
+        permission is entered and taken back together with it.
+        """
+        content = {"key": key, "purpose": purpose, "study": study or self._study}
+        for name, text in {"dataset": dataset, **content}.items():
+            _check_text(name, text, may_be_empty=name == "study")
+        with self._session("Recording an exact contribution", write=True) as db:
+            account = self._declared(db, dataset)
+            if not _notes(db, "key = ? AND kind = 'exact'", key):
+                permitted = _may_be_exact(db, dataset)
+                if not permitted:
+                    reason = "recovered: exact contributions were made"
+                    self._append(db, "permit", dataset, account, purpose=reason)
+                self._append(db, "exact", dataset, account, (None, None, None), **content)
+                if not permitted:
+                    reason = "recovered: what was made then permits no others"
+                    self._append(db, "forbid", dataset, account, purpose=reason)
+            return _notes(db, "key = ? AND kind = 'exact'", key)[0]
+
     def _declared(self, db: sqlite3.Connection, dataset: str) -> _Account:
         """Return the account of a data set that has a limit."""
         account = _account(db, dataset)
@@ -584,7 +612,7 @@ class Ledger:
                 "Nothing was sealed and the charge stands. Seal the finished file."
             )
         digest = hashlib.sha256(payload).hexdigest()
-        with self._session("Sealing", write=True) as db:
+        with self._session("Sealing", write=True, state=_UNSEALED) as db:
             existing = _find(db, charge.key)
             if existing is None or existing.hash != charge.hash:
                 raise SettingsError(
@@ -760,7 +788,9 @@ class Ledger:
         db.execute("UPDATE head SET number = :number, hash = :hash", entry)
 
     @contextmanager
-    def _session(self, asked: str, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    def _session(
+        self, asked: str, *, write: bool = False, state: str = ""
+    ) -> Iterator[sqlite3.Connection]:
         """Yield a connection inside one transaction, which any error rolls back."""
         uri = f"{self.path.as_uri()}?mode=rw"  # never creates: a vanished ledger is an error
         try:
@@ -783,9 +813,8 @@ class Ledger:
                 yield db
                 db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise self._damage(
-                asked, str(error), passing=isinstance(error, sqlite3.OperationalError)
-            ) from error
+            passing = isinstance(error, sqlite3.OperationalError)
+            raise self._damage(asked, str(error), passing=passing, state=state) from error
 
     def _recognise(self, asked: str, db: sqlite3.Connection) -> None:
         if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
@@ -819,15 +848,16 @@ class Ledger:
         except (OSError, sqlite3.Error) as error:
             raise self._damage(f"Writing {path}", str(error), passing=True) from error
 
-    def _damage(self, asked: str, problem: str, *, passing: bool = False) -> LedgerDamaged:
+    def _damage(
+        self, asked: str, problem: str, *, passing: bool = False, state: str = ""
+    ) -> LedgerDamaged:
         fix = (
             "Fix the disk, its space or its permissions, then try again."
             if passing
             else "Stop training, and restore a backup that holds the head hash you wrote down."
         )
         return LedgerDamaged(
-            f"{asked} needs the ledger {self.path}, but: {problem}. No charge was confirmed, so "
-            f"nothing may be drawn or leave; earlier charges stand. {fix}"
+            f"{asked} needs the ledger {self.path}, but: {problem}. {state or _UNCHARGED} {fix}"
         )
 
 

@@ -6,6 +6,9 @@ import hashlib
 import json
 import re
 import ssl
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +24,11 @@ from consilience.errors import (
     SchemaMismatch,
     SettingsError,
 )
-from consilience.files.contribution import KIND, Contribution
-from consilience.files.durable import write_durably
+from consilience.files.contribution import KIND, Contribution, Withdrawal
+from consilience.files.durable import read_regular, write_durably
 from consilience.files.release import KIND as RELEASE
-from consilience.files.sealed import SealedFile, SigningKey
+from consilience.files.sealed import MOST_BYTES as MOST_FILE
+from consilience.files.sealed import SealedFile, SigningKey, canonical
 from consilience.protocol import (
     DIGEST,
     ERRORS,
@@ -32,15 +36,18 @@ from consilience.protocol import (
     STUDY_NAME,
     Invitation,
     digest,
+    is_digest,
     rotation_message,
     sign_request,
 )
-from consilience.study.records import PublicFile, file_digest
+from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.text import collapse, quote
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0  # without any bytes, and for an answer of none
+LEAST_BYTES_PER_SECOND = 32 << 10  # of a request and its answer
 MOST_BYTES = 1 << 30  # in one answer
+MOST_JSON = 16 << 20  # in one that is no file
 _ERRORS: dict[str, type[ConsilienceError]] = {
     "rejected": ContributionRejected,
     "stale": ContributionRejected,
@@ -80,9 +87,12 @@ class HubClient:
         # The hub is a stranger: nothing more is asked of another one than the invitation names.
         if (answer.get("hub_key"), answer.get("digest")) == (invited.hub_key, invited.study):
             name = str(answer.get("study"))
-            study = Study.from_dict(self.request_json("GET", _path(name)).get("study"))
-            if (study.name, study.digest) == (name, invited.study):
-                return study
+            facts = self.request_json("GET", _path(name)).get("study")
+            # Before anything in it is read, let alone repeated: they are others' words otherwise.
+            if _digest_facts(facts) == invited.study:
+                study = Study.from_dict(facts)
+                if (study.name, study.digest) == (name, invited.study):
+                    return study
         raise ContributionRejected(
             "This is another hub, or another study, than the invitation names. Nothing was kept. "
             "Check the address with the coordinator."
@@ -119,10 +129,12 @@ class HubClient:
         The hub sends a page of them; none if there are no more, or if it is an earlier version.
         """
         answer = _parse(
-            self.request("GET", f"{_path(study)}/log?after={after}", absent="not-found")
+            self.request(
+                "GET", f"{_path(study)}/log?after={after}", absent="not-found", most=MOST_JSON
+            )
         )
         digests = answer.get("digests") if isinstance(answer, dict) else None
-        return [str(digest) for digest in digests] if isinstance(digests, list) else []
+        return digests if isinstance(digests, list) and all(map(is_digest, digests)) else []
 
     def fetch_contribution(self, study: str, digest: str) -> bytes | None:
         """Return the file of one of the site's own contributions; None if the hub lacks it."""
@@ -135,7 +147,7 @@ class HubClient:
         digests = []
         for row in rows if isinstance(rows, list) else [None]:
             found = row.get("digest") if isinstance(row, dict) else None
-            if not (isinstance(found, str) and DIGEST.fullmatch(found)):
+            if not is_digest(found):
                 raise self._unreadable()
             digests.append(found)
         return digests
@@ -177,7 +189,7 @@ class HubClient:
 
     def request_json(self, method: str, path: str, body: bytes = b"") -> Answer:
         """Send a request and return its answer, which must be a JSON object."""
-        answer = _parse(self.request(method, path, body))
+        answer = _parse(self.request(method, path, body, most=MOST_JSON))
         if not isinstance(answer, dict):
             raise self._unreadable()
         return answer
@@ -188,16 +200,22 @@ class HubClient:
         )
 
     def request(
-        self, method: str, path: str, body: bytes = b"", *, absent: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        absent: str | None = None,
+        most: int = MOST_BYTES,
     ) -> bytes | None:
         """Send a request and return its answer; None if the hub's error is the code `absent`."""
         import httpx
 
         try:
-            status, content = self._send(method, path, body)
+            status, content = self._send(method, path, body, most)
             if status == 409 and _read_error(content)[0] == "replayed":
                 # A proxy sent it twice because the first worker died; signed anew it is another.
-                status, content = self._send(method, path, body)
+                status, content = self._send(method, path, body, most)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
             raise HubUnavailable(
                 f"The hub at {self.address} did not answer ({type(problem).__name__}). Nothing "
@@ -215,7 +233,51 @@ class HubClient:
             f"The hub at {self.address} {said}. {fix}"
         )
 
-    def _send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, body: bytes, most: int) -> tuple[int, bytes]:
+        """Return status and content of an answer that comes in time.
+
+        The whole exchange has a limit, in which handshakes and headers count: one between bytes
+        would be renewed by every byte. It is waited for from outside, because nothing within it is
+        told how long it has taken.
+        """
+        content, found, began = bytearray(), list[int | Exception](), time.monotonic()
+
+        def seconds_left() -> float:
+            n_bytes = len(body) + len(content)
+            allowed = TIMEOUT_SECONDS + n_bytes / LEAST_BYTES_PER_SECOND
+            return began + allowed - time.monotonic()
+
+        def is_wanted() -> bool:
+            return len(content) <= most and seconds_left() > 0
+
+        def exchange() -> None:
+            try:
+                found.append(self._exchange(method, path, body, content, is_wanted))
+            except Exception as problem:
+                found.append(problem)
+
+        worker = threading.Thread(target=exchange, daemon=True)
+        worker.start()
+        while worker.is_alive():
+            if seconds_left() <= 0:
+                raise HubUnavailable(
+                    f"The hub at {self.address} did not answer in time. Nothing was lost. Try "
+                    "again later, or ask its operator."
+                )
+            worker.join(seconds_left())
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0], bytes(content)
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        content: bytearray,
+        is_wanted: Callable[[], bool],
+    ) -> int:
+        """Send a request, gather its answer in `content` while it is wanted; return its status."""
         import httpx
 
         headers = {
@@ -224,7 +286,6 @@ class HubClient:
             "accept-encoding": "identity",
         }
         verify = self._authority()
-        content = bytearray()
         with (
             httpx.Client(timeout=TIMEOUT_SECONDS, verify=verify, follow_redirects=False) as client,
             client.stream(method, self.address + path, content=body, headers=headers) as answer,
@@ -232,14 +293,14 @@ class HubClient:
             packed = answer.headers.get("content-encoding", "identity") != "identity"
             for chunk in () if packed else answer.iter_raw():
                 content += chunk
-                if packed := len(content) > MOST_BYTES:
+                if packed := not is_wanted():
                     break
             if packed:
                 raise HubUnavailable(
                     f"The hub at {self.address} sent more than it may, or packed it. Nothing was "
                     "kept. Ask its operator."
                 )
-            return answer.status_code, bytes(content)
+            return answer.status_code
 
     def _authority(self) -> ssl.SSLContext | Literal[True]:
         """Return who may vouch for the hub: the certificate that was named, or the public ones."""
@@ -270,6 +331,14 @@ def check_address(address: str) -> str:
 def to_json(facts: object) -> bytes:
     """Return facts as JSON, the same for the same facts."""
     return json.dumps(facts, indent=1, sort_keys=True).encode()
+
+
+def _digest_facts(facts: object) -> str | None:
+    """Return the digest of a study's facts as they came; None if they cannot be a study's."""
+    try:
+        return digest(canonical(facts).encode())
+    except (ValueError, RecursionError):  # such as half a character
+        return None
 
 
 def _path(study: str) -> str:
@@ -312,6 +381,7 @@ def _read_error(content: bytes) -> tuple[str | None, str | None]:
 
 
 FOLDER = "folder:"  # how a site's files tell a folder from a hub's address
+WITHDRAWN = ".withdrawn"  # how the name of a note ends that stands for a contribution
 
 
 @dataclass(frozen=True)
@@ -320,12 +390,15 @@ class SharedFolder:
 
     Its methods take the study's name as those of `HubClient` do. Others can write to the folder,
     and can put something else in its place: it is used only where it was joined, and never if that
-    is inside `own`, the site's own folder.
+    is inside `own`, the site's own folder. `key` signs for the site, and `keys` are all public keys
+    that ever did.
     """
 
     path: Path
     site: str
     own: Path
+    key: SigningKey
+    keys: frozenset[str]
 
     @property
     def place(self) -> Path:
@@ -352,12 +425,13 @@ class SharedFolder:
     def fetch_file(self, _: str, file: PublicFile) -> bytes:
         """Return the content of one of the study's public files."""
         source = self.place / file.file
-        if not source.exists() or file_digest(source) != file.sha256:
+        content = read_regular(source, MOST_BYTES) if source.exists() else b""
+        if digest(content) != file.sha256:
             raise SettingsError(
                 f"The study's file {file.file!r} is missing or altered. Nothing was joined. Ask "
                 "the coordinator for the original."
             )
-        return source.read_bytes()
+        return content
 
     def submit(self, _: str, contribution: Contribution, content: bytes) -> Answer:
         """Put a contribution into the folder."""
@@ -368,7 +442,7 @@ class SharedFolder:
     def fetch_release(self, _: str) -> bytes | None:
         """Return the newest release's file, or None if there is none."""
         files = sorted(self.place.glob("release-*.safetensors"))
-        return files[-1].read_bytes() if files else None
+        return read_regular(files[-1], MOST_FILE) if files else None
 
     def fetch_log(self, _: str, after: int) -> list[str]:
         """Return digests of the releases after the first `after`, as far as they are here."""
@@ -378,27 +452,57 @@ class SharedFolder:
         return digests
 
     def fetch_contribution(self, _: str, digest: str) -> bytes | None:
-        """Return the file of one of the site's own contributions; None if it is not here."""
-        own = (file for file in self._own() if SealedFile(file, KIND).digest == digest)
-        return next((file.read_bytes() for file in own), None)
+        """Return the file of one of the site's own contributions; None if it is not here.
+
+        In place of one that was withdrawn it is the site's signed note of that.
+        """
+        files = {**{digest: file for file, digest in self._withdrawn()}, **self._by_digest()}
+        return read_regular(files[digest], MOST_FILE) if digest in files else None
 
     def contributions(self, _: str) -> list[str]:
-        """Return the digests of the site's own contributions."""
-        return [SealedFile(file, KIND).digest for file in self._own()]
+        """Return the digests of the site's own contributions, also of those that it withdrew."""
+        withdrawn = (digest for _, digest in self._withdrawn())
+        return list(dict.fromkeys((*self._by_digest(), *withdrawn)))
 
     def withdraw(self, _: str) -> Answer:
-        """Remove the site's contributions."""
-        for file in self._own():
-            file.unlink()
+        """Remove the site's contributions; a signed note of the charge of each stays.
+
+        Otherwise nothing would tell an older copy of the site's folder that it lacks the charge.
+        """
+        own = self._own()
+        if not own:
+            raise SettingsError(
+                f"There is no contribution of this site in the shared folder {self.path.name!r}. "
+                "Nothing was changed. Look into the folder."
+            )
+        for path, file in own.items():
+            if file.facts["key"] in self.keys:
+                note = path.with_name(f"{path.stem}-{file.digest[:16]}{WITHDRAWN}")
+                Withdrawal.make(file, self.key).save(note)
+            path.unlink()
         return {"state": "withdrawn"}
 
-    def _own(self) -> list[Path]:
-        own = []
-        for file in self.place.glob("contribution-*.safetensors"):
+    def _by_digest(self) -> dict[str, Path]:
+        return {file.digest: path for path, file in self._own().items()}
+
+    def _own(self) -> dict[Path, SealedFile]:
+        own = {}
+        for path in sorted(self.place.glob("contribution-*.safetensors")):
             with suppress(ConsilienceError):  # not a contribution
-                if SealedFile(file, KIND).facts.get("site") == self.site:
-                    own.append(file)
+                file = SealedFile(path, KIND)
+                if file.facts.get("site") == self.site:
+                    own[path] = file
         return own
+
+    def _withdrawn(self) -> list[tuple[Path, str]]:
+        """Return the notes of contributions that the site withdrew, with their digests."""
+        notes = []
+        for path in sorted(self.place.glob(f"contribution-*{WITHDRAWN}")):
+            with suppress(ConsilienceError):
+                note = Withdrawal.load(path)
+                if note.sealed.facts["site"] == self.site:
+                    notes.append((path, note.contribution))
+        return notes
 
     def open_view(self, _: str) -> str:
         """Refuse: only a hub has a dashboard."""

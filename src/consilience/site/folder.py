@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict
 
 from consilience.errors import ContributionRejected, LedgerDamaged, SettingsError
-from consilience.files.contribution import KIND
+from consilience.files.contribution import KIND, WITHDRAWAL
 from consilience.files.durable import write_durably
 from consilience.files.log import ReleaseLog
 from consilience.files.release import KIND as RELEASE
@@ -22,9 +23,9 @@ from consilience.files.release import Release
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget
-from consilience.privacy.ledger import Ledger
+from consilience.privacy.ledger import Ledger, Note
 from consilience.protocol import is_site_name
-from consilience.site.client import to_json
+from consilience.site.client import FOLDER, WITHDRAWN, to_json
 from consilience.study.study import Study
 from consilience.tables.public import Public
 
@@ -42,6 +43,28 @@ class Attempt(TypedDict):
     table: NotRequired[str]
 
 
+class Withdrawn(TypedDict):
+    """A withdrawal that was confirmed.
+
+    It is of all contributions up to ``sequence``, when the log listed so many ``releases``.
+    """
+
+    sequence: int
+    releases: int
+
+
+class Known(TypedDict):
+    """What a site knows of its ledger beside it, in the file ``ledger.json``.
+
+    ``ledgers`` are the hashes of the first entries of all that were its own, ``decision`` is the
+    hash of the data owner's last decision, and ``exact`` says whether exact models may leave by it.
+    """
+
+    ledgers: list[str]
+    decision: str
+    exact: bool
+
+
 @dataclass(frozen=True)
 class Joined:
     """What a site keeps about a study that it has joined, in the file ``study.json``."""
@@ -53,7 +76,9 @@ class Joined:
     fetch_only: bool = False
     attempt: Attempt | None = None
     submitted: int | None = None
+    sent: Sequence[str] = ()  # digests of what was sent to the hub, whatever it answered
     handed_over: Sequence[str] = ()  # digests of what the hub confirmed, since this is recorded
+    withdrawn: Withdrawn | None = None
     release: int | None = None
     key: str | None = None  # the one that the hub knows, if it has not taken the present one
     exact: Mapping[str, str] = field(default_factory=dict)  # ledger entries, by key
@@ -122,7 +147,9 @@ class SiteFolder:
             if allow_exact:
                 ledger.permit_exact(dataset, reason="allowed when the site was made")
         write_durably(target / "site.json", to_json({"name": name, "dataset": dataset}))
-        return cls(target)
+        site = cls(target)
+        site._remember(ledger)
+        return site
 
     @property
     def key(self) -> SigningKey:
@@ -172,6 +199,7 @@ class SiteFolder:
                 if with_ledger:
                     self.check_ledger()
                 yield
+                self._remember(self._ledger)
             finally:
                 self._worker = None
         finally:
@@ -186,9 +214,17 @@ class SiteFolder:
             shutil.rmtree(place, ignore_errors=True)
 
     def check_ledger(self) -> None:
-        """Refuse a ledger that lacks a charge of which this folder holds the receipt."""
+        """Refuse a ledger that lacks what this folder holds a proof of: charges and decisions."""
+        known = self._known  # read first: what another process decides now is then in the ledger
         ledger = self._ledger
+        self._check_own(known, ledger)
         missing = [*self._missing_receipts(ledger), *self._missing_notes(ledger)]
+        if not missing and self._lacks_decision(known, ledger):
+            raise LedgerDamaged(
+                "The site's ledger lacks the data owner's last decision, which this folder knows "
+                "of: an older copy of it was put in place. Nothing was done. Put back the newest "
+                "copy; if there is none: consilience site recover"
+            )
         if missing:
             raise LedgerDamaged(
                 f"The site's ledger lacks {len(missing)} of the charges whose receipts are in this "
@@ -196,8 +232,51 @@ class SiteFolder:
                 "missing with: consilience site recover"
             )
 
-    def _missing_receipts(self, ledger: Ledger) -> Iterator[tuple[str, SealedFile]]:
-        """Yield study and file of each contribution whose charge the ledger lacks.
+    @property
+    def _known(self) -> Known | None:
+        """What is known of the ledger beside it; None in a folder of an earlier version."""
+        facts = self._read("ledger.json")
+        if facts is None:
+            return None
+        return Known(ledgers=facts["ledgers"], decision=facts["decision"], exact=facts["exact"])
+
+    def _remember(self, ledger: Ledger) -> None:
+        """Note what is decided in a ledger of this site, so that an older copy is noticed."""
+        known, notes = self._known, ledger.notes()
+        decisions = self._decisions(ledger)
+        if not decisions:  # it is of no data set of this site
+            return
+        ledgers = [] if known is None else known["ledgers"]
+        now = Known(
+            ledgers=list(dict.fromkeys((*ledgers, notes[0].hash))),
+            decision=decisions[-1].hash,
+            exact=ledger.permits_exact(self.dataset),
+        )
+        if now != known:
+            write_durably(self.folder / "ledger.json", to_json(now))
+
+    def _decisions(self, ledger: Ledger) -> list[Note]:
+        """Return what the data owner decided, oldest first."""
+        return [note for note in ledger.notes(self.dataset) if note.kind != "exact"]
+
+    def _lacks_decision(self, known: Known | None, ledger: Ledger) -> bool:
+        """Tell whether a ledger lacks the last decision that this folder knows of."""
+        made = {note.hash for note in self._decisions(ledger)}
+        return known is not None and known["decision"] not in made
+
+    def _check_own(self, known: Known | None, ledger: Ledger) -> None:
+        """Refuse a ledger that is none of this site's: its limit is another data set's."""
+        first = [note.hash for note in ledger.notes()[:1]]
+        if known is not None and not set(first) & set(known["ledgers"]):
+            raise LedgerDamaged(
+                f"The ledger {ledger.path.name!r} is not one of this site's, or of another data "
+                "set. Nothing was done. Use the site's own ledger, or a backup of it; if there is "
+                "none, move it away and let the data owner declare the limit again: consilience "
+                "site recover --epsilon E"
+            )
+
+    def _missing_receipts(self, ledger: Ledger) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """Yield study, digest and facts of each contribution whose charge the ledger lacks.
 
         A name alone proves no charge, because a sender can write any into a receipt: the charge
         must also be one of the file's own events.
@@ -207,17 +286,17 @@ class SiteFolder:
             charge.key: charge for charge in charges
         }
         for name in self.studies:
-            for file in self._contributions(name).values():
-                receipt = file.facts.get("receipt")
+            for digest, facts in self._proofs(name).items():
+                receipt = facts.get("receipt")
                 if not isinstance(receipt, Mapping):
                     continue
                 # Earlier versions named a charge that they entered again by its receipt's key.
                 by_key = f"recovered-{receipt.get('key')}"
-                names = (str(receipt.get("hash")), recovered_key(file), by_key)
-                paid = (receipt.get("dataset"), events_from_json(file.facts["events"]))
+                names = (str(receipt.get("hash")), recovered_key(digest), by_key)
+                paid = (receipt.get("dataset"), events_from_json(facts["events"]))
                 found = (known[each] for each in names if each in known)
                 if all((charge.dataset, charge.events) != paid for charge in found):
-                    yield name, file
+                    yield name, digest, facts
 
     def _missing_notes(self, ledger: Ledger) -> list[tuple[str, str]]:
         """Return study and key of each exact contribution that the ledger lacks."""
@@ -257,8 +336,14 @@ class SiteFolder:
             "fetch_only": joined.fetch_only,
             "contributions": len(self._contributions(name)),
             "submitted": joined.submitted,
+            "withdrawn": (joined.withdrawn or {"sequence": 0})["sequence"]
+            >= (joined.submitted or math.inf),
             "release": joined.release,
         }
+
+    def is_in_folder(self, name: str) -> bool:
+        """Tell whether a study was joined through a shared folder, and not at a hub."""
+        return self._joined(name).hub.startswith(FOLDER)
 
     def contribution(self, name: str, sequence: int | None = None) -> Path:
         """Return the file of a contribution, by default the newest."""
@@ -284,10 +369,10 @@ class SiteFolder:
         last = [file for file in files if file.stem == f"release-{joined.release or 0:04d}"]
         return Release.load((last or files)[-1], key=joined.hub_key)
 
-    def releases(self, name: str) -> dict[int, str]:
-        """Return the digests of the releases that are here, by number."""
+    def releases(self, name: str, place: Path | None = None) -> dict[int, str]:
+        """Return the digests of the releases that are here, or in another place, by number."""
         digests = {}
-        for path in sorted(self._place(name).glob("release-*.safetensors")):
+        for path in sorted((place or self._place(name)).glob("release-*.safetensors")):
             with suppress(ContributionRejected):  # damaged; the log knows its digest
                 file = SealedFile(path, RELEASE)
                 digests[int(file.facts["sequence"])] = file.digest
@@ -317,9 +402,20 @@ class SiteFolder:
         files = {path: SealedFile(path, KIND) for path in paths}
         return dict(sorted(files.items(), key=lambda each: int(each[1].facts["sequence"])))
 
+    def _proofs(self, name: str) -> dict[str, Mapping[str, Any]]:
+        """Return the facts of all contributions of which a proof is here, by their digests.
+
+        Of those that were withdrawn from a shared folder it may be a note instead of the file.
+        """
+        notes = (SealedFile(path, WITHDRAWAL) for path in self._place(name).glob(f"*{WITHDRAWN}"))
+        withdrawn = {str(note.facts["contribution"]): note.facts for note in notes}
+        here = {file.digest: file.facts for file in self._contributions(name).values()}
+        return {**withdrawn, **here}
+
     def _next_number(self, name: str) -> int:
         """Return the number of the next contribution: one more than the highest here."""
-        return self._newest_number(name) + 1
+        numbers = (int(facts["sequence"]) for facts in self._proofs(name).values())
+        return max(numbers, default=0) + 1
 
     def _newest_number(self, name: str, *, key: str | None = None) -> int:
         """Return the highest number of a contribution here, with `key` of those it signed, or 0."""
@@ -372,6 +468,6 @@ def _check_same(ledger: Ledger, dataset: str, budget: Budget, *, allow_exact: bo
         )
 
 
-def recovered_key(file: SealedFile) -> str:
+def recovered_key(digest: str) -> str:
     """Return the name of the charge that is entered again for a file: nobody else's has it."""
-    return f"recovered-{file.digest}"
+    return f"recovered-{digest}"

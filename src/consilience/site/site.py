@@ -13,12 +13,14 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from consilience.errors import (
@@ -30,18 +32,25 @@ from consilience.errors import (
     SettingsError,
 )
 from consilience.files.certificate import Page
-from consilience.files.contribution import Contribution
-from consilience.files.durable import move_durably, write_durably
-from consilience.files.log import ReleaseLog
-from consilience.files.release import Release
-from consilience.files.sealed import SigningKey
+from consilience.files.contribution import Contribution, Withdrawal, take_apart
+from consilience.files.durable import move_durably, sync, write_durably
+from consilience.files.log import MOST_RELEASES, ReleaseLog
+from consilience.files.release import Release, Source
+from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget, Guarantee, compose
-from consilience.privacy.ledger import Amounts, Balance, Ledger
+from consilience.privacy.ledger import Amounts, Balance, Ledger, Note
 from consilience.privacy.spending import is_sealed
-from consilience.protocol import MOST_SKIPPED, Invitation
-from consilience.site.client import FOLDER, HubClient, SharedFolder, check_address
-from consilience.site.folder import Attempt, Joined, SiteFolder, recovered_key
+from consilience.protocol import MOST_SKIPPED, Invitation, is_digest
+from consilience.site.client import (
+    FOLDER,
+    WITHDRAWN,
+    HubClient,
+    SharedFolder,
+    check_address,
+    to_json,
+)
+from consilience.site.folder import Attempt, Joined, SiteFolder, Withdrawn, recovered_key
 from consilience.study.check import check_contribution, check_release, is_at_most
 from consilience.study.pages import of_training, promise
 from consilience.study.records import file_digest
@@ -49,6 +58,9 @@ from consilience.study.study import Study
 from consilience.tables.reading import read_table
 
 MOST_KEPT = 1 << 12  # digests of releases that a site keeps for comparing
+MOST_SECONDS_OF_LOG = 300.0  # for what the hub says of the time between two releases
+SPARE_BYTES = 1 << 20  # beside the numbers of a training
+ASIDE = "before-"  # how the names of folders begin with releases that were put aside
 
 
 @dataclass(frozen=True)
@@ -80,13 +92,17 @@ class Recovery:
 
     ``unreached`` are studies whose hub could not be asked, ``unproved`` those whose hub has
     something in the site's name that no key in the folder signed, and ``gone`` those whose hub no
-    longer has the files of old contributions.
+    longer has the files of old contributions. ``decisions`` are the entries about limits and exact
+    models that had to be made, and ``forgot`` says that the ledger lacked the data owner's last
+    decision.
     """
 
     entered: int
     unreached: tuple[str, ...] = ()
     unproved: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    decisions: tuple[Note, ...] = ()
+    forgot: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,22 +110,29 @@ class Seen:
     """The releases of a study that a site saw.
 
     ``kept`` has the digests of those that are in its folder, by number, and ``log`` is the log that
-    they carried; None if they carried none.
+    they carried; None if they carried none. ``aside`` are earlier histories, which the site put
+    aside when it accepted another one.
     """
 
     kept: Mapping[int, str]
     log: ReleaseLog | None
+    aside: Sequence[Seen] = ()
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
         """Read what `as_dict` wrote; raise an error if nothing can have written it."""
-        kept = {int(number): str(digest) for number, digest in facts.get("kept", {}).items()}
-        return cls(kept, None if facts["log"] is None else ReleaseLog.from_dict(facts["log"]))
+        kept = {int(number): digest for number, digest in facts.get("kept", {}).items()}
+        aside = tuple(cls.from_dict({**one, "aside": ()}) for one in facts.get("aside", ()))
+        if not all(1 <= number <= MOST_RELEASES and is_digest(kept[number]) for number in kept):
+            raise ValueError("no log of releases")
+        log = None if facts["log"] is None else ReleaseLog.from_dict(facts["log"])
+        return cls(kept, log, aside)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts that another site compares with its own."""
         kept = {str(number): digest for number, digest in self.kept.items()}
-        return {"log": None if self.log is None else self.log.as_dict(), "kept": kept}
+        facts = {"log": None if self.log is None else self.log.as_dict(), "kept": kept}
+        return {**facts, "aside": [one.as_dict() for one in self.aside]} if self.aside else facts
 
     @property
     def digests(self) -> dict[int, str]:
@@ -117,13 +140,37 @@ class Seen:
         listed = {} if self.log is None else dict(enumerate(self.log.digests, self.log.before + 1))
         return {**self.kept, **listed}
 
+    @property
+    def contradiction(self) -> int | None:
+        """The first number of which this site has seen two different releases; None if of none."""
+        shown = [self.kept, self.digests]
+        for one in self.aside:
+            shown += [one.kept, one.digests]
+        first: dict[int, str] = {}
+        pairs = sorted(pair for each in shown for pair in each.items())
+        return next((n for n, digest in pairs if first.setdefault(n, digest) != digest), None)
+
     def compare(self, other: Seen) -> tuple[bool, str]:
-        """Tell whether two sites saw the same releases, and say it in a sentence."""
-        if self.log is not None and other.log is not None:
-            return compare_logs(self.log, other.log)
+        """Tell whether two sites saw the same releases, and say it in sentences."""
+        same, text = self._compare_now(other)
+        for whose, seen in (("This site", self), ("The other site, by what it says,", other)):
+            number = seen.contradiction
+            if number is not None:
+                text = (
+                    f"{whose} was shown two different releases of number {number}, and accepted "
+                    "the second with --new-log. Unless a hub that was restored explains it, the "
+                    f"hub signed two histories. Keep all files, and tell the other sites. {text}"
+                )
+                same = False
+        return same, text
+
+    def _compare_now(self, other: Seen) -> tuple[bool, str]:
+        """Compare the histories that both take for the present one."""
         ours, theirs = self.digests, other.digests
         common = sorted(ours.keys() & theirs.keys())
         number = next((each for each in common if ours[each] != theirs[each]), None)
+        if self.log is not None and other.log is not None:
+            return compare_logs(self.log, other.log)
         if number is not None:
             return False, _two_histories(number)
         if not common:
@@ -179,12 +226,14 @@ class Site(SiteFolder):
             joined = Joined(study.to_dict(), address, invited.hub_key, certificate, fetch_only)
             return self._keep_study(study, joined)
 
-    def join_folder(self, folder: str | os.PathLike[str]) -> Study:
+    def join_folder(self, folder: str | os.PathLike[str], *, fetch_only: bool = False) -> Study:
         """Take part through a shared folder with a study file and its public files."""
         with self._working():
-            place = SharedFolder(Path(folder).resolve(), self.name, self.folder).place
-            study = Study.in_folder(place)
-            joined = Joined(study.to_dict(), f"{FOLDER}{place}")
+            joined = Joined({}, f"{FOLDER}{Path(folder).resolve()}", fetch_only=fetch_only)
+            shared = self._hub(joined)
+            assert isinstance(shared, SharedFolder)
+            study = Study.in_folder(shared.place)
+            joined = replace(joined, study=study.to_dict())
             return self._keep_study(study, joined)
 
     def _keep_study(self, study: Study, joined: Joined) -> Study:
@@ -210,7 +259,14 @@ class Site(SiteFolder):
 
     # ------------------------------------------------------------------ training
 
-    def preview(self, name: str, *, epsilon: float | None = None, offline: bool = False) -> Preview:
+    def preview(
+        self,
+        name: str,
+        *,
+        epsilon: float | None = None,
+        offline: bool = False,
+        skip: Sequence[str] = (),
+    ) -> Preview:
         """Say what a training would disclose and cost. Nothing is trained or charged."""
         self.check_ledger()
         study, balance = self.study(name), self._ledger.balance(self.dataset)
@@ -231,7 +287,7 @@ class Site(SiteFolder):
             balance=balance,
             number=self._next_number(name),
             head=self._ledger.head(),
-            offline=offline,
+            unasked=self._unasked(offline, skip),
         )
         if epsilon is None:
             may_leave = self._ledger.permits_exact(self.dataset)
@@ -248,14 +304,17 @@ class Site(SiteFolder):
         approve: Callable[[Preview], bool] | None = None,
         anew: bool = False,
         offline: bool = False,
+        skip: Sequence[str] = (),
     ) -> Path | None:
         """Train on a table after approval; return the file that may be submitted.
 
-        Returns None if approval was refused. A training that was charged but not reported, because
-        the machine stopped, is completed without asking or charging again; `anew` gives it up.
-        There is no `epsilon` if the study's hub is trusted. The hub is asked what it has of this
-        site, and must answer, because that is how an old copy of the folder is noticed; `offline`
-        trains without, and the page to approve says so.
+        Returns None if approval was refused. The same training again, on the same table at the
+        same epsilon, is not charged again until its file is submitted: nobody can tell whether its
+        report was read, so that it is completed or reported without asking; `anew` gives it up.
+        There is no `epsilon` if the study's hub is trusted. The hubs of all studies that the site
+        has joined are asked what they have of it, and must answer, because that is how an old copy
+        of the folder is noticed. Those of the studies in `skip` are not asked, with `offline` none
+        is; the page to approve says so.
 
         Privacy
         -------
@@ -270,10 +329,9 @@ class Site(SiteFolder):
                     f"The site joined {name!r} to fetch only. Nothing was trained. Join again to "
                     "contribute."
                 )
-            preview = self.preview(name, epsilon=epsilon, offline=offline)
+            preview = self.preview(name, epsilon=epsilon, offline=offline, skip=skip)
             made = None if anew else self._made(study, joined, table, epsilon)
             if made is not None:
-                self._write_joined(name, replace(joined, attempt=None))
                 return made
             sequence = self._next_number(name)
             key = None if anew else self._charged_key(study, joined.attempt, table, epsilon)
@@ -281,9 +339,9 @@ class Site(SiteFolder):
                 self._require_fit(name, preview)
                 if approve is not None and not approve(preview):
                     return None
-            if not offline:
-                self._check_handed_out(name, joined)
+            self._check_handed_out(name, self._unasked(offline, skip))
             if key is None:
+                self._require_space(study, preview.epsilon)
                 key = f"{study.digest[:16]}-{sequence}-{os.urandom(8).hex()}"
                 attempt = Attempt(
                     sequence=sequence, epsilon=epsilon, key=key, table=_digest_table(study, table)
@@ -303,7 +361,6 @@ class Site(SiteFolder):
             )
             path = self._place(name) / f"contribution-{sequence:04d}.safetensors"
             contribution.save(path, replace=False)
-            self._write_joined(name, replace(self._joined(name), attempt=None))
             return path
 
     def _require_fit(self, name: str, preview: Preview) -> None:
@@ -335,8 +392,19 @@ class Site(SiteFolder):
         if attempt is None or attempt["sequence"] != self._next_number(study.name):
             return None
         recorded = {note.key for note in self._ledger.notes()} if study.trusted else ()
-        if attempt["key"] not in recorded and self._ledger.sealed(attempt["key"]) is None:
+        charges = {charge.key: charge for charge in self._ledger.charges(self.dataset)}
+        charge = charges.get(attempt["key"])
+        if attempt["key"] not in recorded and charge is None:
             return None
+        if charge is not None and charge.state == "reserved":
+            if not _is_same(attempt, study, table, epsilon):
+                return None
+            raise SettingsError(
+                f"This training for {study.name!r} was charged epsilon={charge.epsilon:g} on "
+                f"{charge.time[:10]}, and stopped before its result was stored. That charge "
+                "stands, the result is lost, and nothing was charged now. To train again, which "
+                "is charged again, use --anew."
+            )
         if _is_same(attempt, study, table, epsilon):
             return attempt["key"]
         raise SettingsError(
@@ -345,10 +413,22 @@ class Site(SiteFolder):
             "again as it was, which costs nothing more, or give it up with --anew: its entry stays."
         )
 
+    def _require_space(self, study: Study, epsilon: float) -> None:
+        """Refuse a training whose result could not be stored, while nothing is charged."""
+        learner = study.build(epsilon)
+        learner.n_features_in_ = study.schema.n_features
+        n_bytes = 8 * learner.n_released(len(study.schema.classes or ()))
+        # The ledger holds it twice while it is sealed, and the file once.
+        if shutil.disk_usage(self.folder).free < 4 * n_bytes + SPARE_BYTES:
+            raise SettingsError(
+                "The disk of the site's folder has no room for the result of this training. "
+                "Nothing was trained or charged. Make room, and try again."
+            )
+
     def _made(
         self, study: Study, joined: Joined, table: object, epsilon: float | None
     ) -> Path | None:
-        """Return the file of an attempt at this very training that was written but not reported."""
+        """Return the file of an attempt at this very training that was written, and not sent."""
         attempt = joined.attempt
         if attempt is None or attempt["sequence"] != self._newest_number(study.name):
             return None
@@ -357,7 +437,8 @@ class Site(SiteFolder):
             if study.trusted and file.digest not in joined.exact:
                 paid = attempt["key"]  # it has no receipt, and is none that a hub sent back
             if (file.facts["sequence"], paid) == (attempt["sequence"], attempt["key"]):
-                return path if _is_same(attempt, study, table, epsilon) else None
+                ours = file.facts["key"] == self.key.public  # no hub takes what an old one signed
+                return path if ours and _is_same(attempt, study, table, epsilon) else None
         return None
 
     def _record_exact(self, name: str, study: Study, sequence: int, key: str) -> None:
@@ -371,28 +452,41 @@ class Site(SiteFolder):
         joined = self._joined(name)
         self._write_joined(name, replace(joined, exact={**joined.exact, key: note.hash}))
 
-    def _check_handed_out(self, name: str, joined: Joined) -> None:
-        """Refuse to train unless the hub says that all it has of this site is here.
+    def _unasked(self, offline: bool, skip: Sequence[str]) -> list[str]:
+        """Return the studies whose hubs are not asked what they have of this site."""
+        for name in skip:
+            self._joined(name)
+        return self.studies if offline else sorted(set(skip))
 
-        A hub, or whoever stands before it, could otherwise undo the limit by not answering.
+    def _check_handed_out(self, name: str, unasked: Sequence[str]) -> None:
+        """Refuse to train unless all hubs say that everything they have of this site is here.
+
+        One ledger counts what goes to all of them. A hub, or whoever stands before it, could
+        otherwise undo the limit by not answering.
         """
-        try:
-            unknown = self._not_here(name, self._hub(joined))
-        except HubUnavailable as problem:
-            raise HubUnavailable(
-                "The hub has to say what it has of this site, because nothing else tells whether "
-                f"an older copy of this folder was put in place. Nothing was trained. The problem: "
-                f"{problem} If it cannot be asked, the data owner can approve a training with "
-                "--offline."
-            ) from None
-        if unknown:
-            raise LedgerDamaged(
-                f"The hub lists {len(unknown)} contributions to {name!r} in this site's name that "
-                "are not in this folder. Either an older copy of the whole folder was put in "
-                "place, and its ledger may lack their charges, or they are not this site's. "
-                "Nothing was trained. Put back the newest copy of the folder; if there is none, "
-                "fetch and charge those that are this site's: consilience site recover"
-            )
+        for each in (name, *(other for other in self.studies if other != name)):
+            if each in unasked:
+                continue
+            try:
+                self._hand_over_key(each)
+                unknown = self._not_here(each, self._hub(self._joined(each)))
+            except ConsilienceError as problem:
+                silent = isinstance(problem, HubUnavailable)
+                raise (HubUnavailable if silent else SettingsError)(
+                    f"The hub of {each!r} has to say what it has of this site, because nothing "
+                    "else tells whether an older copy of this folder was put in place. Nothing "
+                    f"was trained. The problem: {problem} If it cannot be asked, the data owner "
+                    f"can approve a training with --skip {each}, or with --offline, which asks no "
+                    "hub at all."
+                ) from None
+            if unknown:
+                raise LedgerDamaged(
+                    f"The hub of {each!r} lists {len(unknown)} contributions in this site's name "
+                    "that are not in this folder. Either an older copy of the whole folder was put "
+                    "in place, and its ledger may lack their charges, or they are not this site's. "
+                    "Nothing was trained. Put back the newest copy of the folder; if there is "
+                    "none, fetch and charge those that are this site's: consilience site recover"
+                )
 
     # ------------------------------------------------------------------ the data owner's limit
 
@@ -418,6 +512,11 @@ class Site(SiteFolder):
             budget = Budget(
                 epsilon=asked[0], delta=asked[1], unit=balance.unit, neighbours=balance.neighbours
             )
+            if balance.is_limited_by(budget):
+                raise SettingsError(
+                    f"The limit of data set {self.dataset!r} is that already, in the billionths "
+                    "that the ledger counts in. Nothing was recorded. Name a higher limit."
+                )
             return self._ledger.allow(self.dataset, budget, reason=reason)
 
     def allow_exact(self, *, reason: str, allowed: bool = True) -> None:
@@ -433,13 +532,31 @@ class Site(SiteFolder):
             self._complete_rotation(name)
             joined, path = self._joined(name), self.contribution(name)
             contribution = Contribution.load(path, trusted=self.study(name).trusted)
+            self._require_leave(name, joined, contribution)
+            digest, sequence = contribution.digest, contribution.sequence
+            # Written first: from now on the hub may have it, whatever it answers.
+            joined = replace(joined, sent=sorted({*joined.sent, digest}))
+            self._write_joined(name, joined)
             answer = self._hub(joined).submit(name, contribution, path.read_bytes())
-            kept = self._joined(name)
             if not joined.hub.startswith(FOLDER):  # a folder forgets what is withdrawn from it
-                handed_over = sorted({*kept.handed_over, contribution.digest})
-                kept = replace(kept, handed_over=handed_over)
-            self._write_joined(name, replace(kept, submitted=contribution.sequence))
+                joined = replace(joined, handed_over=sorted({*joined.handed_over, digest}))
+            self._write_joined(name, replace(joined, submitted=sequence, attempt=None))
             return answer
+
+    def _require_leave(self, name: str, joined: Joined, contribution: Contribution) -> None:
+        """Refuse to let a contribution out that the data owner does not let out now."""
+        if joined.fetch_only:
+            raise SettingsError(
+                f"The site joined {name!r} to fetch only. Nothing was sent. Join again to "
+                "contribute."
+            )
+        exact = math.isinf(contribution.guarantee.epsilon)
+        if exact and not self._ledger.permits_exact(self.dataset):
+            raise BudgetExceeded(
+                f"Contribution {contribution.sequence} to {name!r} is an exact model of data set "
+                f"{self.dataset!r}, and its owner lets none leave. Nothing was sent. If the owner "
+                "agrees: consilience site budget allow-exact"
+            )
 
     def fetch(self, name: str, *, new_log: bool = False) -> Release | None:
         """Fetch the current release and check it; None while there is none.
@@ -460,11 +577,14 @@ class Site(SiteFolder):
             try:
                 release = check_release(self.study(name), Release.load(part, key=joined.hub_key))
                 self._check_own_part(name, release)
-                known = None if new_log else self._reach(name, self.log(name), release)
-                if new_log:
-                    self._put_aside_releases(place, release)
-                else:
+                try:
+                    known = self._reach(name, self.log(name), release)
                     self._check_log(name, known, release)
+                except ConsilienceError:
+                    if not new_log:
+                        raise
+                    known = None
+                    self._put_aside_releases(name, release)
                 if release.log is not None:
                     known = _merge(known, release.log.add(release.digest))
                 log = None if known is None else known.as_dict()
@@ -488,10 +608,12 @@ class Site(SiteFolder):
         if known is None or release.log is None:
             return known
         hub, digests, missing = self._hub(self._joined(name)), list(known.digests), True
+        began = time.monotonic()
         while missing and known.before + len(digests) < release.log.before:
             page = hub.fetch_log(name, known.before + len(digests))
             digests += page[: release.log.before - known.before - len(digests)]
-            missing = bool(page)
+            # However small the pages are that a hub makes of it.
+            missing = bool(page) and time.monotonic() - began < MOST_SECONDS_OF_LOG
         return replace(known, digests=tuple(digests))
 
     def _check_log(self, name: str, known: ReleaseLog | None, release: Release) -> None:
@@ -501,14 +623,14 @@ class Site(SiteFolder):
         """
         newest, here = self._joined(name).release, self.releases(name)
         log, problem = release.log, None
+        # Perhaps an earlier one, which a hub offers again when a site withdraws.
+        listed = known is not None and known.lists(release.sequence, release.digest)
         if here.get(release.sequence, release.digest) != release.digest:
             problem = "is here already with other content"
-        elif known is not None and known.lists(release.sequence, release.digest):
-            return  # perhaps an earlier one, which a hub offers again when a site withdraws
-        elif newest is not None and release.sequence < newest:
+        elif newest is not None and release.sequence < newest and not listed:
             problem = f"is older than release {newest} that is here"
         elif log is None:
-            if release.sequence in here:
+            if listed or release.sequence in here:
                 return  # accepted before
             problem = "carries no log of the releases before it"
         elif known is not None and not known.overlaps(log.add(release.digest)):
@@ -529,37 +651,44 @@ class Site(SiteFolder):
 
     def seen(self, name: str) -> Seen:
         """Return the releases of a study that this site saw."""
-        return Seen(self.releases(name), self.log(name))
+        aside = []
+        for place in sorted(self._place(name).glob(f"{ASIDE}*")):
+            facts = self._read(f"{place.relative_to(self.folder)}/log.json") or {"log": None}
+            aside.append(replace(Seen.from_dict(facts), kept=self.releases(name, place)))
+        return Seen(self.releases(name), self.log(name), tuple(aside))
 
-    def _put_aside_releases(self, place: Path, release: Release) -> None:
-        """Move the releases of another log into a folder of their own."""
-        aside = place / f"before-{release.digest[:16]}"
-        for file in place.glob("release-*.safetensors"):
-            aside.mkdir(exist_ok=True)
+    def _put_aside_releases(self, name: str, release: Release) -> None:
+        """Move the releases of another log, and the log, into a new folder: they are evidence."""
+        place, seen = self._place(name), self.seen(name)
+        files = sorted(place.glob("release-*.safetensors"))
+        if not (files or seen.digests):
+            return
+        stem, number = f"{ASIDE}{release.digest[:16]}", 1
+        while (aside := place / (stem if number == 1 else f"{stem}-{number}")).exists():
+            number += 1
+        aside.mkdir()
+        write_durably(aside / "log.json", to_json(replace(seen, aside=()).as_dict()))
+        for file in files:
             file.replace(aside / file.name)
+        sync(aside)
 
     def _check_own_part(self, name: str, release: Release) -> None:
         """Refuse a release that states of this site's contribution what its file does not.
 
         Of the guarantee the site knows the least: the cost of the contribution and of those before
-        it that it handed over.
+        it that it handed over. Of the model it knows everything, where the release holds members.
         """
-        files, handed_over = self._contributions(name).values(), self._joined(name).handed_over
-        by_digest = {file.digest: file.facts for file in files}
-        for source in release.sources:
-            facts = by_digest.get(source.digest)
-            if facts is None:
+        by_digest = {file.digest: file for file in self._contributions(name).values()}
+        members: Sequence[Any] = release.ensemble.members or (None,) * len(release.sources)
+        for source, member in zip(release.sources, members, strict=True):
+            file = by_digest.get(source.digest)
+            if file is None:
                 continue
-            before = [
-                each
-                for digest, each in by_digest.items()
-                if digest in handed_over and each["sequence"] < facts["sequence"]
-            ]
-            paid = compose(*(Guarantee.from_dict(each["guarantee"]) for each in (facts, *before)))
+            facts = file.facts
             fits = (
                 source.sequence == facts["sequence"]
                 and source.size in (None, facts["size"])
-                and is_at_most(paid, source.guarantee)
+                and is_at_most(self._paid(name, source.digest), source.guarantee)
             )
             if not fits:
                 raise ContributionRejected(
@@ -567,6 +696,24 @@ class Site(SiteFolder):
                     f"size or guarantee for this site's contribution {facts['sequence']} than its "
                     "file here does. It was not kept. Ask the hub's operator."
                 )
+            if member is not None and not _is_same_model(member, file):
+                raise ContributionRejected(
+                    f"The hub's release {release.sequence} of {name!r} holds another model in the "
+                    f"place of this site's contribution {facts['sequence']} than its file here "
+                    "does. It was not kept. Ask the hub's operator."
+                )
+
+    def _paid(self, name: str, digest: str, *, sent: bool = False) -> Guarantee:
+        """Return the cost of a contribution and of those before it that the hub confirmed.
+
+        With `sent`, also of those before it that it may have without having confirmed them.
+        """
+        joined, files = self._joined(name), self._contributions(name).values()
+        by_digest = {file.digest: file.facts for file in files}
+        there = {*joined.handed_over, *(joined.sent if sent else ())}
+        last = by_digest[digest]["sequence"]
+        counted = [digest, *(d for d in there if by_digest.get(d, {}).get("sequence", last) < last)]
+        return compose(*(Guarantee.from_dict(by_digest[each]["guarantee"]) for each in counted))
 
     def describe_own_part(self, name: str, release: Release) -> str:
         """Say whether a release lists this site's own contribution."""
@@ -586,7 +733,31 @@ class Site(SiteFolder):
             return (
                 "Warning: it lists a contribution in this site's name that is not in this folder."
             )
-        return f"It lists this site's contribution {numbers[own[0].digest]}."
+        return self._describe_listed(name, release, own[0], numbers[own[0].digest])
+
+    def _describe_listed(self, name: str, release: Release, own: Source, number: int) -> str:
+        """Say what is known of this site's contribution in a release that lists it."""
+        joined, said = self._joined(name), [f"It lists this site's contribution {number}"]
+        said[0] += (
+            " with the numbers of its file."
+            if release.ensemble.members
+            else ". Its numbers are combined with those of others, so that nothing here can tell "
+            "what was made of them."
+        )
+        gone = joined.withdrawn
+        if gone and number <= gone["sequence"] and release.sequence > gone["releases"]:
+            said.append(
+                "Warning: it was withdrawn, which was confirmed, and this release was not known "
+                "here then. Ask the hub's operator."
+            )
+        paid = self._paid(name, own.digest, sent=True)
+        if not (joined.hub.startswith(FOLDER) or is_at_most(paid, own.guarantee)):
+            said.append(
+                f"It states epsilon = {own.guarantee.epsilon:g} for this site. Contributions that "
+                "were sent before, and that the hub did not confirm, are not in that; if it has "
+                f"them, epsilon is {paid.epsilon:g}."
+            )
+        return "\n".join(said)
 
     def withdraw(self, name: str) -> dict[str, Any]:
         """Take the contribution out of future releases.
@@ -595,7 +766,12 @@ class Site(SiteFolder):
         """
         with self._working():
             self._complete_rotation(name)
-            return self._hub(self._joined(name)).withdraw(name)
+            answer = self._hub(self._joined(name)).withdraw(name)
+            joined, log = self._joined(name), self.log(name)
+            releases = max(joined.release or 0, 0 if log is None else log.length)
+            gone = Withdrawn(sequence=self._newest_number(name), releases=releases)
+            self._write_joined(name, replace(joined, withdrawn=gone))
+            return answer
 
     def open_view(self, name: str) -> str:
         """Return a link that shows the site its own page on the hub's dashboard.
@@ -609,7 +785,8 @@ class Site(SiteFolder):
     def _hub(self, joined: Joined, key: SigningKey | None = None) -> HubClient | SharedFolder:
         """Return where a study was joined, as seen with a key, by default the present one."""
         if joined.hub.startswith(FOLDER):
-            return SharedFolder(Path(joined.hub.removeprefix(FOLDER)), self.name, self.folder)
+            path = Path(joined.hub.removeprefix(FOLDER))
+            return SharedFolder(path, self.name, self.folder, key or self.key, self._own_keys())
         # A site at a hub has had its key since it joined; what is signed for none, none accepts.
         return HubClient(joined.hub, key or self.key, joined.hub_key or "", joined.certificate)
 
@@ -724,7 +901,9 @@ class Site(SiteFolder):
             self._check_recovery(path, limit)
             if path is None and limit is None:
                 self._ledger.verify()
-                return self._complete(self._ledger, lost_key=lost_key)
+                self._check_own(self._known, self._ledger)
+                forgot = self._lacks_decision(self._known, self._ledger)
+                return self._complete(self._ledger, lost_key=lost_key, forgot=forgot)
             # A copy becomes the site's ledger only once every charge is back in it: a machine that
             # stops before that has restored nothing.
             with tempfile.TemporaryDirectory(prefix=".recovering-", dir=self.folder) as place:
@@ -735,15 +914,28 @@ class Site(SiteFolder):
                 if limit is not None:
                     reason = "declared again: the ledger was lost"
                     ledger.allow(self.dataset, limit, reason=reason)
-                made = self._complete(ledger, lost_key=lost_key)
+                # What is declared again is the last decision.
+                forgot = limit is None and self._lacks_decision(self._known, ledger)
+                made = self._complete(ledger, lost_key=lost_key, forgot=forgot)
+                self._remember(ledger)
                 ledger.backup(target)
             return made
 
-    def _complete(self, ledger: Ledger, *, lost_key: bool) -> Recovery:
-        """Enter what is here, so that nothing from a hub comes before it, then what hubs have."""
+    def _complete(self, ledger: Ledger, *, lost_key: bool, forgot: bool) -> Recovery:
+        """Enter what is here, so that nothing from a hub comes before it, then what hubs have.
+
+        What the data owner decided last stays decided, as far as it is known: nothing that is
+        entered lets more leave.
+        """
+        known, before = self._known, {note.hash for note in self._decisions(ledger)}
+        if known is not None and forgot and not known["exact"]:
+            reason = "recovered: the last decision that is known forbids them"
+            ledger.permit_exact(self.dataset, reason=reason, permitted=False)
         entered = self._charge_again(ledger)
         missed = self._fetch_handed_out(ledger, lost_key=lost_key)
-        return Recovery(entered + self._charge_again(ledger), **missed)
+        entered += self._charge_again(ledger)
+        new = [note for note in self._decisions(ledger) if note.hash not in before]
+        return Recovery(entered, **missed, decisions=tuple(new), forgot=forgot)
 
     def _check_recovery(self, path: str | os.PathLike[str] | None, limit: Budget | None) -> None:
         there = any(self.folder.glob("ledger.sqlite*"))
@@ -767,6 +959,7 @@ class Site(SiteFolder):
             )
         if path is not None:
             Ledger(path).verify()
+            self._check_own(self._known, Ledger(path))
 
     def _fetch_handed_out(self, ledger: Ledger, *, lost_key: bool) -> dict[str, tuple[str, ...]]:
         """Fetch this site's contributions that hubs have and this folder lacks.
@@ -787,15 +980,9 @@ class Site(SiteFolder):
                     if content is None:
                         gone.append(name)
                         continue
-                    try:
-                        found = Contribution.load(content, trusted=self.study(name).trusted)
-                        fits = found.digest == digest and found.sequence <= farthest
-                        ours = fits and self._is_ours(name, found, ledger, lost_key=lost_key)
-                    except ConsilienceError:
-                        ours = False
-                    if ours:
-                        self._keep(name, found, content)
-                    else:
+                    if not self._keep_if_ours(
+                        name, digest, content, ledger, farthest=farthest, lost_key=lost_key
+                    ):
                         unproved.append(name)
             except ConsilienceError:  # what is known here is entered all the same
                 unreached.append(name)
@@ -804,8 +991,40 @@ class Site(SiteFolder):
 
     def _not_here(self, name: str, hub: HubClient | SharedFolder) -> list[str]:
         """Return the digests of contributions that the hub has and this folder lacks."""
-        here = {file.digest for file in self._contributions(name).values()}
+        here = self._proofs(name)
         return [digest for digest in hub.contributions(name) if digest not in here]
+
+    def _keep_if_ours(
+        self,
+        name: str,
+        digest: str,
+        content: bytes,
+        ledger: Ledger,
+        *,
+        farthest: int,
+        lost_key: bool,
+    ) -> bool:
+        """Keep what a hub sent if it proves a charge of this site; tell whether it does."""
+        with suppress(ConsilienceError):
+            note = Withdrawal.load(content)
+            facts = note.sealed.facts
+            named = (facts["site"], note.study, note.contribution)
+            ours = note.sealed.key in self._own_keys() and note.sequence <= farthest
+            if named != (self.name, self.study(name).reference, digest) or not ours:
+                return False
+            self._keep_proof(name, digest, note.sequence, content, ended=WITHDRAWN)
+            return True
+        with suppress(ConsilienceError):
+            found = Contribution.load(content, trusted=self.study(name).trusted)
+            fits = found.digest == digest and found.sequence <= farthest
+            if fits and self._is_ours(name, found, ledger, lost_key=lost_key):
+                self._keep_proof(name, digest, found.sequence, content, ended=".safetensors")
+                return True
+        return False
+
+    def _own_keys(self) -> frozenset[str]:
+        """Return the public keys of all keys in this folder."""
+        return frozenset(SigningKey.load(file).public for file in self.folder.glob("key*.pem"))
 
     def _is_ours(self, name: str, found: Contribution, ledger: Ledger, *, lost_key: bool) -> bool:
         """Tell whether a file that a hub sent is this site's own, by a proof that no hub can make.
@@ -816,7 +1035,7 @@ class Site(SiteFolder):
         study = self.study(name)
         if (found.site, found.study) != (self.name, study.reference):
             return False
-        if found.sealed.key in {SigningKey.load(f).public for f in self.folder.glob("key*.pem")}:
+        if found.sealed.key in self._own_keys():
             return True
         check_contribution(study, found)
         receipt = found.sealed.facts.get("receipt")
@@ -829,34 +1048,35 @@ class Site(SiteFolder):
             return False
         return is_sealed(found.sealed.tensors, found.events, receipt["hash"], ledger)
 
-    def _keep(self, name: str, found: Contribution, content: bytes) -> None:
-        """Keep a contribution of this site that a hub sent."""
-        target = self._place(name) / f"contribution-{found.sequence:04d}.safetensors"
+    def _keep_proof(
+        self, name: str, digest: str, sequence: int, content: bytes, *, ended: str
+    ) -> None:
+        """Keep a contribution of this site that a hub sent, or a note in place of one."""
+        target = self._place(name) / f"contribution-{sequence:04d}{ended}"
         if target.exists():  # another one was trained under its number, in this older folder
-            target = target.with_name(f"{target.stem}-{found.digest[:16]}.safetensors")
+            target = target.with_name(f"{target.stem}-{digest[:16]}{ended}")
         joined = self._joined(name)
         if self.study(name).trusted:
             # Written first: whatever happens next, the ledger will be found to lack it.
-            exact = {**joined.exact, found.digest: found.digest}
+            exact = {**joined.exact, digest: digest}
             self._write_joined(name, replace(joined, exact=exact))
         write_durably(target, content)
-        submitted = max(found.sequence, joined.submitted or 0)
+        submitted = max(sequence, joined.submitted or 0)
         self._write_joined(name, replace(self._joined(name), submitted=submitted))
 
     def _charge_again(self, ledger: Ledger) -> int:
         """Enter everything here whose receipt the ledger lacks; return how much that was."""
         files, notes = list(self._missing_receipts(ledger)), self._missing_notes(ledger)
-        for name, file in files:
+        for name, digest, facts in files:
             ledger.recover(
-                events_from_json(file.facts["events"]),
-                dataset=str(file.facts["receipt"]["dataset"]),
-                key=recovered_key(file),
+                events_from_json(facts["events"]),
+                dataset=str(facts["receipt"]["dataset"]),
+                key=recovered_key(digest),
                 purpose="recovered from a contribution",
                 study=self.study(name).digest,
             )
         for name, key in notes:
-            ledger.permit_exact(self.dataset, reason="recovered: exact contributions were made")
-            ledger.record_exact(
+            ledger.recover_exact(
                 dataset=self.dataset,
                 key=f"recovered-{key}",
                 purpose=f"recovered: exact contribution to {name}",
@@ -888,8 +1108,10 @@ def compare_logs(ours: ReleaseLog, theirs: ReleaseLog) -> tuple[bool, str]:
 
 def _two_histories(number: int) -> str:
     return (
-        f"The sites saw different releases, at the latest from number {number} on: the hub signed "
-        "two histories. Keep both logs, and ask the hub's operator."
+        f"By these logs the sites saw different releases, at the latest from number {number} on. "
+        "Logs carry no signature, and release files do: if both sites have a file that the hub's "
+        "key signed (consilience release verify FILE), the hub signed two histories. Keep both, "
+        "and ask the hub's operator."
     )
 
 
@@ -899,6 +1121,19 @@ def _find_difference(seen: Seen, log: ReleaseLog) -> int | None:
     listed = range(log.before + 1, log.length + 1)
     others = (n for n, digest in sorted(seen.kept.items()) if n in listed)
     return next((n for n in others if not log.lists(n, seen.kept[n])), number)
+
+
+def _is_same_model(member: Any, file: SealedFile) -> bool:
+    """Tell whether a member of a release has the settings and numbers of a file."""
+    facts, tensors = take_apart(member)
+    settings = (member.first_settings | each["settings"] for each in (facts, file.facts))
+    stated = all(facts[name] == file.facts[name] for name in ("learner", "size", "classes"))
+    return (
+        stated
+        and next(settings) == next(settings)
+        and tensors.keys() == file.facts["tensors"].keys()
+        and all(np.array_equal(one, file.tensor(name)) for name, one in tensors.items())
+    )
 
 
 def _place_of(hub: str) -> str | Path:

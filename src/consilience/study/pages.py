@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from consilience.files.certificate import RELATIONS, UNITS, Page, meaning
@@ -124,13 +124,14 @@ def of_training(
     balance: Balance,
     number: int,
     head: str,
-    offline: bool = False,
+    unasked: Sequence[str] = (),
 ) -> Page:
     """Return the page that a data officer files before a training is approved.
 
     `balance` is that of the data set that would be charged. There is no `epsilon` if the study's
     hub is trusted. The `number` of the contribution and the `head` of the ledger make the page that
-    of one training only. `offline` says that the hub will not be asked what it has of the site.
+    of one training only. `unasked` are the studies whose hubs will not be asked what they have of
+    the site.
     """
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     exact = (
@@ -154,8 +155,9 @@ def of_training(
                 [
                     "One signed file, once someone runs 'site submit', with these facts: "
                     f"{'; '.join(FACTS.values())}.",
-                    "A hub also sees the site's signed requests: when the site joins, trains, "
-                    "submits, fetches or recovers, and from which address.",
+                    "A hub also sees the site's signed requests: when the site joins, submits, "
+                    "fetches, recovers or trains, also for a study of another hub, and from which "
+                    "address.",
                 ],
                 _content(study, site),
             ),
@@ -174,7 +176,7 @@ def of_training(
             ),
             (
                 "What it costs",
-                [_NOT_COMPARED] if offline else [],
+                [_NOT_COMPARED.format(", ".join(unasked))] if unasked else [],
                 _cost_rows(study, epsilon, balance),
             ),
             (
@@ -191,8 +193,8 @@ def of_training(
 
 
 _NOT_COMPARED = (
-    "The ledger will not be compared with what the hub has of this site (--offline). If the site's "
-    "folder was put back from an older copy, what was spent since then is missing here."
+    "The ledger will not be compared with what these hubs have of this site: {}. If the site's "
+    "folder was put back from an older copy, what was spent there since then is missing here."
 )
 
 

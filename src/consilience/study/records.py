@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilience.errors import SettingsError
+from consilience.files.durable import open_regular
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
 
@@ -41,5 +42,5 @@ class PublicFile:
 
 def file_digest(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file."""
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.files.contribution import from_plain, to_plain
+from consilience.files.durable import read_regular
 from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
@@ -106,11 +107,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """Return the text of a study file."""
     file = Path(path)
     try:
-        if file.stat().st_size > MOST_TEXT:
-            raise SettingsError(
-                f"The study file {file.name!r} is larger than a study can be. Nothing was read."
-            )
-        return file.read_text(encoding="utf-8")
+        return read_regular(file, MOST_TEXT).decode()
     except (OSError, UnicodeDecodeError):
         raise SettingsError(
             f"The study file {file.name!r} cannot be read. Check that it exists and is text."
