@@ -210,9 +210,9 @@ def train(
     made = cs.Contribution.load(path, trusted=site.study(study).trusted)
     charged = site.ledger.head() != head
     again = "" if charged else "It was paid for before. Nothing was charged now; see --anew.\n"
-    facts = {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()}
+    made_of = {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()}
     return Answer(
-        {**facts, "charged": charged},
+        {**made_of, "charged": charged},
         f"{of_contribution(made).as_text()}\n{again}Signed and kept: {path}\n"
         f"The file was not sent. Next: consilience site submit {study}",
     )

@@ -37,6 +37,7 @@ from consilience.files.durable import move_durably, sync, write_durably
 from consilience.files.log import MOST_RELEASES, ReleaseLog
 from consilience.files.release import Release, Source
 from consilience.files.sealed import SealedFile, SigningKey
+from consilience.learners.base import PrivateLearner
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget, Guarantee, compose
 from consilience.privacy.ledger import Amounts, Balance, Ledger, Note
@@ -1123,7 +1124,7 @@ def _find_difference(seen: Seen, log: ReleaseLog) -> int | None:
     return next((n for n in others if not log.lists(n, seen.kept[n])), number)
 
 
-def _is_same_model(member: Any, file: SealedFile) -> bool:
+def _is_same_model(member: PrivateLearner[Any, Any], file: SealedFile) -> bool:
     """Tell whether a member of a release has the settings and numbers of a file."""
     facts, tensors = take_apart(member)
     settings = (member.first_settings | each["settings"] for each in (facts, file.facts))
