@@ -134,7 +134,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "cannot-combine": (409, "Change what the message names, then ask again."),
     "withheld": (409, "The study's page says why; a coordinator can publish it all the same."),
     "wrong-method": (405, "Look up the address on the protocol page or at /docs."),
-    "unavailable": (503, "Try again later; nothing was lost."),
+    "unavailable": (503, "Try again later; what the hub has confirmed is kept."),
     "failed": (500, "Tell the hub's operator; trying again will not help."),
 }
 

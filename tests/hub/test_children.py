@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from consilience.hub.api.app import create_app
-from consilience.hub.children import Children, Ended, TookTooLong
+from consilience.hub.children import LEAST_BYTES, Children, TookTooLong, find_memory
 from consilience.hub.combining import MOST_TRIES
 from consilience.hub.hub import Settings
+from consilience.hub.outages import Ended, Outage
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import Refusal
 
@@ -101,7 +102,8 @@ def test_memory_that_is_not_there_is_the_studys_problem_in_the_end(
             assert world.hub.store.study("demo")["problem"] is None
             world.combiner.run(at_once=True)
     assert world.hub.store.due() == []
-    assert "more memory than" in world.hub.store.study("demo")["problem"]
+    problem = world.hub.store.study("demo")["problem"]
+    assert problem.startswith("Combining it takes more memory than the ")
 
 
 def test_a_process_that_was_killed_after_the_charge_is_charged_once(live: Any, tools: Any) -> None:
@@ -141,7 +143,11 @@ def begin(_: Settings) -> Callable[..., dict[str, Any]]:
         if what == "refuse":
             raise Refusal("withheld", "No.")
         if what == "fail":
-            raise RuntimeError("why")
+            raise ValueError("why")
+        if what == "disk":
+            raise OSError("why")
+        if what == "hog":
+            return {"size": len(bytearray(1 << 30))}
         return {"pid": os.getpid()}
 
     return work
@@ -149,7 +155,7 @@ def begin(_: Settings) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def children(tmp_path: Path) -> Iterator[Children]:
-    held = Children(begin, Settings(tmp_path, combine_seconds=1.0))
+    held = Children(begin, Settings(tmp_path, combine_seconds=1.0, combine_bytes=LEAST_BYTES))
     yield held
     held.stop()
 
@@ -175,8 +181,10 @@ def test_a_process_is_used_again_until_it_has_to_be_ended(children: Children) ->
     assert children.work("pid") == first
     with pytest.raises(Refusal, match=r"No\."):
         children.work("refuse")
-    with pytest.raises(OSError, match="RuntimeError: why"):
+    with pytest.raises(RuntimeError, match="ValueError: why"):  # our mistake, and no outage
         children.work("fail")
+    with pytest.raises(Outage, match=r"^The hub's disk or its bucket does not answer\.$"):
+        children.work("disk")
     assert children.work("pid") == first
     for what, error in (("wait", TookTooLong), ("die", Ended)):
         with pytest.raises(error):
@@ -184,6 +192,43 @@ def test_a_process_is_used_again_until_it_has_to_be_ended(children: Children) ->
         second = children.work("pid")
         assert second != first
         first = second
+
+
+def test_a_process_that_was_ended_while_it_waited_is_replaced(children: Children) -> None:
+    """What ends an idle process, as the system does first where memory is short, costs nothing."""
+    first = children.work("pid")["pid"]
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: not is_running(first))
+    assert children.work("pid")["pid"] != first
+
+
+def fail_to_begin(_: Settings) -> Callable[..., dict[str, Any]]:
+    os._exit(3)
+
+
+def test_a_process_that_does_not_start_is_an_outage_and_not_the_works_doing(
+    tmp_path: Path,
+) -> None:
+    held = Children(fail_to_begin, Settings(tmp_path))
+    try:
+        with pytest.raises(Outage, match="did not start") as failed:
+            held.work("pid")
+        assert not isinstance(failed.value, Ended)
+    finally:
+        held.stop()
+
+
+def test_a_process_runs_out_of_memory_before_the_hub_does(children: Children) -> None:
+    first = children.work("pid")
+    with pytest.raises(MemoryError):
+        children.work("hog")
+    assert children.work("pid") == first
+
+
+def test_processes_share_the_memory_that_there_is(tmp_path: Path) -> None:
+    assert find_memory(Settings(tmp_path, combine_bytes=7)) == 7
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert LEAST_BYTES <= find_memory(Settings(tmp_path)) <= max(LEAST_BYTES, pages // 4)
 
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_the_quality_table_has_the_honest_baselines(world: Any, tools: Any) -> N
     world.fill(world.hub.study("demo")[1], 3)
     world.combiner.run(at_once=True)
     row = world.hub.store.study("demo")
-    if world.hub.store.is_withheld(row):  # public records alone may be better
+    if row["withheld"]:  # public records alone may be better
         world.combiner.combine("demo", request="asked", change=row["changes"])
     release = newest(world)
     rows = {row["method"]: row for row in release.sealed.facts["quality"]}

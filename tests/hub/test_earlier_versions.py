@@ -69,7 +69,7 @@ def test_a_site_of_then_contributes_again_and_the_hub_combines_old_with_new(clie
         # These labels mean nothing, so that the hub may withhold what it makes of them.
         combiner = client.app.state.combiner
         combiner.run(at_once=True)
-        if hub.store.is_withheld(withheld := hub.store.study(study)):
+        if (withheld := hub.store.study(study))["withheld"]:
             asked = {"request": "0123456789abcdef", "actor": "coordinator:ann"}
             combiner.combine(study, change=withheld["changes"], **asked)
         row, file = hub.release_path(study)

@@ -157,7 +157,7 @@ CLAIMS: dict[str, Claim] = {
     r"no open invitation": lambda f, _: f.is_open and not f.open_invitations,
     r"[Cc]ombines? the remaining contributions": lambda f, _: not f.noisy,
     r"coordinator can (then )?ask for|You can still ask for releases": lambda f, _: f.noisy,
-    r"(ward \d) withdrew (\d+) times": lambda f, m: f.withdrawals[m[1]] == int(m[2]) > 1,
+    r"The site '(ward \d)' withdrew (\d+) times": lambda f, m: f.withdrawals[m[1]] == int(m[2]) > 1,
     r"accepts its next contribution from": lambda f, _: f.is_open,
     r"has to wait before its next": lambda f, _: f.is_open,
     r"Releases are measured on the study's|measured as soon": lambda f, _: f.has_test,

@@ -84,6 +84,16 @@ def serve(
             min=1.0,
         ),
     ] = 600.0,
+    combine_memory: Annotated[
+        int | None,
+        Option(
+            help="MiB of memory that combining a study may take; by default a quarter of what "
+            "the machine, or the hub's control group, has.",
+            envvar="CONSILIENCE_COMBINE_MEMORY",
+            show_envvar=True,
+            min=512,
+        ),
+    ] = None,
     place: Place,
 ) -> None:
     """Run the hub until you stop it: API, dashboard and aggregation."""
@@ -103,6 +113,7 @@ def serve(
             place.database,
             metrics_token=listening.metrics_token,
             combine_seconds=combine_seconds,
+            combine_bytes=None if combine_memory is None else combine_memory << 20,
         ),
         host=listening.host,
         port=listening.port,

@@ -8,6 +8,7 @@ kept under its key.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -20,21 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from consilience.hub.hub import Settings
+from consilience.hub.outages import OUTAGES, Ended, Outage, describe_outage
 from consilience.hub.store import Row
 from consilience.protocol import Refusal
 
 Work = Callable[..., Row]
 START_SECONDS = 120.0  # to load the program and open the database, on a busy machine
 MOST_ASKED = 2  # processes that work for people at the same time, beside one for the hub itself
+LEAST_BYTES = 512 << 20  # of memory for a process that combines
 _STOPPING = "The hub is being stopped."
+
+logger = logging.getLogger("consilience.hub")
 
 
 class TookTooLong(Exception):
     """A process was ended because it reached the time limit."""
-
-
-class Ended(Exception):
-    """A process ended by itself, or something else ended it, perhaps for want of memory."""
 
 
 class Children:
@@ -51,7 +52,7 @@ class Children:
         self._ready = list[_Child]()
 
     def work(self, *arguments: object, is_asked: bool = False) -> Row:
-        """Return what the work returns, or raise its refusal, `MemoryError` or `OSError`.
+        """Return what the work returns, or raise its refusal, `MemoryError` or an `Outage`.
 
         Raise `TookTooLong` if it was ended, and `Ended` if something else ended it. `is_asked` says
         that someone waits for it; only a few can at the same time.
@@ -59,7 +60,7 @@ class Children:
         with self._borrowed(is_asked) as child:
             try:
                 return child.work(arguments, self._settings.combine_seconds)
-            except Ended:
+            except Outage:
                 if self._is_stopped:
                     raise Refusal("unavailable", _STOPPING) from None
                 raise
@@ -70,7 +71,9 @@ class Children:
             if self._is_stopped:
                 raise Refusal("unavailable", _STOPPING)
             if is_asked and len(self._busy) >= MOST_ASKED:
-                raise Refusal("unavailable", "The hub is combining other studies.")
+                raise Refusal("unavailable", "The hub is combining as much as it can at once.")
+            if self._ready and not self._ready[-1].is_alive:  # something ended it while it waited
+                self._ready.pop().end()
             child = self._ready.pop() if self._ready else _Child(self._begin, self._settings)
             self._busy.append(child)
         try:
@@ -108,22 +111,33 @@ class _Child:
         theirs.close()
         self._has_begun, self.is_idle = False, True
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.is_alive()
+
     def work(self, arguments: tuple[object, ...], seconds: float) -> Row:
         """Return what the process returns, or raise what it raises."""
         self.is_idle = False
-        if not self._has_begun:
-            self._receive(START_SECONDS)
-            self._has_begun = True
-        with _noticing_the_end():
-            self._pipe.send_bytes(json.dumps(arguments).encode())
+        try:  # until it has the work, nothing that happens is the work's doing
+            if not self._has_begun:
+                self._receive(START_SECONDS)
+                self._has_begun = True
+            with _noticing_the_end():
+                self._pipe.send_bytes(json.dumps(arguments).encode())
+        except (Ended, TookTooLong):
+            raise Outage("The process that combines studies did not start.") from None
         kind, *facts = self._receive(seconds)
         self.is_idle = True
+        if kind == "done":
+            row: Row = facts[0]
+            return row
         if kind == "refused":
             raise Refusal(*facts)
-        if kind != "done":
-            raise (MemoryError if kind == "memory" else OSError)(*facts)
-        row: Row = facts[0]
-        return row
+        if kind == "outage":
+            logger.error("combining was interrupted: %s", facts[1])
+            raise Outage(facts[0])
+        raise (MemoryError if kind == "memory" else RuntimeError)(*facts)
 
     def _receive(self, seconds: float) -> list[Any]:
         with _noticing_the_end():
@@ -149,7 +163,24 @@ def _noticing_the_end() -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError):
-        raise Ended from None
+        raise Ended("The process that combined this study ended before it was done.") from None
+
+
+def find_memory(settings: Settings) -> int:
+    """Return how many bytes a process may have: those of the settings, or a quarter of what is.
+
+    There are up to four, the hub and three that combine. One that does nothing takes half of the
+    least.
+    """
+    if settings.combine_bytes is not None:
+        return settings.combine_bytes
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError):
+        group = Path("/proc/self/cgroup").read_text().partition("0::/")[2].partition("\n")[0]
+        for place in (Path(group), *Path(group).parents):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                whole = min(whole, int(Path("/sys/fs/cgroup", place, "memory.max").read_text()))
+    return max(LEAST_BYTES, whole // 4)
 
 
 # ----------------------------------------------------------------------------- in the other process
@@ -161,6 +192,7 @@ def _serve(begin: Callable[[Settings], Work], settings: Settings, pipe: Connecti
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(OSError):  # where memory runs out, the system ends this process, not the hub
         Path("/proc/self/oom_score_adj").write_text("1000")
+    _limit_memory(find_memory(settings))
     work = begin(settings)
     answer: tuple[object, ...] = ()
     with suppress(EOFError, ConnectionError):
@@ -175,9 +207,20 @@ def _answer(work: Work, arguments: list[Any]) -> tuple[object, ...]:
         return "done", work(*arguments)
     except Refusal as refusal:
         return "refused", refusal.code, refusal.message
-    except Exception as problem:
-        kind = "memory" if isinstance(problem, MemoryError) else "failed"
-        return kind, traceback.format_exc()  # for the log of the hub
+    except MemoryError:
+        return "memory", traceback.format_exc()  # for the log of the hub
+    except OUTAGES as problem:
+        return "outage", describe_outage(problem), traceback.format_exc()
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
+def _limit_memory(most: int) -> None:
+    """Let this process have only so many bytes, so that it runs out of memory before the hub."""
+    import resource  # not on every system
+
+    with suppress(OSError, ValueError):  # a lower limit is in force
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _end_with_parent() -> None:

@@ -20,15 +20,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from consilience.aggregators.outliers import find_far, find_heavy
 from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
-from consilience.hub.children import Children, Ended, TookTooLong
+from consilience.hub.children import Children, TookTooLong, find_memory
 from consilience.hub.hub import Hub, Settings
+from consilience.hub.outages import OUTAGES, Ended
 from consilience.hub.store import Row
 from consilience.hub.store.studies import describe_absent
 from consilience.privacy.guarantee import Guarantee
@@ -48,13 +47,15 @@ from consilience.tables.public import Public
 
 POLL_SECONDS = 1.0  # how soon a change that another process accepted is noticed
 STOP_SECONDS = 10.0  # for what is under way when the hub is stopped
-MOST_TRIES = 3  # without enough memory; after that, the study needs more than there is
+MOST_TRIES = 3  # that end without a result; after that, the hub tries no more by itself
 
 logger = logging.getLogger("consilience.hub")
 
 
-# Nothing that a member or a study can cause: a later attempt may work.
-MACHINE = (OSError, MemoryError, SQLAlchemyError)
+_INTERRUPTED = (
+    f"Combining it was begun {MOST_TRIES} times, and each time something ended the process that "
+    "did it, perhaps for want of memory."
+)
 
 
 class Asked(NamedTuple):
@@ -95,7 +96,6 @@ class Combiner:
         # Seconds that each study took last time. It waits as long before the next: requests and
         # other studies keep half of the machine.
         self._took: dict[str, float] = {}
-        self._tries: dict[str, tuple[int, int]] = {}  # that lacked memory: the change, how many
         self.combined, self.seconds = 0, 0.0  # attempts, and how long they took together
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class Combiner:
         """Tell whether the hub combines a study unasked; one that cannot be read it gives up."""
         try:
             return not self.hub.agreed(row["name"]).draws_noise
-        except MACHINE:
+        except OUTAGES:
             raise
         except Exception as problem:
             logger.exception("study %s cannot be read", row["name"])
@@ -196,16 +196,17 @@ class Combiner:
     ) -> Row:
         """Combine a study now and return its release's row, or refuse.
 
-        `request` is the idempotency key of the `actor` who asks: the same key returns the same
-        release. It is required where the aggregator draws noise, which is charged to the hub's
-        ledger first. `change` is the number of a release that was withheld, if the `actor` has seen
-        why and wants to publish it all the same; any other release is withheld if it may be spoilt.
+        `request` is the idempotency key of the `actor` who asks: a release that was made under it
+        is returned again. It is required where the aggregator draws noise, which is charged to the
+        hub's ledger first. `change` is the number of a release that was withheld, if the `actor`
+        has seen why and wants to publish it all the same; any other release is withheld if it may
+        be spoilt.
         """
         row, study = self.hub.study(name)
         self._check_noise(study, request)
         if request is not None and (known := self.hub.store.release(name, request=request)):
             return known
-        if self.hub.store.is_withheld(row) and change != row["changes"]:
+        if row["withheld"] and change != row["changes"]:
             raise Refusal("withheld", row["problem"])
         made = self._attempt(Asked(name, request, change), row)
         if request is not None and made["request"] == request:
@@ -219,26 +220,24 @@ class Combiner:
         try:
             with self._renewing(asked.study, worker):
                 if self._children is None:
-                    made = self.make(asked, worker)
-                else:
-                    is_asked = asked.request is not None
-                    made = self._children.work(asked, worker, is_asked=is_asked)
-            self._tries.pop(asked.study, None)
-            return made
+                    return self.make(asked, worker)
+                is_asked = asked.request is not None
+                return self._children.work(asked, worker, is_asked=is_asked)
         except TookTooLong:
             seconds = self.hub.settings.combine_seconds
             problem = f"Combining it was stopped: it took longer than {seconds:g} seconds."
             with suppress(Refusal):  # another worker has taken over
                 store.give_up(asked.study, row["changes"], worker, problem)
             raise Refusal("cannot-combine", problem) from None
-        except (Ended, MemoryError):
-            store.unclaim(asked.study, worker)
-            change, tries = self._tries.get(asked.study, (0, 0))
-            tries = tries + 1 if change == row["changes"] else 1
-            self._tries[asked.study] = row["changes"], tries
-            if tries >= MOST_TRIES:
-                self._give_up(row, "Combining it needs more memory than the hub's machine has.")
-            raise MemoryError("a study was not combined") from None
+        except (Ended, MemoryError) as ended:
+            if store.unclaim(asked.study, worker, is_counted=True) < MOST_TRIES:
+                raise
+            problem = _INTERRUPTED
+            if isinstance(ended, MemoryError):
+                most = find_memory(self.hub.settings) >> 20
+                problem = f"Combining it takes more memory than the {most:,} MiB that it may have."
+            self._give_up(row, problem)
+            raise Refusal("cannot-combine", problem) from None
         except BaseException:
             store.unclaim(asked.study, worker)
             raise
@@ -254,21 +253,27 @@ class Combiner:
         for old in store.forget_releases(name):
             with suppress(OSError):  # the next start removes what is left
                 store.files.remove(old)
+        # Whoever had the claim before may have answered the same key.
+        known = store.release(name, request=request) if request is not None else None
         current = store.release(name)
         if current and current["change"] == row["changes"] and not study.draws_noise:
+            known = known or current
+        if known is not None:
             store.unclaim(name, worker)
-            return current
+            return known
         accepted = [one for one in contributions if one["state"] == "accepted"]
         try:
+            if request is None and row["tries"] >= MOST_TRIES:
+                raise Refusal("cannot-combine", _INTERRUPTED)
             if (n := len(accepted)) < study.min_sites:
                 message = f"A release needs {study.min_sites} contributions; {n} are in use."
                 raise Refusal("too-few-sites", message)
             made, candidate = self._release(study, accepted, contributions, request)
-            is_agreed = asked.change == row["changes"] and store.is_withheld(row)
+            is_agreed = asked.change == row["changes"] and row["withheld"]
             if candidate is not None and not is_agreed:
                 _require_good(candidate, row["changes"])
             return self._publish(made, row, request, worker)
-        except MACHINE:
+        except OUTAGES:
             raise
         except Exception as problem:
             if not isinstance(problem, Refusal | ConsilienceError):
@@ -306,7 +311,9 @@ class Combiner:
         _require_enough(study, members, absent)
         try:
             release = self._collect(study, members, contributions, request, public, test)
-        except (Refusal, BudgetExceeded, *MACHINE):
+        except OUTAGES:
+            raise
+        except (Refusal, BudgetExceeded):
             raise
         except Exception:
             breaking: dict[str, str] = {}
@@ -366,7 +373,7 @@ class Combiner:
             content = self.hub.store.content(row["sha256"])
             try:
                 members.append(study.accept(Contribution.load(content, trusted=study.trusted)))
-            except MACHINE:
+            except OUTAGES:
                 raise
             except Exception as problem:
                 absent[row["site"]] = name_problem(problem)
@@ -419,6 +426,7 @@ class Combiner:
         arrived.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
         store.files.keep(arrived, sha256)
+        told = {"absent": made.absent, "alerts": made.alerts}
         facts: Row = {
             "digest": release.digest,
             "study": row["name"],
@@ -430,7 +438,12 @@ class Combiner:
             "n_sites": len(made.digests),
             "guarantee": release.guarantee.as_dict(),
         }
-        return store.publish(facts, made.digests, worker, absent=made.absent, alerts=made.alerts)
+        try:
+            is_durable = lambda: store.files.holds(sha256)  # noqa: E731
+            return store.publish(facts, made.digests, worker, **told, is_durable=is_durable)
+        except Refusal:
+            store.remove_unnamed(sha256)
+            raise
 
     @contextmanager
     def _renewing(self, name: str, worker: str) -> Iterator[None]:
@@ -439,7 +452,10 @@ class Combiner:
 
         def renew() -> None:
             while not ended.wait(seconds / 3):
-                self.hub.store.renew(name, worker, seconds)
+                try:
+                    self.hub.store.renew(name, worker, seconds)
+                except Exception:  # the database may be back before the claim expires
+                    logger.exception("the claim of study %s was not renewed", name)
 
         thread = threading.Thread(target=renew, name="claim", daemon=True)
         thread.start()

@@ -33,6 +33,7 @@ from consilience.protocol import (
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
+from consilience.tables.reading import has_more_records
 
 LARGE = 8 << 20  # bytes
 READY_SECONDS = 2.0
@@ -50,6 +51,7 @@ class Settings:
     most_bytes: int = MOST_BYTES  # of a contribution
     small_bytes: int = 256 << 10  # contributions up to this size are kept in the database
     most_public_bytes: int = 1 << 30  # of a file of public records
+    most_public_records: int = 2_000_000  # in it, however few bytes they take
     most_uploads: int = 16  # at the same time; four times as many small ones
     most_uploads_each: int = 2  # of one sender
     upload_seconds: float = 600.0
@@ -71,6 +73,7 @@ class Settings:
     longest_wait_seconds: float = 30.0
     lease_seconds: float = 15.0
     combine_seconds: float = 600.0  # for one attempt to combine a study
+    combine_bytes: int | None = None  # of memory for it; None is a quarter of what there is
     sweep_after_seconds: float = 3600.0
     most_daily: int = MOST_DAILY  # contributions of a site to a study
     return_seconds: float = RETURN_SECONDS  # before a site that withdrew twice may submit again
@@ -197,6 +200,13 @@ class Hub:
         named = self.public_file(study, name)
         if named.sha256 != sha256:
             raise Refusal("file-differs", "The file's digest is not the one that the study names.")
+        most, most_bytes = self.settings.most_public_records, self.settings.most_public_bytes
+        if has_more_records(arrived, named.file, most, most_bytes):
+            raise Refusal(
+                "too-large",
+                f"The file has more than {most:,} records, or is larger than {most_bytes >> 20} "
+                "MiB when it is unpacked.",
+            )
         is_kept = self.store.file(sha256) is not None
         is_kept = is_kept and is_whole(self.store.files.path(sha256), sha256)
         size = arrived.stat().st_size

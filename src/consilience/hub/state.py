@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from consilience.hub.store import Row, Store, now
 from consilience.hub.store.database import fetch_rows
 from consilience.hub.store.sites import COUNTED_SECONDS, find_end, find_return
-from consilience.hub.store.studies import alerts_of
+from consilience.hub.store.studies import absent_of, alerts_of
 from consilience.hub.store.tables import (
     contributions,
     files,
@@ -48,7 +48,7 @@ class Returning:
     @property
     def text(self) -> str:
         """Say it in a sentence."""
-        said = f"{self.site} withdrew {self.count} times within 30 days."
+        said = f"The site {self.site!r} withdrew {self.count} times within 30 days."
         if self.until is not None:
             said += f" The hub accepts its next contribution from {show_time(self.until)} on."
         return said
@@ -72,7 +72,7 @@ class StudyState:
     invitations: int  # that can still be used
     releases: Counter[str]  # by state
     current: Row | None
-    withheld: bool
+    absent: str  # whose contributions are left out of the current release, and why
     alerts: Mapping[str, str]  # what is unusual about members of the current release
     files: Sequence[Row]
     returning: Sequence[Returning]
@@ -104,14 +104,24 @@ class StudyState:
         return not self.study.draws_noise and self.row["changes"] > self.row["combined"]
 
     @property
-    def problem(self) -> str | None:
-        """Why the last attempt to combine failed, unless the next one is about to be made."""
-        return None if self.is_due else self.row["problem"]
+    def withheld(self) -> str | None:
+        """Why a release of what is in use was made and not published."""
+        return self.row["problem"] if self.row["withheld"] else None
+
+    @property
+    def failed(self) -> str | None:
+        """Why no release could be made of what is in use, and whether it is tried again."""
+        problem = self.row["problem"]
+        if problem is None or self.row["withheld"]:
+            return None
+        if self.study.draws_noise:
+            return f"{problem} Nobody tries again unasked; a coordinator can ask for a release."
+        return f"{problem} The hub tries again after the next change."
 
     @property
     def can_ask(self) -> bool:
         """Whether a coordinator can ask for a release."""
-        return self.withheld or (self.study.draws_noise and self.is_enough)
+        return self.row["withheld"] or (self.study.draws_noise and self.is_enough)
 
     # -------------------------------------------------------------------------------- in words
 
@@ -420,7 +430,8 @@ def read_studies(store: Store, asked: Sequence[tuple[Row, Study]]) -> list[Study
         is_current = releases.c.study.in_(names), releases.c.state == "current"
         rows = fetch_rows(db, sa.select(releases).where(*is_current))
         current = {row["study"]: row for row in rows}
-        alerts = alerts_of(db, [row["digest"] for row in rows])
+        digests = [row["digest"] for row in rows]
+        alerts, absent = alerts_of(db, digests), absent_of(db, digests)
         there = {
             row["sha256"]: row
             for row in fetch_rows(db, sa.select(files).where(files.c.sha256.in_(shas)))
@@ -443,7 +454,7 @@ def read_studies(store: Store, asked: Sequence[tuple[Row, Study]]) -> list[Study
                 invitations=usable.get(name, 0),
                 releases=_by_first(by_release.get(name, {})),
                 current=release,
-                withheld=store.is_withheld(row),
+                absent=absent.get(release["digest"], "") if release else "",
                 alerts=alerts.get(release["digest"], {}) if release else {},
                 files=_list_files(study, there),
                 returning=returning.get(name, []) if row["status"] == "open" else [],

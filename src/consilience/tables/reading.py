@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from consilience.tables.schema import Schema
 
 
+MOST_FOOTER = 8 << 20  # bytes of a Parquet file's list of row groups
+
+
 def read_table(source: object, schema: "Schema | None" = None) -> pa.Table:
     """Read records as an Arrow table; with a schema, only its columns.
 
@@ -116,6 +119,31 @@ def _read_csv(path: Path, schema: "Schema | None") -> pa.Table:
     return pcsv.read_csv(
         path, parse_options=pcsv.ParseOptions(newlines_in_values=True), convert_options=options
     )
+
+
+def has_more_records(path: Path, name: str, most: int, most_bytes: int) -> bool:
+    """Tell whether a file has more records than `most`, or CSV lines of more than `most_bytes`.
+
+    What `name` ends in says how to read it. No record is held in memory: Parquet files state their
+    number, and lines are counted as they are unpacked. A damaged file is refused when it is read.
+    """
+
+    def counted() -> bool:
+        if ".csv" not in Path(name).suffixes:
+            with path.open("rb") as file:
+                file.seek(-8, os.SEEK_END)
+                length, magic = file.read(4), file.read(4)
+            is_long = magic == b"PAR1" and int.from_bytes(length, "little") > MOST_FOOTER
+            return is_long or pq.read_metadata(path).num_rows > most
+        lines, size = 0, 0
+        packing = "gzip" if name.endswith(".gz") else None
+        with pa.input_stream(str(path), compression=packing) as stream:
+            while lines <= most + 1 and size <= most_bytes and (part := stream.read(1 << 20)):
+                lines += max(part.count(end) for end in (b"\n", b"\r"))
+                size += len(part)
+        return lines > most + 1 or size > most_bytes  # one line is the header
+
+    return bool(quietly(counted))
 
 
 def parquet_files(path: Path) -> list[Path]:

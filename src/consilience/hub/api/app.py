@@ -29,7 +29,6 @@ from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.pages import PAGES
 from consilience.hub.dashboard.studies import read_beginning, take_file
 from consilience.hub.dashboard.visits import (
-    OUTAGES,
     Page,
     Visit,
     answer_page,
@@ -38,6 +37,7 @@ from consilience.hub.dashboard.visits import (
     visitor_of,
 )
 from consilience.hub.hub import Hub, Settings
+from consilience.hub.outages import OUTAGES, describe_outage
 from consilience.hub.store.audit import Chain
 from consilience.protocol import ERRORS, Refusal
 
@@ -162,10 +162,13 @@ def _refuse(request: Request, problem: Exception) -> Response:
 
 def _fail(request: Request, problem: Exception) -> Response:
     """Answer a request that cannot be read, or one during which something failed."""
-    code, message = next(said for kind, said in _FAILURES.items() if isinstance(problem, kind))
-    if code == "unavailable":
-        logger.error("%s: %s", message, type(problem).__name__)
-    return answer_refusal(request, Refusal(code, message))  # the server logs what else was raised
+    if isinstance(problem, OUTAGES):
+        refusal = Refusal("unavailable", describe_outage(problem))
+        logger.error("%s: %s", refusal.message, type(problem).__name__)
+        return answer_refusal(request, refusal)
+    is_theirs = isinstance(problem, RequestValidationError | ClientDisconnect)
+    refusal = Refusal(*(_MALFORMED if is_theirs else _OUR_MISTAKE))
+    return answer_refusal(request, refusal)  # the server logs what was raised
 
 
 _UNREADABLE = ("malformed", "The request cannot be read.")
@@ -175,9 +178,5 @@ _NO_ROUTE = {
     405: ("wrong-method", "This address does not take this method."),
     413: ("too-large", "The request cannot be read."),
 }
-_FAILURES: dict[type[Exception], tuple[str, str]] = {
-    RequestValidationError: _MALFORMED,
-    ClientDisconnect: _MALFORMED,
-    **{kind: ("unavailable", message) for kind, message in OUTAGES.items()},
-    Exception: ("failed", "The hub made a mistake in this request; its log says where."),
-}
+_OUR_MISTAKE = ("failed", "The hub made a mistake in this request; its log says where.")
+_FAILURES = (RequestValidationError, ClientDisconnect, *OUTAGES, Exception)

@@ -66,12 +66,15 @@ class Gate:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         began, status = time.perf_counter(), 500
+        # Every answer is whole: whoever asks for a part that there is not gets no other shape.
+        scope["headers"] = [one for one in scope["headers"] if one[0] != b"range"]
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message.setdefault("headers", [])
+                headers = [one for one in message.get("headers", ()) if one[0] != b"accept-ranges"]
+                message["headers"] = headers
                 headers.append((b"x-content-type-options", b"nosniff"))
                 if scope["scheme"] == "https":
                     headers.append((b"strict-transport-security", b"max-age=31536000"))

@@ -135,7 +135,7 @@ class Rotation(_Body):
 
 
 class Command(_Body):
-    """A coordinator's request for a release; the same key again returns the same release.
+    """A coordinator's request for a release; one made under the same key is returned again.
 
     `change` is the number of a withheld release that is to be published all the same.
     """

@@ -238,8 +238,9 @@ def read_study(request: Request, study: str, site: Anyone) -> Row:
     facts |= {"study": agreed.to_dict(), "files": files, "hub_key": hub.key.public}
     if site is not None:
         return {**facts, "site": _show("site", site)}
-    withheld = row["changes"] if hub.store.is_withheld(row) else None
-    return {**facts, "problem": row["problem"], "withheld": withheld, "created": row["created"]}
+    withheld = row["changes"] if row["withheld"] else None
+    facts |= {"problem": row["problem"], "withheld": withheld, "created": row["created"]}
+    return {**facts, "left_out": hub.store.absent(study) or None}
 
 
 def read_public_file(request: Request, study: str, file: str, _: Anyone) -> Response:

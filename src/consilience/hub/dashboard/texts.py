@@ -70,16 +70,15 @@ def list_tasks(state: StudyState) -> list[Task]:
     row, study, current = state.row, state.study, state.current
     at, tasks = f"/studies/{row['name']}", []
     if state.withheld:
-        task = Task("A release is withheld", row["problem"], f"{at}/aggregate", "Look at it")
+        task = Task("A release is withheld", state.withheld, f"{at}/aggregate", "Look at it")
         tasks.append(task._replace(alarm=True))
-    elif state.problem and current is not None and current["change"] == row["combined"]:
-        text = f"{state.problem} Release {current['sequence']} is made of the others."
+    if state.failed:
+        tasks.append(Task("Combining failed", state.failed, alarm=True))
+    if state.absent and current is not None:
+        text = f"{state.absent} Release {current['sequence']} is made of the others."
         tasks.append(Task("A contribution is left out", text, f"{at}#sites", "Sites", alarm=True))
-    elif state.problem:
-        text = f"{state.problem} The hub tries again after the next change."
-        tasks.append(Task("Combining failed", text, alarm=True))
     if state.alerts and current is not None:
-        text = " ".join(f"{site}: {why}" for site, why in state.alerts.items())
+        text = " ".join(f"{site!r}: {why}" for site, why in state.alerts.items())
         text += " It may have other records, or be wrong; ask the site."
         text += f" It is in release {current['sequence']}."
         tasks.append(Task("A contribution is unlike the others", text, f"{at}#weights", "Weights"))

@@ -26,12 +26,12 @@ from urllib.parse import parse_qsl, quote
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
-from sqlalchemy.exc import InterfaceError, OperationalError
 
 from consilience.files.sealed import canonical, is_signed, message_of
 from consilience.hub import auth
 from consilience.hub.dashboard.texts import FIXES, HEADINGS, NOTICES, TEMPLATES
 from consilience.hub.hub import Hub
+from consilience.hub.outages import OUTAGES, describe_outage
 from consilience.hub.store import Row
 from consilience.protocol import ERRORS, Refusal
 from consilience.study.study import Study
@@ -296,14 +296,6 @@ _LOCAL_PATH = re.compile(r"/(?!/)[A-Za-z0-9/._~%?=&+-]*")
 logger = logging.getLogger("consilience.hub")
 
 
-# What the hub needs and may not have for a while. Every other exception is a mistake of ours.
-OUTAGES: dict[type[Exception], str] = {
-    OperationalError: "The hub's database does not answer.",
-    InterfaceError: "The hub's database does not answer.",
-    OSError: "The hub's disk or its bucket does not answer.",
-}
-
-
 class Page(NamedTuple):
     """An address of the dashboard, and who may see it: anyone, someone known, or a coordinator.
 
@@ -351,10 +343,9 @@ def _answer(request: Request, show: Callable[[Visit], Response]) -> Response:
         return show(visit)
     except Refusal as refusal:
         return _show_error(visit, refusal)
-    except tuple(OUTAGES) as problem:
+    except OUTAGES as problem:
         logger.exception("a page could not be made")
-        message = next(said for kind, said in OUTAGES.items() if isinstance(problem, kind))
-        return _show_error(visit, Refusal("unavailable", message))
+        return _show_error(visit, Refusal("unavailable", describe_outage(problem)))
     except Exception:
         logger.exception("a page could not be made")
         message = "The hub made a mistake in this page; its log says where."

@@ -129,6 +129,14 @@ def now(*, seconds: float = 0.0) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
 
 
+def clock(db: sa.Connection, *, seconds: float = 0.0) -> str:
+    """Return the same by the one clock that all workers on a database share, which is its own."""
+    if db.dialect.name == "sqlite":
+        return now(seconds=seconds)
+    at: datetime = db.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+    return (at.astimezone(UTC) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+
+
 def hashed(secret: str) -> str:
     """Return what is stored of a token or code.
 

@@ -21,6 +21,7 @@ from consilience.hub.store.database import (
 )
 from consilience.hub.store.studies import get_open_study, offer_newest
 from consilience.hub.store.tables import (
+    CHANGED,
     add_guarantee,
     bodies,
     contributions,
@@ -141,7 +142,7 @@ _SUPERSEDE = Statement(
 _COUNT_CHANGE = Statement(
     studies.update()
     .where(studies.c.name == sa.bindparam("of_study"))
-    .values(changes=studies.c.changes + 1, changed=sa.bindparam("at"))
+    .values(CHANGED | {"changed": sa.bindparam("at")})
 )
 _ADD_CONTRIBUTION, _ADD_BODY, _ADD_NONCE = (
     Statement(table.insert()) for table in (contributions, bodies, nonces)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -11,6 +11,7 @@ from consilience.hub.store.audit import append_entry
 from consilience.hub.store.database import (
     Database,
     Row,
+    clock,
     fetch_row,
     fetch_rows,
     now,
@@ -18,6 +19,7 @@ from consilience.hub.store.database import (
     writing,
 )
 from consilience.hub.store.tables import (
+    CHANGED,
     claims,
     contributions,
     coordinators,
@@ -62,9 +64,9 @@ def alerts_setting(release: str) -> str:
     return f"alerts {release}"
 
 
-def withheld_setting(study: str) -> str:
-    """Return the name of the setting with the last change whose release was withheld."""
-    return f"withheld {study}"
+def absent_setting(release: str) -> str:
+    """Return the name of the setting that says who is left out of the release with a digest."""
+    return f"absent {release}"
 
 
 def describe_absent(absent: Mapping[str, str]) -> str:
@@ -80,6 +82,13 @@ def alerts_of(db: sa.Connection, digests: Sequence[str]) -> dict[str, dict[str, 
     names = {alerts_setting(digest): digest for digest in digests}
     rows = fetch_rows(db, sa.select(settings).where(settings.c.name.in_(names)))
     return {names[row["name"]]: json.loads(row["value"]) for row in rows}
+
+
+def absent_of(db: sa.Connection, digests: Sequence[str]) -> dict[str, str]:
+    """Say by release whose contributions are left out of it, and why."""
+    names = {absent_setting(digest): digest for digest in digests}
+    rows = fetch_rows(db, sa.select(settings).where(settings.c.name.in_(names)))
+    return {names[row["name"]]: row["value"] for row in rows}
 
 
 def offer_newest(db: sa.Connection, study: str) -> None:
@@ -159,7 +168,7 @@ class Studies(Database):
         # Studies that name this file and could not be combined may have waited for it.
         names_it = studies.c.text.contains(sha256, autoescape=True)
         waiting = studies.update().where(studies.c.problem.is_not(None), names_it)
-        db.execute(waiting.values(changes=studies.c.changes + 1, changed=now(), problem=None))
+        db.execute(waiting.values(CHANGED | {"changed": now()}))
 
     def file(self, sha256: str) -> Row | None:
         """Return the row of a public file, if the hub has it."""
@@ -177,15 +186,18 @@ class Studies(Database):
     ) -> tuple[Row, list[Row]] | None:
         """Return the study's row and all its contributions if `worker` may combine it now.
 
-        Other workers get None until the claim ends, or expires because its worker died.
+        Other workers get None until the claim ends, or expires because its worker died. Whatever
+        ends the worker, the study's row then says that it was tried once more.
         """
         row = get_study(db, study)
         held = fetch_row(db, sa.select(claims).where(claims.c.study == study))
-        if held is not None and held["until"] > now():
+        # A claim that reaches farther than any can was made when the clock was wrong.
+        if held is not None and clock(db) < held["until"] < clock(db, seconds=2 * seconds):
             return None
         db.execute(claims.delete().where(claims.c.study == study))
-        until = now(seconds=seconds)
+        until = clock(db, seconds=seconds)
         db.execute(claims.insert().values(study=study, worker=worker, until=until))
+        db.execute(studies.update().where(studies.c.name == study).values(tries=row["tries"] + 1))
         query = sa.select(contributions).where(contributions.c.study == study)
         return row, fetch_rows(db, query.order_by(contributions.c.site))
 
@@ -193,7 +205,7 @@ class Studies(Database):
     def renew(self, db: sa.Connection, study: str, worker: str, seconds: float) -> None:
         """Extend a claim while the work goes on."""
         held = claims.update().where(claims.c.study == study, claims.c.worker == worker)
-        db.execute(held.values(until=now(seconds=seconds)))
+        db.execute(held.values(until=clock(db, seconds=seconds)))
 
     @writing
     def publish(
@@ -205,14 +217,17 @@ class Studies(Database):
         *,
         absent: Mapping[str, str] | None = None,
         alerts: Mapping[str, str] | None = None,
+        is_durable: Callable[[], bool] = lambda: True,
     ) -> Row:
-        """Add a release whose file is durable, and end the claim under which it was made.
+        """Add a release whose file `is_durable`, and end the claim under which it was made.
 
         `absent` says why the contributions of some sites are not in it, `alerts` what is unusual
         about some that are.
         """
         study = row["study"]
         _end_claim(db, study, worker)
+        if not is_durable():  # the same file, made twice at once, was refused and removed
+            raise Refusal("unavailable", "The release's file was removed while it was published.")
         # If a member was withdrawn in the meantime, the release is withdrawn from the start, and
         # the one before it stays.
         is_gone = _rests_on_withdrawn(db, digests)
@@ -224,8 +239,9 @@ class Studies(Database):
         rows = [{"release": row["digest"], "contribution": digest} for digest in digests]
         db.execute(members.insert(), rows)
         combined = studies.update().where(studies.c.name == study)
-        problem = describe_absent(absent) if absent else None
-        db.execute(combined.values(combined=row["change"], problem=problem))
+        db.execute(combined.values(combined=row["change"], problem=None, withheld=False))
+        if absent:
+            set_setting(db, absent_setting(row["digest"]), describe_absent(absent))
         if alerts:
             set_setting(db, alerts_setting(row["digest"]), json.dumps(dict(alerts)))
         facts = {"digest": row["digest"], "sequence": row["sequence"], "state": full["state"]}
@@ -243,6 +259,12 @@ class Studies(Database):
         with self.reading() as db:
             return alerts_of(db, [current["digest"]]).get(current["digest"], {}) if current else {}
 
+    def absent(self, study: str) -> str:
+        """Say whose contributions are left out of the study's current release, and why."""
+        current = self.release(study)
+        with self.reading() as db:
+            return absent_of(db, [current["digest"]]).get(current["digest"], "") if current else ""
+
     @writing
     def give_up(
         self,
@@ -257,29 +279,34 @@ class Studies(Database):
         """End a claim without a release.
 
         Either too few sites have contributed, or there is a `problem` that only another change can
-        solve, or a release was `withheld` that a coordinator can ask for.
+        solve, or a release was `withheld` that a coordinator can ask for. Why it was withheld stays
+        where it is until another change or its publication, whatever else is tried meanwhile.
         """
         _end_claim(db, study, worker)
         row = get_study(db, study)
         is_known = (row["combined"], row["problem"]) == (change, problem)
         combined = studies.update().where(studies.c.name == study, studies.c.combined <= change)
-        db.execute(combined.values(combined=change, problem=problem))
+        db.execute(combined.values(combined=change))
+        if row["withheld"]:
+            return
+        if row["changes"] == change:  # else it is not about what is in use
+            db.execute(combined.values(problem=problem, withheld=withheld))
         if problem is not None and not is_known:  # whoever asks again adds nothing to the log
             action = "release withheld" if withheld else "combining failed"
             append_entry(db, "hub", action, study, problem=problem)
-        if withheld:
-            set_setting(db, withheld_setting(study), str(change))
 
-    def is_withheld(self, row: Row) -> bool:
-        """Tell whether the hub made a release of what is in use now and did not publish it."""
-        if row["problem"] is None or row["changes"] != row["combined"]:
-            return False
-        return self.remembered(withheld_setting(row["name"])) == str(row["combined"])
+    @writing
+    def unclaim(
+        self, db: sa.Connection, study: str, worker: str, *, is_counted: bool = False
+    ) -> int:
+        """End a claim and leave the work to the next worker; return how often it was tried in vain.
 
-    def unclaim(self, study: str, worker: str) -> None:
-        """End a claim and leave the work to the next worker."""
+        The attempt counts only if the study itself may have ended it.
+        """
         held = claims.delete().where(claims.c.study == study, claims.c.worker == worker)
-        self.write(lambda db: db.execute(held))
+        if db.execute(held).rowcount and not is_counted:
+            db.execute(studies.update().where(studies.c.name == study).values(tries=0))
+        return int(get_study(db, study)["tries"])
 
     def releases(self, study: str) -> list[Row]:
         """Return a study's releases, newest first."""
@@ -439,3 +466,4 @@ def _end_claim(db: sa.Connection, study: str, worker: str) -> None:
     held = claims.delete().where(claims.c.study == study, claims.c.worker == worker)
     if not db.execute(held).rowcount:
         raise Refusal("unavailable", "Another worker has taken over this study.")
+    db.execute(studies.update().where(studies.c.name == study).values(tries=0))

@@ -71,8 +71,13 @@ studies = _table(
     _whole("changes"),  # how often its set of members has changed
     _whole("combined"),  # the change up to which it was combined
     _text("changed", nullable=True),
-    _text("problem", nullable=True),  # why the last attempt to combine failed
+    _text("problem", nullable=True),  # why combining failed, or why its release is withheld
+    sa.Column("withheld", sa.Boolean, nullable=False, server_default=sa.false()),
+    # How often combining was begun since and neither finished nor given up.
+    sa.Column("tries", sa.BigInteger, nullable=False, server_default=sa.text("0")),
 )
+# What another set of members makes of a study's row: nothing was tried with them.
+CHANGED = {"changes": studies.c.changes + 1, "problem": None, "withheld": False, "tries": 0}
 files = _table("files", _text("sha256", primary_key=True), _whole("size"), _text("received"))
 sites = _table(
     "sites",
@@ -243,6 +248,40 @@ def _limit_releases(db: sa.Connection) -> None:
         db.execute(sa.text("ALTER TABLE releases ADD COLUMN kept BOOLEAN NOT NULL DEFAULT TRUE"))
 
 
+def _record_outcomes(db: sa.Connection) -> None:
+    """Say of each study whether a release is withheld, and of each release whom it lacks.
+
+    Both used to be inferred. Where the reasons for withholding were lost, the hub judges again.
+    """
+    if "tries" not in {column["name"] for column in sa.inspect(db).get_columns("studies")}:
+        for column in (
+            "withheld BOOLEAN NOT NULL DEFAULT FALSE",
+            "tries BIGINT NOT NULL DEFAULT 0",
+        ):
+            db.execute(sa.text(f"ALTER TABLE studies ADD COLUMN {column}"))
+    columns = studies.c
+    query = sa.select(columns.name, columns.changes, columns.combined, columns.problem)
+    for name, changes, combined, problem in db.execute(query).all():
+        marked = settings.c.name == f"withheld {name}"
+        number = db.execute(sa.select(settings.c.value).where(marked)).scalar()
+        db.execute(settings.delete().where(marked))
+        if problem is None:
+            continue
+        same, is_now = studies.update().where(columns.name == name), changes == combined
+        current = releases.c.study == name, releases.c.state == "current"
+        of_change = sa.select(releases.c.digest).where(*current, releases.c.change == combined)
+        lacking = db.execute(of_change).scalar()
+        if is_now and number == str(combined):
+            is_said = problem.startswith("A release was made and withheld.")
+            again = {"problem": None, "changes": changes + 1}
+            db.execute(same.values({"withheld": True} if is_said else again))
+        elif lacking is not None and " is left out: " in problem:
+            db.execute(settings.insert().values(name=f"absent {lacking}", value=problem))
+            db.execute(same.values(problem=None))
+        elif not is_now:
+            db.execute(same.values(problem=None))
+
+
 def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return what a contribution promises together with all that its site submitted before."""
     if before is None:
@@ -257,4 +296,5 @@ MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _file_alerts_by_release,
     _limit_history,
     _limit_releases,
+    _record_outcomes,
 )
