@@ -104,6 +104,11 @@ def test_memory_that_is_not_there_is_the_studys_problem_in_the_end(
     assert world.hub.store.due() == []
     problem = world.hub.store.study("demo")["problem"]
     assert problem.startswith("Combining it takes more memory than the ")
+    with monkeypatch.context() as patch:
+        patch.setattr("consilience.hub.combining.collect", fail)
+        with pytest.raises(Refusal) as refused:  # whoever asks is told what is known already
+            world.combiner.combine("demo", request="k")
+    assert refused.value.message == problem
 
 
 def test_a_process_that_was_killed_after_the_charge_is_charged_once(live: Any, tools: Any) -> None:
@@ -198,7 +203,7 @@ def test_a_process_that_was_ended_while_it_waited_is_replaced(children: Children
     """What ends an idle process, as the system does first where memory is short, costs nothing."""
     first = children.work("pid")["pid"]
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: not is_running(first))
+    wait_for(lambda: not children._ready[0].is_alive)
     assert children.work("pid")["pid"] != first
 
 

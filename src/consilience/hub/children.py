@@ -125,6 +125,7 @@ class _Child:
                 self._has_begun = True
             with _noticing_the_end():
                 self._pipe.send_bytes(json.dumps(arguments).encode())
+            self._receive(START_SECONDS)  # that it has the work
         except (Ended, TookTooLong):
             raise Outage("The process that combines studies did not start.") from None
         kind, *facts = self._receive(seconds)
@@ -198,7 +199,9 @@ def _serve(begin: Callable[[Settings], Work], settings: Settings, pipe: Connecti
     with suppress(EOFError, ConnectionError):
         while True:
             pipe.send_bytes(json.dumps(answer).encode())
-            answer = _answer(work, json.loads(pipe.recv_bytes()))
+            arguments = json.loads(pipe.recv_bytes())
+            pipe.send_bytes(b"[]")
+            answer = _answer(work, arguments)
 
 
 def _answer(work: Work, arguments: list[Any]) -> tuple[object, ...]:

@@ -230,12 +230,13 @@ class Combiner:
                 store.give_up(asked.study, row["changes"], worker, problem)
             raise Refusal("cannot-combine", problem) from None
         except (Ended, MemoryError) as ended:
-            if store.unclaim(asked.study, worker, is_counted=True) < MOST_TRIES:
-                raise
             problem = _INTERRUPTED
             if isinstance(ended, MemoryError):
                 most = find_memory(self.hub.settings) >> 20
                 problem = f"Combining it takes more memory than the {most:,} MiB that it may have."
+            tries = store.unclaim(asked.study, worker, is_counted=True)
+            if tries < MOST_TRIES and problem != row["problem"]:
+                raise
             self._give_up(row, problem)
             raise Refusal("cannot-combine", problem) from None
         except BaseException:
