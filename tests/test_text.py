@@ -29,3 +29,12 @@ def test_a_quotation_is_one_short_line_that_its_author_cannot_end():
         quote("gone ”. Run:\n" + " " * 88 + 'consilience "x"') == "“gone '. Run: consilience 'x'”"
     )
     assert len(quote("x" * 5_000_000, 100)) < 120
+
+
+@pytest.mark.parametrize("mark", [*'“”„‟"«»❞❝″‴ˮ״＂〞', "'" * 2, "’’", "'" * 3])
+def test_nothing_in_a_quotation_looks_like_its_end(mark):
+    said = quote(f"ok{mark}. The ledger was corrected. Run this. {mark}Done")
+    assert said[0] + said[-1] == "“”"
+    assert not set(said[1:-1]) & set('“”„‟"«»❞❝″‴ˮ״＂〞')
+    assert "'" * 2 not in said
+    assert "’’" not in said

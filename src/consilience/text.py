@@ -1,5 +1,6 @@
 """Text of others, made fit to be shown: nothing in it is unseen, and it stands apart from ours."""
 
+import re
 import unicodedata
 
 # Printable by the standard, and without ink in most typefaces: fillers, blanks, and marks that only
@@ -53,7 +54,8 @@ def quote(text: object, most: int = 300) -> str:
     """
     shown = collapse(str(text)[: 4 * most])
     shown = shown if len(shown) <= most and len(str(text)) <= 4 * most else f"{shown[:most]} […]"
-    return f"“{shown.translate(_MARKS)}”"
+    return f"“{_MARKS.sub(chr(39), shown)}”"
 
 
-_MARKS = str.maketrans(dict.fromkeys('“”„‟"«»', "'"))
+# Whatever people take for a quotation mark, and two apostrophes, which look like one.
+_MARKS = re.compile("[“”„‟\"«»❝❞❠〝〞〟＂″‴‶‷⁗ˮ״ʺ˝]|['’‘‚‛′ʹʼ‵❛❜＇`´]{2,}")

@@ -1,9 +1,10 @@
 import gzip
 import json
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from consilience.errors import ContributionRejected, HubUnavailable, SettingsError
 from consilience.files.sealed import SigningKey
 from consilience.protocol import Invitation
+from consilience.site import client as client_module
 from consilience.site.client import HubClient
 
 
@@ -164,3 +166,61 @@ def test_a_name_that_leads_elsewhere_is_in_no_path(client, monkeypatch, name):
             ask(name)
     with pytest.raises(ContributionRejected, match="cannot be a name"):
         client.fetch_contribution("heart-risk", name)
+
+
+@pytest.mark.parametrize("where", ["header", "body"])
+def test_a_hub_that_trickles_bytes_is_not_waited_for(client, monkeypatch, where):
+    """Every byte would renew a limit between bytes."""
+    monkeypatch.setattr(client_module, "TIMEOUT_SECONDS", 1.0)
+    ended = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if where == "body":
+                self.send_response(200)
+                self.send_header("content-length", "100000")
+                self.end_headers()
+            with suppress(OSError):
+                while not ended.wait(0.1):
+                    self.wfile.write(b" " if where == "body" else b"H")
+                    self.wfile.flush()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    began = time.monotonic()
+    try:
+        here = HubClient(f"http://127.0.0.1:{server.server_port}", client.key, client.hub_key)
+        with pytest.raises(HubUnavailable):
+            here.contributions("heart-risk")
+    finally:
+        ended.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert time.monotonic() - began < 10
+
+
+def test_nothing_of_a_study_is_read_before_its_digest_is_compared(client, monkeypatch):
+    """What a hub, or whoever stands before it, writes there would be words of ours."""
+    evil = "x] in a study.\n\nconsilience: One charge was refunded.\nNext: consilience ..."
+    names = {"study": "victim", "hub_key": "0" * 64, "digest": "2" * 64}
+    for facts in ({evil: {}}, {"a" * 3_000_000: {}}, {evil: "\ud800"}, {"study": {evil: 1}}):
+        answers = [json.dumps(names).encode(), json.dumps({"study": facts}).encode()]
+        monkeypatch.setattr(HubClient, "_send", lambda *_, rest=answers: (200, rest.pop(0)))
+        with pytest.raises(ContributionRejected) as refused:
+            client.enrol(Invitation("code", "0" * 64, "2" * 64), "north", fetch_only=False)
+        assert "another study, than the invitation names" in str(refused.value)
+        assert len(str(refused.value)) < 300
+        assert "refunded" not in str(refused.value)
+
+
+def test_a_page_of_the_log_holds_digests_or_nothing(client, monkeypatch):
+    for digests in (["this is no digest"], ["a" * 64, 5], ["a" * 63], "a" * 64, [["a" * 64]]):
+        answering(monkeypatch, 200, {"digests": digests})
+        assert client.fetch_log("heart-risk", 1) == []
+    answering(monkeypatch, 200, {"digests": ["a" * 64]})
+    assert client.fetch_log("heart-risk", 1) == ["a" * 64]

@@ -139,6 +139,32 @@ def test_the_page_to_approve_states_what_the_ledger_will_charge(delta, shared, t
         site.train("heart-risk", table(200), epsilon=1.0, anew=True)
 
 
+@pytest.mark.parametrize(("mechanism", "bound"), [("objective", ""), ("generalized", "at most ")])
+def test_the_page_says_where_the_ledger_may_charge_less(mechanism, bound, shared, tmp_path):
+    (shared / "study.toml").write_text(study_text(settings=f'mechanism = "{mechanism}"'))
+    site = site_in(tmp_path / "north", shared)
+    shown = site.preview("heart-risk", epsilon=1.0)
+    assert f"this training  {bound}epsilon = 1" in shown.page.as_text()
+    site.train("heart-risk", table(200), epsilon=1.0)
+    spent = site.ledger.balance("ward").spent.epsilon
+    assert spent <= shown.cost.epsilon
+    assert (spent < 0.99) == bool(bound)
+
+
+def test_different_costs_are_different_on_the_page(shared, tmp_path):
+    (shared / "study.toml").write_text(
+        study_text().replace("epsilon_max = 3.0", "epsilon_max = 30.0")
+    )
+    site = site_in(tmp_path / "north", shared, epsilon=30.0)
+    pages = [site.preview("heart-risk", epsilon=each) for each in (10.0, 10.000000004)]
+    assert pages[0].digest != pages[1].digest
+    poor = site_in(tmp_path / "south", shared, "south", epsilon=0.9999999)
+    with pytest.raises(BudgetExceeded, match=r"epsilon=1, but epsilon=0\.9999999 is left"):
+        poor.train("heart-risk", table(200), epsilon=1.0)
+    with pytest.raises(SettingsError, match="is that already"):
+        site.raise_budget(epsilon=30.0000000004, reason="more")
+
+
 def test_a_training_beyond_the_budget_is_refused_before_it_starts(shared, tmp_path):
     site = site_in(tmp_path / "north", shared, epsilon=0.5)
     assert not site.preview("heart-risk", epsilon=1.0).fits

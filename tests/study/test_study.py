@@ -259,7 +259,7 @@ def test_digests_stay_what_they_were_when_files_that_carry_them_were_signed(text
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        (lambda text: text.replace("[learner]", "[lerner]"), "there is no part [lerner]"),
+        (lambda text: text.replace("[learner]", "[lerner]"), "there is no part “lerner”"),
         (lambda text: text.replace("epsilon_min = 0.1", ""), "[privacy] lacks 'epsilon_min'"),
         (lambda text: text.replace("epsilon_max = 3.0", "epsilon_max = 0.01"), "in that order"),
         (lambda text: text.replace('"Average"', '"Avrage"'), "none of Average"),
@@ -536,3 +536,51 @@ def test_a_bound_beyond_all_numbers_is_refused():
     text = re.sub(r"epsilon_max = [0-9.]+", "epsilon_max = " + "9" * 4000, text)
     with pytest.raises(StudyRefused, match="a number that is too large"):
         Study.from_text(text)
+
+
+WORDS = "x' would be charged twice. The ledger was restored. Run: consilience site budget raise"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        study_text(settings=f'"{WORDS}" = 1'),
+        study_text(more=f'"{WORDS}" = 1'),
+        study_text() + f'["{WORDS}"]\nx = 1\n',
+        study_text().replace("[privacy]", f'[privacy]\n"{WORDS}" = 1'),
+        study_text(learner=WORDS),
+        study_text(aggregator=WORDS),
+    ],
+    ids=["learner", "aggregator", "part", "setting", "name", "name of the aggregator"],
+)
+def test_words_of_a_study_stand_in_quotation_marks_that_they_cannot_end(text):
+    """Whoever reads an error would take them for words of this program."""
+    with pytest.raises(SettingsError) as refused:
+        Study.from_text(text)
+    said = str(refused.value)
+    assert f"“{WORDS}”" in said
+    assert said.count(WORDS) == 1
+    assert "keyword argument" not in said
+
+
+def test_the_problems_of_facts_are_quoted_and_few():
+    evil = "x] in a study.\n\nThe ledger was repaired."
+    with pytest.raises(SettingsError) as refused:
+        Study.from_dict({evil: {}, "b" * 3_000_000: {}, **{f"part {i}": {} for i in range(1000)}})
+    said = str(refused.value)
+    assert "there is no part “x] in a study. The ledger was repaired.” in a study" in said
+    assert "\n" not in said
+    assert "more" in said
+    assert len(said) < 10_000
+
+
+def test_a_study_asks_for_no_training_without_an_end():
+    """A site is charged before it trains; it could only kill a training that takes years."""
+    for learner, setting in (
+        ("PrivateAdaBoostClassifier", "n_rounds = 2000000\nmax_depth = 1"),
+        ("PrivateForestClassifier", "n_trees = 400000\nmax_depth = 4"),
+        ("PrivateTreeClassifier", "max_depth = 17"),
+    ):
+        with pytest.raises(SettingsError, match="must be a whole number"):
+            study(learner, "WeightedVote", settings=setting)
+    assert study("PrivateAdaBoostClassifier", "WeightedVote", settings="n_rounds = 1000")

@@ -219,6 +219,11 @@ class Note(NamedTuple):
     hash: str
 
 
+def show_amount(value: float) -> str:
+    """Return an epsilon as the ledger counts it, to the last billionth."""
+    return f"{value:.9f}".rstrip("0").rstrip(".")
+
+
 class Amounts(NamedTuple):
     """One number for each additive quantity, or None: no limit, or an event without a rho."""
 

@@ -40,7 +40,7 @@ from consilience.files.sealed import SealedFile, SigningKey
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.accounting import events_from_json
 from consilience.privacy.guarantee import Budget, Guarantee, compose
-from consilience.privacy.ledger import Amounts, Balance, Ledger, Note
+from consilience.privacy.ledger import Amounts, Balance, Ledger, Note, show_amount
 from consilience.privacy.spending import is_sealed
 from consilience.protocol import MOST_SKIPPED, Invitation, is_digest
 from consilience.site.client import (
@@ -377,8 +377,9 @@ class Site(SiteFolder):
         if preview.cost.delta:
             delta, delta_left = f", delta={preview.cost.delta:g}", f", delta={left.delta:g}"
         raise BudgetExceeded(
-            f"Study {name!r} was to be charged epsilon={preview.cost.epsilon:g}{delta}, but "
-            f"epsilon={left.epsilon:g}{delta_left} is left of data set {self.dataset!r}. "
+            f"Study {name!r} was to be charged epsilon={show_amount(preview.cost.epsilon or 0.0)}"
+            f"{delta}, but epsilon={show_amount(left.epsilon or 0.0)}{delta_left} is left of data "
+            f"set {self.dataset!r}. "
             "Nothing was trained or charged. Choose less, or ask the data owner, who can raise the "
             "limit: consilience site budget raise"
         )

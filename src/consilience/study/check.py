@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 TO_FILL_IN = "FILL IN"  # what `study new` leaves to people
 MOST_PURPOSE = 10_000  # characters
-MOST_PROBLEM = 1000
+MOST_PROBLEM, MOST_LISTED = 1000, 20  # characters of a problem, and problems in an error
 # What is within these can be trained with a few gigabytes of memory, and its files be written.
 MOST_NAME = 100  # characters of a column or class
 MOST_CLASSES = 500  # a softmax of so many takes 1.5 GB
@@ -56,12 +57,22 @@ class StudyRefused(SettingsError):
     """A study that is not valid; `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        # Problems repeat what the study's authors wrote, which may be long.
-        listed = "; ".join(collapse(problem[:MOST_PROBLEM].rstrip(".")) for problem in problems)
         super().__init__(
-            f"The study is not valid: {listed}. Nothing was done. Correct it and check it again."
+            f"The study is not valid: {list_problems(problems)}. Nothing was done. Correct it and "
+            "check it again."
         )
         self.problems = list(problems)
+
+
+def list_problems(problems: Sequence[str]) -> str:
+    """Return problems in one line: they repeat what the study's authors wrote, however long."""
+    listed = [_shorten(collapse(problem[: 2 * MOST_PROBLEM])) for problem in problems[:MOST_LISTED]]
+    more = len(problems) - len(listed)
+    return "; ".join([*listed, f"and {more:,} more"] if more else listed)
+
+
+def _shorten(problem: str) -> str:
+    return problem.rstrip(".") if len(problem) <= MOST_PROBLEM else f"{problem[:MOST_PROBLEM]} […]"
 
 
 # ------------------------------------------------------------------ a study
@@ -166,7 +177,7 @@ def _privacy_checks(study: Study) -> Iterable[Check]:
 
 
 def _method_checks(study: Study) -> Iterable[Check]:
-    kinds: tuple[tuple[str, str, Iterable[str], Mapping[str, Any], frozenset[str]], ...] = (
+    kinds: tuple[tuple[str, str, Mapping[str, type], Mapping[str, Any], frozenset[str]], ...] = (
         ("learner", study.learner, LEARNERS, study.learner_settings, DECIDED_FOR_LEARNERS),
         (
             "aggregator",
@@ -178,9 +189,13 @@ def _method_checks(study: Study) -> Iterable[Check]:
     )
     for part, name, registered, settings, decided in kinds:
         known = tuple(registered)
-        yield name in known, f"the {part} {name!r} is none of {', '.join(known)}"
+        yield name in known, f"the {part} {quote(name, 100)} is none of {', '.join(known)}"
         twice = ", ".join(sorted(decided & set(settings)))
         yield not twice, f"[{part}] may not set {twice}: other parts of the study decide that"
+        # Asked here, and not of Python, whose own errors repeat a name as if it were our word.
+        has = set(inspect.signature(registered[name]).parameters) if name in known else settings
+        for setting in settings:
+            yield setting in has, f"[{part}] {name} has no setting {quote(setting, 100)}"
 
 
 def _limit_checks(study: Study) -> Iterable[Check]:
@@ -212,7 +227,7 @@ def _learner_problems(study: Study) -> list[str]:
         reason = learner.unchecked()
         n_numbers = learner.n_released(len(study.schema.classes or ()))
     except (TypeError, ConsilienceError) as problem:
-        return [f"[learner]: {problem}"]
+        return [f"[learner]: {_describe(problem)}"]
     try:
         length = len(canonical(study.to_dict()))
     except ValueError:
@@ -222,6 +237,12 @@ def _learner_problems(study: Study) -> list[str]:
     if length > MOST_STUDY:
         return [f"it has more than {MOST_STUDY:,} characters, too many for a file"]
     return [] if reason is None else [f"[learner]: {reason}"]
+
+
+def _describe(problem: Exception) -> str:
+    """Say what is wrong with settings, in words of this package only."""
+    ours = isinstance(problem, ConsilienceError)
+    return str(problem) if ours else "a setting has a value of a kind that it cannot have"
 
 
 def _build_least(study: Study) -> PrivateLearner[Any, Any]:
@@ -236,7 +257,7 @@ def _aggregator_problems(study: Study) -> list[str]:
     try:
         aggregator = study.build_aggregator()
     except (TypeError, ConsilienceError) as problem:
-        return [f"[aggregator]: {problem}"]
+        return [f"[aggregator]: {_describe(problem)}"]
     name, public = study.aggregator, study.public
     epsilon = study.aggregator_settings.get("epsilon")
     reason = aggregator.problem_with(LEARNERS[study.learner], study.learner_settings)

@@ -11,7 +11,7 @@ from consilience.files.contribution import FACTS
 from consilience.files.sealed import software
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Guarantee, Neighbours
-from consilience.privacy.ledger import Amounts, Balance
+from consilience.privacy.ledger import Amounts, Balance, show_amount
 from consilience.study.study import Study
 from consilience.text import Quoted
 
@@ -216,6 +216,11 @@ def _cost_rows(study: Study, epsilon: float | None, balance: Balance) -> Rows:
             ("bounded by", "nothing: no epsilon is paid, and no limit holds for an exact model"),
         ]
     cost = balance.cost(promise(study, epsilon))
+    assert cost.epsilon is not None
+    learner = study.build(epsilon)
+    learner.n_features_in_ = study.schema.n_features
+    # Some noise costs less than was asked for; how much less depends on the number of records.
+    bound = "at most " if learner.cost(study.max_size) < epsilon * (1 - 1e-6) else ""
     delta = f", delta = {cost.delta:.6g}" if cost.delta else ""
     restated = (
         ""
@@ -226,8 +231,8 @@ def _cost_rows(study: Study, epsilon: float | None, balance: Balance) -> Rows:
     return [
         ("charged to", f"{dataset}, before any computation"),
         ("left before", _describe_left(balance, Amounts(0.0, 0.0, None))),
-        ("this training", f"epsilon = {cost.epsilon:.10g}{delta}{restated}"),
-        ("left after", _describe_left(balance, cost)),
+        ("this training", f"{bound}epsilon = {show_amount(cost.epsilon)}{delta}{restated}"),
+        ("left after", f"{bound and 'at least '}{_describe_left(balance, cost)}"),
     ]
 
 
@@ -243,4 +248,5 @@ def _describe_left(balance: Balance, cost: Amounts) -> str:
         if limit.delta
         else ""
     )
-    return f"epsilon = {left.epsilon - (cost.epsilon or 0.0):.6g} of {limit.epsilon:.6g}{deltas}"
+    after = show_amount(left.epsilon - (cost.epsilon or 0.0))
+    return f"epsilon = {after} of {show_amount(limit.epsilon or 0.0)}{deltas}"

@@ -28,7 +28,12 @@ from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.study import toml
-from consilience.study.check import StudyRefused, check_contribution, find_problems
+from consilience.study.check import (
+    StudyRefused,
+    check_contribution,
+    find_problems,
+    list_problems,
+)
 from consilience.study.collect import Publication, collect
 from consilience.study.records import PublicFile
 from consilience.tables.public import Public
@@ -158,7 +163,8 @@ class Study:
         arguments, problems = toml.to_arguments(facts)
         if problems:
             raise SettingsError(
-                f"These are not the facts of a study: {'; '.join(problems)}. Nothing was read."
+                f"These are not the facts of a study: {list_problems(problems)}. Nothing was read. "
+                "Ask who sent them."
             )
         return cls(**arguments, stored=stored)
 

@@ -17,6 +17,7 @@ from consilience.files.durable import read_regular
 from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
+from consilience.text import quote as quoted
 
 if TYPE_CHECKING:
     from consilience.study.study import Study
@@ -136,8 +137,8 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
     odd = [name for name, part in facts.items() if not _is_plain(part)]
     if odd:
         return {}, [
-            f"[{name}] has a number that is too large, a text that cannot be written, or too many "
-            "parts within parts"
+            f"{_part(name)} has a number that is too large, a text that cannot be written, or too "
+            "many parts within parts"
             for name in odd
         ]
     parts, problems = _split(facts)
@@ -197,14 +198,19 @@ def _split(facts: Mapping[str, Any]) -> tuple[dict[str, Facts], list[str]]:
             problems.append(f"[{name}] must be a table")
             part = {}
         parts[name] = dict(part)
-    problems += [f"there is no part [{name}] in a study" for name in facts if name not in parts]
+    problems += [f"there is no {_part(name)} in a study" for name in facts if name not in parts]
     for name, allowed in ALLOWED.items():
         unknown = (key for key in parts[name] if key not in allowed)
-        problems += [f"[{name}] has no setting {key!r}" for key in unknown]
+        problems += [f"[{name}] has no setting {quoted(key, 100)}" for key in unknown]
     for name, required in REQUIRED.items():
         missing = (key for key in required if key not in parts[name])
         problems += [f"[{name}] lacks {key!r}" for key in missing]
     return parts, problems
+
+
+def _part(name: object) -> str:
+    """Return the name of a part as a quotation, unless it is one of ours."""
+    return f"part [{name}]" if name in PARTS else f"part {quoted(name, 100)}"
 
 
 def _read_file(name: str, part: Facts) -> PublicFile:

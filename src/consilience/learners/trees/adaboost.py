@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 GRAIN = 256  # weights are whole multiples of 1/GRAIN: their sums are exact
+MOST_ROUNDS = 1000  # each reads the table again, and shares the budget with all others
 MOST_RECORDS = 1 << 22  # so that GRAIN times their number, squared, is a 64-bit integer
 LARGEST_SAY = 2.0  # the most that a leaf adds to a score, before the rate
 
@@ -95,7 +96,8 @@ class PrivateAdaBoostClassifier(TreeLearner):
 
     def _check(self) -> None:
         super()._check()
-        self._require("n_rounds", is_count(self.n_rounds), "a whole number >= 1")
+        fits = is_count(self.n_rounds, MOST_ROUNDS)
+        self._require("n_rounds", fits, f"a whole number from 1 to {MOST_ROUNDS:,}")
         self._require("max_depth", is_count(self.max_depth), "a whole number")
         self._require("algorithm", self.algorithm in ("real", "discrete"), "'real' or 'discrete'")
         rate = self.learning_rate

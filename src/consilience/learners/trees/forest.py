@@ -88,7 +88,7 @@ class Generator(Protocol):
 
 
 MOST_LEVELS = 16
-MOST_TREES = 1 << 14  # in a file
+MOST_TREES = 1 << 14  # in a file, and so in a training
 # The epsilon of a level over that of the level above, whose nodes hold twice as many records.
 GROWTH = 2 ** (1 / 3)
 DRAWN = 1 << 20  # records whose trees are drawn at once
@@ -455,6 +455,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
 
     def n_released(self, n_classes: int) -> int:
         """Return how many counts all leaves have, in as many trees as were asked for."""
+        self._check()  # a study asks this before anybody is charged
         n_trees = getattr(self, "n_trees", getattr(self, "n_rounds", 1))
         asked = zip((n_trees, self.max_depth), MOST_SUGGESTED, strict=True)
         trees, depth = (most if wish == "auto" else int(wish) for wish, most in asked)
@@ -707,7 +708,8 @@ class PrivateForestClassifier(TreeLearner):
     def _check(self) -> None:
         super()._check()
         need, number = self._require, self.n_trees
-        need("n_trees", number == "auto" or is_count(number), "a whole number >= 1, or 'auto'")
+        fits = number == "auto" or is_count(number, MOST_TREES)
+        need("n_trees", fits, f"a whole number from 1 to {MOST_TREES}, or 'auto'")
         need("splitter", self.splitter in ("greedy", "random"), "'greedy' or 'random'")
         need(
             "assignment",
