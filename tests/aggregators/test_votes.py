@@ -591,7 +591,7 @@ def test_an_accuracy_that_cannot_be_private_is_refused(wrong, error):
     "wrong",
     [
         {"persons": ["a"] * 19 + [None]},
-        {"persons": ["a"] * 19 + [3]},
+        {"persons": ["a"] * 19 + [{}]},
         {"X": np.vstack([np.zeros((19, 3)), np.full((1, 3), np.nan)])},
         {"X": np.zeros((20, 7))},
         {"X": np.array([["x"] * 3] * 20)},

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from scipy import sparse
 from sklearn.base import clone
@@ -398,3 +399,172 @@ def test_the_most_extreme_settings_train(value, books):
     ):
         state = learner.fit(*given, **where).released_state()
         assert all(np.isfinite(array).all() for array in state.values())
+
+
+# --------------------------------------------------------------- what a fifth attack had found
+
+GRADIENT = {"mechanism": "gradient", "delta": 1e-6, "regularization": "auto"}
+TUNED = {"regularization": [1e-3, 1e-1]}
+RETRIED = {
+    "gradient": lambda: PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], **GRADIENT),
+    "ridge": lambda: PrivateRidge(epsilon=1.0, **GRADIENT),
+    "objective": lambda: PrivateLogisticRegression(epsilon=1.0),
+    "forest": lambda: PrivateForestClassifier(
+        epsilon=1.0, bounds=(-1, 1), neighbours="replace-one", random_state=0
+    ),
+    "boosting": lambda: PrivateAdaBoostClassifier(
+        epsilon=1.0, bounds=(-1, 1), neighbours="replace-one", random_state=0
+    ),
+    "axes": lambda: PrivatePCA(epsilon=1.0, n_components=1),
+    "tuning": lambda: PrivateTuning(PrivateLogisticRegression(epsilon=1.0), TUNED, epsilon=1.0),
+    "tuned gradients": lambda: PrivateTuning(
+        PrivateLogisticRegression(epsilon=1.0, **GRADIENT),
+        {"data_norm": [1.0, 2.0]},
+        epsilon=1.0,
+        delta=1e-6,
+    ),
+    "tuned trees": lambda: PrivateTuning(
+        PrivateForestClassifier(
+            epsilon=1.0, bounds=(-1, 1), neighbours="replace-one", random_state=0
+        ),
+        {"max_depth": [2, 3]},
+        epsilon=1.0,
+    ),
+}
+
+
+@pytest.fixture
+def account(tmp_path):
+    books = Ledger(tmp_path / "retries.sqlite")
+    books.allow("d", Budget(epsilon=100.0, delta=1e-3))
+    return {"ledger": books, "dataset": "d", "key": "k"}
+
+
+def kept(fitted):
+    """All that a fit has set, in one form."""
+    return {
+        name: kept(value) if hasattr(value, "released_state") else repr(value)
+        for name, value in vars(fitted).items()
+    }
+
+
+@pytest.mark.parametrize("make", RETRIED.values(), ids=RETRIED)
+def test_a_retry_sets_all_that_the_first_fit_set(make, account):
+    """What lacks its events would count as noise-free, and outvote everybody else."""
+    assert kept(make().fit(X, y, **account)) == kept(make().fit(X, y, **account))
+
+
+@pytest.mark.parametrize("make", RETRIED.values(), ids=RETRIED)
+def test_a_retry_with_another_table_never_relabels_the_first_numbers(make, account):
+    table = pd.DataFrame(X, columns=["a", "b"])
+    first = make().fit(table, y, **account)
+    assert kept(make().fit(table, y, **account)) == kept(first)
+    others = {"other order": table[["b", "a"]], "other names": table.set_axis(["c", "d"], axis=1)}
+    for other in others.values():
+        with pytest.raises(SettingsError, match="key of another result"):
+            make().fit(other, y, **account)
+    if hasattr(getattr(first, "best_learner_", first), "public_size_"):
+        stated = getattr(first, "best_learner_", first).public_size_
+        try:
+            again = make().fit(table[:300], y[:300], **account)
+        except SettingsError:
+            return
+        assert getattr(again, "best_learner_", again).public_size_ == stated
+
+
+@pytest.mark.parametrize("name", ["objective", "forest", "tuning", "tuned trees"])
+def test_a_retry_with_other_labels_never_relabels_the_first_numbers(name, account):
+    """Also where the set of labels is read from them."""
+    RETRIED[name]().fit(X, y, **account)
+    with pytest.raises(SettingsError, match="key of another result"):
+        RETRIED[name]().fit(X, np.where(y, "ill", "well"), **account)
+
+
+@pytest.mark.parametrize("name", ["gradient", "ridge"])
+def test_a_retry_with_another_number_of_persons_is_refused(name, tmp_path):
+    books = Ledger(tmp_path / "persons.sqlite")
+    books.allow("d", Budget(epsilon=100.0, delta=1e-3, unit="person"))
+    where = {"ledger": books, "dataset": "d", "key": "k"}
+    settings = {"unit": "person", "records_per_person": 2}
+    for whose in (np.arange(400), np.arange(400)):
+        RETRIED[name]().set_params(**settings).fit(X, y, persons=whose, **where)
+    with pytest.raises(SettingsError, match="key of another result"):
+        RETRIED[name]().set_params(**settings).fit(X, y, persons=np.arange(400) // 2, **where)
+
+
+class Keyed:
+    """A container that `dict` takes, and that says nothing else of itself."""
+
+    def __init__(self, **held):
+        self.held = held
+
+    def keys(self):
+        return self.held.keys()
+
+    def __getitem__(self, key):
+        return self.held[key]
+
+    def __iter__(self):
+        return iter(self.held.values())
+
+    def __len__(self):
+        return len(self.held)
+
+
+APART = [
+    (pd.Series({"a": 1}), pd.Series({"b": 1})),
+    (pd.Series([1], name="a"), pd.Series([1], name="b")),
+    (pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]})),
+    (pd.DataFrame({"a": [1]}, index=["x"]), pd.DataFrame({"a": [1]}, index=["y"])),
+    (pl.DataFrame({"a": [1]}), pl.DataFrame({"b": [1]})),
+    (pl.Series("a", [1]), pl.Series("b", [1])),
+    (Keyed(a=1), Keyed(b=1)),
+    ({1: 2}, {"int 1": 2}),
+    ({1: 2}, {"1": 2}),
+    ({"a": 1}, [["str 'a'", "1"]]),
+    ({1, 2}, [1, 2]),
+    (np.longdouble(1) / 3, np.float64(1) / 3),
+    (np.array([np.longdouble(1) / 3]), np.array([np.longdouble(1) / 7])),
+    (np.zeros(1, [("a", int)]), np.zeros(1, [("b", int)])),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), APART, ids=lambda value: type(value).__name__)
+def test_settings_that_differ_in_a_label_alone_are_told_apart(one, other):
+    assert spell_out(one) == spell_out(copy.deepcopy(one))
+    assert spell_out(one) != spell_out(other)
+    assert spell_out([one]) != spell_out([other])
+
+
+def test_candidates_in_rows_of_a_frame_are_told_apart_by_their_names(account):
+    def rows(name):
+        return [row for _, row in pd.DataFrame({name: [2.0, 3.0]}).iterrows()]
+
+    learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
+    tuned = PrivateTuning(learner, rows("data_norm"), epsilon=1.0).fit(X, y, **account)
+    PrivateTuning(learner, rows("data_norm"), epsilon=1.0).fit(X, y, **account)
+    with pytest.raises(SettingsError, match="key of another result"):
+        PrivateTuning(learner, rows("intercept_scaling"), epsilon=1.0).fit(X, y, **account)
+    with pytest.raises(SettingsError, match="changed after it was fitted"):
+        tuned.set_params(candidates=rows("intercept_scaling")).check_unchanged()
+
+
+def test_no_contribution_is_made_of_a_private_choice_and_the_refusal_says_what_to_do(account):
+    tuning = RETRIED["tuning"]().fit(X, y, **account)
+    for chosen in (tuning, tuning.best_learner_):
+        with pytest.raises(SettingsError, match="choose_on_public"):
+            Contribution.make(
+                chosen,
+                study={"name": "s", "digest": "0" * 64},
+                site="north",
+                sequence=1,
+                key=SigningKey.generate(),
+            )
+
+
+@pytest.mark.parametrize("make", RETRIED.values(), ids=RETRIED)
+def test_a_second_fit_keeps_nothing_of_the_first(make):
+    names = pd.DataFrame(X, columns=["a", "b"])
+    model = make().fit(names, y)
+    model.fit(X, y)
+    assert vars(model).keys() == vars(make().fit(X, y)).keys()

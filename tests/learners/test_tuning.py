@@ -362,6 +362,7 @@ def test_candidates_that_were_not_chosen_are_not_kept():
         "best_index_",
         "best_params_",
         "best_learner_",
+        "chosen_beside_",
         "events_",
         "guarantee_",
         "receipt_",

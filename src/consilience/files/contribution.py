@@ -355,6 +355,13 @@ class Contribution(SignedFile):
     ) -> Self:
         """Sign a learner that a ledger was charged for, or an exact one for a trusted hub."""
         learner.check_unchanged()
+        if learner.chosen_beside_ is not None:
+            raise SettingsError(
+                "A contribution cannot be made of a learner that PrivateTuning chose: a file "
+                "states one training by its study's settings, and no hub could check the choice. "
+                "Nothing was written, and what was charged stays spent. Choose settings on public "
+                "records (choose_on_public) before the study is agreed, and train with them."
+            )
         check_guarantee(learner, trusted=trusted)
         if learner.receipt_ is None and not trusted:
             raise GuaranteeVoid(

@@ -182,6 +182,8 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         """
         before = dict(vars(self))
         try:
+            for name in _fitted(self):  # what is left of an earlier fit says nothing of this one
+                delattr(self, name)
             self.adopt_schema()
             self.check_schema()
             given = take_in(self.schema, X, y, persons)
@@ -209,7 +211,9 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         key: str | None,
     ) -> Self:
         plan = self._plan(task)
-        settings = self._settings()  # refused here if it cannot be spelled, not after the charge
+        # Spelled here, so that what cannot be is refused before the charge, and so that it tells
+        # what the table and the settings decided, but nothing that is drawn.
+        settings, meaning = self._settings(), self._meaning()
 
         def draw(source: Source) -> dict[str, NDArray[Any]]:
             self._train(task, plan, source)
@@ -221,21 +225,24 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             noise=self.noise,
             account=Account(ledger, dataset, key),
             purpose=type(self).__name__,
-            means=self._meaning,
+            means=lambda: meaning,
         )
         state.pop(_MEANING, None)  # sealed for a while by earlier versions
         self.restore_state(state)
         # Public: what was drawn, so that others can recompute and weigh it.
         self.events_ = tuple(plan.events)
-        self.__dict__.pop("chosen_beside_", None)  # of an earlier fit
         self.guarantee_ = self._guarantee(plan.events, assumptions)
         self._fitted_with = settings
         return self
 
     def _meaning(self) -> str:
-        """Return the public facts by which released numbers are read."""
-        classes = np.asarray(vars(self).get("classes_", ())).tolist()
-        return repr((self._settings(), classes, vars(self).get("n_features_in_")))
+        """Return all that says how to read released numbers, as settings and table decide it.
+
+        This is every attribute that was set before anything is drawn: classes, columns, sizes. A
+        retry that returns the first numbers would otherwise set them anew, by another table.
+        """
+        facts = {name: getattr(self, name) for name in _fitted(self)}
+        return f"{self._settings()} {spell_out(facts)}"
 
     def _settings(self) -> str:
         """Return all parameters but the noise, in one form whatever objects hold them."""
@@ -392,6 +399,11 @@ def _parameters(learner: type[BaseEstimator]) -> list[str]:
     return list(learner._get_param_names())
 
 
+def _fitted(learner: PrivateLearner[Any, Any]) -> list[str]:
+    """Return the names of what was fitted, which end with an underscore as scikit-learn's do."""
+    return [name for name in vars(learner) if name.endswith("_") and not name.startswith("_")]
+
+
 def spell_out(value: object) -> str:
     """Return settings as text that is equal for equal settings, in every process.
 
@@ -399,39 +411,43 @@ def spell_out(value: object) -> str:
     """
     if value is None or type(value) in (str, float, int, bool):  # nearly all of them
         return repr(value)
-    if type(value) in (list, tuple):
-        return f"[{', '.join(map(spell_out, cast(Any, value)))}]"
     if isinstance(value, PrivateLearner):
         return value._settings()
     if isinstance(value, np.ndarray | np.generic):
-        return f"{value.dtype} {spell_out(value.tolist())}"
-    if isinstance(value, Mapping):
-        # A number as a key is another one than its text.
-        named = (
-            (k if isinstance(k, str) else f"{type(k).__name__} {spell_out(k)}", spell_out(v))
-            for k, v in value.items()
-        )
-        return spell_out(sorted(named))
+        plain = value.tolist()
+        # Extended precision has no number of Python's.
+        text = repr(value) if type(plain) is type(value) else spell_out(plain)
+        return f"{value.dtype} {text}"
     if isinstance(value, str | bytes | Number | date | time | timedelta):
         return repr(value)
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        # A number as a key is another one than its text.
+        named = (f"{type(k).__name__} {spell_out(k)}: {spell_out(v)}" for k, v in value.items())
+        return f"{{{', '.join(sorted(named))}}}"
     if is_dataclass(value) and not isinstance(value, type):
-        return spell_out({f.name: getattr(value, f.name) for f in fields(value)})
+        return f"{kind} {spell_out({f.name: getattr(value, f.name) for f in fields(value)})}"
     if hasattr(value, "as_dict"):
-        return spell_out(value.as_dict())
+        return f"{kind} {spell_out(value.as_dict())}"
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if hasattr(value, "standard_normal"):  # public randomness: what it drew is in what is released
-        return type(value).__name__
+        return kind
     if sparse.issparse(value):
         return spell_out(cast(Any, value).toarray())
     if hasattr(value, "__array__"):
-        return spell_out(np.asarray(value))
+        # What a frame or a series is labelled with says what its values are.
+        labels = {part: getattr(value, part, None) for part in ("index", "columns", "name", "dims")}
+        known = {part: label for part, label in labels.items() if not callable(label)}
+        return f"{kind} {spell_out(known)} {spell_out(np.asarray(value))}"
+    if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # as `dict` sees it
+        return spell_out(dict(cast(Any, value)))
     if isinstance(value, Set):
-        return f"{{{', '.join(sorted(map(spell_out, value)))}}}"
+        return f"{kind} {{{', '.join(sorted(map(spell_out, value)))}}}"
     if isinstance(value, Iterable) and isinstance(value, Sized):  # not what can be read only once
         return f"[{', '.join(map(spell_out, value))}]"
     raise SettingsError(
-        f"A setting is a {type(value).__name__}, which cannot be written down, so that nobody "
+        f"A setting is a {kind}, which cannot be written down, so that nobody "
         "could tell later which one it was. Nothing was trained or charged. Pass numbers, text, "
         "lists, arrays or tables."
     )

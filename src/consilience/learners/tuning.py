@@ -392,11 +392,15 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
             # Which one is best follows from exact errors: it is no exact minimum of its records.
             promised = Guarantee.void(CHOSEN, unit=self.unit, neighbours=self.neighbours)
         best.guarantee_, best.receipt_ = promised, self.receipt_
-        best.chosen_beside_ = self.borrowed()
+        best.chosen_beside_ = self.chosen_beside_ = self.borrowed()
         if self.schema is not None:
             best.schema = self.schema  # it predicts for tables
         best.remember_settings()
         return self
+
+    def _meaning(self) -> str:
+        """Return what says how to read the numbers of the chosen candidate, whichever it is."""
+        return " ".join([super()._meaning(), *(learner._meaning() for learner in self._learners)])
 
     @property
     def _cap(self) -> int:
@@ -444,6 +448,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         # be is not drawn yet.
         some = _part(task, slots < n_slots // n_parts)
         trainings = tuple(tuple(plan_fit(learner, **some)[1].events) for learner in self._learners)
+        for learner, events in zip(self._learners, trainings, strict=True):
+            learner.events_ = events  # on a retry it is not trained, and still has this noise
         costliest = _costliest(trainings)
         # Selecting may cost as much as the costliest training: all of epsilon, unless that has less
         # rho than it would.

@@ -89,8 +89,9 @@ def run_charged(
         if sealed is not None and not np.array_equal(sealed, _salted(means(), sealed[:_SALT])):
             raise SettingsError(
                 f"{purpose} was given the key of another result, with other settings, members, "
-                "classes or columns: its numbers would mean something else here. Nothing was "
-                "drawn or changed. Use the settings of that result, or another key."
+                "classes, columns or numbers of records: its numbers would mean something else "
+                "here. Nothing was drawn or changed. Use the settings and the table of that "
+                "result, or another key."
             )
         return first, charge.receipt
     result = draw(noise.open())
