@@ -362,7 +362,7 @@ def test_a_draft_from_a_code_book_is_complete(tmp_path):
     book.write_text(
         "name,kind,low,high,categories,missing,cuts\n"
         "age,numeric,0,120,,middle,18|40|65\nsex,categorical,,,f|m,ignore,\n"
-        "pressure,numeric,50,250,,100,8\nill,label,,,0|1,,\n"
+        "pressure,numeric,50,250,,100,8 bins\nill,label,,,0|1,,\n"
     )
     schema = Schema.from_codebook(book)
     text = Draft("fifth", "ill", purpose="x", schema=schema).write(tmp_path / "ward.csv")

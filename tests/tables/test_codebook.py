@@ -10,7 +10,7 @@ from consilience.tables.schema import Categorical, Numeric, Schema
 CSV = """\
 name,kind,low,high,categories,missing,transform,cuts,missing_values,records
 age,numeric,0,120,,middle,,18|40|65,,
-income,numeric,1,1e6,,1000,log,6,-1|?,
+income,numeric,1,1e6,,1000,log,6 bins,-1|?,
 sex,categorical,,,f|m,indicator,,,,
 note,skip,,,,,,,,
 pid,person,,,,,,,,3
@@ -56,6 +56,9 @@ def test_a_label_that_is_a_number_has_a_bound_and_settings_may_be_added(tmp_path
     assert (schema.label, schema.label_bound, schema.norm) == ("cost", 10, 2)
 
 
+HEAD = "name,kind,low,high,categories,records\nx,numeric,0,1,,\ny,label,,,no|yes,\n"
+
+
 @pytest.mark.parametrize(
     ("text", "name", "says"),
     [
@@ -73,6 +76,15 @@ def test_a_label_that_is_a_number_has_a_bound_and_settings_may_be_added(tmp_path
         ("- {name: a, kind: numeric, low: 0, high: 1", "b.yaml", "no list"),
         ("!!python/object/apply:os.system ['true']", "b.yaml", "no list"),
         ("- {kind: label, categories: [1, 2]}", "b.yaml", "column"),
+        (f"{HEAD}p,person,,,,2\nq,person,,,,50\n", "b.csv", "second person"),
+        (f"{HEAD}p,person,,,a|b,2\n", "b.csv", "settings of 'p'"),
+        (f"{HEAD}p,person,,,,\n", "b.csv", "settings of 'p'"),
+        ("name,kind,low,missing\ny,label,1,middle\n", "b.csv", "settings of 'y'"),
+        ("name,kind,low,high\ny,label,1,\n", "b.csv", "settings of 'y'"),
+        ("name,kind,low,categories\ny,label,1,a|b\n", "b.csv", "settings of 'y'"),
+        ("name,kind,low,low,high\nx,numeric,0,5,9\n", "b.csv", "each once"),
+        ("- {name: x, kind: numeric, low: 0, low: 5, high: 9}", "b.yaml", "twice"),
+        ("name,kind,low,high,cuts\nx,numeric,0,100,65\n", "b.csv", "6 bins"),
     ],
 )
 def test_a_bad_code_book_is_refused_with_what_to_write(tmp_path, text, name, says):
@@ -86,3 +98,21 @@ def test_a_code_book_that_is_absent_or_no_text_is_refused(tmp_path):
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="cannot be read"):
         Schema.from_codebook(tmp_path / "bytes.csv")
+
+
+def test_yaml_is_read_as_it_looks(tmp_path):
+    """Its older rules would make False, True, 8, 90 and a day of these."""
+    text = "- {name: ill, kind: label, categories: [no, yes, 010, 1:30, 2020-07-31, on]}\n"
+    column = "- {name: x, kind: numeric, low: -1e-3, high: +2.5}\n"
+    more = "- {name: z, kind: categorical, categories: [true, False, 7, null_, 1.50]}\n"
+    book = write(tmp_path, text + column + more, "b.yaml")
+    schema = Schema.from_codebook(book)
+    assert schema.classes == ("no", "yes", "010", "1:30", "2020-07-31", "on")
+    assert (schema.columns[0].low, schema.columns[0].high) == (-0.001, 2.5)
+    assert schema.columns[1].categories == ("true", "false", "7", "null_", "1.5")
+
+
+def test_a_cut_alone_is_not_a_number_of_bins(tmp_path):
+    for cuts, edges in (("65|", (65.0,)), ("2 bins", (50.0,)), ("18|65", (18.0, 65.0))):
+        text = f"name,kind,low,high,categories,cuts\nx,numeric,0,100,,{cuts}\ny,label,,,a|b,\n"
+        assert Schema.from_codebook(write(tmp_path, text)).columns[0].edges == edges
