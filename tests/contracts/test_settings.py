@@ -25,7 +25,7 @@ from consilience.aggregators.votes import WeightedVote
 from consilience.errors import SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
-from consilience.learners.base import spell_out
+from consilience.learners.base import LEAST_DELTA, LEAST_EPSILON, spell_out
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.projection import PrivatePCA
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
@@ -568,3 +568,39 @@ def test_a_second_fit_keeps_nothing_of_the_first(make):
     model = make().fit(names, y)
     model.fit(X, y)
     assert vars(model).keys() == vars(make().fit(X, y)).keys()
+
+
+@pytest.mark.parametrize("make", RETRIED.values(), ids=RETRIED)
+def test_no_budget_is_too_small_for_the_arithmetic_behind_the_charge(make, account):
+    """It would fail there, blame the records, or state more than was asked for."""
+    tiny = [{"epsilon": e} for e in (9e-10, 1e-30, 1e-300, 5e-324)]
+    for bad in (*tiny, {"delta": 1e-301}, {"delta": 5e-324}):
+        with pytest.raises(SettingsError, match=f"'{next(iter(bad))}' parameter"):
+            make().set_params(**bad).fit(X, y, **account)
+    assert account["ledger"].charges() == []
+    for delta in (LEAST_DELTA, 1e-6):
+        least = make().set_params(epsilon=LEAST_EPSILON, delta=delta)
+        stated = least.fit(X, y, **account | {"key": repr(delta)}).guarantee_
+        assert stated.epsilon <= LEAST_EPSILON * (1 + 1e-12)
+        assert stated.delta <= delta
+
+
+@pytest.mark.parametrize("make", RETRIED.values(), ids=RETRIED)
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble])
+def test_numbers_of_numpy_count_as_the_same_ones_of_python(make, kind, account):
+    epsilon = kind(0.1)
+    model = make().set_params(epsilon=epsilon).fit(X, y, **account)
+    assert type(model.epsilon) is float
+    assert model.guarantee_.epsilon <= float(epsilon)
+    again = make().set_params(epsilon=float(epsilon)).fit(X, y, **account)
+    assert again.guarantee_ == model.guarantee_
+
+
+def test_a_size_of_eight_bits_does_not_overflow():
+    known = {"epsilon": 50.0, "classes": [0, 1], "bounds": (-1, 1), "random_state": 0}
+    small, plain = (
+        PrivateForestClassifier(**known, public_size=kind(200)).fit(X, y)
+        for kind in (np.uint8, int)
+    )
+    assert small.events_ == plain.events_
+    assert type(small.public_size) is int

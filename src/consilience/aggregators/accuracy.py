@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.members import Classifier, Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError, shielded
-from consilience.learners.base import is_positive
+from consilience.learners.base import LEAST_EPSILON, is_epsilon
 from consilience.learners.tuning import mark_errors
 from consilience.privacy.accounting import Event, Laplace
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, compose_disjoint
@@ -139,11 +139,11 @@ def private_accuracy(
     records is public (of persons, where they are the unit, while their records are noisy counts).
     Proof: docs/guarantees/integration.md.
     """
-    if not is_positive(epsilon):
+    if not is_epsilon(epsilon):
         raise SettingsError(
-            f"The 'epsilon' of private_accuracy must be a finite number > 0. Got {epsilon!r} "
-            "instead. Nothing was counted. An exact accuracy never leaves a site; measure it on "
-            "public records instead."
+            f"The 'epsilon' of private_accuracy must be a finite number >= {LEAST_EPSILON:g}. Got "
+            f"{epsilon!r} instead. Nothing was counted. An exact accuracy never leaves a site; "
+            "measure it on public records instead."
         )
     relation = _relation(learner, settings.get("neighbours"))
     held = _HeldOut.predict(

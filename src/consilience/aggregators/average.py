@@ -35,7 +35,7 @@ from consilience.aggregators.members import (
 )
 from consilience.errors import SettingsError
 from consilience.learners.ball import Ball, intercept_to_user
-from consilience.learners.base import PrivateLearner, is_positive
+from consilience.learners.base import LEAST_EPSILON, PrivateLearner, is_delta, is_epsilon
 from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_perturbation
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee
@@ -217,10 +217,12 @@ class Average(Aggregator):
 
     def member_epsilons(self, n_members: int) -> Array:
         """Return the epsilon of each member, where noise is drawn; refuse what cannot be one."""
+        self._take_plain_numbers()
         epsilons = np.broadcast_to(np.asarray(self.epsilon, dtype=np.float64), (n_members,))
-        if not all(is_positive(float(e)) for e in epsilons) or not 0 <= self.delta < 1:
+        if not all(is_epsilon(float(e)) for e in epsilons) or not is_delta(self.delta):
             raise SettingsError(
-                "The 'epsilon' of Average must be finite and > 0, one number or one per member, "
+                f"The 'epsilon' of Average must be finite and >= {LEAST_EPSILON:g}, one number or "
+                "one per member, "
                 f"and 'delta' lie in [0, 1). Got {self.epsilon!r} and {self.delta!r} "
                 "instead. Nothing was combined."
             )

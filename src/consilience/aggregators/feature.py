@@ -23,7 +23,14 @@ from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member, de
 from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.ball import Ball, out_of_ball
-from consilience.learners.base import PrivateLearner, is_count, is_positive
+from consilience.learners.base import (
+    LEAST_EPSILON,
+    PrivateLearner,
+    is_count,
+    is_delta,
+    is_epsilon,
+    is_positive,
+)
 from consilience.learners.erm import Logistic, Problem, PublicFacts, gradient_error, solve
 from consilience.learners.linear import PrivateLogisticRegression, PrivateRidge
 from consilience.learners.perturbation import (
@@ -321,8 +328,8 @@ class FeatureMethod(UsesLabels):
             must = "0 where the aggregation records are public (no epsilon)"
             need("delta", delta == 0, must)
             return
-        need("epsilon", is_positive(self.epsilon), "None or a finite number > 0")
-        need("delta", isinstance(delta, int | float) and 0 <= delta < 1, "a number in [0, 1)")
+        need("epsilon", is_epsilon(self.epsilon), f"None or a finite number >= {LEAST_EPSILON:g}")
+        need("delta", is_delta(delta), "a number in [0, 1)")
         must = "0 with epsilon: every bag would be one more use of the private records"
         need("n_bags", self.n_bags == 0, must)
         fits = most is None or self.mechanism == "objective"

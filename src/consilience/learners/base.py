@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 Rows = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
 UNSTATED = frozenset({"noise", "schema"})  # settings that no file states
+# A ledger counts in units of the least epsilon. Below these, sums and scales behind the charge
+# would overflow, or state more than was asked for.
+LEAST_EPSILON, LEAST_DELTA = 1e-9, 1e-300
 _MEANING = "meaning"  # sealed beside the released arrays, and never released
 State = Mapping[str, NDArray[Any]]
 StateCheck = Literal["whole", "shapes", "rows"]
@@ -74,13 +77,21 @@ class Settings:
             fits = is_positive(getattr(self, name)) and 1e-100 <= getattr(self, name) <= 1e100
             self._require(name, fits, "a number > 0, from 1e-100 to 1e100")
 
+    def _take_plain_numbers(self) -> None:
+        """Turn NumPy's numbers into Python's: with few bits, products of them overflow or round."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, np.generic) and not name.endswith("_"):
+                plain = value.item()
+                # Extended precision stays as it is unless it is rounded.
+                setattr(self, name, float(value) if isinstance(plain, np.floating) else plain)
+
     def _check_budget(self) -> None:
         """Refuse an epsilon, a delta or noise that cannot be one."""
+        self._take_plain_numbers()
         infinite = isinstance(self.epsilon, float) and self.epsilon == math.inf
-        self._require("epsilon", infinite or is_positive(self.epsilon), "a number > 0, or math.inf")
-        no_delta = not isinstance(self.delta, bool) and self.delta == 0
-        fits = no_delta or (is_positive(self.delta) and self.delta < 1)
-        self._require("delta", fits, "a number in [0, 1)")
+        must = f"a number >= {LEAST_EPSILON:g}, or math.inf"
+        self._require("epsilon", infinite or is_epsilon(self.epsilon), must)
+        self._require("delta", is_delta(self.delta), f"0, or from {LEAST_DELTA:g} and below 1")
         fits = self.noise is None or isinstance(self.noise, Noise)
         self._require("noise", fits, "None or a Noise value")
 
@@ -471,6 +482,18 @@ def is_count(value: object, most: float = math.inf) -> bool:
     """Tell whether `value` is a whole number above zero, and not a truth value."""
     is_whole = isinstance(value, int | np.integer) and type(value) is not bool
     return is_whole and bool(0 < value <= most)  # type: ignore[operator]
+
+
+def is_epsilon(value: object) -> bool:
+    """Tell whether `value` is an epsilon that noise can be calibrated to."""
+    return is_positive(value) and bool(value >= LEAST_EPSILON)  # type: ignore[operator]
+
+
+def is_delta(value: object) -> bool:
+    """Tell whether `value` is a delta that noise can be calibrated to."""
+    if not is_positive(value):
+        return isinstance(value, int | float) and type(value) is not bool and value == 0
+    return bool(LEAST_DELTA <= value < 1)  # type: ignore[operator]
 
 
 def is_positive(value: object) -> bool:

@@ -316,14 +316,13 @@ class Encoder:
         name = self.schema.label
         if y is None:
             return np.zeros(len(column)), [f"column {name!r} cannot be read as labels"]
-        rule: Any = self.schema.unknown_label
-        if self.schema.classes is not None:
-            unknown, rule = y < 0, None if rule is None else self._classes.index(spell(rule))
-        else:
-            unknown = np.isnan(y)
+        rule = self.schema.unknown_label
+        unknown = np.isnan(y) if self.schema.classes is None else y < 0
         if rule is None and unknown.any():
             return y, [f"column {name!r} has a label that is missing or not declared"]
-        y[unknown] = 0 if rule is None else rule
+        if rule is not None:
+            named = self.schema.classes is not None
+            y[unknown] = self._classes.index(spell(rule)) if named else rule
         return y, []
 
     def _read_labels(self, column: pa.Array) -> NDArray[Any]:

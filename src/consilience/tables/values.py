@@ -7,7 +7,7 @@ therefore choose the type of a column by looking at all of its values.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import numpy as np
@@ -45,7 +45,7 @@ def as_doubles(table: Any) -> Any:
     return rows
 
 
-def as_array(values: Any) -> pa.Array:
+def as_array(values: object) -> pa.Array:
     """Return a column as an Arrow array: of the type that it has or else, value by value, as texts.
 
     A type may be the container's, which is the same for all records, and never one that is found by
@@ -59,12 +59,12 @@ def as_array(values: Any) -> pa.Array:
     elif hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
         array = pa.chunked_array(values)
     elif kind is None or kind == np.dtype(object):
-        array = read_objects(list(values))
+        array = read_objects(list(cast(Iterable[Any], values)))
     elif isinstance(kind, np.dtype):
         # No copy. NaN stays NaN, and counts as missing wherever numbers are read.
         array = pa.array(np.asarray(values))
     elif hasattr(kind, "categories"):
-        codes = np.asarray(getattr(values, "cat", values).codes)
+        codes = np.asarray(cast(Any, getattr(values, "cat", values)).codes)
         known = as_array(kind.categories)
         array = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), known)
     elif hasattr(getattr(values, "array", values), "__arrow_array__"):

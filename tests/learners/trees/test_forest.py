@@ -610,7 +610,7 @@ def test_a_bad_setting_is_named_before_anything_is_charged(learner, hostile, led
             X, y, ledger=ledger, dataset="ward"
         )
     name = next(iter(hostile))
-    said = {"bins": "bins", "bounds": "bounds", "epsilon": "scale"}.get(name, name)
+    said = {"bins": "bins", "bounds": "bounds", "epsilon": "epsilon"}.get(name, name)
     assert said in str(caught.value) or "records_per_person" in str(caught.value)
     assert ledger.charges() == []
 
