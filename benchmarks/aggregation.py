@@ -73,7 +73,7 @@ class Unchosen(cs.PublicBlend):
 
     def combine(self, members, public=None, **charged):
         task = read_labelled(self, members, public)
-        ball = Ball.around(task)
+        ball = Ball.of(task)
         ridge = Ridge(ball.records(task.X), task.y, task.loss)
         known, centre = Known.of(task, ball, ridge), ball.enter(*task.average)
         mixture = Mixture(ridge, centre, ((True, 1.0),), np.ones(1), known=known)

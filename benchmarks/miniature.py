@@ -143,6 +143,7 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
             "HONEST_REPEATS": 1,
         },
     ),
+    "public_alone": (["--quick"], {"PUBLIC": (30,), "N_RECORDS": 60, "forests.N_TRAIN": 600}),
     "planning": (["--quick"], {"DATA": Path("none"), "REPEATS": (2, 2)}),
 }
 

@@ -377,8 +377,8 @@ class DemoReport:
         width = max(len(method.title) for method in self.methods)
         heading = f"on {N_TEST:,} public test records"
         beside = (AUC, LOG_LOSS, CALIBRATION)
-        titles = "  ".join(metric.title for metric in beside)
-        lines += ["", f"{heading:<{width}}   error   95 % interval    {titles}"]
+        titles = "  ".join(f"{metric.title:>5}" for metric in beside)
+        lines += ["", f"{heading:<{width}}   error   95 % interval  {titles}"]
         lines += [
             f"{m.title:<{width}}  {m.error:>6.1%}  {f'{m.low:.1%} to {m.high:.1%}':<14}  "
             + "  ".join(f"{getattr(m, by.name):>{max(5, len(by.title))}.3f}" for by in beside)

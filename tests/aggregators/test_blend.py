@@ -12,7 +12,7 @@ from consilience.aggregators.blend import PublicBlend
 from consilience.aggregators.boosting import SiteBoosting
 from consilience.aggregators.feature import FeatureMethod
 from consilience.aggregators.labelled import read_labelled
-from consilience.aggregators.mixture import Ball, Known, Ridge, _noise_along, folds
+from consilience.aggregators.mixture import Ball, Known, Mixture, Ridge, _noise_along, folds
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.erm import Logistic, Squared
 from consilience.tables.public import Public
@@ -268,6 +268,30 @@ def test_many_public_records_outweigh_the_sites_and_probabilities_are_calibrated
     assert abs(np.mean(blend.predict_proba(X)[:, 1]) - np.mean(y)) < 0.03
 
 
+def test_the_odds_on_an_average_follow_what_its_known_noise_leaves_of_it():
+    signals = []
+    for epsilon in (0.02, 5.0):
+        members, public, _ = world(0, epsilon=epsilon)
+        task = read_labelled(PublicBlend(), members, public)
+        ball = Ball.of(task)
+        ridge = Ridge(ball.records(task.X), task.y, task.loss)
+        signals.append(Known.of(task, ball, ridge).signal(ball.enter(*task.average), ridge))
+    assert signals[0] < 0.5 < 0.8 < signals[1] <= 1
+
+
+def test_a_candidate_that_is_too_sure_of_itself_is_made_less_so():
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(60, 30))
+    y = np.where(X[:, 0] + rng.normal(size=60) > 0, 1.0, -1.0)
+    ridge = Ridge(X / np.linalg.norm(X, axis=1).max(), y, Logistic())
+    strong, weak = (False, 0.03), (False, 1e-5)
+    mixed = Mixture.by_cross_validation(ridge, np.zeros(30), [strong, weak], 0)
+    assert mixed.scales[1] < 0.5 < mixed.scales[0] <= 1
+    free = ridge.fit(np.zeros(30), weak[1])
+    alone = Mixture.by_cross_validation(ridge, np.zeros(30), [weak], 0)
+    assert alone.fit() == pytest.approx(alone.scales[0] * free, abs=1e-4)
+
+
 def test_a_ridge_around_a_centre_is_what_a_general_minimiser_finds():
     rng = np.random.default_rng(0)
     Z = rng.normal(size=(40, 3))
@@ -298,7 +322,7 @@ def test_the_known_noise_along_a_direction_is_the_members_own(settings):
 def test_an_exact_members_only_error_is_of_sampling():
     members, public, _ = world(0, epsilon=math.inf, n_sites=2, n=400, fit_intercept=False)
     task = read_labelled(PublicBlend(), members, public)
-    ball = Ball.around(task)
+    ball = Ball.of(task)
     Z = ball.records(task.X)
     known = Known.of(task, ball, Ridge(Z, task.y, task.loss))
     variance = known.axes @ known.axes.T * known.unit**2  # of the mean of two sites of 400 records
@@ -310,7 +334,7 @@ def test_an_exact_members_only_error_is_of_sampling():
 def test_a_ridge_in_known_errors_is_what_a_general_minimiser_finds():
     members, public, _ = world(0, epsilon=2.0, n_public=60)
     task = read_labelled(PublicBlend(), members, public)
-    ball = Ball.around(task)
+    ball = Ball.of(task)
     Z = ball.records(task.X)
     known = Known.of(task, ball, Ridge(Z, task.y, task.loss))
     centre, rows = ball.enter(*task.average), np.arange(60)
@@ -333,7 +357,7 @@ def test_members_of_another_library_leave_the_error_unknown():
     task = read_labelled(
         PublicBlend(), [*members, LogisticRegression().fit(public.X, public.y)], public
     )
-    ball = Ball.around(task)
+    ball = Ball.of(task)
     assert Known.of(task, ball, Ridge(ball.records(task.X), task.y, task.loss)) is None
 
 

@@ -74,7 +74,8 @@ def test_plan_leaves_out_the_columns_that_are_no_features(run, tmp_path):
     )
     code, _, err = run(*arguments)
     assert code == 1
-    assert "n_features" in err  # 70 names are 70 features
+    assert "--drop id" in err  # 70 names are no features
+    assert "--features must be 1" in run(*arguments[:-1], 5, "--drop", "id")[2]
     assert run(*arguments, "--drop", "id")[0] == 0
     code, _, err = run(*arguments, "--drop", "name")
     assert code == 1
@@ -94,3 +95,29 @@ def test_plan_takes_learner_and_features_from_a_study(run, study_file):
     code, _, err = run("plan", study_file, "--records", 900, "--mechanism", "output")
     assert code == 2
     assert "The study file decides '--" in err
+
+
+def test_plan_begins_with_what_to_expect_against_what_and_what_to_change(run, tmp_path):
+    path = tmp_path / "public.csv"
+    rows = [f"{i % 17},{i % 11},{int(i % 17 + i % 11 > 18)}\n" for i in range(300)]
+    path.write_text("a,b,y\n" + "".join(rows))
+    asked = ("plan", "--records", 300, "--epsilon", 0.2, "--public", path, "--label", "y")
+    for sites in (1, 6):
+        code, out, _ = run(*asked, "--sites", sites, "--metric", "auc")
+        first = out.splitlines()[0]
+        assert code == 0
+        assert "errors (AUC 0." in first
+        assert "a site's own exact model" in first
+        assert "always the most frequent class" in first
+        assert "twice " in first.lower()  # the epsilon, or anything
+    assert "Joining " in first
+    assert "labelled public records" in run(*asked[:5], "--features", 3, "--metric", "auc")[2]
+    assert "public records are needed" in run(*asked[:5], "--features", 3)[1].splitlines()[0]
+
+
+def test_problems_name_options_as_they_are_typed(run, records):
+    assert "--records must be" in run("plan", "--records", 0, "--features", 2, "--epsilon", 1)[2]
+    assert "--features must be" in run("plan", "--records", 9, "--epsilon", 1)[2]
+    data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 1)
+    assert "--repeats must be" in run(*data, "--repeats", 0)[2]
+    assert "--label-skew must be" in run(*data, "--label-skew", -1)[2]

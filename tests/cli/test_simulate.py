@@ -67,7 +67,7 @@ def test_simulate_goes_on_from_a_checkpoint_on_any_backend(run, records, tmp_pat
     assert len(list((tmp_path / "kept").iterdir())) == 2
     code, _, err = run(*data, *kept)
     assert code == 1
-    assert "'seed'" in err
+    assert "--seed" in err
 
 
 def test_simulate_takes_sites_from_a_column_and_prints_json(run, records):
@@ -109,3 +109,20 @@ def test_simulate_refuses_options_that_the_study_decides(run, study_file):
         assert code == 2
         assert "The study file decides '--" in err
         assert option[0] in err
+
+
+def test_simulate_drops_columns_and_judges_by_the_metric_asked_for(run, records):
+    lines = records.read_text().splitlines()
+    named = [f"{line},{'name' if i == 0 else f'p{i}'}" for i, line in enumerate(lines)]
+    records.write_text("\n".join(named) + "\n")
+    data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 2, "--repeats", 2)
+    code, _, err = run(*data, "--sites", 3)
+    assert code == 1
+    assert "--drop name" in err
+    code, out, _ = run(*data, "--sites", 3, "--drop", "name", "--drop", "c", "--metric", "auc")
+    assert code == 0
+    assert "highest AUC first" in out
+    assert "always the most frequent class" in out
+    code, out, _ = run(*data, "--sites", 3, "--drop", "name", "--json")
+    assert json.loads(out)["settings"]["metric"] == "error"
+    assert json.loads(out)["settings"]["features"] == 2 + 2 + 3  # numbers, c, hospital

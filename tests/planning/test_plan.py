@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
 from consilience import Average, FeatureMethod, PublicBlend, SiteBoosting, SoftLabelDistillation
 from consilience.errors import SettingsError
@@ -15,6 +16,7 @@ from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegress
 from consilience.planning import expectation
 from consilience.planning.feature import in_span, kappas
 from consilience.planning.plan import plan
+from consilience.planning.population import PublicRecords
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise
@@ -701,3 +703,20 @@ def test_public_frames_are_read_without_the_columns_that_are_no_features(frame):
 def test_bad_settings_of_joining_are_named(change, message):
     with pytest.raises(SettingsError, match=message):
         plan(**{"n_records": 100, "n_features": 5, "epsilon": 1.0, **change})
+
+
+def test_the_predicted_auc_is_that_of_drawn_models():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 3)) / 4
+    y = (X[:, 0] + 0.2 * rng.normal(size=400) > 0.15).astype(int)
+    learner = PrivateLogisticRegression(epsilon=1.0, regularization=1e-2)
+    facts = PublicRecords(learner, X, y, Noise(seed=1).open())
+    mean, root = facts.model(facts.ridge, None), 2.0 * np.eye(4)
+    drawn = [
+        roc_auc_score(facts.labels, facts.rows @ (mean + root @ rng.normal(size=4)))
+        for _ in range(3000)
+    ]
+    assert facts.ranked(mean, root @ root.T) == pytest.approx(np.mean(drawn), abs=0.02)
+    exact = roc_auc_score(facts.labels, facts.rows @ mean)
+    assert facts.ranked(mean, None) == pytest.approx(exact, abs=1e-9)
+    assert facts.exact_auc <= exact

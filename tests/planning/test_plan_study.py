@@ -90,6 +90,7 @@ def test_trees_are_tried_on_public_records_and_the_advice_says_so(beside):
     trial = plan(beside(**FOREST), n_records=300, n_sites=4)
     assert isinstance(trial, Trial)
     assert {row.way for row in trial.rows} == {
+        "always the most frequent class",
         "one site alone",
         "public records alone",
         "WeightedVote",
@@ -105,16 +106,31 @@ def test_trees_are_tried_on_public_records_and_the_advice_says_so(beside):
     assert plan(beside(**FOREST), n_records=300, n_sites=4).rows == trial.rows
 
 
+def test_a_trial_is_judged_by_the_metric_asked_for_and_tells_its_progress(beside):
+    told = []
+    trial = plan(
+        beside(**FOREST),
+        n_records=200,
+        n_sites=3,
+        metric="auc",
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert "The AUC of WeightedVote is" in trial.sentence
+    assert str(trial).startswith(trial.sentence)
+    assert told == [(done, 2 * REPEATS) for done in range(1, 2 * REPEATS + 1)]
+
+
 def test_regression_is_tried_too():
     X = Noise(seed=1).open().normal(600).reshape(200, 3) / 3
     trial = plan(n_records=400, epsilon=1.0, n_sites=3, public=(X, X[:, 0]), learner=PrivateRidge)
-    assert {row.metric for row in trial.rows} == {"rmse"}
+    assert {row.metric for row in trial.rows} == {"rmse", "r2"}
+    assert "always the mean" in trial.sentence
     assert trial.aggregator == Average().describe().title
 
 
 def test_less_epsilon_makes_a_trial_worse_and_joining_makes_it_better(beside):
     trial = plan(beside(**FOREST), n_records=200, n_sites=5)
-    errors = {(row.epsilon, row.way): row.value for row in trial.rows}
+    errors = {(row.epsilon, row.way): row.value for row in trial.rows if row.metric == "error"}
     assert errors[3.0, "one site alone"] < errors[0.1, "one site alone"]
     assert errors[3.0, "WeightedVote"] < errors[3.0, "one site alone"]
 

@@ -10,14 +10,28 @@ from typing import Any, ClassVar, Self, Unpack
 import numpy as np
 
 from consilience.aggregators.base import Array, Charge, Joining, Outlook
-from consilience.aggregators.labelled import UsesLabels, is_logistic, read_labelled
+from consilience.aggregators.labelled import (
+    UsesLabels,
+    encode_labels,
+    is_logistic,
+    read_features,
+    read_labelled,
+)
 from consilience.aggregators.members import LinearEnsemble
-from consilience.aggregators.mixture import Ball, Known, Mixture, Ridge
+from consilience.aggregators.mixture import (
+    Ball,
+    Known,
+    Mixture,
+    Ridge,
+    step_between,
+    strengths_alone,
+)
 from consilience.learners.base import PrivateLearner
 from consilience.tables.public import Public
 
+# On the average before any label is looked at, even if it is all noise: records can overrule it.
+LEAST_ODDS = 0.01
 EXPECTED_WITHIN = 0.5  # powers of ten: a Cauchy density, so that records can always overrule it
-FEW_RECORDS = 5000  # beyond, a coarser grid: the likelihood is sharp and the solver's time counts
 
 
 @dataclass(eq=False)
@@ -28,8 +42,9 @@ class PublicBlend(UsesLabels):
     members' precision-weighted average, scaled to fit, or zero. Around the average the ridge is
     measured in the errors that the members' known noise and sizes imply, so that each direction
     moves as far as it is uncertain. Over both centres and all strengths of the ridge the results
-    are mixed in proportion to their cross-validated likelihood, with even odds on the two centres
-    and, around the average, most on the strength that the known errors imply. Public records alone
+    are mixed in proportion to their cross-validated likelihood, with odds on
+    the average that fall from even to small where its known errors explain what it says, and,
+    around the average, most on the strength that the known errors imply. Public records alone
     and the average alone are both among them.
 
     Parameters
@@ -84,25 +99,54 @@ class PublicBlend(UsesLabels):
     ) -> LinearEnsemble:
         """Return the blend of linear `members` and labelled `public` records."""
         task = read_labelled(self, members, public)
-        ball = Ball.around(task)
+        ball = Ball.of(task)
         ridge = Ridge(ball.records(task.X), task.y, task.loss)
         known = Known.of(task, ball, ridge)
-        step = 0.5 if len(task.y) <= FEW_RECORDS else 1.0
-        alone = np.arange(0.5, -5.1, -step)
+        step, alone = step_between(len(task.y)), strengths_alone(len(task.y))
         around = alone if known is None else np.arange(2.0, -4.1, -step)
         # How much is expected of a strength before any label is looked at; the average alone is one
         # step beyond.
         expected = np.ones(len(around) + 1)
         if known is not None:
             expected /= 1 + (np.array([around[0] + step, *around]) / EXPECTED_WITHIN) ** 2
-        prior = np.concatenate([expected / expected.sum(), np.full(len(alone), 1 / len(alone))])
+        centre = ball.enter(*task.average)
+        odds = 1.0 if known is None else max(LEAST_ODDS, known.signal(centre, ridge) ** 2)
+        prior = np.concatenate(
+            [odds * expected / expected.sum(), np.full(len(alone), 1 / len(alone))]
+        )
         candidates = [
             (True, math.inf),
             *((True, t) for t in 10.0**around),
             *((False, t) for t in 10.0**alone),
         ]
-        centre = ball.enter(*task.average)
         mixture = Mixture.by_cross_validation(
             ridge, centre, candidates, self.random_state, prior=prior, known=known
         )
         return task.ensemble(*ball.leave(mixture.fit()), task.shares * mixture.trust)
+
+
+def fit_public(learner: PrivateLearner[Any, Any], public: Public) -> LinearEnsemble:
+    """Return the blend without members: what labelled public records give by themselves.
+
+    The ridges around zero that `PublicBlend` tries, mixed by their cross-validated likelihood. A
+    choice by the number of mistakes, which few records hardly tell apart, does worse
+    (benchmarks/public_alone.md).
+
+    Privacy
+    -------
+    None for the public records, and no other is read.
+    """
+    name, classes = "A model of public records", getattr(learner, "classes", None)
+    X, labels = read_features(public, name, None)
+    if not learner.predicts_number:
+        classes = np.unique(labels) if classes is None else np.asarray(classes)
+    y, loss, scale = encode_labels(labels, classes, getattr(learner, "huber", None), name)
+    outputs = loss.n_outputs
+    ball = Ball.around(
+        X, with_intercept=bool(learner.fit_intercept), outputs=outputs, label_scale=scale
+    )
+    ridge = Ridge(ball.records(X), y, loss)
+    zero = np.zeros(ridge.Z.shape[1] if outputs == 1 else (outputs, ridge.Z.shape[1]))
+    candidates = [(False, t) for t in 10.0 ** strengths_alone(len(y))]
+    mixture = Mixture.by_cross_validation(ridge, zero, candidates, 0)
+    return LinearEnsemble(classes, *ball.leave(mixture.fit()), np.zeros(0), None, ())

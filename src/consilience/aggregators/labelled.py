@@ -119,14 +119,15 @@ def read_labelled(
     huber = aggregator.huber
     aggregator._require("huber", huber is None or is_positive(huber), "None or a number > 0")
     classes, coef, intercept, known = align_members(found, aggregator.classes)
-    X, labels = _checked(public, name, coef.shape[2])
+    X, labels = read_features(public, name, coef.shape[2])
     shares = aggregator.weigh(found, Public(X) if weigh_by_public else None)
     mass = class_shares(shares, known, coef.shape[1])
-    y, loss, scale = _encoded(labels, classes, huber, name)
+    y, loss, scale = encode_labels(labels, classes, huber, name)
     return Labelled(found, classes, coef, intercept, shares, mass, X, labels, y, loss, scale)
 
 
-def _checked(public: Public, name: str, n_features: int) -> tuple[Any, Array]:
+def read_features(public: Public, name: str, n_features: int | None) -> tuple[Any, Array]:
+    """Check labelled records of any number of features, or of as many as members have."""
     try:
         X = as_doubles(public.X) if sparse.issparse(public.X) else public.X
         X = check_array(X, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
@@ -136,7 +137,7 @@ def _checked(public: Public, name: str, n_features: int) -> tuple[Any, Array]:
             "numbers. Nothing was combined. Encode the table with the study's schema, which says "
             "what becomes of missing values."
         ) from None
-    if X.shape[1] != n_features:
+    if n_features is not None and X.shape[1] != n_features:
         raise SchemaMismatch(
             f"{name} was given aggregation records of {X.shape[1]} features, and the members have "
             f"{n_features}. Nothing was combined. Encode the table with the study's schema."
@@ -149,9 +150,10 @@ def _checked(public: Public, name: str, n_features: int) -> tuple[Any, Array]:
     return X, labels
 
 
-def _encoded(
+def encode_labels(
     labels: Array, classes: Array | None, huber: float | None, name: str
 ) -> tuple[Array, Loss, float]:
+    """Return labels as the solver takes them, their loss, and what numbers were divided by."""
     if classes is None:
         try:
             numbers = np.asarray(labels, dtype=np.float64)

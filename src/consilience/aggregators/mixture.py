@@ -23,6 +23,7 @@ from consilience.learners.erm import Loss, Problem, PublicFacts, gradient_error,
 SOLVED_TO = 1e-7  # relative gradient; public records need an answer, not a certificate
 N_FOLDS = 5
 NEGLIGIBLE = 1e-3  # of the best candidate's weight
+FEW_RECORDS = 5000  # beyond, strengths are tried in coarser steps
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,21 @@ class Ball:
     label_scale: float
 
     @classmethod
-    def around(cls, task: Labelled) -> Ball:
+    def around(cls, X: Any, *, with_intercept: bool, outputs: int, label_scale: float) -> Ball:
         """Return the smallest ball around the records; they are public, so their norm is."""
-        squares = task.X.multiply(task.X) if sparse.issparse(task.X) else np.square(task.X)
+        squares = X.multiply(X) if sparse.issparse(X) else np.square(X)
         longest = math.sqrt(float(np.asarray(squares.sum(axis=1)).max())) or 1.0
-        return cls(longest * (1 + 1e-12), task.with_intercept, task.n_outputs, task.label_scale)
+        return cls(longest * (1 + 1e-12), with_intercept, outputs, label_scale)
+
+    @classmethod
+    def of(cls, task: Labelled) -> Ball:
+        """Return the ball around the records that members are combined by."""
+        return cls.around(
+            task.X,
+            with_intercept=task.with_intercept,
+            outputs=task.n_outputs,
+            label_scale=task.label_scale,
+        )
 
     def records(self, X: Any) -> Any:
         """Return (x / norm, 1) / √2, or x / norm."""
@@ -188,6 +199,16 @@ class Known:
         ridge = Ridge(records * unit, plain.y, plain.loss)
         return cls(ridge, turned * (spread * unit), (turned / (spread * unit)), 1 / unit)
 
+    def signal(self, centre: Array, plain: Ridge) -> float:
+        """Return the share of the average's scores, over the records, that its error leaves over.
+
+        Labels are not used. A score that all records share says nothing about any of them.
+        """
+        scores = centre @ dense(plain.Z).T
+        seen = np.sum((scores - scores.mean(axis=-1, keepdims=True)) ** 2)
+        expected = np.sum((self.ridge.Z - self.ridge.Z.mean(axis=0)) ** 2) * self.unit**2
+        return max(0.0, 1 - len(np.atleast_2d(scores)) * float(expected / seen)) if seen else 0.0
+
     def at(self, rows: Array | None) -> Known:
         """Return the same over the chosen rows, or over all."""
         return self if rows is None else replace(self, ridge=self.ridge.at(rows))
@@ -212,6 +233,36 @@ def _noise_along(member: Member, bend: Array) -> Array:
     return np.asarray((flat**-0.5 + (steep**-0.5 - flat**-0.5) * bend) ** -2)
 
 
+def step_between(n_records: int) -> float:
+    """Return how far apart strengths are, in powers of ten.
+
+    Of many records the likelihood is sharp, and the solver's time counts.
+    """
+    return 0.5 if n_records <= FEW_RECORDS else 1.0
+
+
+def strengths_alone(n_records: int) -> Array:
+    """Return the ridges of a fit to public records alone, as powers of ten, strongest first."""
+    return np.arange(0.5, -5.1, -step_between(n_records))
+
+
+def _held_out(loss: Loss, scores: Array, y: Array) -> tuple[float, float]:
+    """Return the number in (0, 1] that suits held-out scores best, and their loss times it.
+
+    A weak ridge is too sure of itself and still may point the right way. Its likelihood should say
+    the latter, because what it is too sure of can be corrected. Numbers are predicted as they are.
+    """
+
+    def total(k: float) -> float:
+        return float(loss.value(k * scores, y).sum())
+
+    whole = total(1.0)
+    if loss.n_outputs == 1 and not loss.monotone:
+        return 1.0, whole
+    found = optimize.minimize_scalar(total, bounds=(0.0, 1.0), method="bounded")
+    return (float(found.x), float(found.fun)) if found.fun < whole else (1.0, whole)
+
+
 @dataclass(frozen=True)
 class Mixture:
     """Ridges around a centre at several strengths, mixed by their held-out likelihood.
@@ -219,7 +270,8 @@ class Mixture:
     A choice among candidates is as noisy as the cross-validation it rests on; with 50 records that
     costs more than the candidates differ. A mixture weighted by exp(-total held-out loss) moves
     with that noise continuously, and as the loss is convex it is never worse than the same mixture
-    of the candidates' losses.
+    of the candidates' losses. Candidates that are too sure of themselves on held-out records are
+    made less so, all scores by one factor, before they are weighed.
     """
 
     ridge: Ridge
@@ -228,6 +280,8 @@ class Mixture:
     weights: Array
     # What strengths around the centre are measured in, if not in the ridge's t.
     known: Known | None = None
+    # What each candidate is multiplied by: less than 1 if it is too sure of itself.
+    scales: Array | None = None
 
     @classmethod
     def by_cross_validation(
@@ -244,12 +298,16 @@ class Mixture:
         weights = np.ones(len(candidates)) if prior is None else prior
         mixture = cls(ridge, centre, tuple(candidates), weights, known=known)
         tests = folds(ridge.y, random_state)
-        total = np.zeros(len(candidates))
-        for test in tests:
-            held_out = ridge.at(test)
-            total += [
-                held_out.losses(theta).sum() for theta in mixture._fits(np.flatnonzero(~test))
-            ]
+        scores = [
+            [theta @ ridge.at(test).Z.T for theta in mixture._fits(np.flatnonzero(~test))]
+            for test in tests
+        ]
+        labels = np.concatenate([ridge.y[test] for test in tests])
+        found = [
+            _held_out(ridge.loss, np.concatenate(of_one, axis=-1), labels)
+            for of_one in zip(*scores, strict=True)
+        ]
+        scales, total = (np.array(part) for part in zip(*found, strict=True))
         # Of all records, each held out once.
         loss = total / (len(tests) / min(N_FOLDS, len(ridge.y)))
         worse = loss - loss.min()
@@ -259,7 +317,7 @@ class Mixture:
             worse = worse * len(ridge.y) / max(2 * loss.min(), np.finfo(float).tiny)
         weights = weights * np.exp(-worse)
         weights = np.where(weights < NEGLIGIBLE * weights.max(), 0.0, weights)
-        return cls(ridge, centre, mixture.candidates, weights / weights.sum(), known)
+        return cls(ridge, centre, mixture.candidates, weights / weights.sum(), known, scales)
 
     @property
     def trust(self) -> float:
@@ -271,9 +329,8 @@ class Mixture:
     def fit(self, rows: Array | None = None) -> Array:
         """Return the mixture fitted to the chosen rows, or to all."""
         fits = self._fits(rows)
-        return np.asarray(
-            sum(weight * theta for weight, theta in zip(self.weights, fits, strict=True))
-        )
+        shares = self.weights if self.scales is None else self.weights * self.scales
+        return np.asarray(sum(share * theta for share, theta in zip(shares, fits, strict=True)))
 
     def _fits(self, rows: Array | None) -> Iterator[Array]:
         ridge, known = self.ridge.at(rows), None if self.known is None else self.known.at(rows)

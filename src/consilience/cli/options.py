@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 from typer import Argument, Option
@@ -91,6 +94,27 @@ def require(value: Value | None, option: str) -> Value:
     return value
 
 
+@contextmanager
+def as_typed(*groups: type) -> Iterator[None]:
+    """Let problems with settings name the options of a command, and not Python's parameters."""
+    typed = {}
+    for group in groups:
+        for name, hint in get_type_hints(group, include_extras=True).items():
+            option = hint.__metadata__[0]  # Typer takes the first of its names for a default
+            typed[name] = option.default if isinstance(option.default, str) else f"--{name}"
+
+    def name_option(found: re.Match[str]) -> str:
+        return f"{typed.get(found[1], f'--{found[1]}').replace('_', '-')} must"
+
+    try:
+        yield
+    except SettingsError as problem:
+        raise SettingsError(PARAMETER.sub(name_option, str(problem))) from None
+
+
+PARAMETER = re.compile(r"The '(\w+)' parameter of (?:plan|simulate) must")
+
+
 def refuse_beside_study(*groups: Any) -> None:
     """Refuse options that describe what the study file says already."""
     for group in groups:
@@ -113,11 +137,15 @@ class LearnerOptions:
         ),
     ] = "logistic"
     mechanism: Annotated[
-        Literal["objective", "output", "generalized"], Option(help="Where the noise is added.")
-    ] = "objective"
-    regularization: Annotated[float, Option(help="Weight of the ridge in the mean objective.")] = (
-        1e-2
-    )
+        Literal["auto", "objective", "output", "generalized", "gradient"] | None,
+        Option(help="Where the noise is added; by default as the learner does."),
+    ] = None
+    regularization: Annotated[
+        float | None,
+        Option(
+            help="Weight of the ridge in the mean objective; by default from public facts alone."
+        ),
+    ] = None
 
     def settings(self) -> dict[str, Any]:
         """Return the learner's class, and those settings that it has."""
@@ -126,6 +154,8 @@ class LearnerOptions:
         settings: dict[str, Any] = {"learner": cls}
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "regularization" and value is None and field.name in known:
+                value = "auto"
             if field.name in known and value is not None:
                 settings[field.name] = value
             elif value != field.default and field.name != "learner":

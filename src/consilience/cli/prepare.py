@@ -15,6 +15,7 @@ from consilience.cli.options import (
     RelatedLearnerOptions,
     StudyPath,
     TrainingEpsilon,
+    as_typed,
     build_aggregator,
     list_aggregators,
     refuse_beside_study,
@@ -121,23 +122,29 @@ def plan(
     target: Annotated[
         float, Option(help="Report what an excess loss of this size would need.")
     ] = 0.01,
+    metric: JudgedBy = None,
 ) -> Answer:
     """Predict the accuracy to expect from a number of records, sites and an epsilon.
 
-    Spends no budget and reads no private record. A study file says what would be trained and how
+    The first lines say in words what to expect, against what, and what to change. Spends no budget
+    and reads no private record. A study file says what would be trained and how
     it is combined. For several sites, every aggregator is predicted, one is recommended, and you
     learn how many sites, public records or how much epsilon a target needs. With public records
     that resemble the sites' own, the advice rests on them; without, it assumes a loss with the
     same curvature in all directions.
     """
-    asked: dict[str, Any] = {**vars(sizes), "epsilon": epsilon, "target": target}
-    if study is not None:
-        refuse_beside_study(options, public)
-        advice = cs.plan(study, **asked)
-    else:
-        require(epsilon, "--epsilon")
-        advice = cs.plan(**asked, public=public.read(), **options.settings())
-    return Answer(advice.as_dict(), str(advice))
+    from consilience.progress import showing
+
+    asked: dict[str, Any] = {**vars(sizes), "epsilon": epsilon, "target": target, "metric": metric}
+    with as_typed(Sizes), showing("Planning", None) as progress:
+        if study is not None:
+            refuse_beside_study(options, public)
+            advice = cs.plan(study, **asked, progress=progress)
+        else:
+            require(epsilon, "--epsilon")
+            settings = options.settings()
+            advice = cs.plan(**asked, public=public.read(), progress=progress, **settings)
+        return Answer(advice.as_dict(), str(advice))
 
 
 def audit(
@@ -174,6 +181,9 @@ class ModelOptions:
     """What a study file says otherwise."""
 
     label: Annotated[str | None, Option(help="Name of the label column.")] = None
+    drop: Annotated[
+        list[str] | None, Option(help="A column that is not a feature. Repeatable.")
+    ] = None
     aggregator: Annotated[
         list[str] | None,
         Option(
@@ -267,7 +277,10 @@ def simulate(
     cut = cs.Division(
         **{**vars(division), "sizes": division.sizes or None, "public": division.public or None}
     )
-    with showing("Simulating", None) as progress:
+    with (
+        as_typed(DivisionOptions, RunOptions, ModelOptions),
+        showing("Simulating", None) as progress,
+    ):
         how = cs.Runs(**vars(runs), progress=progress)
         if study is not None:
             refuse_beside_study(model, learner)
@@ -309,7 +322,7 @@ def _simulate_options(
             )
         division = replace(division, sites=table[column].to_pylist(), site_column=None)
         table = table.drop_columns([column])
-    X, y = read_public(table, label)
+    X, y = read_public(table, label, drop=model.drop or ())
     settings: Any = {**vars(division), **vars(runs), "metric": metric}
     return cs.simulate(made, aggregators, X, y, epsilon=epsilons, **settings)
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.base import is_classifier
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
 from consilience.aggregators.base import Aggregator
+from consilience.aggregators.blend import fit_public
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError
 from consilience.evaluation.compare import MAJORITY, MEAN, Gap, Joining, paired_gap
@@ -35,7 +35,6 @@ from consilience.evaluation.measures import (
     measures,
 )
 from consilience.learners.base import PrivateLearner
-from consilience.learners.tuning import choose_on_public
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
 
@@ -68,7 +67,6 @@ BASELINES = (PUBLIC_ROW, MEDIAN_ROW, BEST_ROW, MAJORITY, MEAN)
 KINDS = ("study", "baseline", "other")
 COMPARED = (ERROR, AUC, LOG_LOSS, RMSE)  # record by record, with the release
 
-PUBLIC_RIDGES = tuple(10.0**power for power in range(-6, 1))
 MOST_COMPARED = 200  # members; with more, other aggregators are not tried
 COMPARING_SECONDS = 10.0
 
@@ -114,26 +112,21 @@ def guess(y: ArrayLike, *, numeric: bool) -> Predictor:
     return model
 
 
-def public_only(learner: Learner, public: Public) -> Learner:
+def public_only(learner: Learner, public: Public) -> Predictor:
     """Train on the public records alone: what anybody can do without joining.
 
-    The regularisation is the one that cross-validation on the public records prefers, so that
-    joining is not compared with an alternative worse than it need be. The learner is changed and
-    returned fitted; it must be exact (``epsilon=math.inf``).
+    Linear models take the ridge that cross-validation on the public records favours, exactly as
+    `PublicBlend` does, so that joining is not compared with an alternative worse than it need be.
+    Other learners are trained as they are; such a one must be exact (``epsilon=math.inf``), and is
+    changed and returned fitted.
     """
     assert math.isinf(learner.epsilon)
+    if learner.is_linear:
+        return fit_public(learner, public)
     if getattr(learner, "unit", "record") == "person":  # public records need no cap per person
         learner.set_params(unit="record", records_per_person=None)
-    y = np.asarray(public.y)
-    fewest = int(np.unique(y, return_counts=True)[1].min()) if is_classifier(learner) else len(y)
-    if hasattr(learner, "regularization") and (folds := min(5, fewest)) > 1:
-        size = len(y) * (folds - 1) // folds
-        grid = {"regularization": PUBLIC_RIDGES}
-        learner.set_params(
-            **choose_on_public(learner, grid, public.X, y, n_records=size, cv=folds, repeats=1)
-        )
-    learner.fit(public.X, y)
-    return learner
+    fitted: Predictor = learner.fit(public.X, np.asarray(public.y))
+    return fitted
 
 
 def assess(

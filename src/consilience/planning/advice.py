@@ -12,15 +12,30 @@ from typing import Any
 import numpy as np
 
 from consilience.errors import SettingsError
-from consilience.evaluation.compare import ANSWERS
+from consilience.evaluation.compare import ANSWERS, MAJORITY
+from consilience.evaluation.measures import AUC, ERROR, LOG_LOSS, Metric
 from consilience.planning.expectation import LARGEST_N, Expectation, Planner
-from consilience.planning.joining import Joined, Way
+from consilience.planning.joining import ALONE, BASELINES, Joined, OwnModel, Way
 from consilience.planning.sites import Case, require
 
 NOTICEABLE = 1e-3  # nats: joining for less is not worth anyone's budget
 # Where a search for what is required ends.
 LARGEST = {"n_records": LARGEST_N, "n_sites": 4**12, "n_public": 4**12, "epsilon": 4**6}
 QUANTITIES = {"n_sites": "sites", "epsilon": "epsilon", "n_public": "public records"}
+OWN = "a site's own exact model, kept to itself"
+TWICE = {
+    "epsilon": "twice the epsilon",
+    "n_records": "twice the records at each site",
+    "n_sites": "twice the sites",
+    "n_public": "twice the public records",
+}
+# What can be expected where the noise is so many times the signal, at most.
+NOISY = (
+    (0.1, "almost as good as without privacy"),
+    (0.5, "somewhat worse than without privacy"),
+    (1.0, "much worse than without privacy"),
+    (math.inf, "mostly noise"),
+)
 ROUGH = "* the noise moves margins by more than 1: only the order of magnitude is meant"
 BELOW_ZERO = "below 0: better than the sites' regularisation could reach with any number of records"
 
@@ -38,12 +53,21 @@ class Advice:
     _planner: Planner
     _case: Case
     _ways: Mapping[str, Way]
+    metric: Metric = LOG_LOSS
 
     @cached_property
     def joined(self) -> tuple[Joined, ...]:
         """What each way of joining is expected to reach; empty for one site on its own."""
         joining = self._planner.joining(self._case)
-        return tuple(joining.expect(name, way) for name, way in self._ways.items())
+        found = (joining.expect(name, way) for name, way in self._ways.items())
+        return tuple(found if self.metric is LOG_LOSS else sorted(found, key=self._judged))
+
+    def _judged(self, way: Joined) -> float:
+        """Return what a way is judged by, less for a better one."""
+        if self.metric is LOG_LOSS:
+            return way.excess_loss
+        value = way.error if self.metric is ERROR else way.auc
+        return float(self.metric.gain(math.nan if value is None else value, 0.0))
 
     @property
     def recommended(self) -> Joined | None:
@@ -55,7 +79,7 @@ class Advice:
         ours = [way for way in self.joined if way.keeps_record_privacy]
         return min(
             ours,
-            key=lambda way: way.excess_loss - (NOTICEABLE if way.is_baseline else 0.0),
+            key=lambda way: self._judged(way) - (NOTICEABLE if way.is_baseline else 0.0),
             default=None,
         )
 
@@ -63,10 +87,10 @@ class Advice:
     def helps(self) -> bool | None:
         """Whether joining is predicted to help; None where the gain is too small to matter."""
         ours = [way for way in self.joined if way.keeps_record_privacy]
-        joined = [way.excess_loss for way in ours if not way.is_baseline]
+        joined = [self._judged(way) for way in ours if not way.is_baseline]
         if not joined:
             return None
-        gain = min(way.excess_loss for way in ours if way.is_baseline) - min(joined)
+        gain = min(self._judged(way) for way in ours if way.is_baseline) - min(joined)
         return True if gain > NOTICEABLE else False if gain <= 0 else None
 
     def required(self, what: str, target: float | None = None, *, name: str | None = None) -> float:
@@ -153,6 +177,75 @@ class Advice:
 
     # ------------------------------------------------------------------ in words
 
+    @cached_property
+    def headline(self) -> str:
+        """What to expect, against what, and what to change, in plain words."""
+        best, row = self.recommended, self.at(self.alone.epsilon)
+        way = BASELINES[ALONE] if best is None else self._ways[best.name]
+        joining = self._planner.joining(self._case)
+        now = joining.expect(ALONE, way) if best is None else best
+        site, epsilon = f"{row.n_records:,} records", f"epsilon {row.epsilon:g}"
+        if row.n_sites == 1 and self._case.n_sites == 1:
+            who = f"One site of {site} at {epsilon}"
+        else:
+            who = f"{self._case.n_sites} sites of {site} each at {epsilon}"
+        if now.error is None:
+            share = row.noise_per_coordinate / row.signal_per_coordinate
+            words = next(text for most, text in NOISY if share <= most)
+            said = [
+                f"{who}: the noise is about {share:.2g} times what can be learned, so the model "
+                f"will be {words}. Labelled public records are needed to predict an error or an "
+                "AUC."
+            ]
+        else:
+            how = ""
+            if best is not None:
+                how = f", {'staying with' if best.is_baseline else 'joined by'} {best.name}"
+            own = joining.expect(OWN, OwnModel())
+            beside = [way for way in self.joined if way.is_baseline and way is not best]
+            against = [f"{way.name} {_percent(way)}" for way in beside]
+            against.append(f"{OWN} {_percent(own)}")
+            guess = self._planner.facts.guess_error or 0.0
+            said = [
+                f"{who}{how}: expect about {_percent(now)}. Beside it: {', '.join(against)}, "
+                f"{MAJORITY} {guess:.1%}."
+            ]
+            if now.error > guess - NOTICEABLE:
+                said.append(
+                    "That is no better than always the most frequent class: judge by the AUC, or "
+                    "change something."
+                )
+            if best is not None:
+                said.append(f"Joining {ANSWERS[self.helps]}.")
+        return " ".join([*said, self._what_to_change(now, way)])
+
+    def _what_to_change(self, now: Joined, way: Way) -> str:
+        """Say what twice as much of one thing would bring."""
+        base, case = self.alone.epsilon, self._case
+        twice = {"epsilon": 2 * base}
+        if len(case.sites) == 1:
+            twice["n_records"] = 2 * case.sites[0].n_records
+            if case.n_sites > 1:
+                twice["n_sites"] = 2 * case.n_sites
+        if way.needs_public and case.n_public:
+            twice["n_public"] = 2 * case.n_public
+        found = {}
+        for what, value in twice.items():
+            changed = _scale_epsilon(way, 2.0) if what == "epsilon" else way
+            then = self._planner.joining(case.change(what, value, base)).expect("", changed)
+            if self._judged(now) - self._judged(then) > NOTICEABLE:
+                found[TWICE[what]] = then
+        if not found:
+            return "Twice as much of any one thing would hardly change that."
+        best_first = sorted(found, key=lambda what: self._judged(found[what]))
+        words = [
+            f"{what}: {_percent(found[what]) or f'excess loss {found[what].excess_loss:.2g}'}"
+            for what in best_first
+        ]
+        noisy = 2 * now.noise_loss > now.noise_loss + now.sampling_loss
+        fewer = " Fewer columns lower the noise, too." if noisy else ""
+        return f"To do better: {'; '.join(words)}.{fewer}"
+
     @property
     def sentence(self) -> str:
         """What to expect at the asked epsilon, and how many records a better result needs."""
@@ -168,8 +261,8 @@ class Advice:
             parts.append(f"the same learner without noise: {row.exact_error:.3f}")
         each = "n" if row.n_sites == 1 else "n at each site"
         parts.append(
-            f"to reach an excess loss of {self.target:g} you need {each} >= {_count(self.needed)} "
-            f"(by the worst-case bound: {_count(self.needed_worst_case)})"
+            f"to reach an excess loss of {self.target:g} you need {each}{_at_least(self.needed)} "
+            f"(by the worst-case bound{_at_least(self.needed_worst_case)})"
         )
         return "; ".join(parts) + "."
 
@@ -213,6 +306,8 @@ class Advice:
             "rows": [row.as_dict() for row in self.rows],
             "alone": self.alone.as_dict(),
             "target": self.target,
+            "headline": self.headline,
+            "metric": self.metric.name,
             "required_n": _finite(self.needed),
             "required_n_worst_case": _finite(self.needed_worst_case),
             "sentence": self.sentence,
@@ -223,7 +318,7 @@ class Advice:
         }
 
     def __str__(self) -> str:
-        lines = [*self._rows_table(), "", self.sentence]
+        lines = [self.headline, "", *self._rows_table(), "", self.sentence]
         if self.joined:
             lines += ["", *self._ways_table(), "", self.joining_sentence]
         return "\n".join(lines)
@@ -247,14 +342,14 @@ class Advice:
 
     def _ways_table(self) -> list[str]:
         public = self.alone.error is not None
-        errors = ["error"] if public else []
+        errors = [ERROR.title, AUC.title] if public else []
         titles = ["way", "hides", "hub sees", *errors, "excess loss", "noise part", "bound"]
         cells = [
             [
                 way.name,
                 way.unit,
                 "models" if way.trusted else "releases" if way.unit != "none" else "nothing",
-                *([f"{way.error:.3f}"] if public else []),
+                *([f"{way.error:.3f}", f"{way.auc:.3f}"] if public else []),
                 f"{_short(way.excess_loss)}{'*' if way.rough else ' '}",
                 _short(way.noise_loss),
                 f"{way.bound:.3g}",
@@ -323,13 +418,25 @@ def _word_way(way: Joined) -> str:
     return f"{error}excess loss {way.excess_loss:.2g}{', roughly' if way.rough else ''}"
 
 
+def _percent(way: Joined) -> str:
+    """Return the predicted error and AUC of a way; nothing if there are none."""
+    if way.error is None:
+        return ""
+    return f"{way.error:.1%} errors" + ("" if way.auc is None else f" (AUC {way.auc:.3f})")
+
+
 def _short(loss: float) -> str:
     return f"{loss:.4f}" if abs(loss) < 100 else f"{loss:.1e}"
 
 
 def _count(n: float) -> str:
-    """Write a number of records with two digits, or that it is too large."""
-    return f"{float(f'{n:.2g}'):,.0f}" if math.isfinite(n) else "more than 10^13"
+    """Write a number of records with two digits."""
+    return f"{float(f'{n:.2g}'):,.0f}"
+
+
+def _at_least(n: float) -> str:
+    """Write that a number of records is needed, or that it is too large to be had."""
+    return f" >= {_count(n)}" if math.isfinite(n) else " beyond 10^13"
 
 
 def _finite(number: float) -> float | None:

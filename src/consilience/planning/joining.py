@@ -57,8 +57,8 @@ class Joined:
         What the epsilon of this way hides: a record, a person, a whole site, or nothing.
     trusted
         Whether the hub sees exact models.
-    excess_loss, error
-        Predictions, the error only with public data. The excess can be negative, as some ways
+    excess_loss, error, auc
+        Predictions, the latter two only with public data. The excess can be negative, as some ways
         choose a better regularisation than the sites'.
     bias_loss, sampling_loss, noise_loss
         Parts of the excess, by second-order expansion: what remains with unlimited records and
@@ -81,6 +81,7 @@ class Joined:
     margin_noise: float
     bound: float
     error: float | None = None
+    auc: float | None = None
 
     @property
     def rough(self) -> bool:
@@ -139,6 +140,16 @@ class Baseline:
         """Return law and bound of one site's own model."""
         alone = replace(joining, case=replace(joining.case, sites=(joining.case.asking,)))
         return alone.average(np.ones(1)), alone.average_bound(np.ones(1))
+
+
+class OwnModel(Baseline):
+    """What one site has if it trains without noise and keeps the model to itself."""
+
+    def expected(self, joining: Joining) -> Outlook | None:
+        """Return law and bound of one site's exact model."""
+        alone = replace(joining, case=replace(joining.case, sites=(joining.case.asking,)))
+        one = np.ones(1)
+        return alone.average(one, exact=True), alone.average_bound(one, exact=True)
 
 
 class PublicBaseline(Baseline):
@@ -208,6 +219,9 @@ class Joining:
             level = facts.exact_error or 0.0
             level = level + at.error - facts.error(exact) + law.flattered_error
             error = min(1.0, max(0.0, level))
+        auc, shown = facts.ranked(law.mean, law.covariance), facts.ranked(exact, None)
+        if auc is not None and shown is not None and facts.exact_auc is not None:
+            auc = min(1.0, max(0.0, facts.exact_auc + auc - shown + law.flattered_auc))
         baseline = way if isinstance(way, Baseline) else None
         unit = "none" if baseline and baseline.hides_nothing else way.hidden_unit
         return Joined(
@@ -223,6 +237,7 @@ class Joining:
             margin_noise=math.sqrt(max(0.0, float(np.sum(facts.second_moment * law.noise)))),
             bound=bound,
             error=error,
+            auc=auc,
         )
 
     # ------------------------------------------------------------------ laws of models
@@ -422,6 +437,7 @@ class Joining:
         return law._replace(
             flattered=max(0.0, out.loss - usual.loss),
             flattered_error=max(0.0, out.error - usual.error),
+            flattered_auc=min(0.0, out.auc - usual.auc),
         )
 
     def feature(self, way: FeatureMethod) -> Outlook:

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SettingsError
+from consilience.evaluation.measures import LOG_LOSS, find_metric
 from consilience.learners.base import PrivateLearner, is_count
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.planning.advice import Advice
@@ -33,6 +34,7 @@ from consilience.planning.population import Isotropic, Linear, PublicRecords
 from consilience.planning.sites import Case, Sites, require
 from consilience.planning.trial import Trial, run_trial
 from consilience.privacy.mechanisms import Noise
+from consilience.progress import Progress
 from consilience.study.study import Study
 from consilience.tables.public import Public
 
@@ -58,6 +60,9 @@ class Assumptions:
         mean square of the best model's coordinates.
     target
         The excess loss whose requirements are reported.
+    metric
+        What ways of joining are sorted and judged by: "log-loss" (the default), or with labelled
+        public records "error" or "auc".
     failure
         Probability with which the worst-case bound may fail.
     seed
@@ -71,6 +76,7 @@ class Assumptions:
     target: float = 0.01
     failure: float = 0.05
     seed: int = 0
+    metric: str | None = None
 
     def __post_init__(self) -> None:
         require("target", self.target, self.target > 0, "a number > 0")
@@ -92,6 +98,7 @@ class Question:
     assume: Assumptions
     public: Public | None = None
     aggregators: Mapping[str, Aggregator] | None = None  # None: all that can be predicted
+    progress: Progress | None = None
 
     @property
     def n_public(self) -> int | None:
@@ -138,6 +145,8 @@ class Question:
             sites=self.sites,
             epsilons=self.epsilons,
             seed=self.assume.seed,
+            metric=self.assume.metric,
+            progress=self.progress,
         )
 
     def _by_formula(self) -> Advice:
@@ -167,9 +176,13 @@ class Question:
             planner.expect(n_records, 1, source) if n_sites > 1 else rows[_rounded(sites.epsilon)]
         )
         case = Case(sites.kinds(), self.n_public, sites.asking)
-        return Advice(
-            tuple(rows.values()), alone, float(assume.target), planner, case, self._ways(case)
+        metric = find_metric(assume.metric or LOG_LOSS.name, numeric=False)
+        fits = metric is LOG_LOSS or facts.shows_errors
+        require(
+            "metric", assume.metric, fits, "log-loss where there are no labelled public records"
         )
+        target, ways = float(assume.target), self._ways(case)
+        return Advice(tuple(rows.values()), alone, target, planner, case, ways, metric)
 
     def _ways(self, case: Case) -> dict[str, Way]:
         """Return the baselines and the aggregators to predict, by name; none for a single site."""
@@ -197,6 +210,7 @@ def plan(
     epsilon: float | None = None,
     n_sites: int | None = None,
     public: Records | None = None,
+    progress: Progress | None = None,
     **more: Any,
 ) -> Advice | Trial:
     """Return what to expect, alone and joined, before anyone spends any budget.
@@ -220,8 +234,11 @@ def plan(
     sizes, epsilons
         Records and epsilon of each site, if they differ: then `n_records` and `epsilon` are those
         of the site that asks, and the sites are counted.
-    n_features, n_public, curvature, signal, target, failure, seed
+    n_features, n_public, curvature, signal, target, metric, failure, seed
         As in `Assumptions`.
+    progress
+        Called with (steps done, steps) while models are trained. Without it, a bar is shown if
+        standard error is a terminal.
     learner, delta
         Without a study: the class of the learner (default: `PrivateLogisticRegression`), and
         delta. All other keywords are settings of that learner (regularization, mechanism, ...).
@@ -259,9 +276,11 @@ def plan(
                 f"A plan for a study was asked for with {', '.join(sorted(more))}, which the study "
                 "itself decides. Nothing was computed. Leave it out, or change the study."
             )
-        return _ask_study(study, who, assumed, records).answer()
-    require("epsilon", epsilon, epsilon is not None, "given where there is no study")
-    return _ask(Sites(**who), Assumptions(**assumed), records, more).answer()
+        question = _ask_study(study, who, assumed, records)
+    else:
+        require("epsilon", epsilon, epsilon is not None, "given where there is no study")
+        question = _ask(Sites(**who), Assumptions(**assumed), records, more)
+    return replace(question, progress=progress).answer()
 
 
 def _ask(

@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 Linear = PrivateLogisticRegression | PrivateLinearSVC
 
 MOST_PUBLIC = 4000  # public records used: more would take longer and change little
+MOST_RANKED = 500  # records of a class whose pairs are counted for an AUC
 FOLDS = 5
 # Gauss-Hermite quadrature for means over a standard normal variable.
 NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
@@ -34,8 +35,8 @@ WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 class Law(NamedTuple):
     """Mean and covariance of a model over draws of records and of noise.
 
-    ``flattered`` and ``flattered_error`` are loss and error that the public table does not show
-    because the model was fitted to it.
+    ``flattered``, ``flattered_error`` and ``flattered_auc`` are loss, error and AUC that the public
+    table does not show because the model was fitted to it.
     """
 
     mean: Array
@@ -43,6 +44,7 @@ class Law(NamedTuple):
     noise: Array
     flattered: float = 0.0
     flattered_error: float = 0.0
+    flattered_auc: float = 0.0
 
     @property
     def covariance(self) -> Array:
@@ -69,11 +71,13 @@ class Smoothed(NamedTuple):
 class HeldOut(NamedTuple):
     """How much worse a model does on held-out records, and the gradients measured there.
 
-    A model looks better on the records it was fitted to; ``loss`` and ``error`` are that gap.
+    A model looks better on the records it was fitted to; ``loss``, ``error`` and ``auc``, which is
+    negative, are that gap.
     """
 
     loss: float
     error: float
+    auc: float
     gradients: Array
 
 
@@ -90,8 +94,11 @@ class Population(ABC):
         Whether there are labelled records on which errors can be counted.
     ridge
         Λ of the learner where it trains without noise.
-    exact_error
-        Cross-validated error of the learner without noise, where there are labelled records.
+    exact_error, exact_auc
+        Cross-validated error and AUC of the learner without noise, where there are labelled
+        records.
+    guess_error
+        Error of always the most frequent class, where there are labelled records.
     """
 
     rows: Array
@@ -99,6 +106,12 @@ class Population(ABC):
     shows_errors: ClassVar[bool]
     ridge: float
     exact_error: float | None = None
+    exact_auc: float | None = None
+    guess_error: float | None = None
+
+    def ranked(self, mean: Array, covariance: Array | None) -> float | None:
+        """Return the expected AUC of a normal model, or of one; None without labelled records."""
+        return None
 
     @abstractmethod
     def hessian(self, model: Array) -> Array:
@@ -174,7 +187,7 @@ class Isotropic(Population):
 
     def held_out(self, ridge: float) -> HeldOut:
         """Return no gap: nothing was fitted to records."""
-        return HeldOut(0.0, 0.0, self.bend * self.one)
+        return HeldOut(0.0, 0.0, 0.0, self.bend * self.one)
 
     def error(self, model: Array) -> float:
         """Return that there are no labels to count errors on."""
@@ -203,7 +216,11 @@ class PublicRecords(Population):
         self._known: dict[float, HeldOut] = {}
         self.ridge = learner.strength(len(self.rows))
         exact = self.model(self.ridge, None)
+        share = float(np.mean(self.labels > 0))
+        self.guess_error = min(share, 1 - share)
         self.exact_error = self.held_out(self.ridge).error + self.error(exact)
+        if (shown := self.ranked(exact, None)) is not None:
+            self.exact_auc = self.held_out(self.ridge).auc + shown
 
     def model(self, ridge: float, linear: Array | None) -> Array:
         """Return the exact minimum on all public records."""
@@ -263,6 +280,26 @@ class PublicRecords(Population):
             hessian=(rows.T * bend) @ rows / len(rows),
         )
 
+    def ranked(self, mean: Array, covariance: Array | None) -> float | None:
+        """Return how often a pair of records of both classes is in order, over draws of the model.
+
+        The difference of two margins is normal, so this is a mean of one integral for each pair.
+        """
+        return self._order(self.rows @ mean, covariance)
+
+    def _order(self, margins: Array, covariance: Array | None) -> float | None:
+        both = [np.flatnonzero(self.labels > 0), np.flatnonzero(self.labels <= 0)]
+        if not all(map(len, both)):
+            return None
+        above, below = (one[:: -(-len(one) // MOST_RANKED)] for one in both)
+        ahead = margins[above][:, None] - margins[below]
+        if covariance is None:
+            return float(np.mean(ahead > 0) + np.mean(ahead == 0) / 2)
+        first, second = self.rows[above], self.rows[below]
+        own = [np.square(margin_spread(rows, covariance)) for rows in (first, second)]
+        variance = own[0][:, None] + own[1] - 2 * first @ covariance @ second.T
+        return float(np.mean(special.ndtr(ahead / np.sqrt(np.maximum(variance, 1e-300)))))
+
     def held_out(self, ridge: float) -> HeldOut:
         """Return what cross-validation over five folds shows; computed once for each ridge."""
         if ridge not in self._known:
@@ -284,6 +321,7 @@ class PublicRecords(Population):
         return HeldOut(
             max(0.0, gap - own),
             float(np.mean((z > 0) != (labels > 0))) - self.error(fitted),
+            min(0.0, (self._order(z, None) or 0.0) - (self.ranked(fitted, None) or 0.0)),
             scatter,
         )
 

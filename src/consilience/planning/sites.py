@@ -45,9 +45,10 @@ class Case:
             )
             return replace(self, sites=tuple(sites), asking=asking)
         (site,) = self.sites
-        return replace(
-            self, sites=(replace(site, **{"count" if what == "n_sites" else what: int(value)}),)
-        )
+        if what == "n_sites":
+            return replace(self, sites=(replace(site, count=int(value)),))
+        asking, site = (replace(one, n_records=int(value)) for one in (self.asking, site))
+        return replace(self, sites=(site,), asking=asking)
 
 
 @dataclass(frozen=True, kw_only=True)

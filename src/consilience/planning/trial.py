@@ -8,8 +8,9 @@ site's records are drawn with replacement, so that sites can be larger than the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,23 @@ from consilience.aggregators.average import Average
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import ConsilienceError, SettingsError
-from consilience.evaluation.baselines import public_only
-from consilience.evaluation.compare import Joining, repeated_gap
-from consilience.evaluation.measures import Predictor, measures
+from consilience.evaluation.baselines import guess, public_only
+from consilience.evaluation.compare import MAJORITY, MEAN, Joining, repeated_gap
+from consilience.evaluation.measures import (
+    AUC,
+    ERROR,
+    RMSE,
+    STATED,
+    Predictor,
+    find_metric,
+    measures,
+)
 from consilience.learners.base import PrivateLearner
 from consilience.planning.advice import format_table
 from consilience.planning.joining import ALONE, PUBLIC
 from consilience.planning.sites import Site, Sites
 from consilience.privacy.mechanisms import Noise, Source
+from consilience.progress import Progress, showing
 from consilience.tables.public import Public
 
 Learner = PrivateLearner[Any, Any]
@@ -72,13 +82,40 @@ class Trial:
         """Whether joining helped at the asked epsilon."""
         joining = self.verdicts[self.asked]
         joined = next(
-            row for row in self.rows if row.way == self.aggregator and row.epsilon == self.asked
+            row
+            for row in self.rows
+            if (row.way, row.epsilon) == (self.aggregator, self.asked)
+            and row.metric == joining.metric
         )
         return (
             f"Simulated at epsilon={self.asked:g} with {self.n_sites} sites of "
-            f"n={self.n_records:,}: joining {joining.answer}. {joined.metric.capitalize()} of "
-            f"{self.aggregator}: {joining.show(joined.value)}, {joining.comparison}."
+            f"n={self.n_records:,}: joining {joining.answer}. The {joining.measure.title} of "
+            f"{self.aggregator} is {joining.show(joined.value)}: {joining.comparison}."
+            f"{self._caution()}{self._what_to_change()}"
         )
+
+    def _value(self, epsilon: float, way: str, metric: str) -> float:
+        return next(
+            (
+                row.value
+                for row in self.rows
+                if (row.epsilon, row.way, row.metric) == (epsilon, way, metric)
+            ),
+            math.nan,
+        )
+
+    def _caution(self) -> str:
+        caution = self.verdicts[self.asked].caution
+        auc = self._value(self.asked, self.aggregator, AUC.name)
+        return f" {caution} It is {auc:.3f}." if caution and math.isfinite(auc) else ""
+
+    def _what_to_change(self) -> str:
+        """Say what the largest epsilon that was tried brings, if it is another one."""
+        most, metric = max(self.verdicts), self.verdicts[self.asked].measure
+        now, then = (self._value(at, self.aggregator, metric.name) for at in (self.asked, most))
+        if most == self.asked or not metric.gain(now, then) > 0:
+            return ""
+        return f" At epsilon={most:g} it is {metric.show(then)}."
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -96,13 +133,17 @@ class Trial:
         }
 
     def __str__(self) -> str:
-        titles = ["epsilon", "way", self.rows[0].metric, "±"]
+        metrics = [one for one in STATED if any(row.metric == one.name for row in self.rows)]
+        lines: dict[tuple[float, str], dict[str, str]] = {}
+        for row in self.rows:
+            cell = f"{row.value:.4f} ± {row.spread:.4f}"
+            lines.setdefault((row.epsilon, row.way), {})[row.metric] = cell
         cells = [
-            [f"{row.epsilon:g}", row.way, f"{row.value:.4f}", f"{row.spread:.4f}"]
-            for row in self.rows
+            [f"{epsilon:g}", way, *(of_way.get(metric.name, "—") for metric in metrics)]
+            for (epsilon, way), of_way in lines.items()
         ]
-        table = format_table(titles, cells)
-        return "\n".join([*table, "", self.sentence, HOW.format(repeats=REPEATS)])
+        table = format_table(["epsilon", "way", *(one.title for one in metrics)], cells)
+        return "\n".join([self.sentence, "", *table, "", HOW.format(repeats=REPEATS)])
 
 
 def run_trial(
@@ -113,6 +154,8 @@ def run_trial(
     sites: Sites,
     epsilons: Sequence[float],
     seed: int,
+    metric: str | None = None,
+    progress: Progress | None = None,
 ) -> Trial:
     """Train on sites drawn from labelled public records, and compare joined with alone.
 
@@ -124,6 +167,10 @@ def run_trial(
         Name and aggregator; by default `Average` for linear learners and `WeightedVote` for others.
     sites
         Sizes and epsilons of the sites.
+    metric
+        What ways are judged by; by default "error", or "rmse".
+    progress
+        Called with (repeats done, repeats).
     epsilons
         What a site may choose; the smallest, the largest and the asked one are tried.
     """
@@ -138,21 +185,31 @@ def run_trial(
     trial = _Trial(_with_classes(learner, public), combiner, public, seed)
     asked = sites.epsilon
     tried = sorted({min(epsilons), asked, max(epsilons)})
+    usual = RMSE.name if learner.predicts_number else ERROR.name
+    judged = find_metric(metric or usual, numeric=learner.predicts_number)
     rows, verdicts = [], {}
-    for epsilon in tried:
-        kinds = [Site(s.count, s.n_records, s.epsilon * epsilon / asked) for s in sites.kinds()]
-        losses, metric = trial.run(kinds)
-        losses = {name if way == JOINED else way: values for way, values in losses.items()}
-        rows += [
-            TrialRow(epsilon, way, metric, float(values.mean()), float(values.std(ddof=1)))
-            for way, values in losses.items()
-        ]
-        gaps = {
-            way: repeated_gap(values, losses[name], overlap=OVERLAP)
-            for way, values in losses.items()
-            if way != name
-        }
-        verdicts[epsilon] = Joining(gaps, metric)
+    with showing("Training on public records", progress) as tell:
+        for i, epsilon in enumerate(tried):
+            kinds = [Site(s.count, s.n_records, s.epsilon * epsilon / asked) for s in sites.kinds()]
+            found = {
+                name if way == JOINED else way: values
+                for way, values in trial.run(
+                    kinds, partial(_tell, tell, i * REPEATS, len(tried) * REPEATS)
+                ).items()
+            }
+            rows += [
+                TrialRow(epsilon, way, by, float(values.mean()), float(values.std(ddof=1)))
+                for way, of_way in found.items()
+                for by, values in of_way.items()
+            ]
+            gaps = {
+                way: repeated_gap(
+                    of_way[judged.name], found[name][judged.name], metric=judged, overlap=OVERLAP
+                )
+                for way, of_way in found.items()
+                if way != name and judged.name in of_way and judged.name in found[name]
+            }
+            verdicts[epsilon] = Joining(gaps, judged.name)
     n_sites = sum(site.count for site in sites.kinds())
     return Trial(
         type(learner).__name__,
@@ -164,6 +221,10 @@ def run_trial(
         verdicts,
         asked,
     )
+
+
+def _tell(progress: Progress, before: int, total: int, done: int) -> None:
+    progress(before + done, total)
 
 
 JOINED = "joined"
@@ -180,19 +241,31 @@ class _Trial:
     public: Public
     seed: int
 
-    def run(self, kinds: Sequence[Site]) -> tuple[dict[str, NDArray[np.float64]], str]:
-        """Return the losses of every repeat by way, and what they are."""
-        losses: dict[str, list[float]] = {}
-        metric = ""
+    def run(
+        self, kinds: Sequence[Site], done: Callable[[int], None]
+    ) -> dict[str, dict[str, NDArray[np.float64]]]:
+        """Return the measures of every repeat, by way and name."""
+        found: dict[str, dict[str, list[float]]] = {}
         for repeat in range(REPEATS):
             draw = Noise(seed=self.seed).open(stream=repeat)
             order = np.array_split(draw.permutation(np.shape(self.public.X)[0]), 3)
             pool, hub, test = (Public(self.public.X[part], self.public.y[part]) for part in order)
-            for way, model in self._models(kinds, pool, hub, draw).items():
-                measured = [measures(one, test.X, test.y) for one in model]
-                metric = next(iter(measured[0]))
-                losses.setdefault(way, []).append(float(np.mean([one[metric] for one in measured])))
-        return {way: np.array(values) for way, values in losses.items()}, metric
+            constant = guess(test.y, numeric=self.learner.predicts_number)
+            models = {
+                MEAN if self.learner.predicts_number else MAJORITY: [constant],
+                **self._models(kinds, pool, hub, draw),
+            }
+            for way, of_way in models.items():
+                measured = [measures(one, test.X, test.y) for one in of_way]
+                for metric in STATED:
+                    if all(metric.name in one for one in measured):
+                        mean = float(np.mean([one[metric.name] for one in measured]))
+                        found.setdefault(way, {}).setdefault(metric.name, []).append(mean)
+            done(repeat + 1)
+        return {
+            way: {name: np.array(values) for name, values in of_way.items()}
+            for way, of_way in found.items()
+        }
 
     def _models(
         self, kinds: Sequence[Site], pool: Public, hub: Public, draw: Source
