@@ -19,6 +19,7 @@ import consilience
 import consilience.errors
 import studies
 from consilience.cli.app import app
+from consilience.learners.provenance import HOW_ENCODED
 from consilience.privacy.accounting import EVENTS
 
 ROOT = Path(__file__).parent.parent
@@ -129,7 +130,11 @@ def test_the_readme_programs_run_and_print_what_they_say(number, tmp_path, monke
     if number == 0:
         assert printed == re.findall(r"print\(.*#\s(.*)", program)
     else:
-        assert printed == ["Guarantee(epsilon=4, delta=0, per record, replace-one)"]
+        assert printed[0] == (
+            "Guarantee(epsilon=4, delta=0, per record, replace-one, 2 assumptions)"
+        )
+        assert printed[1] == f"- assuming that {HOW_ENCODED}"
+        assert len(printed) == 3
 
 
 def test_the_readme_program_about_a_study_runs(tmp_path, monkeypatch, capsys):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.errors import GuaranteeVoid as GuaranteeVoid
     from consilience.errors import HubUnavailable as HubUnavailable
     from consilience.errors import LedgerDamaged as LedgerDamaged
+    from consilience.errors import PrivacyLeakWarning as PrivacyLeakWarning
+    from consilience.errors import RecordsWarning as RecordsWarning
     from consilience.errors import SchemaMismatch as SchemaMismatch
     from consilience.errors import SettingsError as SettingsError
     from consilience.evaluation.measures import evaluate as evaluate
@@ -77,7 +79,7 @@ _MODULES = {
     "aggregators.votes": "WeightedVote",
     "auditing.audit": "audit",
     "errors": "BudgetExceeded ConsilienceError ContributionRejected GuaranteeVoid HubUnavailable "
-    "LedgerDamaged SchemaMismatch SettingsError",
+    "LedgerDamaged PrivacyLeakWarning RecordsWarning SchemaMismatch SettingsError",
     "evaluation.measures": "evaluate",
     "evaluation.shapes": "plot_shapes",
     "files.contribution": "Contribution",

@@ -1,4 +1,4 @@
-"""Every exception that this package raises on purpose.
+"""Every exception and warning that this package raises on purpose.
 
 ::
 
@@ -11,6 +11,10 @@
     ├── ContributionRejected  the hub does not accept this file
     └── HubUnavailable        nothing was lost: try again later
 
+    UserWarning
+    ├── PrivacyLeakWarning    something beside the learner saw the records: no guarantee covers it
+    └── RecordsWarning        the records do not fit what was declared: the model will be poor
+
 A message has four short parts: what was asked, what is wrong, what state things are in, and what to
 do. It may show settings. It never shows anything computed from records. Other libraries keep no
 such rule, so methods that see records are `shielded`: of an error from outside this package only
@@ -22,7 +26,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, TypeVar
 
 
@@ -56,6 +63,29 @@ class ContributionRejected(ConsilienceError):
 
 class HubUnavailable(ConsilienceError):
     """The hub did not answer, or not in time."""
+
+
+class PrivacyLeakWarning(UserWarning):
+    """Something learned from the same records that the guarantee does not cover."""
+
+
+class RecordsWarning(UserWarning):
+    """The records do not fit what was declared, so that the model will be poor.
+
+    Whether it is shown depends on the records. It is shown where they are, and is in no file.
+    """
+
+
+def warn(message: str, kind: type[Warning]) -> None:
+    """Warn whoever called this package, itself or through scikit-learn, at the line of the call."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _package(frame) in (_package(sys._getframe()), "sklearn"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, kind, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 # What scikit-learn says about shapes, types and names of columns. The part that a pattern does not

@@ -37,6 +37,7 @@ from consilience.errors import (
 from consilience.learners import base
 from consilience.learners.ball import Ball, into_ball
 from consilience.learners.projection import PrivatePCA
+from consilience.learners.provenance import HOW_ENCODED
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.mechanisms import Source
@@ -384,7 +385,7 @@ def test_a_site_that_lacks_a_class_trains_and_can_predict_it(learner, table):
         fitted.predict_proba(X) if hasattr(fitted, "predict_proba") else fitted.decision_function(X)
     )
     assert scores.shape == (len(X), 3)
-    assert fitted.guarantee_.assumptions == ()
+    assert fitted.guarantee_.assumptions == (HOW_ENCODED,)
 
 
 @pytest.mark.parametrize("learner", CLASSIFIERS)
@@ -400,7 +401,8 @@ def test_labels_read_from_the_data_are_an_assumption(learner, table):
         "read from the training labels"
         in make(learner, epsilon=0.5).fit(*table).guarantee_.assumptions[0]
     )
-    assert make(learner, epsilon=0.5, classes=[0, 1]).fit(*table).guarantee_.assumptions == ()
+    declared = make(learner, epsilon=0.5, classes=[0, 1]).fit(*table)
+    assert declared.guarantee_.assumptions == (HOW_ENCODED,)
 
 
 @pytest.mark.parametrize("learner", CLASSIFIERS)

@@ -1,7 +1,9 @@
 """Learners take tables by a schema, and everything that reads a learner sees what it decides."""
 
+import gc
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +12,19 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import cross_val_score
+from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    KBinsDiscretizer,
+    MinMaxScaler,
+    Normalizer,
+    StandardScaler,
+)
 
 import consilience.tables.chunks
 from consilience import (
@@ -25,15 +39,27 @@ from consilience import (
     PrivateForestClassifier,
     PrivateLinearSVC,
     PrivateLogisticRegression,
+    PrivatePCA,
     PrivateRidge,
     PrivateTreeClassifier,
     PrivateTuning,
+    PublicPCA,
     Schema,
     audit,
 )
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import (
+    ContributionRejected,
+    PrivacyLeakWarning,
+    SchemaMismatch,
+    SettingsError,
+)
 from consilience.files.sealed import SigningKey
 from consilience.learners.base import plan_fit
+from consilience.learners.provenance import HOW_ENCODED
+from consilience.tables import transformer
+from consilience.tables.transformer import is_untouched
+from studies import study
+from studies import table as study_table
 
 COLUMNS = [Numeric("age", 0, 100), Categorical("sex", ("f", "m"))]
 CLASSES = Schema(COLUMNS, "ill", classes=("no", "yes"), norm=0.8)
@@ -292,3 +318,173 @@ def test_parameters_and_schema_may_not_change_after_fit():
     learner.schema = Schema(COLUMNS, "ill", classes=("no", "yes"), norm=0.8, scale="clip")
     with pytest.raises(SettingsError, match="changed after it was fitted"):
         learner.check_unchanged()
+
+
+# ------------------------------------------------------------- what no guarantee covers
+
+
+LEARNER = PrivateLogisticRegression(epsilon=1.0, classes=["no", "yes"])
+
+
+def numbers():
+    """Return raw columns with nothing about them that scaling would leave, and labels."""
+    table = frame()
+    return np.column_stack([table["age"] + 3.0, table["days"] ** 2]), table["ill"].to_numpy()
+
+
+def leaks(recorded):
+    return [str(one.message) for one in recorded if one.category is PrivacyLeakWarning]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [frame(), CLASSES.encode(frame())],
+    ids=["a table", "encoded records"],
+)
+def test_what_a_schema_encoded_assumes_nothing(source):
+    learner = PrivateLogisticRegression(epsilon=1.0, schema=CLASSES).fit(source)
+    assert learner.guarantee_.assumptions == ()
+
+
+def test_rows_of_a_schemas_transformer_assume_nothing_and_cannot_be_changed():
+    table = frame()
+    pipeline = make_pipeline(CLASSES.transformer(), LEARNER).fit(table, table["ill"])
+    assert pipeline[-1].guarantee_.assumptions == ()
+    rows = CLASSES.transformer().transform(table)
+    with pytest.raises(ValueError, match="read-only"):
+        rows -= rows.mean(axis=0)
+    assert LEARNER.fit(rows, table["ill"]).guarantee_.assumptions == ()
+    assert LEARNER.fit(rows.copy(), table["ill"]).guarantee_.assumptions == (HOW_ENCODED,)
+
+
+def test_a_transformer_keeps_nothing_alive():
+    rows = CLASSES.transformer().transform(frame())
+    assert is_untouched(rows)
+    place = id(rows)
+    del rows
+    gc.collect()
+    assert place not in transformer._made
+
+
+def test_other_rows_assume_that_they_were_not_made_from_statistics(recwarn):
+    assert LEARNER.fit(*numbers()).guarantee_.assumptions == (HOW_ENCODED,)
+    assert leaks(recwarn) == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StandardScaler(),
+        MinMaxScaler(),
+        SimpleImputer(),
+        PCA(1),
+        PublicPCA(1),
+        KBinsDiscretizer(4, quantile_method="averaged_inverted_cdf"),
+        ColumnTransformer([("scaled", StandardScaler(), [0])], remainder="passthrough"),
+        FeatureUnion([("raw", FunctionTransformer()), ("scaled", StandardScaler())]),
+        make_pipeline(FunctionTransformer(), StandardScaler()),
+    ],
+    ids=lambda step: type(step).__name__,
+)
+def test_a_step_that_learns_from_the_records_is_named(step):
+    X, y = numbers()
+    with pytest.warns(PrivacyLeakWarning, match=rf"behind {type(step).__name__} in a pip.*schema="):
+        fitted = make_pipeline(step, LEARNER).fit(X, y)
+    assert fitted[-1].guarantee_.assumptions == (HOW_ENCODED,)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        FunctionTransformer(np.log1p),
+        Normalizer(),
+        FrozenEstimator(PublicPCA(1).fit(np.eye(2))),
+        PrivatePCA(epsilon=1.0, n_components=1),
+        ColumnTransformer([("log", FunctionTransformer(np.log1p), [0])], remainder="passthrough"),
+        "passthrough",
+    ],
+    ids=str,
+)
+def test_a_step_that_learns_nothing_here_is_not_accused(step, recwarn):
+    X, y = numbers()
+    fitted = make_pipeline(step, LEARNER).fit(X, y)
+    assert leaks(recwarn) == []
+    assert fitted[-1].guarantee_.assumptions == (HOW_ENCODED,)
+
+
+def test_steps_behind_a_private_one_are_not_before_it(recwarn):
+    X, y = numbers()
+    with pytest.warns(PrivacyLeakWarning, match="LogisticRegression is fitted behind Standard"):
+        make_pipeline(PrivatePCA(epsilon=1.0, n_components=1), StandardScaler(), LEARNER).fit(X, y)
+    assert all("PrivatePCA is" not in text for text in leaks(recwarn))
+
+
+@pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler()])
+@pytest.mark.parametrize("as_frame", [False, True])
+def test_columns_that_were_scaled_by_themselves_are_seen(scaler, as_frame):
+    X, y = numbers()
+    scaled = scaler.fit_transform(X)
+    with pytest.warns(PrivacyLeakWarning, match=r"scaled by statistics .*keep it where they are"):
+        LEARNER.fit(pd.DataFrame(scaled) if as_frame else scaled, y)
+    with pytest.warns(PrivacyLeakWarning):
+        LEARNER.fit(((X - X.mean(0)) / X.std(0, ddof=1)).astype(np.float32), y)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.where(np.arange(200)[:, None] % [2, 4] < 1, -1.0, 1.0),  # coded by hand
+        np.arange(400).reshape(200, 2) % [2, 3] / [1, 2],  # one column of truth values
+        np.zeros((200, 2)),
+        Noise(seed=2).open().normal(400).reshape(200, 2),
+    ],
+    ids=["signs", "truth values", "constants", "a sample"],
+)
+def test_columns_that_may_have_come_so_are_not_accused(rows, recwarn):
+    LEARNER.fit(rows, numbers()[1])
+    assert leaks(recwarn) == []
+
+
+@pytest.mark.parametrize("schema", [None, CLASSES])
+def test_searches_and_scores_of_private_records_are_warned_of(schema):
+    table = frame()
+    X = numbers()[0] if schema is None else table
+    learner = PrivateLogisticRegression(epsilon=1.0, schema=schema)
+    with pytest.warns(PrivacyLeakWarning, match="PrivateTuning"):
+        cross_val_score(learner, X, table["ill"], cv=2)
+    with pytest.warns(PrivacyLeakWarning, match="PrivateTuning"):
+        GridSearchCV(learner, {"regularization": [1e-3, 1e-2]}, cv=2).fit(X, table["ill"])
+
+
+@pytest.mark.parametrize("settings", [{"epsilon": math.inf}, {"noise": Noise(seed=1)}])
+def test_where_nothing_is_promised_nothing_leaks(settings, recwarn):
+    X, y = numbers()
+    learner = clone(LEARNER).set_params(**settings)
+    make_pipeline(StandardScaler(), learner).fit(X, y)
+    cross_val_score(learner, X, y, cv=2)
+    assert leaks(recwarn) == []
+
+
+def test_a_warning_points_at_the_line_of_the_caller():
+    X, y = numbers()
+    with pytest.warns(PrivacyLeakWarning) as recorded:
+        make_pipeline(StandardScaler(), LEARNER).fit(X, y)
+    assert recorded[0].filename == __file__
+
+
+def test_a_study_trains_without_the_assumption_and_a_file_may_state_it(ledger):
+    agreed = study()
+    facts = {"site": "north", "signing": SigningKey.generate(), "dataset": "ward"}
+    assert agreed.train(study_table(60), ledger, epsilon=0.2, **facts).guarantee.assumptions == ()
+    learner = agreed.build(0.2)
+    rows = agreed.schema.encode(study_table(60))
+    learner.fit(rows.X, agreed.schema.name_labels(rows.y), ledger=ledger, dataset="ward")
+    made = Contribution.make(
+        learner, study=agreed.reference, site="north", sequence=1, key=facts["signing"]
+    )
+    assert agreed.accept(made).guarantee.assumptions == (HOW_ENCODED,)
+    learner.guarantee_ = replace(learner.guarantee_, assumptions=("I say so",))
+    with pytest.raises(ContributionRejected, match="assumption"):
+        Contribution.make(
+            learner, study=agreed.reference, site="north", sequence=1, key=facts["signing"]
+        )

@@ -18,6 +18,7 @@ from consilience.errors import BudgetExceeded, ConsilienceError, SchemaMismatch,
 from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.learners.projection import PublicPCA
+from consilience.learners.provenance import HOW_ENCODED
 from consilience.learners.trees import adaboost
 from consilience.learners.trees.bins import Bins
 from consilience.learners.tuning import (
@@ -174,7 +175,8 @@ def test_the_charged_part_costs_at_least_as_much_as_every_other_in_every_quantit
     joint = compose_disjoint(*(total(part) for part in parts), assumption=DISJOINT)
     assert tuned.guarantee_.epsilon == pytest.approx(joint.epsilon, rel=1e-12)
     assert tuned.guarantee_.delta == joint.delta == delta
-    assert tuned.guarantee_.assumptions == joint.assumptions == (DISJOINT,)
+    assert joint.assumptions == (DISJOINT,)
+    assert tuned.guarantee_.assumptions == (HOW_ENCODED, DISJOINT)
     assert tuned.guarantee_.epsilon <= 0.7 * (1 + 2**-50)
 
 

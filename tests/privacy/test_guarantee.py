@@ -82,6 +82,16 @@ def test_words_say_what_is_promised_to_whom():
     assert repr(Guarantee.void("seeded noise", unit="record", neighbours="add-remove")) == (
         "Guarantee.void('seeded noise')"
     )
+    assumed = made(assumptions=("no person is at two sites", "the labels are public"))
+    assert repr(assumed) == (
+        "Guarantee(epsilon=0.5, delta=0, per record, replace-one, 2 assumptions)"
+    )
+    assert str(assumed).splitlines() == [
+        repr(assumed),
+        "- assuming that no person is at two sites",
+        "- assuming that the labels are public",
+    ]
+    assert str(made()) == repr(made())
 
 
 def test_infinite_epsilon_is_a_true_statement_and_void_is_not():

@@ -30,7 +30,7 @@ from consilience.files.sealed import (
 )
 from consilience.learners.base import UNSTATED, PrivateLearner, State
 from consilience.learners.implied import Extent, Implied
-from consilience.learners.inputs import READ_LABELS
+from consilience.learners.inputs import MAY_ASSUME
 from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
 from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
@@ -266,7 +266,7 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
         declared = (Unit(learner.unit), Neighbours(learner.neighbours))
     except ValueError:
         raise refused("its settings name no unit or relation of neighbours") from None
-    if not set(stated.assumptions) <= {READ_LABELS, *learner.assumed()}:
+    if not set(stated.assumptions) <= {*MAY_ASSUME, *learner.assumed()}:
         raise refused("its guarantee makes an assumption that no learner of its kind makes")
     if not learner.events_:
         # An exact learner, for a trusted hub: no event, no promise.

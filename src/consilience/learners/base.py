@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator
 
 from consilience.errors import SettingsError, shield
 from consilience.learners.implied import Implied
-from consilience.learners.provenance import take_in
+from consilience.learners.provenance import HOW_ENCODED, take_in, warn_of_leaks
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
@@ -199,6 +199,10 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             self.check_schema()
             given = take_in(self.schema, X, y, persons)
             task, assumptions = self.make_task(*given.records)
+            if not given.is_encoded:
+                assumptions = [*assumptions, HOW_ENCODED]
+            if self._promises:
+                warn_of_leaks(self, given)
             return self._fit(task, assumptions, ledger, dataset, key)
         except BaseException:
             # All of the fitted state, or none: a failure between training and the receipt would
@@ -206,6 +210,12 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
+
+    @property
+    def _promises(self) -> bool:
+        """Whether a fit promises anything: with noise, and without a seed."""
+        seeded = self.noise is not None and self.noise.seed is not None
+        return math.isfinite(self.epsilon) and not seeded
 
     @abstractmethod
     def make_task(

@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner, Rows
-from consilience.learners.provenance import rows_of
+from consilience.learners.provenance import HOW_ENCODED, rows_of
 from consilience.tables.groups import identify
 from consilience.tables.values import as_doubles
 
@@ -30,6 +30,7 @@ Learner: TypeAlias = PrivateLearner[Any, Any]
 
 _FEW = 10  # labels: of so many it warns in no table
 READ_LABELS = "the set of labels is public: it was read from the training labels"
+MAY_ASSUME = frozenset({READ_LABELS, HOW_ENCODED})  # of records; learners may assume more
 
 
 def validate_table(

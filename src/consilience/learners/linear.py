@@ -439,10 +439,14 @@ class PrivateLogisticRegression(LinearClassifier):
 
     Examples
     --------
-    >>> X = Noise(seed=0).open().uniform(6000).reshape(2000, 3) - 0.5
-    >>> y = (X[:, 0] > 0).astype(int)
-    >>> PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(X, y).guarantee_
+    >>> from consilience import Numeric, Schema
+    >>> schema = Schema([Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> learner = PrivateLogisticRegression(epsilon=1.0, schema=schema).fit(table)
+    >>> learner.guarantee_
     Guarantee(epsilon=1, delta=0, per record, replace-one)
+    >>> learner.predict({"age": [10, 90]}).tolist()
+    ['no', 'yes']
     """
 
     shorthand = "logistic"

@@ -271,7 +271,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
     >>> X = np.linspace(-0.5, 0.5, 4000)[:, None] * np.array([[1.0, 1.0, 0.0]])
     >>> pca = PrivatePCA(epsilon=1.0, delta=1e-6, n_components=2).fit(X)
     >>> pca.transform(X).shape, pca.guarantee_
-    ((4000, 2), Guarantee(epsilon=1, delta=1e-06, per record, replace-one))
+    ((4000, 2), Guarantee(epsilon=1, delta=1e-06, per record, replace-one, 1 assumption))
     """
 
     epsilon: float

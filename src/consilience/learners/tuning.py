@@ -301,7 +301,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
     >>> learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
     >>> tuning = PrivateTuning(learner, {"regularization": [1e-3, 1e-1]}, epsilon=1.0)
     >>> tuning.fit(X, X[:, 0] > 0).guarantee_
-    Guarantee(epsilon=1, delta=0, per record, replace-one)
+    Guarantee(epsilon=1, delta=0, per record, replace-one, 2 assumptions)
     """
 
     best_index_: int

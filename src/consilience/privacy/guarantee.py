@@ -192,8 +192,12 @@ class Guarantee:
     def __repr__(self) -> str:
         if self.void_reason is not None:
             return f"Guarantee.void({self.void_reason!r})"
-        cost = f"epsilon={self.epsilon:g}, delta={self.delta:g}"
-        return f"Guarantee({cost}, per {self.unit}, {self.neighbours})"
+        cost, number = f"epsilon={self.epsilon:g}, delta={self.delta:g}", len(self.assumptions)
+        assuming = f", {number} assumption{'s' * (number > 1)}" if number else ""
+        return f"Guarantee({cost}, per {self.unit}, {self.neighbours}{assuming})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"- assuming that {each}" for each in self.assumptions)])
 
 
 def _is_number(value: object) -> bool:

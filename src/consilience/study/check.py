@@ -19,7 +19,7 @@ from consilience.errors import ConsilienceError, ContributionRejected, SettingsE
 from consilience.files.contribution import Contribution, keeps_to_bounds, take_apart, to_plain
 from consilience.files.release import Release, Source, joint_guarantee
 from consilience.files.sealed import canonical
-from consilience.learners.inputs import READ_LABELS
+from consilience.learners.inputs import MAY_ASSUME
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.accounting import events_from_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, compose_disjoint
@@ -563,7 +563,7 @@ def _is_possible(study: Study, source: Source) -> bool:
         guarantee.unit == study.unit
         and guarantee.neighbours == Neighbours(study.neighbours)
         and guarantee.holds
-        and set(guarantee.assumptions) <= {READ_LABELS, *_build_least(study).assumed()}
+        and set(guarantee.assumptions) <= {*MAY_ASSUME, *_build_least(study).assumed()}
         and 1 <= n_most < 2**53
         and (source.size is None or 1 <= source.size <= study.max_size)
     )

@@ -1,13 +1,23 @@
 """A schema as a step of scikit-learn's pipelines."""
 
+import weakref
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import Tags
 
 from consilience.errors import shield
 from consilience.tables.schema import Schema
+
+_made: dict[int, "weakref.ref[NDArray[Any]]"] = {}
+
+
+def is_untouched(rows: object) -> bool:
+    """Tell whether a `SchemaTransformer` made this very array; nobody can have changed it since."""
+    made = _made.get(id(rows))
+    return made is not None and made() is rows
 
 
 @shield
@@ -26,8 +36,16 @@ class SchemaTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: object) -> NDArray[np.float64]:
-        """Encode the declared columns of anything `read_table` takes."""
-        return self.schema.encode_features(X)
+        """Encode the declared columns of anything `read_table` takes.
+
+        The array cannot be written to, so that a learner behind this step knows that no other one
+        changed it.
+        """
+        rows = self.schema.encode_features(X)
+        rows.flags.writeable = False
+        place = id(rows)
+        _made[place] = weakref.ref(rows, lambda _: _made.pop(place, None))
+        return rows
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[Any]:
         """Return the names of the encoded features."""
@@ -35,3 +53,8 @@ class SchemaTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags

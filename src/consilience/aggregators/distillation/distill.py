@@ -237,7 +237,7 @@ class SoftLabelDistillation(Distillation):
     >>> distil = SoftLabelDistillation(epsilon=1.0, regularization="auto", classes=[0, 1])
     >>> joined = distil.combine(sites, Public(X))
     >>> joined.guarantee
-    Guarantee(epsilon=1, delta=0, per site, replace-one)
+    Guarantee(epsilon=1, delta=0, per site, replace-one, 3 assumptions)
     """
 
     majority = False

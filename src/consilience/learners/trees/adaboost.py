@@ -84,7 +84,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
     >>> X = Noise(seed=0).open().uniform(6000).reshape(2000, 3)
     >>> y = (X[:, 0] > X[:, 1]).astype(int)
     >>> PrivateAdaBoostClassifier(epsilon=1.0, bounds=(0, 1), classes=[0, 1]).fit(X, y).guarantee_
-    Guarantee(epsilon=1, delta=0, per record, add-remove)
+    Guarantee(epsilon=1, delta=0, per record, add-remove, 2 assumptions)
     """
 
     shorthand: ClassVar[str | None] = "adaboost"

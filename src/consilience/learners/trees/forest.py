@@ -684,7 +684,7 @@ class PrivateForestClassifier(TreeLearner):
     >>> X = Noise(seed=0).open().uniform(6000).reshape(2000, 3)
     >>> y = (X[:, 0] > X[:, 1]).astype(int)
     >>> PrivateForestClassifier(epsilon=1.0, bounds=(0, 1), classes=[0, 1]).fit(X, y).guarantee_
-    Guarantee(epsilon=1, delta=0, per record, add-remove)
+    Guarantee(epsilon=1, delta=0, per record, add-remove, 1 assumption)
     """
 
     shorthand: ClassVar[str | None] = "forest"
