@@ -90,7 +90,7 @@ def draw_intervals(
 
 def show_number(value: float, percent: bool) -> str:
     """Write a number as axes and tables show it."""
-    return f"{100 * value:.3g} %" if percent else f"{value:.4g}"
+    return f"{100 * value:.3g} %" if percent else f"{round(value, 10):.4g}"
 
 
 def draw_bar(share: float, *, negative: bool = False) -> Markup:

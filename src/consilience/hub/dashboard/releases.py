@@ -280,14 +280,10 @@ def _list_verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _compare(metric: Metric, title: str, gap: Gap) -> str:
-    own, other, low, high = (
-        charts.show_number(value, metric.percent)
-        for value in (gap.joined, gap.other, gap.gain.low, gap.gain.high)
-    )
-    verb = "raises" if metric.higher_is_better else "lowers"
+    own, other = (charts.show_number(one, metric.percent) for one in (gap.joined, gap.other))
     return (
         f"{_WORDS[gap.verdict]} {title}: {metric.title} {own} against {other}. Compared record by "
-        f"record, the release {verb} it by {low} to {high}."
+        f"record, the release gains {metric.show_gain(gap.gain.low, gap.gain.high)}."
     )
 
 
