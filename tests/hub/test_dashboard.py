@@ -817,7 +817,7 @@ def test_the_verdict_is_that_of_the_paired_comparison(
     assert said[0].startswith(first)
     assert last in said[1]
     low, high = gain
-    assert f"by {100 * low:.3g} % to {100 * high:.3g} %" in said[0]
+    assert f"gains {100 * low:+.1f} to {100 * high:+.1f} percentage points" in said[0]
 
 
 def test_a_release_that_was_not_compared_gets_no_verdict() -> None:
