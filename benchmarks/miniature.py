@@ -59,6 +59,21 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         ["--miniature", "--repeats", "1", "--out", "{out}"],
         {"RUNS": (("loky", False),)},
     ),
+    "defaults": (
+        [],
+        {
+            "NAMES": ("mnist37", "adult", "covertype", "credit", "kdd"),
+            "SIZES": (60, 120),
+            "RUNS": {120: 2},
+            "FOREST_RUNS": {120: 2},
+            "EPSILONS": (1.0,),
+            "GRID": (1e-3, 1e-1),
+            "TREES": (2,),
+            "DEPTHS": (1, 2),
+            "N_PUBLIC": 100,
+            "forests.N_TRAIN": 600,
+        },
+    ),
     "distillation": (
         [],
         {"RUNS": (2, 1), "QUERIES": (30, 100), "SIZES": {"HAR": 20, "KDD": (20,)}},

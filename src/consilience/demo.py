@@ -65,7 +65,6 @@ STUDY = "readmission"
 DATASET = "patients"
 COORDINATOR = "anna"
 N_PUBLIC, N_TEST = 100, 6_000
-REGULARIZATION = 1e-3
 SECONDS_TO_START = 60.0
 
 
@@ -100,6 +99,7 @@ STUDY_TEXT = """\
 # What the six hospitals agreed on. Check it with: consilience study check study.toml
 [study]
 name = "readmission"
+version = 2
 purpose = "Predict on discharge who will be readmitted within 30 days. The patients are made up."
 
 [privacy]
@@ -111,7 +111,6 @@ hub = "untrusted"
 
 [learner]
 name = "PrivateLogisticRegression"
-regularization = {regularization}
 
 [aggregator]
 name = "PublicBlend"
@@ -231,7 +230,6 @@ def _write_study(folder: Path, tables: Mapping[str, pa.Table]) -> Path:
     ]
     text = STUDY_TEXT.format(
         columns="".join(columns),
-        regularization=REGULARIZATION,
         public=file_digest(folder / "public.csv"),
         test=file_digest(folder / "test.csv"),
     )
@@ -514,9 +512,7 @@ def _compare(
     encoded = {name: study.schema.encode(table) for name, table in tables.items()}
     labels = np.asarray(study.schema.classes)
     X, y = encoded["test"].X, labels[encoded["test"].y]
-    learner = PrivateLogisticRegression(
-        epsilon=math.inf, regularization=REGULARIZATION, classes=list(labels.tolist())
-    )
+    learner = PrivateLogisticRegression(epsilon=math.inf, classes=list(labels.tolist()))
 
     def train_exact(*names: str) -> Predictor:
         model: Predictor = clone(learner).fit(

@@ -57,12 +57,11 @@ def test_precision_prefers_the_site_with_less_noise():
 
 def test_precision_follows_the_noise_that_members_really_have():
     X, y = table(400, 3)
-    members = sites([400, 400], [0.5, 2.0], mechanism="output")
+    output = {"mechanism": "output", "regularization": 1e-2}
+    members = sites([400, 400], [0.5, 2.0], **output)
     (quiet,) = as_members(members[1:])
     spread = [
-        PrivateLogisticRegression(
-            epsilon=2.0, classes=[0, 1], mechanism="output", noise=Noise(seed=s)
-        )
+        PrivateLogisticRegression(epsilon=2.0, classes=[0, 1], noise=Noise(seed=s), **output)
         .fit(X, y)
         .coef_
         for s in range(400)
@@ -156,7 +155,8 @@ def test_public_records_set_the_curvature():
 
 def test_central_noise_covers_the_intercept_of_regressors_with_a_label_bound():
     X, _ = table(300, 0)
-    member = PrivateRidge(epsilon=math.inf, label_bound=10.0).fit(X, X @ np.ones(4) * 10)
+    member = PrivateRidge(epsilon=math.inf, label_bound=10.0, intercept_scaling=1.0)
+    member.fit(X, X @ np.ones(4) * 10)
     drawn = [
         Average("equal", epsilon=1.0, noise=Noise(seed=s)).combine([member]) for s in range(300)
     ]

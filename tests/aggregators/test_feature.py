@@ -40,6 +40,7 @@ def site(epsilon, seed, n=500, *, random_labels=False, **settings):
     X, y = records(n, seed)
     if random_labels:
         y = np.random.default_rng(seed).integers(0, 2, n)
+    settings = {"regularization": 1e-2, "intercept_scaling": 1.0, **settings}
     return PrivateLogisticRegression(epsilon=epsilon, classes=[0, 1], **settings).fit(X, y)
 
 
@@ -419,7 +420,9 @@ def test_calibrating_to_aggregation_records_alone_does_not_cover_a_site():
         changed = y.copy()
         changed[0] = label
         members = [
-            PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(X, changed),
+            PrivateLogisticRegression(
+                epsilon=math.inf, regularization=1e-2, intercept_scaling=1.0, classes=[0, 1]
+            ).fit(X, changed),
             exact_site(3),
         ]
         plan = TrustedAggregator(method, read_labelled(method, members, Public(X0, y0)), True)

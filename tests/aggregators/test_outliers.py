@@ -24,7 +24,9 @@ def table(n, seed, flip=False):
 
 
 def linear(seed, epsilon=1.0, n=300, flip=False):
-    learner = PrivateLogisticRegression(epsilon=epsilon, classes=[0, 1], noise=Noise(seed=seed))
+    learner = PrivateLogisticRegression(
+        epsilon=epsilon, regularization=1e-2, classes=[0, 1], noise=Noise(seed=seed)
+    )
     return learner.fit(*table(n, seed, flip))
 
 
@@ -111,7 +113,7 @@ def test_the_constant_is_compared_on_the_scale_of_its_noise(data_norm):
 def test_labelled_records_show_a_model_that_no_likely_noise_makes_of_such_records(learner):
     """It is no farther from the others than its noise allows, and the opposite of them."""
     settings = {} if learner is PrivateRidge else {"classes": [0, 1]}
-    settings |= {"epsilon": 0.5, "regularization": 1e-4}
+    settings |= {**learner.first_settings, "epsilon": 0.5, "regularization": 1e-4}
     members = []
     for seed in range(4):
         fitted = learner(noise=Noise(seed=seed), **settings)

@@ -43,7 +43,7 @@ PERSON = {"unit": "person", "records_per_person": 2}
 
 def learner(loss, **settings):
     kind, facts = LEARNERS[loss]
-    return kind(**{"epsilon": 1.0, **facts, **settings})
+    return kind(**{**kind.first_settings, "epsilon": 1.0, **facts, **settings})
 
 
 # ------------------------------------------------------------------------------------- exact audits
@@ -112,7 +112,8 @@ def test_no_pair_moves_the_minimum_by_more_than_the_sensitivity(loss, delta):
 def test_the_default_audit_is_one_call():
     report = audit(PrivateLogisticRegression(epsilon=0.5))
     assert report.passed
-    assert report.epsilon_lower > 0.8 * report.claimed.epsilon
+    # A strong ridge leaves most of the Jacobian's share unused.
+    assert report.epsilon_lower > 0.5 * report.claimed.epsilon
     assert json.loads(json.dumps(report.as_dict()))["passed"] is True
     assert "PASSED" in str(report)
     assert "epsilon >=" in str(report)

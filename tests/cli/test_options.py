@@ -38,7 +38,7 @@ def test_aggregators_have_short_names_and_class_names():
 
 def test_a_learner_gets_the_options_it_takes_and_refuses_the_others():
     made = LearnerOptions(learner="svm", regularization=0.1).build(epsilon=2.0)
-    assert (made.epsilon, made.regularization, made.mechanism) == (2.0, 0.1, "objective")
+    assert (made.epsilon, made.regularization, made.mechanism) == (2.0, 0.1, "auto")
     forest = LearnerOptions(learner="PrivateForestClassifier").build(epsilon=2.0)
     assert forest.neighbours == "add-remove"
     with pytest.raises(typer.BadParameter, match="no such setting"):

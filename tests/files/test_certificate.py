@@ -11,6 +11,7 @@ from consilience.errors import ContributionRejected
 from consilience.files.certificate import Page, meaning, of_contribution, of_release
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.learners.linear import PrivateLogisticRegression
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -62,6 +63,26 @@ def test_a_noisy_number_of_records_is_not_called_the_public_number_of_persons(ki
     page = of_contribution(made).as_text(width=200)
     assert "a number of records with noise; the exact one is hidden" in page
     assert "public in this study" not in page
+
+
+def test_a_certificate_states_what_settings_chose_by_themselves(tmp_path):
+    books = Ledger(tmp_path / "books.sqlite")
+    books.allow("ward", Budget(epsilon=10, delta=1e-5))
+    X = Noise(seed=1).open().uniform(600).reshape(300, 2)
+    key, study = SigningKey.at(tmp_path / "k.pem"), {"name": "s", "digest": "0" * 64}
+    for settings, words in (
+        ({}, "mechanism = objective, regularization = {:.3g} at 300 records"),
+        ({"delta": 1e-6}, "mechanism = gradient, regularization = {:.3g} at 300 records"),
+        ({"mechanism": "objective", "regularization": 0.1}, None),
+    ):
+        model = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], **settings)
+        model.fit(X, X[:, 0] > 0.5, ledger=books, dataset="ward")
+        made = Contribution.make(model, study=study, site="n", sequence=1, key=key)
+        page = of_contribution(made).as_text(width=200)
+        assert ("chosen by rule" in page) == (words is not None)
+        assert made.learner.regularization_ == model.regularization_
+        if words is not None:
+            assert words.format(model.regularization_) in page
 
 
 def test_no_noise_and_a_void_guarantee_are_called_by_their_names():

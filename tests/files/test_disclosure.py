@@ -257,3 +257,9 @@ def test_the_page_to_approve_lists_every_field_of_a_contribution(tmp_path):
     assert set(FACTS) == set(CONTRIBUTION)
     assert all(words in page for words in FACTS.values())
     assert "Nothing is sent" not in page
+    assert "chosen by rule" not in page
+    today = Study.from_text(study_text().replace("[study]", "[study]\nversion = 2"))
+    page = of_training(today, **facts).as_text(width=10_000)
+    assert re.search(
+        r"mechanism = objective, regularization = \S+ at 100 records, \S+ at 1,000", page
+    )

@@ -15,18 +15,22 @@ from consilience.learners import gradient
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
 from consilience.learners.gradient import (
     GRADIENT_GRAIN,
-    LONGEST_GRADIENT,
     MOMENT_GRAIN,
     GradientPlan,
     _blocks,
     _gradient,
     _moment,
+    longest_gradient,
+    public_steps,
+    usual_curvature,
+    usual_score,
 )
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.privacy.accounting import GradientSteps, gaussian_log_delta
 from consilience.privacy.mechanisms import Noise, gradient_noise, noisy_moment
 
 WHO = {"unit": "record", "neighbours": "replace-one"}
+LONGEST = longest_gradient(Logistic())
 LOSSES = [Logistic(), HuberHinge(0.5), Huber(1.0, 1.0), Softmax(3), Softmax(9)]
 
 
@@ -191,7 +195,7 @@ def test_no_record_adds_more_than_its_sensitivity(loss, data):
     coef = coefficients(loss, 4, size, seed=data.draw(st.integers(0, 50)))
     whole = in_grains(loss, row[None], labels(loss, 1, data.draw(st.integers(0, 9))), coef)
     exact = sum(int(v) ** 2 for v in whole.ravel())
-    assert exact <= (LONGEST_GRADIENT / GRADIENT_GRAIN) ** 2
+    assert exact <= (longest_gradient(loss) / GRADIENT_GRAIN) ** 2
     moment = _moment(4, _blocks(loss, iter([(row[None], np.ones(1))])))
     assert sum(int(v) ** 2 for v in moment.ravel()) <= MOMENT_GRAIN**-2
 
@@ -202,10 +206,10 @@ def test_steep_records_are_cut_and_others_are_not():
         np.linalg.norm(in_grains(Logistic(), X[i : i + 1], np.ones(1), np.zeros(2)))
         for i in range(2)
     )
-    assert cut * GRADIENT_GRAIN == pytest.approx(LONGEST_GRADIENT, rel=1e-4)
+    assert cut * GRADIENT_GRAIN == pytest.approx(LONGEST, rel=1e-4)
     assert whole * GRADIENT_GRAIN == pytest.approx(0.15, rel=1e-3)
     far = in_grains(Logistic(), X[:1], np.ones(1), np.array([-9.0, 0.0]))
-    assert np.linalg.norm(far) * GRADIENT_GRAIN <= LONGEST_GRADIENT
+    assert np.linalg.norm(far) * GRADIENT_GRAIN <= LONGEST
 
 
 def test_sums_are_those_of_whole_numbers():
@@ -257,7 +261,7 @@ def test_wide_tables_buy_the_diagonal_alone(monkeypatch):
     monkeypatch.setattr(gradient, "WIDEST", 4)
     X, y = table(n=3000, d=6)
     learner = build(PrivateLogisticRegression, classes=[0, 1]).fit(X, y)
-    assert learner.events_[0].length == 7 + 20 * 7
+    assert learner.events_[0].length == 7 + learner.events_[0].steps * 7
     assert learner.score(X, y) > 0.8
 
 
@@ -300,15 +304,38 @@ def test_pure_epsilon_is_refused_and_auto_perturbs_the_objective():
         assert type(learner.fit(X, y).events_[0]).__name__ == kind
 
 
-def test_the_automatic_ridge_follows_from_the_budget_alone():
+def test_the_number_of_steps_follows_from_public_facts_and_grows_with_what_records_say():
+    X, y = table()
+    for epsilon, size in ((1e-3, 10), (1.0, 400), (1e3, 10**6)):
+        learner = build(
+            PrivateLogisticRegression,
+            epsilon=epsilon,
+            neighbours="add-remove",
+            public_size=size,
+            classes=[0, 1],
+        )
+        here, there = (learner.fit(X[:n], y[:n]).events_[0] for n in (400, 30))
+        assert here == there  # the true number is hidden
+    assert public_steps(1e9, 1.0) == gradient.FEWEST_STEPS
+    assert public_steps(1e-9, 1.0) == gradient.MOST_STEPS
+    assert public_steps(1.0, 8.0) == 2 * gradient.PACE
+    assert [usual_curvature(loss) for loss in (Logistic(), Softmax(3), Softmax(10))] == [
+        0.25,
+        0.5,
+        0.15,
+    ]
+
+
+def test_the_automatic_ridge_follows_from_public_facts_alone():
     X, y = table()
     ridges = []
     for epsilon in (0.1, 1.0, 10.0):
         auto = build(
             PrivateLogisticRegression, epsilon=epsilon, regularization="auto", classes=[0, 1]
         )
-        here, there = auto.fit(X, y).events_[0], auto.fit(X[:50], 1 - y[:50]).events_[0]
+        here, there = auto.fit(X, y).events_[0], auto.fit(X[::-1] / 2, 1 - y).events_[0]
         assert here == there
+        assert auto.regularization_ == here.ridge / len(y)
         ridges.append(here.ridge)
     assert all(a > b for a, b in pairwise(ridges))
     exact = PrivateLogisticRegression(
@@ -328,7 +355,7 @@ def test_an_automatic_ridge_is_weaker_where_the_records_say_more():
     # What is stated of the noise is at most a third too little.
     assert ((strongest + curvature) / (ridge + curvature) <= 4 / 3 + 1e-9).all()
     # Where the records say much, it estimates a coefficient as its posterior mean does.
-    noise, deviation, steep = plan.event.sigma, gradient.LOGIT, 1e3
+    noise, deviation, steep = plan.event.sigma, usual_score(Logistic()), 1e3
     ratio = steep / (steep + ridge[2] - prior)
     assert ratio == pytest.approx(steep**2 / (steep**2 + (noise / deviation) ** 2), rel=1e-5)
 
@@ -378,14 +405,14 @@ def test_the_worst_pair_moves_a_gradient_by_what_is_charged_and_no_more():
 
 def uncut(loss, X, y, coef):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient, "LONGEST_GRADIENT", 1e9)
+        patch.setattr(gradient, "longest_gradient", lambda loss: 1e9)
         return in_grains(loss, X, y, coef)
 
 
 def cut_together(loss, X, y, coef):
     """Cut the sum instead of each record's part."""
     whole = uncut(loss, X, y, coef).astype(float)
-    most = LONGEST_GRADIENT * len(X) / GRADIENT_GRAIN
+    most = LONGEST * len(X) / GRADIENT_GRAIN
     return whole * min(1.0, most / max(float(np.linalg.norm(whole)), 1e-300))
 
 
@@ -396,7 +423,7 @@ def test_a_twin_that_does_not_cut_each_record_is_caught(twin):
     claimed = plan.event.gradient_sensitivity / plan.event.gradient_sigma
     slopes = 0.5  # of every record at zero: a longer cut lets all of it through
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient, "LONGEST_GRADIENT", slopes / 4)
+        patch.setattr(gradient, "longest_gradient", lambda loss: slopes / 4)
         honest = shift_of(in_grains, plan, X, Z, y)
     assert honest <= claimed / 3
     assert shift_of(twin, plan, X, Z, y) > 3 * honest
@@ -404,7 +431,7 @@ def test_a_twin_that_does_not_cut_each_record_is_caught(twin):
 
 def test_a_twin_that_charges_add_remove_for_replaced_records_is_caught():
     plan, X, y = planned()
-    broken = replace(plan.event, gradient_sensitivity=LONGEST_GRADIENT)
+    broken = replace(plan.event, gradient_sensitivity=LONGEST)
     found = shift_of(in_grains, plan, X, -X[0], y)
     assert found > 1.9 * broken.gradient_sensitivity / broken.gradient_sigma
 

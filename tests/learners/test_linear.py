@@ -41,7 +41,9 @@ def test_exact_training_agrees_with_scikit_learn():
     peer = LogisticRegression(
         C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000
     ).fit(X, y)
-    ours = PrivateLogisticRegression(epsilon=math.inf, fit_intercept=False).fit(X, y)
+    ours = PrivateLogisticRegression(
+        epsilon=math.inf, regularization=1e-2, fit_intercept=False
+    ).fit(X, y)
     np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
     np.testing.assert_allclose(ours.predict_proba(X), peer.predict_proba(X), atol=1e-6)
 
@@ -51,7 +53,9 @@ def test_exact_softmax_training_agrees_with_scikit_learn():
     peer = LogisticRegression(
         C=1 / (len(y) * 1e-2), fit_intercept=False, tol=1e-10, max_iter=1000
     ).fit(X, y)
-    ours = PrivateLogisticRegression(epsilon=math.inf, fit_intercept=False).fit(X, y)
+    ours = PrivateLogisticRegression(
+        epsilon=math.inf, regularization=1e-2, fit_intercept=False
+    ).fit(X, y)
     np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
     np.testing.assert_allclose(ours.predict_proba(X), peer.predict_proba(X), atol=1e-6)
 
@@ -76,7 +80,9 @@ def test_exact_ridge_clips_labels_to_their_bound():
 
 def test_exact_svc_minimises_the_smoothed_hinge():
     X, y = made_up(n_records=80, n_features=3)
-    ours = PrivateLinearSVC(epsilon=math.inf, fit_intercept=False, huber=0.5).fit(X, y)
+    ours = PrivateLinearSVC(
+        epsilon=math.inf, regularization=1e-2, fit_intercept=False, huber=0.5
+    ).fit(X, y)
     margin = 2.0 * y - 1.0
 
     def objective(f):
@@ -96,11 +102,59 @@ def test_the_intercept_is_learned_and_regularised():
     assert 0 < fitted.intercept_[0] < 10
 
 
+@pytest.mark.parametrize(
+    "kind", [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge], ids=lambda k: k.__name__
+)
+def test_what_is_chosen_follows_from_public_facts_and_is_stated(kind):
+    X, y = made_up(n_records=600)
+    for delta in (0.0, 1e-6):
+        learner = kind(epsilon=1.0, delta=delta).fit(X, y)
+        other = kind(epsilon=1.0, delta=delta).fit(X[::-1] / 2, 1 - y)
+        assert learner.regularization_ == other.regularization_
+        more = kind(epsilon=1.0, delta=delta).fit(np.tile(X, (4, 1)), np.tile(y, 4))
+        assert more.regularization_ < learner.regularization_
+        said = learner.describe_choices(5, 600)
+        assert said.endswith(f"regularization = {learner.regularization_:.3g} at 600 records")
+        named = kind(epsilon=1.0, delta=delta, mechanism="objective", regularization=0.1)
+        assert named.describe_choices(5, 600) is None
+
+
+def test_an_automatic_ridge_beats_a_fixed_one_where_noise_is_large():
+    X, y = made_up(n_records=8000)
+    former = {"regularization": 1e-2, "intercept_scaling": 1.0}
+    auto, fixed = (
+        np.mean(
+            [
+                PrivateLogisticRegression(
+                    epsilon=0.05, noise=Noise(seed=seed), classes=[0, 1], **settings
+                )
+                .fit(X[::2], y[::2])
+                .score(X[1::2], y[1::2])
+                for seed in range(10)
+            ]
+        )
+        for settings in ({}, former)
+    )
+    assert auto > fixed + 0.02
+
+
+def test_papers_mechanisms_keep_the_papers_ridge():
+    for settings in ({"mechanism": "generalized"}, {"calibration": "chaudhuri2011"}):
+        learner, named = (
+            PrivateLinearSVC(epsilon=1.0, regularization=ridge, **settings)
+            for ridge in ("auto", 1e-2)
+        )
+        assert plan_linear(learner, task(HuberHinge(0.5))) == plan_linear(
+            named, task(HuberHinge(0.5))
+        )
+
+
 def test_a_large_epsilon_comes_close_to_exact_training():
     X, y = made_up(n_records=5000)
-    exact = PrivateLogisticRegression(epsilon=math.inf).fit(X, y)
+    same = {"regularization": 1e-2}
+    exact = PrivateLogisticRegression(epsilon=math.inf, **same).fit(X, y)
     for mechanism in ("objective", "output", "generalized"):
-        near = PrivateLogisticRegression(epsilon=1e4, mechanism=mechanism).fit(X, y)
+        near = PrivateLogisticRegression(epsilon=1e4, mechanism=mechanism, **same).fit(X, y)
         assert np.linalg.norm(near.coef_ - exact.coef_) < 0.05 * np.linalg.norm(exact.coef_)
 
 
@@ -122,11 +176,12 @@ def test_softmax_noise_sums_to_zero_over_the_classes():
 
 
 def test_svc_classes_share_the_budget():
-    learner = PrivateLinearSVC(epsilon=1.0, delta=1e-6)
-    events = plan_linear(learner, task(HuberHinge(0.5), n_problems=4)).events
-    assert len(events) == 8
-    assert sum(event.epsilon for event in events) == pytest.approx(1.0)
-    assert sum(event.delta for event in events) == pytest.approx(1e-6)
+    for mechanism, draws in (("objective", 8), ("gradient", 4)):
+        learner = PrivateLinearSVC(epsilon=1.0, delta=1e-6, mechanism=mechanism)
+        events = plan_linear(learner, task(HuberHinge(0.5), n_problems=4)).events
+        assert len(events) == draws
+        assert sum(event.epsilon for event in events) == pytest.approx(1.0)
+        assert sum(event.delta for event in events) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize(

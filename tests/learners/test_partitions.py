@@ -68,7 +68,11 @@ LEARNERS = [
         epsilon=1.0, classes=[0, 1, 2], mechanism="output", noise=Noise(seed=1)
     ),
     PrivateLogisticRegression(
-        epsilon=math.inf, classes=[0, 1], neighbours="add-remove", public_size=10
+        epsilon=math.inf,
+        regularization=1e-2,
+        classes=[0, 1],
+        neighbours="add-remove",
+        public_size=10,
     ),
     PrivateLinearSVC(epsilon=1.0, classes=[0, 1, 2], delta=1e-6, noise=Noise(seed=1)),
     PrivateRidge(epsilon=1.0, mechanism="generalized", noise=Noise(seed=1)),

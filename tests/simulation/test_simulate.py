@@ -49,7 +49,8 @@ RNG = np.random.default_rng(0)
 N = 900
 X = RNG.uniform(-0.5, 0.5, (N, 4))
 y = (X @ [3.0, -2.0, 1.0, 0.0] + 0.5 * RNG.normal(size=N) > 0).astype(int)
-LEARNER = PrivateLogisticRegression(epsilon=2.0, regularization=1e-2)
+FORMER = {"regularization": 1e-2, "intercept_scaling": 1.0}
+LEARNER = PrivateLogisticRegression(epsilon=2.0, **FORMER)
 BOTH = {"average": Average(), "equal": Average("equal")}
 
 
@@ -126,14 +127,14 @@ def test_a_report_can_be_recomputed_by_hand(report):
         cut = plan.cut(repeat)
         members = [
             PrivateLogisticRegression(
-                epsilon=4.0, classes=[0, 1], noise=plan.noise(repeat, name, "4", site)
+                epsilon=4.0, classes=[0, 1], noise=plan.noise(repeat, name, "4", site), **FORMER
             ).fit(X[rows], y[rows])
             for site, rows in enumerate(cut.sites)
         ]
         w = np.mean([np.append(one.coef_, one.intercept_) for one in members], axis=0)
         error = np.mean((cut.X_test @ w[:-1] + w[-1] > 0) != (cut.y_test == 1))
         assert report.values(name, "4", "equal")[repeat] == pytest.approx(error)
-        pooled = PrivateLogisticRegression(epsilon=math.inf).fit(
+        pooled = PrivateLogisticRegression(epsilon=math.inf, **FORMER).fit(
             *(v[np.concatenate(cut.sites)] for v in (X, y))
         )
         error = np.mean(pooled.predict(cut.X_test) != cut.y_test)

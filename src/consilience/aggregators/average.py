@@ -254,15 +254,17 @@ def _middle(values: Array, known: Array, robust: str) -> Array:
 
 
 def precision_weights(members: Sequence[Member], curvature: float) -> Array:
-    """Return weights ∝ 1 / (noise variance + sampling variance).
+    """Return weights ∝ 1 / (noise variance · shrinkage + sampling variance).
 
-    The sampling variance is that of a typical model with the member's public size.
+    The sampling variance is that of a typical model with the member's public size. A member that
+    its ridge shrinks has little noise, and says as much less.
     """
     inverse = []
     for member in members:
         dimension = np.asarray(member.coef).shape[1]
         sampling = dimension / 100 / max(member.size or 0, 1)
-        inverse.append(1 / (member.to_user**2 * (member.noise_variance(curvature) + sampling)))
+        noise = member.noise_variance(curvature) * member.shrinkage(curvature)
+        inverse.append(1 / (member.to_user**2 * (noise + sampling)))
     return np.asarray(inverse) / math.fsum(inverse)
 
 

@@ -286,6 +286,7 @@ class FeatureMethod(UsesLabels):
         settings: dict[str, Any] = {
             "epsilon": epsilon,
             "delta": self.delta,
+            "mechanism": "objective",
             "regularization": PRIVATE_REGULARIZATION
             if self.regularization == "auto"
             else self.regularization,

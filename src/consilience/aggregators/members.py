@@ -21,7 +21,7 @@ from consilience.errors import ContributionRejected, SchemaMismatch, SettingsErr
 from consilience.learners.ball import scale_to_user
 from consilience.learners.base import PrivateLearner, spell_out
 from consilience.learners.linear import best_class, class_chances
-from consilience.privacy.accounting import Event, GradientSteps
+from consilience.privacy.accounting import Event, GradientSteps, Objective
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 from consilience.privacy.vector_noise import is_vector_noise, minimum_variance
 
@@ -126,6 +126,21 @@ class Member:
             for event in noises
         ]
         return math.fsum(variances) / max(1, len(variances))
+
+    def shrinkage(self, curvature: float) -> float:
+        """Return by what an automatic ridge divides coefficients, along that public `curvature`.
+
+        Such a ridge is stronger at sites with more noise. One that was given is the same for all.
+        """
+        known = curvature * (self.size or 0)
+        if getattr(self.learner, "regularization", None) != "auto" or known <= 0:
+            return 1.0
+        ridges = [
+            event.ridge if isinstance(event, GradientSteps) else event.strong_convexity
+            for event in self.events
+            if isinstance(event, GradientSteps | Objective)
+        ]
+        return 1 + max(ridges, default=0.0) / known
 
 
 def dense(X: Any) -> Array:

@@ -206,8 +206,10 @@ def of_contribution(contribution: Contribution) -> Page:
         entry = f"{receipt['entry']}, with the hash {receipt['hash']}, as the site states"
     size = facts.get("size")
     tensors = ", ".join(f"{name} {tuple(form['shape'])}" for name, form in facts["tensors"].items())
+    chosen = contribution.learner.describe_choices(facts["n_features"], size)
     contents = [
         ("learner", str(facts["learner"])),
+        *([] if chosen is None else [("chosen by rule", chosen)]),
         ("numbers", tensors),
         _size_row(size, contribution.learner),
         ("made", f"{facts['created']}, as the site states"),

@@ -325,6 +325,13 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         exact = math.isinf(self.epsilon)  # promises nothing
         return exact or count_is_public(count, unit=self.unit, neighbours=self.neighbours)
 
+    def describe_choices(self, n_features: int, size: int | None) -> str | None:
+        """Say what follows from settings that are "auto", where there are any.
+
+        `size` is the number of records or persons, if it is known or declared.
+        """
+        return None
+
     def describe_size(self) -> str:
         """Say which number of records or persons a file of this learner states."""
         unit = Unit(self.unit)

@@ -21,6 +21,8 @@ from scipy import sparse
 
 from consilience.learners.erm import (
     Chunks,
+    Huber,
+    HuberHinge,
     Loss,
     Matrix,
     PartitionedRecords,
@@ -38,14 +40,13 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# Fixed on Adult, MNIST, HAR and heart disease. The form of `ridge_along` was chosen with Covertype,
-# KDD, eICU and credit-card default in view too, so that none of them is unseen by it.
-STEPS = 20
-AVERAGED = 5  # of the last points: their mean has less noise than any of them
-LONGEST_GRADIENT = 0.5  # of a record; longer ones are cut
+# Fixed on Adult, MNIST, HAR and heart disease, with Covertype, KDD, eICU and credit-card default in
+# view too, so that none of them is unseen by the rule.
+FEWEST_STEPS, MOST_STEPS = 5, 50
+PACE = 3.5  # steps where the records' curvature is as large as the noise
+AVERAGED = 0.25  # of the points, the last ones: their mean has less noise than any of them
 MOMENT_SHARE = 0.1
-LOGIT = 1.5  # a public guess of the standard deviation of scores
-PRIOR = 6.0  # and of single coefficients, where there is no noise
+PRIOR = 6.0  # a public guess of the standard deviation of coefficients, where there is no noise
 WIDEST = 256  # columns of a whole second moment; of more, only the diagonal is bought
 
 # Rows lie on a grid of 2⁻¹⁶ and slopes on one of 2⁻¹⁵: 2³¹ records' products add up to less than
@@ -72,6 +73,41 @@ class LinearSettings(Protocol):
     records_per_person: int | None
     calibration: str
     random_state: object
+
+
+def usual_score(loss: Loss) -> float:
+    """Return a public guess of the standard deviation of scores: of logits, or of scaled labels."""
+    if isinstance(loss, Huber):
+        return 0.7
+    return 1.5 if loss.n_outputs == 1 else 2.2
+
+
+def longest_gradient(loss: Loss) -> float:
+    """Return the length to which a record's gradient is cut.
+
+    Where nothing was learned yet a record's slope is ½ (logistic), 1 (hinge) or nearly 1 (softmax,
+    over all classes); only records on the wrong side are steeper.
+    """
+    if isinstance(loss, HuberHinge):
+        return 0.8
+    return min(0.4, loss.lipschitz) if loss.n_outputs == 1 else 0.5
+
+
+def usual_curvature(loss: Loss) -> float:
+    """Return how much a record adds to the curvature, at most or, of many classes, usually.
+
+    A softmax is as curved as two of its classes that share a record; where there are many, few do.
+    """
+    return min(loss.curvature, 1.5 / loss.n_outputs) if loss.n_outputs > 1 else loss.curvature
+
+
+def public_steps(noise: float, curvature: float) -> int:
+    """Return the number of steps where one alone would have that noise, from public facts.
+
+    Many steps come closer to the minimum and, where the records say little, closer to the noise,
+    too. So they grow with the `curvature` that all records may add, slowly: by its cube root.
+    """
+    return min(max(round(PACE * float(np.cbrt(curvature / noise))), FEWEST_STEPS), MOST_STEPS)
 
 
 @dataclass(frozen=True)
@@ -102,7 +138,7 @@ class GradientPlan:
         """
         if not self.automatic:
             return np.full_like(curvature, self.regularization)
-        prior = automatic_ridge(0.0)
+        prior = 1 / PRIOR**2
         noisy = self.regularization - prior
         return np.asarray(prior + noisy**2 / (noisy + curvature))
 
@@ -134,17 +170,19 @@ def plan_gradient(
     replaced, d = learner.neighbours == "replace-one", task.dimension
     # Two moments have a nonnegative inner product, two gradients may be opposite.
     moment = per_unit * (math.sqrt(2) if replaced else 1.0)
-    gradient = per_unit * (2.0 if replaced else 1.0) * LONGEST_GRADIENT
-    moment_sigma, sigma = calibrate_steps(
+    gradient = per_unit * (2.0 if replaced else 1.0) * longest_gradient(task.loss)
+    calibrated = functools.partial(
+        calibrate_steps,
         (moment, gradient),
         (MOMENT_GRAIN, GRADIENT_GRAIN),
         epsilon=epsilon,
         delta=delta,
         share=MOMENT_SHARE,
-        steps=STEPS,
     )
+    steps = public_steps(calibrated(steps=1)[1], per_unit * size * usual_curvature(task.loss))
+    moment_sigma, sigma = calibrated(steps=steps)
     if isinstance(learner.regularization, str):
-        ridge = automatic_ridge(sigma / math.sqrt(STEPS))
+        ridge = automatic_ridge(sigma / math.sqrt(steps), usual_score(task.loss))
     else:
         ridge = learner.regularization * size
     event = GradientSteps(
@@ -154,8 +192,8 @@ def plan_gradient(
         gradient_sensitivity=gradient,
         gradient_sigma=sigma,
         gradient_grain=GRADIENT_GRAIN,
-        steps=STEPS,
-        length=(d * (d + 1) // 2 if d <= WIDEST else d) + STEPS * d * task.loss.n_outputs,
+        steps=steps,
+        length=(d * (d + 1) // 2 if d <= WIDEST else d) + steps * d * task.loss.n_outputs,
         ridge=ridge,
         at_delta=delta,
         unit=Unit(learner.unit),
@@ -166,15 +204,15 @@ def plan_gradient(
     return GradientPlan(event, longest, task.n_problems, isinstance(learner.regularization, str))
 
 
-def automatic_ridge(noise: float) -> float:
+def automatic_ridge(noise: float = 0.0, score: float = 1.0) -> float:
     """Return λ for a gradient with noise of that standard deviation in each coordinate.
 
     Coefficients that are N(0, `PRIOR`²) ask for a ridge of 1/PRIOR² without noise. With noise of
     standard deviation s a direction in which the records add h to the curvature is known up to s/h,
-    and nothing can be learned where that exceeds `LOGIT`: there, where h < s/LOGIT, the ridge
-    prevails.
+    and nothing can be learned where that exceeds a usual `score`: there, where h < s/score, the
+    ridge prevails.
     """
-    return noise / LOGIT + 1 / PRIOR**2
+    return noise / score + 1 / PRIOR**2
 
 
 class Sums:
@@ -229,7 +267,7 @@ def _blocks(loss: Loss, chunks: Chunks) -> Iterator[_Block]:
             rows = rows.trunc() if sparse.issparse(rows) else np.trunc(rows, out=rows)
             lengths = np.sqrt(_squared_lengths(rows)) * 2.0**-ROW_BITS
             with np.errstate(divide="ignore"):
-                limits = LONGEST_GRADIENT / lengths
+                limits = longest_gradient(loss) / lengths
             yield _Block(rows, y[part].astype(kind, copy=False), limits)
 
 
@@ -277,7 +315,7 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
     """Follow noisy gradients in the metric of the noisy moment; everything after a draw is free."""
     event = plan.event
     moment = noisy_moment(sums.moment(), event=event, source=source) * MOMENT_GRAIN
-    step = _newton(moment, plan, sums.loss.curvature)
+    step = _newton(moment, plan, usual_curvature(sums.loss))
     outputs = sums.loss.n_outputs
     coef = np.zeros((sums.dimension,) if outputs == 1 else (outputs, sums.dimension))
     noise = gradient_noise((event.steps, *coef.shape), event=event, source=source)
@@ -290,7 +328,7 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
         if outputs > 1:  # slopes of all classes add up to 0; only noise does not
             gradient = gradient - gradient.mean(axis=0)
         coef = coef - step(gradient, coef)
-        if drawn >= event.steps - AVERAGED:
+        if drawn >= event.steps - max(1, round(AVERAGED * event.steps)):
             last.append(coef)
     return _cut(np.mean(last, axis=0), plan.longest)
 

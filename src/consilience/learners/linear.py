@@ -57,7 +57,13 @@ from consilience.learners.inputs import (
     validate_records,
     validate_table,
 )
-from consilience.learners.perturbation import LinearPlan, LinearTask, plan_linear, public_size
+from consilience.learners.perturbation import (
+    LinearPlan,
+    LinearTask,
+    mechanism_of,
+    plan_linear,
+    public_size,
+)
 from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise, Source
@@ -116,15 +122,18 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         "intercept_scaling": 1.0,
     }
     # The ridge bounds how far a record moves an exact minimum, and so the noise that hides it.
-    trusted_settings: ClassVar[Mapping[str, Any]] = {"regularization": 1e-2}
+    trusted_settings: ClassVar[Mapping[str, Any]] = {
+        "regularization": 1e-2,
+        "intercept_scaling": 1.0,
+    }
 
     epsilon: float
     delta: float = 0.0
-    mechanism: str = "objective"
-    regularization: float | str = 1e-2
+    mechanism: str = "auto"
+    regularization: float | str = "auto"
     data_norm: float = 1.0
     fit_intercept: bool = True
-    intercept_scaling: float = 1.0
+    intercept_scaling: float = 0.3
     neighbours: str = "replace-one"
     public_size: int | None = None
     unit: str = "record"
@@ -156,6 +165,22 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         if self.may_state(Unit(self.unit)):
             return super().describe_size()
         return f"the declared number of {self.unit}s ({self.public_size:,}); the true one is hidden"
+
+    def describe_choices(self, n_features: int, size: int | None) -> str | None:
+        """Say which mechanism and which ridge are chosen from public facts."""
+        if "auto" not in (self.mechanism, self.regularization):
+            return None
+        learner = clone(self)
+        learner.n_features_in_ = n_features
+        known = getattr(self, "classes_", getattr(self, "classes", None))
+        n_classes = 0 if known is None else len(known)
+        sizes = (100, 1_000, 10_000) if (size := size or self.public_size) is None else (size,)
+        plans = [plan_linear(self, learner._public_task(n, n_classes)) for n in sizes]
+        ridges = [
+            f"{plan.regularization / n:.3g} at {n:,} {self.unit}s"
+            for plan, n in zip(plans, sizes, strict=True)
+        ]
+        return f"mechanism = {mechanism_of(self)}, regularization = {', '.join(ridges)}"
 
     def can_train_together(self) -> bool:
         """Tell whether exact models of many sites can be trained in one batch.
@@ -304,10 +329,20 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
             for name, shape in shapes.items()
         )
 
+    @property
+    def regularization_(self) -> float:
+        """Λ as it was used, raised where the noise asked for it; of noisy gradients the largest.
+
+        It follows from settings and public facts, and so stands in no file.
+        """
+        check_is_fitted(self, "coef_")
+        task = self._public_task(self.public_size_, len(getattr(self, "classes_", ())))
+        return plan_linear(self, task).regularization / self.public_size_
+
     def strength(self, n_records: int) -> float:
         """Return Λ of exact training on so many records."""
         if isinstance(self.regularization, str):
-            return automatic_ridge(0.0) / max(n_records, 1)
+            return automatic_ridge() / max(n_records, 1)
         return float(self.regularization)
 
     def _plan(self, task: LinearTask) -> LinearPlan | GradientPlan:
@@ -399,13 +434,14 @@ class PrivateLogisticRegression(LinearClassifier):
     epsilon, delta
         The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact training that promises nothing.
     mechanism
-        ``"objective"`` perturbs the objective (default), ``"output"`` the minimum,
-        ``"generalized"`` is Kifer's objective perturbation, ``"matrix"`` the provable form of the
-        thesis' matrix perturbation. ``"gradient"`` follows noisy gradients, which needs a positive
-        delta and then does best; ``"auto"`` uses it where it can, and otherwise ``"objective"``.
+        ``"gradient"`` follows noisy gradients, which needs a positive delta and then does best;
+        ``"objective"`` perturbs the objective; ``"auto"`` (default) is the first where it can be
+        and otherwise the second. ``"output"`` perturbs the minimum, ``"generalized"`` is Kifer's
+        objective perturbation, ``"matrix"`` the provable form of the thesis' matrix perturbation.
     regularization
-        Λ of ``mean(loss) + Λ/2 ‖f‖²``, in coordinates where rows have norm <= 1. ``"auto"`` chooses
-        it from public facts alone: budget, dimension and loss.
+        Λ of ``mean(loss) + Λ/2 ‖f‖²``, in coordinates where rows have norm <= 1. ``"auto"``
+        (default) chooses it from public facts alone: budget, number of records, dimension and loss;
+        ``regularization_`` says what it chose.
     data_norm
         Declared bound on the norm of a row. Longer rows are scaled down to it.
     fit_intercept, intercept_scaling
@@ -481,7 +517,15 @@ class PrivateLinearSVC(LinearClassifier):
 
     shorthand = "svm"
     has_known_noise = True
-    huber: float = 0.5
+    first_settings: ClassVar[Mapping[str, Any]] = {
+        **LinearLearner.first_settings,
+        "huber": 0.5,
+    }
+    trusted_settings: ClassVar[Mapping[str, Any]] = {
+        **LinearLearner.trusted_settings,
+        "huber": 0.5,
+    }
+    huber: float = 1.0
 
     def loss(self, n_classes: int) -> Loss:
         """Return the loss of one record."""
@@ -522,8 +566,16 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
 
     shorthand = "ridge"
     predicts_number = True
+    first_settings: ClassVar[Mapping[str, Any]] = {
+        **LinearLearner.first_settings,
+        "huber": 1.0,
+    }
+    trusted_settings: ClassVar[Mapping[str, Any]] = {
+        **LinearLearner.trusted_settings,
+        "huber": 1.0,
+    }
     label_bound: float = 1.0
-    huber: float = 1.0
+    huber: float = 0.25
 
     @classmethod
     def declared_by(cls, schema: Schema) -> dict[str, Any]:

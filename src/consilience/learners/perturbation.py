@@ -34,11 +34,11 @@ from consilience.learners.erm import (
     solve,
 )
 from consilience.learners.gradient import (
-    LOGIT,
     GradientPlan,
     LinearSettings,
     automatic_ridge,
     plan_gradient,
+    usual_score,
 )
 from consilience.learners.implied import ROUNDING, UNLIKELY
 from consilience.privacy.accounting import (
@@ -70,6 +70,14 @@ Array = NDArray[Any]
 # reach, so that the closing noise stays invisible.
 TOLERANCE = 1e-8
 MOST_RECORDS = 1 << 31  # of one site
+# An objective's ridge is the same in all directions, also where records say little, and is better
+# too strong than too weak: it is chosen for coefficients of half the length that is expected.
+SHORTER = 0.5
+# Nor is anything lost by more of it where the noise exceeds that part of all curvature: there the
+# best ridge grows as the square of the noise (docs/guarantees/gradient.md).
+KNOWN = 0.15
+LEAST = 1e-5  # Λ; with less, rounding errors of a sum over so many records would need noise
+PAPERS = 1e-2  # Λ of mechanisms and calibrations that are kept as papers have them
 LOSS_NAMES: dict[type, Literal["logistic", "huber-hinge", "softmax", "huber"]] = {
     Logistic: "logistic",
     HuberHinge: "huber-hinge",
@@ -152,7 +160,7 @@ def mechanism_of(learner: LinearSettings) -> str:
     """Return the learner's mechanism; "auto" is the one that does better at its delta."""
     if learner.mechanism != "auto":
         return str(learner.mechanism)
-    return "gradient" if learner.delta > 0 else "objective"
+    return "gradient" if learner.delta > 0 and learner.calibration == "tight" else "objective"
 
 
 def plan_linear(learner: LinearSettings, task: LinearTask) -> LinearPlan | GradientPlan:
@@ -243,10 +251,15 @@ def _asked_ridge(learner: LinearSettings, task: LinearTask) -> float:
     size = public_size(learner, task)
     if not isinstance(learner.regularization, str):
         return float(learner.regularization * size)
-    if learner.mechanism != "output" or math.isinf(learner.epsilon):
-        return automatic_ridge(0.0)
+    if math.isinf(learner.epsilon):
+        return automatic_ridge()
+    if learner.mechanism in ("generalized", "matrix") or learner.calibration != "tight":
+        return PAPERS * size
+    if learner.mechanism != "output":
+        return max(automatic_ridge(), LEAST * size)
     # Noise on the minimum grows as the ridge falls: with s the noise at a ridge of 1 and h the
-    # typical curvature, ½h(s/λ)² for each coordinate and ½λ·LOGIT² balance at λ³ = hs²/LOGIT².
+    # typical curvature, ½h(s/λ)² for each coordinate and ½λτ² balance at λ³ = hs²/τ², τ being the
+    # usual score.
     per_unit = records_per_unit(learner)
     facts = _Facts(
         learner, task, 1.0, learner.epsilon / task.n_problems, learner.delta, per_unit, 0.0
@@ -254,8 +267,8 @@ def _asked_ridge(learner: LinearSettings, task: LinearTask) -> float:
     moved = facts._moved * task.loss.lipschitz
     noise = calibrate_vector(moved, epsilon=facts.budget, delta=facts.delta, **facts._who)
     steep = task.loss.curvature * size * per_unit / task.dimension
-    cube = steep * noise_variance(noise, task.dimension_of_noise) / LOGIT**2
-    return max(automatic_ridge(0.0), float(np.cbrt(cube)))
+    cube = steep * noise_variance(noise, task.dimension_of_noise) / usual_score(task.loss) ** 2
+    return max(automatic_ridge(), float(np.cbrt(cube)))
 
 
 def _inexactness(tolerance: float, strong: float, ridge: float) -> float:
@@ -365,13 +378,17 @@ class _Facts:
         # minimum is public, so this is too.
         dimension = self.task.dimension_of_noise
         if isinstance(self.learner.regularization, str):
-            longest = LOGIT * math.sqrt(2 * dimension)
+            longest = SHORTER * usual_score(self.task.loss) * math.sqrt(2 * dimension)
         else:
             longest = math.sqrt(
                 2 * self.per_unit * self.task.loss.at_zero / self.learner.regularization
             )
         norm = scale * math.sqrt(dimension if self.delta > 0 else dimension * (dimension + 1))
-        ridge = max(ridge, math.sqrt(2) * norm / longest - self.least)
+        balanced = math.sqrt(2) * norm / longest
+        if isinstance(self.learner.regularization, str):
+            records = self.per_unit * public_size(self.learner, self.task)
+            balanced *= 1 + balanced / (KNOWN * self.task.loss.curvature * records)
+        ridge = max(ridge, balanced - self.least)
         return ridge, calibrate_event(self._kind(ridge), epsilon=self.epsilon)
 
     def _ridge_for(self, jacobian: float) -> float:
@@ -403,7 +420,7 @@ class _Facts:
         if (
             not plain
             or isinstance(self.task.loss, Softmax | Huber)
-            or self.learner.mechanism != "objective"
+            or mechanism_of(self.learner) != "objective"
         ):
             raise SettingsError(
                 "calibration='chaudhuri2011' is the paper's: two classes, pure epsilon, one "

@@ -163,6 +163,7 @@ class FeatureForecast:
         learner = PrivateLogisticRegression(
             epsilon=float(way.epsilon or 0.0),
             delta=way.delta,
+            mechanism="objective",
             regularization=PRIVATE_REGULARIZATION if strength == "auto" else float(strength),
             fit_intercept=False,
         )

@@ -159,7 +159,7 @@ def of_training(
                     "fetches, recovers or trains, also for a study of another hub, and from which "
                     "address.",
                 ],
-                _content(study, site),
+                _content(study, site, epsilon),
             ),
             (
                 "What will not leave",
@@ -198,12 +198,15 @@ _NOT_COMPARED = (
 )
 
 
-def _content(study: Study, site: str) -> Rows:
+def _content(study: Study, site: str, epsilon: float | None) -> Rows:
     """Say what is in the file that leaves the site."""
+    learner = study.build(study.epsilon_range[0] if epsilon is None else epsilon)
+    chosen = learner.describe_choices(study.schema.n_features, None)
     return [
         ("learner", study.learner),
+        *([] if chosen is None else [("chosen by rule", chosen)]),
         ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
-        ("number", study.build(study.epsilon_range[0]).describe_size()),
+        ("number", learner.describe_size()),
         ("site", site),
     ]
 
