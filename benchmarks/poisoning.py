@@ -245,7 +245,7 @@ ATTACKS = {
     "sign flipped, honest length": quiet,
     "the worst that is published, by search": searched,
 }
-SEARCHED = 100  # models that are tried
+SEARCHED = 40  # models that are tried
 HONEST = (2.0, 0.5, 0.1)  # budgets at which releases of honest sites are judged
 HONEST_REPEATS = 12
 
@@ -415,7 +415,7 @@ PAGE = (
     "publishes by itself: a contribution that its settings and its size rule out is refused "
     "at the door, so that three sites remain; a release is withheld if its test records show it "
     "to be worse than public records alone, or than guessing, or than without a site that is "
-    'unlike the others ("named"), or by more than .03 than without any one site. "Rise" compares '
+    'unlike the others ("named"), or by more than .025 than without any one site. "Rise" compares '
     "published releases with those of four honest sites, repeat by repeat.\n\n"
     "| method | attack | before | published | rise | the hub |\n"
     "|---|---|---|---|---|---|\n"
