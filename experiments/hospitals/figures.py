@@ -20,6 +20,7 @@ from experiments.datasets import Dataset
 from experiments.design import Arguments, Figure, Method, Panel, Paper
 
 DELTA = 1e-5
+FIRST: dict[str, Any] = {"mechanism": "objective", "intercept_scaling": 1.0}  # as it was designed
 EPSILONS = (0.5, 1.0, 2.0, 5.0)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FEWEST = 20  # stays of a hospital that takes part
@@ -96,7 +97,9 @@ def linear(where: Any) -> Arguments:
             "vote": cs.WeightedVote("equal", voting="hard"),
             "soft": cs.WeightedVote(),
         }
-        learner = cs.PrivateLogisticRegression(epsilon=1.0, delta=DELTA, regularization=0.05)
+        learner = cs.PrivateLogisticRegression(
+            epsilon=1.0, delta=DELTA, regularization=0.05, **FIRST
+        )
         return {"learner": {"logistic": learner}, "aggregator": ways, "baselines": HONEST} | where(
             x, data
         )
@@ -137,7 +140,7 @@ def reference(where: Any) -> Arguments:
     """Return a run without noise: what all records would give, with a ridge that suits them all."""
 
     def run(x: Any, data: Dataset) -> dict[str, Any]:
-        learner = cs.PrivateLogisticRegression(epsilon=1.0, regularization=1e-3)
+        learner = cs.PrivateLogisticRegression(epsilon=1.0, regularization=1e-3, **FIRST)
         asked = {
             "learner": {"exact": learner},
             "aggregator": {},

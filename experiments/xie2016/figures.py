@@ -30,6 +30,7 @@ def learner(ridge: float, calibration: str) -> cs.PrivateLinearSVC:
     """Return the sites' learner: Huber hinge, h = 0.5, objective perturbation, no constant."""
     return cs.PrivateLinearSVC(
         epsilon=math.inf,
+        mechanism="objective",
         huber=0.5,
         regularization=ridge,
         calibration=calibration,

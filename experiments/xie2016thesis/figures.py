@@ -40,15 +40,18 @@ PREPARE: dict[str, dict[str, Any]] = {
 }
 
 
+AS_IN_THE_PAPER: dict[str, Any] = {"mechanism": "objective", "fit_intercept": False}
+
+
 def svc(ridge: float, calibration: str = "tight", **more: Any) -> cs.PrivateLinearSVC:
     """Return the Huber-smoothed hinge of the thesis, without a constant."""
-    given = {"epsilon": math.inf, "huber": HUBER, "fit_intercept": False} | more
+    given = {"epsilon": math.inf, "huber": HUBER, **AS_IN_THE_PAPER} | more
     return cs.PrivateLinearSVC(regularization=ridge, calibration=calibration, **given)
 
 
 def logistic(ridge: float, calibration: str = "tight", **more: Any) -> cs.PrivateLogisticRegression:
     """Return logistic regression without a constant."""
-    given = {"epsilon": math.inf, "fit_intercept": False} | more
+    given = {"epsilon": math.inf, **AS_IN_THE_PAPER} | more
     return cs.PrivateLogisticRegression(regularization=ridge, calibration=calibration, **given)
 
 

@@ -79,7 +79,9 @@ def test_a_release_of_a_study_with_test_records_is_measured_beside_its_baselines
         found.submit(name, table(300, seed=seed))
     quality = Release.load(carry(found).combine()).sealed.facts["quality"]
     assert [row["kind"] for row in quality[:4]] == ["study", "baseline", "baseline", "baseline"]
-    assert [row["method"] for row in quality[:2]] == ["Average (precision)", "public records alone"]
+    methods = [row["method"] for row in quality]
+    assert methods[0] == "Average (precision)"
+    assert "public records alone" in methods[1:4]
 
 
 def test_what_was_kept_is_not_asked_for_again_and_nothing_new_makes_no_new_release(consortium):

@@ -142,9 +142,8 @@ def fit_public(learner: PrivateLearner[Any, Any], public: Public) -> LinearEnsem
         classes = np.unique(labels) if classes is None else np.asarray(classes)
     y, loss, scale = encode_labels(labels, classes, getattr(learner, "huber", None), name)
     outputs = loss.n_outputs
-    ball = Ball.around(
-        X, with_intercept=bool(learner.fit_intercept), outputs=outputs, label_scale=scale
-    )
+    intercept = bool(getattr(learner, "fit_intercept", True))
+    ball = Ball.around(X, with_intercept=intercept, outputs=outputs, label_scale=scale)
     ridge = Ridge(ball.records(X), y, loss)
     zero = np.zeros(ridge.Z.shape[1] if outputs == 1 else (outputs, ridge.Z.shape[1]))
     candidates = [(False, t) for t in 10.0 ** strengths_alone(len(y))]
