@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bounded import PrivateRidge
 from consilience.auditing.attacked import Table, plan_training
 from consilience.auditing.audit import audit
 from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
@@ -24,7 +25,7 @@ from consilience.errors import BudgetExceeded, ConsilienceError, GuaranteeVoid, 
 from consilience.learners import linear, perturbation
 from consilience.learners.erm import HuberHinge, Problem, solve
 from consilience.learners.inputs import READ_LABELS
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
 from consilience.privacy import accounting, vector_noise
 from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, compose
 from consilience.privacy.ledger import Ledger

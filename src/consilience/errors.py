@@ -28,7 +28,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -88,33 +88,48 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
-# What scikit-learn says about shapes, types and names of columns. The part that a pattern does not
-# match is cut off: it may show values.
-_HARMLESS = re.compile(
-    "|".join(
-        (
-            r"This \w+ instance is not fitted yet\..*",
-            r"Found array with (dim )?\d+[^\n]*",
-            r"Found input variables with inconsistent numbers of samples: [\[\]\d, ]+",
-            r"\w+ has \d+ features, but \w+ is expecting \d+ features[^\n]*",
-            r"(Input|Data) (\w+ )?contains (NaN|infinity or a value too large for dtype\('\w+'\))",
-            r"[\w.]+\(\) (got an unexpected keyword|missing|takes)[^\n]*",
-            r"\w+\(\) argument must be a string or a (real )?number, not '\w+'",
-            r"Expected 2D array, got (1D|scalar) array instead",
-            r"y should be a 1d array, got an array of shape [(\d, )]+ instead",
-            r"y cannot be None",
-            r"This \w+ estimator requires y to be passed, but the target y is None",
-            r"Unknown label type: [\w-]+",
-            r"Complex data not supported",
-            r"Sparse data was passed[^\n]*",
-            r"Sparse matrices? [^\n]*64-bit[^\n]*",
-            r"The feature names should match those that were passed during fit\..*",
-            r"dtype='numeric' is not compatible with arrays of bytes/strings",
-        )
-    ),
-    re.DOTALL,
+# What scikit-learn says about shapes, types and names of columns, and what to do about it. The part
+# that a pattern does not match is cut off: it may show values, or recommend an imputer.
+_NUMBERS = (
+    "Declare the columns in a Schema, which turns texts and categories into numbers, and pass "
+    "schema=schema to the learner; a date becomes a number first, such as an age."
 )
-_RESHAPE = " Reshape your data: one row for each record, one column for each feature."
+_KNOWN: Mapping[str, str] = {
+    r"This \w+ instance is not fitted yet\..*": "",
+    r"Found array with (dim )?\d+[^\n]*": "Check that the table has records and columns.",
+    r"Found input variables with inconsistent numbers of samples: [\[\]\d, ]+": (
+        "Pass one label for each row."
+    ),
+    r"\w+ has \d+ features, but \w+ is expecting \d+ features[^\n]*": (
+        "Pass the columns of the training, in their order; with schema=schema they are found by "
+        "name."
+    ),
+    r"(Input|Data) (\w+ )?contains (NaN|infinity or a value too large for dtype\('\w+'\))": (
+        "Declare in a Schema what a missing value becomes, such as Numeric(..., missing='middle') "
+        "or unknown_label=..., and pass schema=schema to the learner. No guarantee covers values "
+        "that are filled in from other records, as an imputer does."
+    ),
+    r"[\w.]+\(\) (got an unexpected keyword|missing|takes)[^\n]*": "Correct the call.",
+    r"\w+\(\) argument must be a string or a (real )?number, not '\w+'": _NUMBERS,
+    r"Expected 2D array, got (1D|scalar) array instead": (
+        "Reshape your data: one row for each record, one column for each feature."
+    ),
+    r"y should be a 1d array, got an array of shape [(\d, )]+ instead": (
+        "Pass one column of labels."
+    ),
+    r"y cannot be None": "Pass the labels, or a learner with schema=schema a table that has them.",
+    r"This \w+ estimator requires y to be passed, but the target y is None": (
+        "Pass the labels, or a learner with schema=schema a table that has them."
+    ),
+    r"Unknown label type: [\w-]+": (
+        "Declare the labels as classes=[...]; to predict a number, use PrivateRidge."
+    ),
+    r"Complex data not supported": "Pass real numbers.",
+    r"Sparse data was passed[^\n]*": "",
+    r"Sparse matrices? [^\n]*64-bit[^\n]*": "Pass indices of 32 bits.",
+    r"The feature names should match those that were passed during fit\..*": "",
+    r"dtype='numeric' is not compatible with arrays of bytes/strings": _NUMBERS,
+}
 _SEES_RECORDS = ("fit", "predict", "predict_proba", "decision_function", "score", "transform")
 Kind = TypeVar("Kind", bound=type)
 
@@ -126,6 +141,15 @@ def shield(kind: Kind, names: Iterable[str] = _SEES_RECORDS) -> Kind:
         if inspect.isfunction(method) and not hasattr(method, "_is_shielded"):
             setattr(kind, name, shielded(method))
     return kind
+
+
+def _sayable(text: str) -> str | None:
+    """Return what may be said of another library's message, and what to do; None if nothing."""
+    for pattern, advice in _KNOWN.items():
+        if (said := re.match(pattern, text, re.DOTALL)) is not None:
+            known = said[0].rstrip(". ")
+            return f"{known}. Nothing was computed. {advice}" if advice else said[0]
+    return None
 
 
 def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,16 +172,16 @@ def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
                 # An error that it was raised for may quote values, even where it is not shown.
                 problem.__context__ = problem.__cause__ = None
             raise
-        except (ImportError, MemoryError):
-            raise
+        except (ImportError, MemoryError, PrivacyLeakWarning, RecordsWarning):
+            raise  # warnings are raised where somebody made errors of them
         except Exception as problem:
             if isinstance(problem, OSError) and problem.errno is not None:
                 raise
-            kind, said = type(problem), _HARMLESS.match(str(problem))
-            if said is not None and said.end() == len(str(problem)):
+            kind, said = type(problem), _sayable(str(problem))
+            if said == str(problem):
                 raise
         if said is not None:
-            raise kind(f"{said[0]}.{_RESHAPE if said[0].startswith('Expected 2D') else ''}")
+            raise (SchemaMismatch if kind is ValueError else kind)(said)
         owner = type(arguments[0]).__name__ if arguments else ""
         name = function.__name__ if function.__qualname__ == function.__name__ else owner
         raise SchemaMismatch(

@@ -112,7 +112,9 @@ def test_a_class_is_averaged_over_the_members_that_know_it():
 
 def test_regressors_are_averaged_and_have_no_probabilities():
     X, _ = table(300, 0)
-    members = [PrivateRidge(epsilon=e).fit(X, X @ np.ones(4) / 4) for e in (1.0, 5.0)]
+    members = [
+        PrivateRidge(epsilon=e, label_bound=1.0).fit(X, X @ np.ones(4) / 4) for e in (1.0, 5.0)
+    ]
     ensemble = Average().combine(members)
     assert ensemble.predict(X).shape == (300,)
     with pytest.raises(SettingsError, match="no class probabilities"):

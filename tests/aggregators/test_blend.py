@@ -192,7 +192,7 @@ def test_public_records_that_cannot_be_used_are_refused(aggregator, spoil, error
 @each_aggregator
 def test_labels_that_are_no_numbers_are_refused_for_regressors(aggregator):
     X = np.eye(4) / 2
-    member = PrivateRidge(epsilon=1.0).fit(X, np.ones(4))
+    member = PrivateRidge(epsilon=1.0, label_bound=1.0).fit(X, np.ones(4))
     for labels in (["a", "b", "c", "d"], [1.0, np.nan, 0.0, 1.0]):
         with pytest.raises(SchemaMismatch, match="not a finite number"):
             aggregator().combine([member], Public(X, labels))

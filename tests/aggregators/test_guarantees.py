@@ -15,13 +15,13 @@ from experiments import comparators
 from experiments.comparators import PATE, ClippedAverage
 from scipy import special
 
+from bounded import PrivateRidge
 from consilience import (
     Budget,
     Ledger,
     Noise,
     PrivateLinearSVC,
     PrivateLogisticRegression,
-    PrivateRidge,
 )
 from consilience.aggregators import average, feature
 from consilience.aggregators.average import Average

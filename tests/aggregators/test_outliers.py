@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from bounded import PrivateRidge
 from consilience import (
     Noise,
     PrivateForestClassifier,
     PrivateLinearSVC,
     PrivateLogisticRegression,
-    PrivateRidge,
 )
 from consilience.aggregators.average import Average
 from consilience.aggregators.members import as_members

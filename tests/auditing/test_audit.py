@@ -11,12 +11,13 @@ import math
 import numpy as np
 import pytest
 
+from bounded import PrivateRidge
 from consilience.auditing.audit import audit
 from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
 from consilience.auditing.report import AuditReport, Check
 from consilience.auditing.sampled import audit_samples
 from consilience.errors import SettingsError
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
 from consilience.privacy import accounting
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import (

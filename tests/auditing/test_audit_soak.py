@@ -7,10 +7,11 @@ its numbers. No seed is fixed here beyond the search's own.
 import numpy as np
 import pytest
 
+from bounded import PrivateRidge
 from consilience.auditing.audit import audit
 from consilience.auditing.checks import check_frequencies, check_gaussian, check_radial
 from consilience.auditing.sampled import audit_samples
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
 from consilience.privacy import accounting
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise, gaussian, l2_laplace, select

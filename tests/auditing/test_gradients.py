@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bounded import PrivateRidge
 from consilience.auditing.audit import audit
 from consilience.auditing.checks import check_gaussian
 from consilience.learners import gradient
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
 
 SETTINGS = {"epsilon": 1.0, "delta": 1e-6, "mechanism": "gradient"}
 PERSONS = {"unit": "person", "records_per_person": 3}

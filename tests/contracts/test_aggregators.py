@@ -226,7 +226,9 @@ def test_learners_that_it_cannot_combine_are_named_with_what_to_use(cls):
         assert "use" in problem or "needs" in problem
     if problems["PrivateRidge"]:
         X, y = table(40, 1)
-        fitted = PrivateRidge(epsilon=math.inf).fit(X, np.where(y == "yes", 1.0, 0.0))
+        fitted = PrivateRidge(epsilon=math.inf, label_bound=1.0).fit(
+            X, np.where(y == "yes", 1.0, 0.0)
+        )
         with pytest.raises(ConsilienceError):
             made.combine([fitted] * 2, records(made))
 

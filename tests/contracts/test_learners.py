@@ -16,6 +16,7 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 
+from bounded import PrivateRidge
 from consilience import (
     Average,
     Budget,
@@ -23,7 +24,6 @@ from consilience import (
     Noise,
     PrivateLinearSVC,
     PrivateLogisticRegression,
-    PrivateRidge,
     evaluate,
 )
 from consilience.aggregators.accuracy import private_accuracy
@@ -145,7 +145,7 @@ def test_what_has_no_guarantee_cannot_be_charged(learner, settings, ledger, tabl
 
 def test_a_ledger_without_a_data_set_name_is_refused(ledger, table):
     with pytest.raises(SettingsError, match="dataset="):
-        PrivateRidge(epsilon=0.5).fit(*table, ledger=ledger)
+        PrivateRidge(epsilon=0.5, label_bound=1.0).fit(*table, ledger=ledger)
 
 
 @pytest.mark.parametrize("learner", EVERY)
@@ -464,7 +464,8 @@ for kind in ({", ".join(one.__name__ for one in EVERY)}):
     if (child := os.fork()) == 0:
         needed = {{"neighbours": "replace-one", "bounds": (-1, 1)}}
         trees = ({", ".join(one.__name__ for one in TREES)})
-        learner = kind(epsilon=0.25, **(needed if kind in trees else {{}}))
+        bound = {{"label_bound": 1.0}} if kind.predicts_number else {{}}
+        learner = kind(epsilon=0.25, **(needed if kind in trees else bound))
         ledger = Ledger(f"{tmp_path}/{{kind.__name__}}.db")
         learner.fit(X, [0, 1] * 5, ledger=ledger, dataset="ward", key="crash")
         os._exit(1)
@@ -658,7 +659,9 @@ def test_a_label_beyond_all_bounds_is_clipped_in_silence(recwarn):
     X, y = np.zeros((20, 2)), np.zeros(20)
     y[3] = 1e308
     PrivateRidge(epsilon=1.0, label_bound=0.1).fit(X, y)
-    PrivateRidge(epsilon=1.0).fit(X, np.zeros(20)).predict(np.full((2, 2), 1.7e308))
+    PrivateRidge(epsilon=1.0, label_bound=1.0).fit(X, np.zeros(20)).predict(
+        np.full((2, 2), 1.7e308)
+    )
     assert not recwarn.list
 
 

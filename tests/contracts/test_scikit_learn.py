@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
-from consilience import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from bounded import PrivateRidge
+from consilience import PrivateLinearSVC, PrivateLogisticRegression
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 

@@ -277,6 +277,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::consilience.errors.RecordsWarning")
 def test_settings_of_any_kind_are_told_apart_by_their_values(kind, books):
     make = KINDS[kind]
     where = {"ledger": books, "dataset": "record replace-one", "key": "k"}
@@ -370,7 +371,7 @@ def test_settings_beyond_what_arithmetic_can_hold_are_refused_before_the_charge(
             for given in ((X, y), (Chunked(),))
         ),
         *(
-            (PrivateRidge(epsilon=1.0, **{name: value}), (X, y))
+            (PrivateRidge(epsilon=1.0, **{"label_bound": 1.0, name: value}), (X, y))
             for name in ("label_bound", "huber", "data_norm")
         ),
     ]
@@ -390,6 +391,7 @@ def test_settings_beyond_what_arithmetic_can_hold_are_refused_before_the_charge(
 
 
 @pytest.mark.parametrize("value", [1e-100, 1e100])
+@pytest.mark.filterwarnings("ignore::consilience.errors.RecordsWarning")
 def test_the_most_extreme_settings_train(value, books):
     where = {"ledger": books, "dataset": "record replace-one"}
     for learner, given in (
@@ -407,7 +409,7 @@ GRADIENT = {"mechanism": "gradient", "delta": 1e-6, "regularization": "auto"}
 TUNED = {"regularization": [1e-3, 1e-1]}
 RETRIED = {
     "gradient": lambda: PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], **GRADIENT),
-    "ridge": lambda: PrivateRidge(epsilon=1.0, **GRADIENT),
+    "ridge": lambda: PrivateRidge(epsilon=1.0, **GRADIENT, label_bound=1.0),
     "objective": lambda: PrivateLogisticRegression(epsilon=1.0),
     "forest": lambda: PrivateForestClassifier(
         epsilon=1.0, bounds=(-1, 1), neighbours="replace-one", random_state=0

@@ -69,7 +69,7 @@ def test_learners_of_persons_regressors_and_trees_have_a_public_baseline_too():
     assert np.array_equal(
         public_only(person, Public(X, y)).coef, public_only(logistic(), Public(X, y)).coef
     )
-    ridge = PrivateRidge(epsilon=math.inf, regularization=1e-3)
+    ridge = PrivateRidge(epsilon=math.inf, regularization=1e-3, label_bound=1.0)
     found = public_only(ridge, Public(X, X[:, 0]))
     assert found.predict(X) == pytest.approx(X[:, 0], abs=0.01)
     bounds = [(-1, 1)] * X.shape[1]

@@ -273,7 +273,8 @@ def test_learners_and_ensembles_of_this_project_are_evaluated_like_any_other():
     assert found["error"].value == pytest.approx(np.mean(ensemble.predict(X_test) != y_test))
     assert {"auc", "log_loss", "calibration"} <= set(found.measures)
     ridge = [
-        PrivateRidge(epsilon=math.inf, data_norm=9).fit(X[i::2], X[i::2, 0] / 9) for i in range(2)
+        PrivateRidge(epsilon=math.inf, data_norm=9, label_bound=1.0).fit(X[i::2], X[i::2, 0] / 9)
+        for i in range(2)
     ]
     assert set(evaluate(Average().combine(ridge), X_test, X_test[:, 0] / 9).measures) == {
         "rmse",

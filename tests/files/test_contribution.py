@@ -36,7 +36,7 @@ LEARNERS = [
     PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]),
     PrivateLogisticRegression(epsilon=1.0, delta=1e-6, classes=["a", "b", "c"]),
     PrivateLinearSVC(epsilon=1.0, classes=[True, False]),
-    PrivateRidge(epsilon=1.0),
+    PrivateRidge(epsilon=1.0, label_bound=1.0),
     PrivateTreeClassifier(
         epsilon=1.0, bins=Bins([[0.0], [], [-0.5, 0.5]], [False, False, True]), classes=[0, 1]
     ),

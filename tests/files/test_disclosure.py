@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bounded import PrivateRidge
 from consilience import (
     Budget,
     Ledger,
@@ -17,7 +18,6 @@ from consilience import (
     PrivateForestClassifier,
     PrivateLinearSVC,
     PrivateLogisticRegression,
-    PrivateRidge,
     PrivateTreeClassifier,
 )
 from consilience.evaluation.baselines import PUBLIC_ROW

@@ -17,6 +17,7 @@ from scipy import sparse
 from sklearn.base import clone
 
 import consilience.study.records
+from bounded import PrivateRidge
 from consilience import (
     Bins,
     Categorical,
@@ -26,7 +27,6 @@ from consilience import (
     PrivateForestClassifier,
     PrivateLinearSVC,
     PrivateLogisticRegression,
-    PrivateRidge,
     PrivateTreeClassifier,
     Schema,
 )
@@ -166,6 +166,7 @@ def test_linear_training_in_chunks_is_training_in_memory(learner, schema, settin
     assert chunked.n_features_in_ == whole.n_features_in_
 
 
+@pytest.mark.filterwarnings("ignore::consilience.errors.RecordsWarning")
 @pytest.mark.parametrize(("learner", "schema", "settings"), LINEAR)
 def test_the_minimum_is_the_same_to_the_solvers_tolerance_and_so_is_the_guarantee(
     learner, schema, settings, folder
@@ -288,7 +289,7 @@ GOOD = np.full((4, 2), 0.1), np.array([0, 1, 0, 1])
 LEARNERS = [
     PrivateLogisticRegression(epsilon=0.5, classes=[0, 1]),
     PrivateLinearSVC(epsilon=0.5, classes=[0, 1, 2]),
-    PrivateRidge(epsilon=0.5),
+    PrivateRidge(epsilon=0.5, label_bound=1.0),
     PrivateTreeClassifier(epsilon=0.5, bounds=(0, 1), classes=[0, 1]),
     PrivateForestClassifier(epsilon=0.5, bounds=(0, 1), classes=[0, 1]),
     PrivateAdaBoostClassifier(epsilon=0.5, bounds=(0, 1), classes=[0, 1]),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
+from bounded import PrivateRidge
 from consilience.errors import SettingsError
 from consilience.learners import gradient
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
@@ -25,7 +26,7 @@ from consilience.learners.gradient import (
     usual_curvature,
     usual_score,
 )
-from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression
 from consilience.privacy.accounting import GradientSteps, gaussian_log_delta
 from consilience.privacy.mechanisms import Noise, gradient_noise, noisy_moment
 

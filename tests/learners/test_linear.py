@@ -11,7 +11,8 @@ from scipy import optimize, sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.utils.multiclass import check_classification_targets
 
-from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from bounded import PrivateRidge
+from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners import erm
 from consilience.learners.ball import into_ball, out_of_ball
@@ -64,7 +65,9 @@ def test_exact_ridge_agrees_with_scikit_learn_while_residuals_are_small():
     X, _ = made_up()
     y = X @ np.arange(5.0) / 5
     peer = Ridge(alpha=len(y) * 1e-3, fit_intercept=False).fit(X, y)
-    ours = PrivateRidge(epsilon=math.inf, regularization=1e-3, fit_intercept=False).fit(X, y)
+    ours = PrivateRidge(
+        epsilon=math.inf, regularization=1e-3, fit_intercept=False, label_bound=1.0
+    ).fit(X, y)
     np.testing.assert_allclose(ours.coef_, peer.coef_, atol=1e-6)
 
 

@@ -75,7 +75,7 @@ LEARNERS = [
         public_size=10,
     ),
     PrivateLinearSVC(epsilon=1.0, classes=[0, 1, 2], delta=1e-6, noise=Noise(seed=1)),
-    PrivateRidge(epsilon=1.0, mechanism="generalized", noise=Noise(seed=1)),
+    PrivateRidge(epsilon=1.0, mechanism="generalized", noise=Noise(seed=1), label_bound=1.0),
 ]
 
 
@@ -252,7 +252,7 @@ def test_what_is_no_table_is_refused():
     with pytest.raises(SchemaMismatch, match="partitions"):
         DaskRows(here, da.from_array(y, chunks=25))
     with pytest.raises(SchemaMismatch, match="one label for each record"):
-        PrivateRidge(epsilon=1.0).fit(here, da.from_array(y, chunks=(60, 40)))
+        PrivateRidge(epsilon=1.0, label_bound=1.0).fit(here, da.from_array(y, chunks=(60, 40)))
     person = Schema(
         [Numeric("a", -1, 1)], "ill", classes=("no", "yes"), person="b", max_records_per_person=1
     )

@@ -323,7 +323,8 @@ def test_parameters_and_schema_may_not_change_after_fit():
 # ------------------------------------------------------------- what no guarantee covers
 
 
-LEARNER = PrivateLogisticRegression(epsilon=1.0, classes=["no", "yes"])
+# No row is longer than this.
+LEARNER = PrivateLogisticRegression(epsilon=1.0, classes=["no", "yes"], data_norm=1e4)
 
 
 def numbers():
@@ -449,7 +450,7 @@ def test_columns_that_may_have_come_so_are_not_accused(rows, recwarn):
 def test_searches_and_scores_of_private_records_are_warned_of(schema):
     table = frame()
     X = numbers()[0] if schema is None else table
-    learner = PrivateLogisticRegression(epsilon=1.0, schema=schema)
+    learner = LEARNER if schema is None else PrivateLogisticRegression(epsilon=1.0, schema=schema)
     with pytest.warns(PrivacyLeakWarning, match="PrivateTuning"):
         cross_val_score(learner, X, table["ill"], cv=2)
     with pytest.warns(PrivacyLeakWarning, match="PrivateTuning"):

@@ -427,7 +427,9 @@ def test_what_cannot_be_tuned_is_refused_with_a_reason(ledger):
     X, y = table(100)
     fit = {"ledger": ledger, "dataset": "ward"}
     with pytest.raises(SettingsError, match="classifiers"):
-        PrivateTuning(PrivateRidge(epsilon=1.0), GRID, epsilon=0.5).fit(X, y, **fit)
+        PrivateTuning(PrivateRidge(epsilon=1.0, label_bound=1.0), GRID, epsilon=0.5).fit(
+            X, y, **fit
+        )
     with pytest.raises(SettingsError, match="fewer candidates"):
         PrivateTuning(logistic(), GRID, epsilon=0.5).fit(X[:3], y[:3], **fit)
     with pytest.raises(SettingsError, match="delta"):
@@ -579,7 +581,7 @@ def test_public_choice_is_repeatable_and_takes_lists_frames_and_persons():
         {"regularization": r} for r in GRID["regularization"]
     ]
     ridge = choose_on_public(
-        PrivateRidge(epsilon=1.0), GRID, X, X[:, 0], n_records=500, cv=3, repeats=1
+        PrivateRidge(epsilon=1.0, label_bound=1.0), GRID, X, X[:, 0], n_records=500, cv=3, repeats=1
     )
     assert ridge["regularization"] in GRID["regularization"]
 

@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import linalg, optimize, special, stats
 
-from consilience import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from bounded import PrivateRidge
+from consilience import PrivateLinearSVC, PrivateLogisticRegression
 from consilience.errors import GuaranteeVoid, SettingsError
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
 from consilience.learners.linear import LinearTask, plan_linear

@@ -711,7 +711,7 @@ def test_seconds_and_bytes_are_told_and_seconds_change_no_report(report):
             },
             "unit='record'",
         ),
-        ({"learner": [LEARNER, PrivateRidge(epsilon=1.0)]}, "'learner'"),
+        ({"learner": [LEARNER, PrivateRidge(epsilon=1.0, label_bound=1.0)]}, "'learner'"),
         ({"learner": [LEARNER, LEARNER]}, "dictionary by name"),
         ({"aggregator": []}, "'aggregator'.*unless baselines are asked for"),
         ({"learner": []}, "'learner'.*at least one"),

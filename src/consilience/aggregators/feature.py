@@ -8,6 +8,7 @@ Plis & Sarwate, ICASSP 2017).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, Unpack
@@ -21,7 +22,7 @@ from consilience.aggregators.base import Array, Charge, Joining, Outlook
 from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, read_labelled
 from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member, dense
 from consilience.aggregators.mixture import Mixture, Ridge
-from consilience.errors import GuaranteeVoid, SettingsError
+from consilience.errors import GuaranteeVoid, PrivacyLeakWarning, RecordsWarning, SettingsError
 from consilience.learners.ball import Ball, out_of_ball
 from consilience.learners.base import (
     LEAST_EPSILON,
@@ -266,7 +267,11 @@ class FeatureMethod(UsesLabels):
                 task, final, self.data_norm, scaled=self.scaling == "public"
             ).records
             learner.set_params(noise=Noise(seed=int(source.words(1)[0])) if source.seeded else None)
-            learner.fit(records, task.labels)  # charged already, with the choice
+            with warnings.catch_warnings():
+                # They depend on the records, and this may be a hub, whose log others read.
+                for kind in (PrivacyLeakWarning, RecordsWarning):
+                    warnings.simplefilter("ignore", kind)
+                learner.fit(records, task.labels)  # charged already, with the choice
             # A plan knows sizes only, whichever members were chosen.
             assert learner.events_ == training
             return {"kept": final, "theta": np.asarray(learner.coef_)}

@@ -27,6 +27,8 @@ def copy_learner(learner: Learner, n_records: int) -> Learner:
     """Return an unfitted copy with fresh noise, and a public size where one is needed."""
     twin: Learner = clone(learner).set_params(noise=None)
     twin.schema = None  # made-up records are encoded already
+    if twin.get_params().get("label_bound", 1.0) is None:
+        twin.set_params(label_bound=1.0)  # made-up labels have the scale that is declared
     needs_size = twin.neighbours == "add-remove" and "public_size" in twin.get_params()
     if needs_size and twin.is_linear and twin.get_params()["public_size"] is None:
         twin.set_params(public_size=n_records)

@@ -15,6 +15,7 @@ of which finds real failures in tests/test_mutations.py:
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import replace
 from os import PathLike
 from typing import Literal
@@ -26,7 +27,7 @@ from consilience.auditing.attacked import Learner
 from consilience.auditing.exact import Search, attack_exactly
 from consilience.auditing.report import AuditReport
 from consilience.auditing.sampled import attack_by_sampling
-from consilience.errors import SettingsError
+from consilience.errors import RecordsWarning, SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.mechanisms import Noise
 from consilience.study.study import Study
@@ -84,7 +85,8 @@ def audit(
     search = Search(**effort)
     source = (Noise() if noise is None else noise).open()
     # The problems are many and tiny: threads would only wait for each other.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with threadpool_limits(limits=1, user_api="blas"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordsWarning)  # worst cases lie beyond every bound
         if kind == "sample" or not attacked.is_linear:
             report = attack_by_sampling(attacked, n_records, search.runs, source)
         else:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ from typer import Option
 from consilience import __version__
 from consilience.cli import files, hub, ledger, prepare, site, study
 from consilience.cli.command import Commands, UsageError, ask_for_command, show
-from consilience.errors import ConsilienceError
+from consilience.errors import ConsilienceError, PrivacyLeakWarning, RecordsWarning
 
 app = Commands("Learn one good classifier together without sharing records.")
 
@@ -72,7 +74,9 @@ def help_page() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; every failure is one line on standard error and an exit code other than 0."""
     try:
-        code = app(args=arguments, prog_name="consilience", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
+            code = app(args=arguments, prog_name="consilience", standalone_mode=False)
     except UsageError as error:
         where = error.ctx.command_path if error.ctx else "consilience"
         code = _fail(f"{error.format_message().rstrip('.')}. See '{where} --help'.", 2)
@@ -95,6 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             1,
         )
     sys.exit(code)
+
+
+def _show_warning(
+    other: Callable[..., None], message: Warning | str, category: type[Warning], *where: object
+) -> None:
+    """Show a warning of ours as one line on standard error, without a place in the source."""
+    if issubclass(category, PrivacyLeakWarning | RecordsWarning):
+        show(f"consilience: {message}", as_error=True)
+    else:
+        other(message, category, *where)
 
 
 def _fail(message: str, code: int) -> int:

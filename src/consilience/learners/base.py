@@ -201,7 +201,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             task, assumptions = self.make_task(*given.records)
             if not given.is_encoded:
                 assumptions = [*assumptions, HOW_ENCODED]
-            if self._promises:
+            if self.promises:
                 warn_of_leaks(self, given)
             return self._fit(task, assumptions, ledger, dataset, key)
         except BaseException:
@@ -212,7 +212,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             raise
 
     @property
-    def _promises(self) -> bool:
+    def promises(self) -> bool:
         """Whether a fit promises anything: with noise, and without a seed."""
         seeded = self.noise is not None and self.noise.seed is not None
         return math.isfinite(self.epsilon) and not seeded

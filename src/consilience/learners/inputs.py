@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
+from scipy.sparse.linalg import norm as norms
 from sklearn.base import BaseEstimator
 from sklearn.utils.multiclass import check_classification_targets
 
-from consilience.errors import SchemaMismatch, SettingsError
+from consilience.errors import RecordsWarning, SchemaMismatch, SettingsError, warn
 from consilience.learners.base import PrivateLearner, Rows
-from consilience.learners.provenance import HOW_ENCODED, rows_of
+from consilience.learners.provenance import HOW_ENCODED, MISFIT, rows_of
+from consilience.tables.encoding import SEEN, is_mostly_beyond
 from consilience.tables.groups import identify
 from consilience.tables.values import as_doubles
 
@@ -74,6 +77,34 @@ def validate_records(
     empty = learner.neighbours == "add-remove" and getattr(learner, "classes", ()) is not None
     X, y = validate_table(learner, X, y, ensure_min_samples=0 if empty else 1, **settings)
     return X, np.asarray(y)
+
+
+def warn_of_long_rows(learner: Learner, X: Rows, norm: float) -> None:
+    """Warn if more than half of some rows are more than twice as long as declared."""
+    if not learner.promises:
+        return
+    some = X[:: max(1, X.shape[0] // SEEN)]
+    lengths = norms(some, axis=1) if sparse.issparse(some) else np.linalg.norm(some, axis=1)
+    if is_mostly_beyond(lengths, 0.0, 2 * norm):
+        _warn_of_misfit(
+            f"More than half of the rows are more than twice as long as data_norm={norm:g} and are "
+            "scaled down to it, so that only their direction counts"
+        )
+
+
+def warn_of_far_values(
+    learner: Learner, values: Array, low: ArrayLike, high: ArrayLike, what: str
+) -> None:
+    """Warn if more than half of the numbers are beyond their declared bounds."""
+    if learner.promises and is_mostly_beyond(values, low, high):
+        _warn_of_misfit(f"More than half of the {what} and count as the bound")
+
+
+def _warn_of_misfit(problem: str) -> None:
+    warn(
+        f"{problem}. {MISFIT}",
+        RecordsWarning,
+    )
 
 
 def check_persons(learner: Learner, persons: ArrayLike | None, n_records: int) -> Array | None:
@@ -146,14 +177,30 @@ def label_codes(owner: str, classes: Array, labels: Array) -> Array:
             f"{owner} was given labels that are not one for each record. Nothing was trained. Pass "
             "one column of labels, without a second dimension."
         )
+    if labels.size and {_kind(labels), _kind(classes)} == {"numbers", "text"}:
+        raise SchemaMismatch(
+            f"{owner} was given labels that are {_kind(labels)}, but its declared classes are "
+            f"{_kind(classes)}. Nothing was trained or charged. Declare classes of the labels' own "
+            "type (1 is a number, '1' is text), or convert the labels; a Schema takes both for the "
+            "same."
+        )
     order = np.argsort(classes, kind="stable")
     codes = order[np.minimum(np.searchsorted(classes, labels, sorter=order), len(classes) - 1)]
     if not np.array_equal(classes[codes], labels):
         raise SchemaMismatch(
-            f"{owner} found a label that is not among its declared classes. Nothing was trained. "
-            "Add it to 'classes', or remove such records before training."
+            f"{owner} found a label that is not among its declared classes. Nothing was trained or "
+            "charged. Add it to 'classes', or remove such records before training."
         )
     return np.asarray(codes)
+
+
+def _kind(labels: Array) -> str:
+    """Say what labels are, by their types alone."""
+    for name, kinds, types in (("numbers", "iubf", Number), ("text", "U", str)):
+        objects = labels.dtype.kind == "O" and all(isinstance(label, types) for label in labels)
+        if labels.dtype.kind in kinds or objects:
+            return name
+    return "others"
 
 
 def as_chunks(X: Rows, y: Any) -> Chunked | None:

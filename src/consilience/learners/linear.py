@@ -24,6 +24,7 @@ from consilience.learners.ball import (
     Ball,
     intercept_to_user,
     into_ball,
+    label_bound,
     out_of_ball,
     scale_to_user,
 )
@@ -56,6 +57,8 @@ from consilience.learners.inputs import (
     read_classes,
     validate_records,
     validate_table,
+    warn_of_far_values,
+    warn_of_long_rows,
 )
 from consilience.learners.perturbation import (
     LinearPlan,
@@ -230,6 +233,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     def _task_in_memory(
         self, X: Rows, labels: Array, persons: Array | None, loss: Loss, encode: Encoding
     ) -> LinearTask:
+        warn_of_long_rows(self, X, float(self.data_norm))
         return LinearTask(
             loss,
             self._dimension,
@@ -554,7 +558,9 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
     Parameters are those of `PrivateLogisticRegression` without ``classes``, and:
 
     label_bound
-        Declared bound on the absolute label; labels beyond are clipped to it.
+        Declared bound on the absolute label, from domain knowledge; labels beyond are clipped to
+        it. It has no default: a bound that is too large drowns the labels in noise, and one that is
+        too small clips them to nothing.
     huber
         Residuals larger than ``huber * label_bound`` count linearly. A squared loss has an
         unbounded gradient, which no finite noise can hide; this one is bounded by construction.
@@ -574,7 +580,7 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
         **LinearLearner.trusted_settings,
         "huber": 1.0,
     }
-    label_bound: float = 1.0
+    label_bound: float | None = None
     huber: float = 0.25
 
     @classmethod
@@ -587,6 +593,12 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
     ) -> tuple[LinearTask, list[str]]:
         """Check settings and data; return the task, which assumes nothing."""
         self.check_settings()
+        if self.label_bound is None:
+            raise SettingsError(
+                f"{type(self).__name__} needs a bound on the absolute label, beyond which labels "
+                "are clipped. Nothing was trained or charged. Declare label_bound=... from domain "
+                "knowledge, or a Schema that has it; the largest label found belongs to somebody."
+            )
         self._require_moderate("label_bound", "huber")
         encode = LabelScale(type(self).__name__, float(self.label_bound))
         source = as_chunks(X, y)
@@ -595,6 +607,9 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
             task = self._task_in_chunks(source, self.loss(1), encode)
         else:
             X, labels = validate_records(self, X, y, y_numeric=True)
+            bound = float(self.label_bound)
+            what = f"labels are beyond label_bound={bound:g}"
+            warn_of_far_values(self, labels, -bound, bound, what)
             ids = check_persons(self, persons, X.shape[0])
             task = self._task_in_memory(X, labels, ids, self.loss(1), encode)
         self.public_size_ = public_size(self, task)
@@ -611,7 +626,7 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
     def _train(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
         task = self._cap_persons(task, source)
         self.coef_, self.intercept_ = out_of_ball(
-            self.label_bound * plan.release(task, source), self
+            label_bound(self) * plan.release(task, source), self
         )
         self.coef_, self.intercept_ = self.coef_.ravel(), self.intercept_[0]
 

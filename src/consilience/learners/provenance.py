@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from consilience.errors import PrivacyLeakWarning, SettingsError, warn
+from consilience.errors import PrivacyLeakWarning, RecordsWarning, SettingsError, warn
 
 if TYPE_CHECKING:
     from consilience.tables.schema import Schema
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Any  # a table as users pass it
 
 HOW_ENCODED = "how the columns were scaled or encoded did not depend on the records"
+MISFIT = (
+    "Training goes on, but the model will be poor. Declare bounds from domain knowledge, in the "
+    "unit of the column; never take them from the records. This warning depends on the records: "
+    "keep it where they are."
+)
 _INSTEAD = (
     "Training goes on, but what guarantee_ assumes is false. Declare bounds in a Schema, which "
     "encodes each record by itself: {owner}(..., schema=schema), or schema.transformer() as the "
@@ -90,7 +95,14 @@ def take_in(
     chunks = in_chunks(schema, X) if y is None else None
     if chunks is not None:
         return Given((chunks, None, persons), True)
-    encoded = schema.encode(X, y)
+    table = schema.read(X, y)
+    encoded = schema.encode(table)
+    for name in schema.find_misfits(table):
+        warn(
+            f"More than half of the values in column {name!r} are beyond their declared bounds and "
+            f"count as the bound. {MISFIT}",
+            RecordsWarning,
+        )
     whose = persons if schema.person is None else encoded.persons
     return Given((encoded.X, schema.name_labels(encoded.y), whose), True)
 

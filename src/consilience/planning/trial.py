@@ -182,7 +182,7 @@ def run_trial(
             "consilience simulate study.toml --data TABLE."
         )
     name, combiner = aggregator or _usual_aggregator(learner)
-    trial = _Trial(_with_classes(learner, public), combiner, public, seed)
+    trial = _Trial(_with_labels(learner, public), combiner, public, seed)
     asked = sites.epsilon
     tried = sorted({min(epsilons), asked, max(epsilons)})
     usual = RMSE.name if learner.predicts_number else ERROR.name
@@ -321,8 +321,11 @@ def _usual_aggregator(learner: Learner) -> tuple[str, Aggregator]:
     return aggregator.describe().title, aggregator
 
 
-def _with_classes(learner: Learner, public: Public) -> Learner:
-    """Return the learner with the public records' classes declared, if it takes and lacks them."""
-    if "classes" in learner.get_params() and learner.get_params()["classes"] is None:
-        return clone(learner).set_params(classes=np.unique(public.y).tolist())  # type: ignore[no-any-return]
-    return learner
+def _with_labels(learner: Learner, public: Public) -> Learner:
+    """Return the learner with the public records' labels declared, if it lacks them."""
+    made: Learner = clone(learner)
+    if made.get_params().get("classes", ()) is None:
+        made.set_params(classes=np.unique(public.y).tolist())
+    if made.get_params().get("label_bound", 1.0) is None:
+        made.set_params(label_bound=float(np.abs(public.y).max()) or 1.0)
+    return made

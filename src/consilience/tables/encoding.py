@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from consilience.privacy.mechanisms import clip_rows
 from consilience.tables.problems import mismatch, quietly, refuse
@@ -31,6 +31,7 @@ from consilience.tables.values import (
 )
 
 CHUNK_RECORDS = 65536
+FEW, SEEN = 20, 1000  # records that are looked at for warnings: at least, and about at most
 # Records, and numbers, that are encoded together so that they stay in the processor's cache.
 BLOCK_RECORDS, BLOCK_ENTRIES = 4096, 1 << 16
 
@@ -123,6 +124,12 @@ class _Scales:
         return refused
 
 
+def is_mostly_beyond(numbers: NDArray[Any], low: ArrayLike, high: ArrayLike) -> bool:
+    """Tell whether more than half of some numbers lie beyond a bound; too few say nothing."""
+    enough = len(numbers) >= FEW
+    return enough and 2 * int(((numbers < low) | (numbers > high)).sum()) > numbers.size
+
+
 ReadBatch = tuple[_Read, NDArray[Any], str]  # what columns and labels hold, and of which file
 
 
@@ -160,22 +167,21 @@ class Encoder:
                 refuse(problems, where)
                 yield Encoded(X, y[start : start + len(X)], None)
 
-    def encode(self, source: object, needed: tuple[str, ...], labels: object = None) -> Encoded:
+    def encode(self, source: object, needed: tuple[str, ...]) -> Encoded:
         """Encode the `needed` columns of anything `read_table` takes."""
-        return self.encode_batches(self._batches(source, needed, labels), needed)
+        return self.encode_batches(self._batches(source, needed), needed)
 
-    def _batches(
-        self, source: object, needed: tuple[str, ...], labels: object = None
-    ) -> list[pa.RecordBatch]:
+    def _batches(self, source: object, needed: tuple[str, ...]) -> list[pa.RecordBatch]:
         table = read_table(source, self.schema)
-        if labels is not None:
-            table = self._with_labels(table, labels)
         self.check_columns(table.schema, needed)
         batches: list[pa.RecordBatch] = table.select(needed).to_batches(CHUNK_RECORDS)
         return batches
 
-    def _with_labels(self, table: pa.Table, labels: object) -> pa.Table:
-        name = self.schema.label
+    def read(self, source: object, labels: object) -> pa.Table:
+        """Read the columns of anything `read_table` takes, and labels that are none of them."""
+        table, name = read_table(source, self.schema), self.schema.label
+        if labels is None:
+            return table
         column = quietly(partial(as_array, labels))
         if column is None or len(column) != table.num_rows:
             fix = "Pass one label for each row, as text or number."
@@ -275,6 +281,23 @@ class Encoder:
         return X, [
             column.describe_missing() for column in self._scales.columns if column.name in absent
         ]
+
+    def find_misfits(self, table: pa.Table) -> list[str]:
+        """Return the numbers of which more than half of some are beyond their declared bounds."""
+        numeric = [column for column in self.schema.columns if isinstance(column, Numeric)]
+        bounds = {c.name: (c.low, c.high, c.missing_values) for c in numeric}
+        if self.schema.classes is None:
+            bound = as_number(self.schema.label_bound)
+            bounds[self.schema.label] = (-bound, bound, ())
+        # Ten pieces, for a table may be sorted.
+        starts = range(0, table.num_rows, max(SEEN // 10, table.num_rows // 10 + 1))
+        pieces = [part for at in starts for part in table.slice(at, SEEN // 10).to_batches()]
+        misfits = []
+        for name, (low, high, missing) in bounds.items():
+            parts = [read_numbers(piece.column(name), missing) for piece in pieces]
+            if parts and is_mostly_beyond(np.concatenate(parts), low, high):
+                misfits.append(name)
+        return misfits
 
     def read_persons(self, column: pa.Array) -> tuple[NDArray[np.str_], list[str]]:
         """Return the person ids of a column, and problems with them."""

@@ -456,8 +456,12 @@ class Schema:
 
         return Encoder(self)
 
-    def encode(self, source: object, labels: object = None) -> Encoded:
-        """Encode records from anything `read_table` takes; `labels` if they are no column of it.
+    def read(self, source: object, labels: object = None) -> pa.Table:
+        """Read this schema's columns; `labels` take the place of the label column."""
+        return self._encoder.read(source, labels)
+
+    def encode(self, source: object) -> Encoded:
+        """Encode labelled records from anything `read_table` takes.
 
         Privacy
         -------
@@ -466,7 +470,14 @@ class Schema:
         an ``"error"`` policy, or an undeclared label without `unknown_label`, refuses
         (docs/guarantees/preprocessing.md).
         """
-        return self._encoder.encode(source, self.table_columns, labels)
+        return self._encoder.encode(source, self.table_columns)
+
+    def find_misfits(self, table: pa.Table) -> list[str]:
+        """Return the columns of which more than half of some values are beyond their bounds.
+
+        Of a table that could be encoded; it depends on the records, and stays where they are.
+        """
+        return self._encoder.find_misfits(table)
 
     def name_labels(self, y: NDArray[Any]) -> NDArray[Any]:
         """Return encoded labels as they were declared; encoding gives each class's position."""

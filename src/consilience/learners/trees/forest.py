@@ -45,6 +45,7 @@ from consilience.learners.inputs import (
     read_classes,
     validate_records,
     validate_table,
+    warn_of_far_values,
 )
 from consilience.learners.trees.binned import FiledTask, Part, TreeTask
 from consilience.learners.trees.bins import MOST_BINS, Bins
@@ -66,6 +67,7 @@ from consilience.privacy.mechanisms import (
     select_many,
 )
 from consilience.privacy.vector_noise import public_sum
+from consilience.tables.encoding import SEEN
 from consilience.tables.groups import cap_records
 from consilience.tables.schema import Schema
 
@@ -442,6 +444,10 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         bins = declared_bins(self, self.n_features_in_)
         if not len(bins.splittable):
             raise no_cuts()
+        if source is None and self.bounds is not None:
+            low, high = np.asarray(self.bounds, dtype=float).T
+            some = X[:: max(1, len(X) // SEEN)]
+            warn_of_far_values(self, some, low, high, "values are beyond 'bounds'")
         task: Task
         if source is not None:
             task = _write_bins(self, source, bins, held, finite=not missing)
