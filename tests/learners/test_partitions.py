@@ -89,7 +89,9 @@ def test_training_on_dask_is_training_in_memory(learner, kind):
     else:
         table = dd.from_pandas(pd.DataFrame(X).assign(y=y), npartitions=7)
         there = learner.fit(table[[0, 1, 2, 3]], table["y"])
-    np.testing.assert_allclose(there.coef_, whole.coef_, rtol=1e-7, atol=1e-7)
+    # Each is as close to the minimum as the solver vouches for, relative to the minimum's length.
+    near = 2e-8 * float(np.linalg.norm(whole.coef_))
+    np.testing.assert_allclose(there.coef_, whole.coef_, rtol=0, atol=near)
     assert there.events_ == whole.events_
     assert there.guarantee_ == whole.guarantee_
     assert there.n_features_in_ == 4

@@ -603,10 +603,13 @@ def test_a_learner_with_more_epsilon_never_draws_more_noise_nor_adds_more_ridge(
         assert whole.neighbours == chosen["neighbours"]
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-5])
-def test_problems_share_the_budget(delta):
-    plan = planned("huber-hinge", 1.0, n_problems=5, delta=delta)
-    assert len(plan.events) == 10
+@pytest.mark.parametrize(
+    ("delta", "mechanism", "n_events"),
+    [(0.0, "objective", 10), (1e-5, "objective", 10), (1e-5, "gradient", 5)],
+)
+def test_problems_share_the_budget(delta, mechanism, n_events):
+    plan = planned("huber-hinge", 1.0, n_problems=5, delta=delta, mechanism=mechanism)
+    assert len(plan.events) == n_events
     assert total(plan.events).epsilon == pytest.approx(1.0, rel=1e-9)
     assert total(plan.events).delta == pytest.approx(delta)
 
