@@ -106,8 +106,9 @@ _KNOWN: Mapping[str, str] = {
     ),
     r"(Input|Data) (\w+ )?contains (NaN|infinity or a value too large for dtype\('\w+'\))": (
         "Declare in a Schema what a missing value becomes, such as Numeric(..., missing='middle') "
-        "or unknown_label=..., and pass schema=schema to the learner. No guarantee covers values "
-        "that are filled in from other records, as an imputer does."
+        "or unknown_label=..., and pass schema=schema to the learner; infinite values count as the "
+        "bound there. No guarantee covers values that are filled in from other records, as an "
+        "imputer does."
     ),
     r"[\w.]+\(\) (got an unexpected keyword|missing|takes)[^\n]*": "Correct the call.",
     r"\w+\(\) argument must be a string or a (real )?number, not '\w+'": _NUMBERS,
@@ -125,9 +126,13 @@ _KNOWN: Mapping[str, str] = {
         "Declare the labels as classes=[...]; to predict a number, use PrivateRidge."
     ),
     r"Complex data not supported": "Pass real numbers.",
-    r"Sparse data was passed[^\n]*": "",
+    r"Sparse data was passed[^\n]*": "Linear learners take sparse rows.",
     r"Sparse matrices? [^\n]*64-bit[^\n]*": "Pass indices of 32 bits.",
-    r"The feature names should match those that were passed during fit\..*": "",
+    r"The feature names should match those that were passed during fit\..*": (
+        "Pass the columns of the training; with schema=schema their order does not matter."
+    ),
+    r"could not convert string to float": _NUMBERS,
+    r"The DType <class '[\w.]+'> could not be promoted by <class '[\w.]+'>": _NUMBERS,
     r"dtype='numeric' is not compatible with arrays of bytes/strings": _NUMBERS,
 }
 _SEES_RECORDS = ("fit", "predict", "predict_proba", "decision_function", "score", "transform")
@@ -147,7 +152,7 @@ def _sayable(text: str) -> str | None:
     """Return what may be said of another library's message, and what to do; None if nothing."""
     for pattern, advice in _KNOWN.items():
         if (said := re.match(pattern, text, re.DOTALL)) is not None:
-            known = said[0].rstrip(". ")
+            known = said[0].rstrip(". \n")
             return f"{known}. Nothing was computed. {advice}" if advice else said[0]
     return None
 
@@ -181,7 +186,8 @@ def shielded(function: Callable[..., Any]) -> Callable[..., Any]:
             if said == str(problem):
                 raise
         if said is not None:
-            raise (SchemaMismatch if kind is ValueError else kind)(said)
+            is_foreign = kind is ValueError or kind.__module__.startswith("numpy")
+            raise (SchemaMismatch if is_foreign else kind)(said)
         owner = type(arguments[0]).__name__ if arguments else ""
         name = function.__name__ if function.__qualname__ == function.__name__ else owner
         raise SchemaMismatch(

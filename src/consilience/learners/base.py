@@ -68,7 +68,7 @@ class Settings:
         if not fits:
             raise SettingsError(
                 f"The {name!r} parameter of {type(self).__name__} must be {must}. Got "
-                f"{getattr(self, name)!r} instead."
+                f"{getattr(self, name)!r} instead. Nothing was computed."
             )
 
     def _require_moderate(self, *names: str) -> None:

@@ -154,10 +154,22 @@ def declared_classes(learner: Learner) -> Array | None:
 
 
 def read_classes(labels: Array) -> Array:
-    """Return the labels that there are, in their order; refuse those that are no classes.
+    """Return the labels that there are, in their order; refuse those that are no classes."""
+    classes = _distinct_labels(labels)
+    if len(classes) == 1:
+        raise SchemaMismatch(
+            "All labels are the same, so that there is one class and nothing to learn. Nothing was "
+            "trained or charged. Declare the classes that there may be as classes=[...]: a site "
+            "that lacks one of them can then take part."
+        )
+    return classes
 
-    scikit-learn tells which are. Asking it takes longer than training on a small table, so that few
-    whole numbers or texts are not asked about.
+
+def _distinct_labels(labels: Array) -> Array:
+    """Return the different labels, unless scikit-learn finds that they are no classes.
+
+    Asking it takes longer than training on a small table, so that few whole numbers or texts are
+    not asked about.
     """
     if labels.dtype.kind in "iubUf":
         classes = np.unique(labels)

@@ -430,6 +430,7 @@ def _against_rest(task: LinearTask, code: int) -> LinearTask:
     return replace(task, records=replace(records, encode=encode))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateLogisticRegression(LinearClassifier):
     """Fit a logistic regression (softmax for more than two classes) under differential privacy.
 

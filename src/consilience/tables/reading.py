@@ -54,7 +54,8 @@ def _read_object(source: Any, schema: "Schema | None") -> pa.Table:
     else:
         raise SettingsError(
             f"Cannot read records from {type(source).__name__}: it is none of path, frame, Arrow "
-            "table or dict of arrays. No record was read. Pass one of these."
+            "table or dict of arrays, which name their columns. No record was read. Pass one of "
+            "these."
         )
     if table is None:  # or a frame with a column that Arrow cannot convert: find out which
         arrays = {str(name): quietly(partial(as_array, source[name])) for name in names}

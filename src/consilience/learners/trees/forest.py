@@ -360,8 +360,9 @@ def declared_bins(learner: TreeLearner, n_features: int) -> Bins:
         raise SettingsError(
             f"{type(learner).__name__} cuts features between declared bounds, and 'bounds' is "
             f"{problem}. "
-            "Nothing was trained. Pass bounds=(low, high) from domain knowledge, or "
-            "bins=Bins(...). Bounds computed from the data would leak its extreme records."
+            "Nothing was trained or charged. Pass schema=schema, or bounds=(low, high) from domain "
+            "knowledge, or bins=Bins(...). Bounds computed from the data would leak its extreme "
+            "records."
         )
     low, high = np.asarray(learner.bounds, dtype=float).T
     return Bins.even(low, high, n_features=n_features, n_bins=learner.bins)
