@@ -430,7 +430,7 @@ def test_many_sites_are_as_many_loops_and_what_nobody_needs_is_not_trained():
     plan, _ = _set_up(LEARNER, TRUSTED, X, y, sites=150, public=60, seed=7, epsilon=levels)
     for repeat in range(2):
         cut = plan.cut(repeat)
-        exact = PrivateLogisticRegression(epsilon=math.inf, regularization=1e-2, classes=[0, 1])
+        exact = PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1], **FORMER)
         alone = [type(LEARNER)(**exact.get_params()).fit(X[rows], y[rows]) for rows in cut.sites]
         errors = [np.mean(one.predict(cut.X_test) != cut.y_test) for one in alone]
         assert found.values(NAME, "0.5", OWN)[repeat] == pytest.approx(np.mean(errors), abs=1e-9)

@@ -21,9 +21,9 @@ from consilience.errors import ContributionRejected, SchemaMismatch, SettingsErr
 from consilience.learners.ball import scale_to_user
 from consilience.learners.base import PrivateLearner, spell_out
 from consilience.learners.linear import best_class, class_chances
-from consilience.privacy.accounting import Event, GradientSteps, Objective
+from consilience.privacy.accounting import Event, GradientSteps
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
-from consilience.privacy.vector_noise import is_vector_noise, minimum_variance
+from consilience.privacy.vector_noise import is_vector_noise, minimum_variance, ridge_beside
 
 DISJOINT = (
     "no record, and no person where persons are the unit, is at two sites, and every member is of "
@@ -135,12 +135,7 @@ class Member:
         known = curvature * (self.size or 0)
         if getattr(self.learner, "regularization", None) != "auto" or known <= 0:
             return 1.0
-        ridges = [
-            event.ridge if isinstance(event, GradientSteps) else event.strong_convexity
-            for event in self.events
-            if isinstance(event, GradientSteps | Objective)
-        ]
-        return 1 + max(ridges, default=0.0) / known
+        return 1 + max(map(ridge_beside, self.events), default=0.0) / known
 
 
 def dense(X: Any) -> Array:

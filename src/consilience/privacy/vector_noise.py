@@ -203,6 +203,13 @@ def is_in_objective(event: Event | None) -> TypeGuard[ObjectiveL2Laplace | Objec
     return isinstance(event, Objective)
 
 
+def ridge_beside(event: Event) -> float:
+    """Return the ridge of what was minimised with the noise of `event`; 0 if there was none."""
+    if isinstance(event, GradientSteps):
+        return event.ridge
+    return event.strong_convexity if isinstance(event, Objective) else 0.0
+
+
 def noise_variance(event: VectorNoise | Laplace | Closing | None, dimension: int = 1) -> float:
     """Return the variance of each coordinate of a draw of `event`; 0 where nothing is drawn.
 
