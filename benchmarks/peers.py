@@ -443,17 +443,20 @@ def against(bench: Bench, runs: int) -> list[str]:
     return lines
 
 
-def write(benches: list[Bench], runs: int, out: Path, asks: dict[str, Ask | None]) -> None:
+def write(
+    benches: list[Bench], runs: int, out: Path, asks: dict[str, Ask | None], only: list[str]
+) -> None:
     """Write the page."""
     aims = [line for bench in benches for line in targets(bench, runs)]
     versions = "; ".join(
         name + " was not run" if ask is None else ask({"fits": []})["versions"]
         for name, ask in asks.items()
     )
+    command = " ".join(["python benchmarks/peers.py", *(["--only", *only] if only else [])])
     lines = [
         "# Defaults against peers",
         "",
-        "Made by `python benchmarks/peers.py`; do not edit, run it again. Mean ± standard error "
+        f"Made by `{command}`; do not edit, run it again. Mean ± standard error "
         f"over {runs} splits. Noise is seeded so that the tables repeat, which voids the guarantee "
         "of these particular fits; processor seconds are of fits with fresh noise, mean of "
         f"{min(TIMED, runs)} splits.",
@@ -525,7 +528,7 @@ def main() -> int:
                 bench.run(run)
                 console.print(f"{problem.title}: split {run + 1} of {runs}")
             benches.append(bench)
-        write(benches, runs, out, asks)
+        write(benches, runs, out, asks, options.only or [])
     console.print(f"Wrote {out / 'peers.md'}")
     return 0
 
