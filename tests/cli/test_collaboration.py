@@ -174,7 +174,8 @@ def test_a_table_without_records_is_refused_in_words(run, tables):
     train = ("site", "train", "heart-risk", "empty.csv", "--epsilon", 1)
     shown = json.loads(run(*train, "--dry-run", "--json"))
     said = run(*train, "--approved", shown["digest"], fails=1)
-    assert "cannot be trained on: Found array with 0 sample(s)" in said
+    assert "Found array with 0 sample(s)" in said
+    assert "Check that the table has records" in said
     assert json.loads(run("site", "budget", "show", "--json"))["spent"]["epsilon"] == 0
 
 
