@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # what an honest one in its place would have gained.
 MOST_RISE = 0.025
 MOST_LEFT_OUT = 16  # members that are left out one by one to see what the others make
+FEWEST = 4  # members of which each is left out; of fewer, honest noise decides too much
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,12 @@ class Candidate:
     def _groups(self, judge: _Judge) -> list[tuple[str, ...]]:
         """Return whom to leave out: each member alone, and all suspects together.
 
-        Of very many members, suspects and those that the release contradicts most.
+        Of few members suspects only; of very many, suspects and those that the release contradicts
+        most.
         """
         suspects = tuple(self._suspects)
-        others = [one for one in self.contributions if one.site not in suspects]
+        enough = len(self.contributions) >= FEWEST
+        others = [one for one in self.contributions if enough and one.site not in suspects]
         if len(suspects) + len(others) > MOST_LEFT_OUT:
             others.sort(key=lambda one: judge.compare(one.learner).other, reverse=True)
         alone = [*suspects, *(one.site for one in others)][:MOST_LEFT_OUT]
