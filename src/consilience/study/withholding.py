@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST_RISE = 0.025
 MOST_LEFT_OUT = 16  # members that are left out one by one to see what the others make
 FEWEST = 4  # members of which each is left out; of fewer, honest noise decides too much
+FEWEST_RECORDS = 500  # that are tested; fewer cannot show so small a rise
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,11 @@ class Candidate:
     def _groups(self, judge: _Judge) -> list[tuple[str, ...]]:
         """Return whom to leave out: each member alone, and all suspects together.
 
-        Of few members suspects only; of very many, suspects and those that the release contradicts
-        most.
+        Of few members, or with few test records, suspects only; of very many, suspects and those
+        that the release contradicts most.
         """
         suspects = tuple(self._suspects)
-        enough = len(self.contributions) >= FEWEST
+        enough = len(self.contributions) >= FEWEST and judge.n_records >= FEWEST_RECORDS
         others = [one for one in self.contributions if enough and one.site not in suspects]
         if len(suspects) + len(others) > MOST_LEFT_OUT:
             others.sort(key=lambda one: judge.compare(one.learner).other, reverse=True)
@@ -141,6 +142,11 @@ class _Judge:
         self.test = test
         self.release = self._measure(release)
         self.guess = guess(test.y, numeric=release.classes is None)
+
+    @property
+    def n_records(self) -> int:
+        """How many test records there are."""
+        return int(self.test.X.shape[0])
 
     def _measure(self, model: Predictor) -> Evaluation:
         found: Evaluation = evaluate(model, self.test.X, self.test.y)
