@@ -248,6 +248,8 @@ def test_a_budget_that_is_too_small_stops_before_any_training(ledger, monkeypatc
 class Constant(ClassifierMixin, PrivateLearner):
     """Always answers `label`; costs what it is told to."""
 
+    classes = (0, 1)
+
     def __init__(
         self,
         *,
