@@ -9,7 +9,7 @@ ifndef CONSILIENCE_DATA
   endif
 endif
 
-.PHONY: help setup flower demo test check bench bench-aggregation bench-trees reproduce soak format lock sbom wheel
+.PHONY: help setup flower demo test check docs bench bench-aggregation bench-trees reproduce soak format lock sbom wheel
 help:
 	@grep -E '^## ' Makefile | sed 's/^## //'
 
@@ -74,6 +74,10 @@ bench-trees: setup
 reproduce: setup
 	@$(BIN)/python -m experiments $(FIGURE) $(if $(filter-out 0 no,$(FULL)),--full) $(if $(OUT),--out '$(OUT)') \
 	    $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BACKEND),--backend $(BACKEND))
+
+## docs    the documentation as a site: build/docs/site/index.html
+docs: setup
+	@$(BIN)/python docs/build.py
 
 ## soak    the long form of the proofs: kills, concurrency, full audits
 soak: setup

@@ -94,7 +94,7 @@ def read_pins(path: Path = VERSIONS) -> dict[str, str]:
 
 def is_usable(tag: Tag) -> bool:
     """Tell whether a wheel of this tag could be for a system of this project."""
-    version = re.fullmatch(r"cp3(\d+)", tag.interpreter)
+    version = re.fullmatch(r"(?:cp|py)3(\d+)", tag.interpreter)
     python = tag.interpreter == "py3" or (
         version is not None
         and (int(version[1]) >= 11 or tag.abi == "abi3")

@@ -54,6 +54,18 @@ ADULT = {
 # part of the constant.
 SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
     "accuracy": (["--quick", "--problem", "adult", "--runs", "2"], {"find_peer": lambda _: None}),
+    "adaptation": (
+        ["--quick"],
+        {
+            "MEASURED": 2,
+            "EPSILONS": (1.0,),
+            "ADULT": (60,) * 4,
+            "SMALL": (30,) * 4,
+            "CREDIT": (60,) * 4,
+            "forests.N_TRAIN": 600,
+            "experiments.datasets.load": lambda name: made_up(name, 300),
+        },
+    ),
     "aggregation": (["--quick"], {"SIZES": [20] * 10, "SCALE": 10, "JOBS": 1}),
     "backends": (
         ["--miniature", "--repeats", "1", "--out", "{out}"],
@@ -65,7 +77,6 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
             "NAMES": ("mnist37", "adult", "covertype", "credit", "kdd"),
             "SIZES": (60, 120),
             "RUNS": {120: 2},
-            "FOREST_RUNS": {120: 2},
             "EPSILONS": (1.0,),
             "GRID": (1e-3, 1e-1),
             "TREES": (2,),
@@ -158,6 +169,11 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
             "HONEST_REPEATS": 1,
         },
     ),
+    "joining": (
+        ["--divisions", "2", "mnist-public", "credit-public"],
+        {"SCALE": 20, "N_TEST": 300, "ADAPTED": 2, "forests.N_TRAIN": 600},
+    ),
+    "kinds": (["--divisions", "2"], {"SIZE": 60, "N_TEST": 300, "forests.N_TRAIN": 600}),
     "public_alone": (["--quick"], {"PUBLIC": (30,), "N_RECORDS": 60, "forests.N_TRAIN": 600}),
     "planning": (["--quick"], {"DATA": Path("none"), "REPEATS": (2, 2)}),
 }
@@ -191,6 +207,13 @@ def run(name: str, folder: Path, load_only: bool = False) -> None:
     out = str(folder / "benchmarks" / f"{name}.md")
     sys.argv = [name, *(argument.format(out=out) for argument in arguments)]
     sys.exit(script.main())
+
+
+def made_up(name: str, n_records: int) -> object:
+    """Return one of the experiments' tables in its form, with records of no meaning."""
+    from experiments.datasets import made_up
+
+    return made_up(name, n_records)
 
 
 def write_tables(folder: Path) -> None:

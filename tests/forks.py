@@ -28,6 +28,8 @@ from consilience.files.sealed import SigningKey
 from consilience.privacy.guarantee import Budget
 from consilience.site.site import Site
 
+ROTATIONS = 15  # of a site's key; a hub takes 20 keys in a day
+
 
 class Mother:
     """Starts children of one kind, each a process of its own that knows nothing of earlier ones."""
@@ -313,8 +315,21 @@ def _site(
             return
         else:
             verb, turn = idle[turn % len(idle)], turn + 1
+            if verb == "rotate" and Path(log).read_text().count("rotate\n") >= ROTATIONS:
+                verb = "fetch"
             step(verb, lambda verb=verb: verbs[verb]("demo"))
             time.sleep(pause)
+
+
+def _keyholder(folder: str, log: str) -> None:
+    """Serve as a keyholder until it is killed; what it refuses is written down."""
+    from consilience.keyholder.desk import serve
+    from consilience.keyholder.keyholder import Keyholder
+
+    for done in serve(Keyholder(folder), 0.02, lambda seconds: time.sleep(min(seconds, 0.2))):
+        if done.refused:
+            with open(log, "a", encoding="utf-8") as file:
+                file.write("\n".join(done.refused) + "\n")
 
 
 def _say(text: str) -> None:
@@ -325,7 +340,7 @@ def _say(text: str) -> None:
 def _main() -> None:
     import consilience.hub.api.app  # noqa: F401 - for the children
 
-    work = {"hub": _hub, "site": _site}[sys.argv[1]]
+    work = {"hub": _hub, "site": _site, "keyholder": _keyholder}[sys.argv[1]]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _say("ready")
     for line in sys.stdin:

@@ -142,3 +142,17 @@ def overstate(contribution, key, size=2**31 - 1):
         epsilon = max(cost.epsilon, facts["receipt"]["epsilon"])
         facts["receipt"] = facts["receipt"] | {"events_hash": hashed, "epsilon": epsilon}
     return Contribution.load(Sealed.seal("contribution", facts, tensors, key).to_bytes())
+
+
+def blind_text(
+    keyholders, *, statistic="Moments", shares=2, spare=1, min_sites=3, settings="", more=""
+):
+    """Return the usual study with a blind hub and these keyholders."""
+    privacy = f'delta = 1e-6\nhub = "blind"\nmin_sites = {min_sites}'
+    text = study_text(privacy=privacy)
+    head = text[: text.index("[learner]")]
+    keys = ", ".join(f'"{key}"' for key in keyholders)
+    return (
+        f'{head}[statistic]\nname = "{statistic}"\n{settings}\n{more}\n'
+        f"[blind]\nshares = {shares}\nspare = {spare}\nkeyholders = [{keys}]\n"
+    )

@@ -6,9 +6,21 @@ import numpy as np
 import pytest
 
 from consilience import demo as module
-from consilience.demo import HOSPITALS, JOINED, LATE, N_TEST, TITLES, cohort, demo
+from consilience.demo import (
+    ADAPTED,
+    HOSPITALS,
+    JOINED,
+    LATE,
+    MARKER,
+    N_TEST,
+    TITLES,
+    cohort,
+    demo,
+    list_files,
+    prepare_folder,
+)
 from consilience.errors import SettingsError
-from consilience.evaluation.baselines import EXACT, LOCAL, PUBLIC
+from consilience.evaluation.baselines import EXACT, LOCAL, OWN, PUBLIC
 from consilience.files.certificate import of_release
 from consilience.files.release import Release
 from consilience.privacy.ledger import Ledger
@@ -32,7 +44,7 @@ def test_the_cohort_is_the_same_every_time():
 
 def test_hospitals_differ_in_size_and_case_mix_and_share_no_patient():
     tables = module.split_patients()
-    assert sum(tables[hospital.name].num_rows for hospital in HOSPITALS) >= 20_000
+    assert sum(tables[hospital.name].num_rows for hospital in HOSPITALS) >= 5_000
     ages = {hospital.name: tables[hospital.name]["age"].to_numpy().mean() for hospital in HOSPITALS}
     assert ages["St Anne"] > ages["Hill Clinic"] + 10
     every = np.concatenate([table["systolic"].to_numpy() for table in tables.values()])
@@ -48,8 +60,10 @@ def test_the_whole_story_ends_in_a_release_that_all_six_are_in(outcome):
     # One trained twice: the release says what both together cost it.
     promised = {source.site: source.guarantee.epsilon for source in release.sources}
     for hospital in HOSPITALS:
-        times = 2 if hospital is module.AGAIN else 1
-        assert promised[hospital.name] == pytest.approx(times * hospital.epsilon)
+        if hospital is module.AGAIN:
+            assert 1.2 * hospital.epsilon < promised[hospital.name] <= 2 * hospital.epsilon + 1e-6
+        else:
+            assert promised[hospital.name] == pytest.approx(hospital.epsilon)
     assert steps == [(i, steps[-1][1]) for i in range(1, len(steps) + 1)]
     assert steps[-1][0] == steps[-1][1]
 
@@ -69,14 +83,17 @@ def test_every_site_has_a_key_and_a_ledger_of_its_own(outcome):
 
 
 @pytest.mark.statistical
-def test_joining_beats_the_mean_private_site_and_comes_near_pooling(outcome):
-    # Noise is real, so this can fail by chance. In 12 runs the gap to the mean site was 3.5 to 6
-    # points, and the distance to pooling at most 2.2: both bounds are many standard deviations
-    # away.
+def test_adapted_models_are_better_than_own_ones_and_the_release_comes_near_them(outcome):
+    # Noise is real, so the bounds are wide: with seeds, adapted models gained 0.002 to 0.005 of
+    # AUC over own ones, the release was within 0.003 of those, and one site alone 0.03 below.
     _, report, _ = outcome
-    joined = report.method(JOINED).error
-    assert joined < report.method(LOCAL).error
-    assert joined < report.method(EXACT).error + 0.06
+    joined, own = report.method(JOINED).auc, report.method(OWN).auc
+    assert report.method(ADAPTED).auc > own - 0.01
+    assert report.method(ADAPTED).auc > report.method(LOCAL).auc
+    assert joined > report.method(PUBLIC).auc - 0.03
+    assert report.method(EXACT).auc > joined - 0.01
+    for state in report.sites:
+        assert state.adapted_auc > state.own_auc - 0.03
 
 
 def test_every_method_and_baseline_is_shown(outcome):
@@ -142,3 +159,22 @@ def test_a_site_process_carries_no_record_into_the_hub(outcome):
         folder / "study" / "test.csv"
     ).read_bytes()
     assert not [mark for mark in marks if mark in hub and mark not in public]
+
+
+def test_a_second_demo_removes_nothing_that_the_first_did_not_write(tmp_path):
+    """A key and a ledger that somebody made in the folder since cannot be had again."""
+    folder = prepare_folder(tmp_path / "demo-report")
+    (folder / "north-hospital").mkdir()
+    (folder / "north-hospital" / "ledger.sqlite").write_text("of the demo")
+    with pytest.raises(SettingsError, match="interrupted or used since"):
+        prepare_folder(folder)
+    (folder / MARKER).write_text(list_files(folder))
+    (folder / "north-hospital" / "key.pem").write_text("of a site")
+    with pytest.raises(SettingsError, match="interrupted or used since"):
+        prepare_folder(folder)
+    (folder / "north-hospital" / "key.pem").unlink()
+    (folder / "north-hospital" / "ledger.sqlite").write_text("charged since")
+    with pytest.raises(SettingsError, match="interrupted or used since"):
+        prepare_folder(folder)
+    (folder / "north-hospital" / "ledger.sqlite").write_text("of the demo")
+    assert set(prepare_folder(folder).iterdir()) == {folder / MARKER}

@@ -245,7 +245,7 @@ def _(_):
     chances = model.predict_proba(rows)[:, 1]
     found = model.predict(rows)[rare].mean() > 0.5
     ranked = roc_auc_score(rare, chances) > 0.9
-    return f"{'most' if found else 'few'} found, {'well' if ranked else 'badly'} ranked"
+    return f"{'most' if found else 'few or none'} found, {'well' if ranked else 'badly'} ranked"
 
 
 @way("A regression without a bound on the label")

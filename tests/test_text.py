@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from consilience.text import printable, quote
+from consilience.text import count_columns, fill, printable, quote, screen_width
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,27 @@ def test_nothing_in_a_quotation_looks_like_its_end(mark):
     assert not set(said[1:-1]) & set('“”„‟"«»❞❝″‴ˮ״＂〞')
     assert "'" * 2 not in said
     assert "’’" not in said
+
+
+WORDS = "This training was approved. It costs epsilon = 0, and nothing leaves."
+
+
+@pytest.mark.parametrize("width", [24, 40, 88])
+@pytest.mark.parametrize(
+    "text", ["Ｗ" * 43 + WORDS, "患者 " * 60 + WORDS, "😀" * 99, "é" * 99, WORDS * 9, "x" * 300]
+)
+def test_no_line_of_a_filled_text_is_wider_than_it_may_be(text, width):
+    lines = fill(text, width, "| ", "|   ").split("\n")
+    assert all(line.startswith("| ") for line in lines)
+    assert all(count_columns(line) <= width for line in lines)
+    assert "".join("".join(line[2:].split()) for line in lines) == "".join(text.split())
+
+
+def test_a_page_is_as_wide_as_the_terminal_that_shows_it(monkeypatch):
+    assert screen_width() == 88
+
+    def terminal(columns):
+        monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+        return screen_width()
+
+    assert [terminal(columns) for columns in (200, 60, 1, 0)] == [88, 60, 24, 88]

@@ -30,8 +30,11 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.errors import RecordsWarning as RecordsWarning
     from consilience.errors import SchemaMismatch as SchemaMismatch
     from consilience.errors import SettingsError as SettingsError
+    from consilience.evaluation.adaptation import Adapted as Adapted
+    from consilience.evaluation.adaptation import adapt as adapt
     from consilience.evaluation.measures import evaluate as evaluate
     from consilience.evaluation.shapes import plot_shapes as plot_shapes
+    from consilience.evaluation.table_one import TableOne as TableOne
     from consilience.files.contribution import Contribution as Contribution
     from consilience.files.release import Release as Release
     from consilience.learners.linear import PrivateLinearSVC as PrivateLinearSVC
@@ -61,6 +64,18 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.simulation.simulate import Runs as Runs
     from consilience.simulation.simulate import simulate as simulate
     from consilience.site.site import Site as Site
+    from consilience.statistics.gradient_step import GradientStep as GradientStep
+    from consilience.statistics.gradient_step import start_from as start_from
+    from consilience.statistics.label_tables import LabelTables as LabelTables
+    from consilience.statistics.leaf_counts import LeafCounts as LeafCounts
+    from consilience.statistics.leaf_counts import trees_from as trees_from
+    from consilience.statistics.model_sum import ModelSum as ModelSum
+    from consilience.statistics.moments import Moments as Moments
+    from consilience.statistics.moments import MomentsRegressor as MomentsRegressor
+    from consilience.statistics.score import Score as Score
+    from consilience.statistics.summary import NumberSummary as NumberSummary
+    from consilience.statistics.summary import Summary as Summary
+    from consilience.statistics.total import Total as Total
     from consilience.study.study import Study as Study
     from consilience.tables.chunks import ParquetRows as ParquetRows
     from consilience.tables.public import Public as Public
@@ -80,8 +95,10 @@ _MODULES = {
     "auditing.audit": "audit",
     "errors": "BudgetExceeded ConsilienceError ContributionRejected GuaranteeVoid HubUnavailable "
     "LedgerDamaged PrivacyLeakWarning RecordsWarning SchemaMismatch SettingsError",
+    "evaluation.adaptation": "Adapted adapt",
     "evaluation.measures": "evaluate",
     "evaluation.shapes": "plot_shapes",
+    "evaluation.table_one": "TableOne",
     "files.contribution": "Contribution",
     "files.release": "Release",
     "learners.linear": "PrivateLinearSVC PrivateLogisticRegression PrivateRidge",
@@ -98,6 +115,14 @@ _MODULES = {
     "simulation.division": "Division",
     "simulation.simulate": "Runs simulate",
     "site.site": "Site",
+    "statistics.gradient_step": "GradientStep start_from",
+    "statistics.label_tables": "LabelTables",
+    "statistics.leaf_counts": "LeafCounts trees_from",
+    "statistics.model_sum": "ModelSum",
+    "statistics.moments": "Moments MomentsRegressor",
+    "statistics.score": "Score",
+    "statistics.summary": "NumberSummary Summary",
+    "statistics.total": "Total",
     "study.study": "Study",
     "tables.chunks": "ParquetRows",
     "tables.public": "Public",

@@ -1,8 +1,9 @@
 """Six made-up hospitals learn one classifier together on this machine, in about a minute.
 
 The demo runs the whole system: a study, six sites with a key and a ledger each, every one in its
-own process, and a hub over HTTP. One site joins late and one trains twice. The signed release is
-fetched, checked, and compared with what each hospital could do instead. The patients do not exist:
+own process, and a hub over HTTP. Sites hand over noisy sums of moments. One site joins late and one
+adds up its records twice. The signed release is fetched, checked, adapted to each hospital's own
+records, and compared with what each hospital could do instead. The patients do not exist:
 `cohort` computes them from a fixed public formula, chosen so that joining can help. Whether it
 helps with other records is a question for `consilience.plan`. Noise is real and unseeded, so the
 guarantees hold and every run differs a little.
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from consilience.errors import HubUnavailable, SettingsError
+from consilience.evaluation.adaptation import adapt
 from consilience.evaluation.baselines import (
     ALTERNATIVES,
     BEST,
@@ -46,7 +48,7 @@ from consilience.evaluation.baselines import (
     guess,
     public_only,
 )
-from consilience.evaluation.compare import MAJORITY, Joining, paired_gap
+from consilience.evaluation.compare import MAJORITY, Gap, Joining, paired_gap
 from consilience.evaluation.measures import AUC, CALIBRATION, ERROR, LOG_LOSS, Predictor, evaluate
 from consilience.files.certificate import of_release
 from consilience.files.contribution import Contribution
@@ -60,6 +62,7 @@ from consilience.study.study import Study
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
+Cells = list[list[str]]
 
 STUDY = "readmission"
 DATASET = "patients"
@@ -84,13 +87,14 @@ class Hospital:
 
 
 HOSPITALS = (
-    Hospital("Northgate", 8000, 0.1, "cardiac"),
-    Hospital("St Anne", 5000, 0.2, "old"),
-    Hospital("Riverside", 3500, 0.15, "surgical"),
-    Hospital("Hill Clinic", 2000, 0.4, "young"),
-    Hospital("Lakeside", 1000, 0.5, "medical"),
-    Hospital("Coast General", 700, 0.8, "cardiac"),
+    Hospital("Northgate", 2000, 1.0, "cardiac"),
+    Hospital("St Anne", 1250, 1.2, "old"),
+    Hospital("Riverside", 900, 1.0, "surgical"),
+    Hospital("Hill Clinic", 500, 1.5, "young"),
+    Hospital("Lakeside", 250, 1.5, "medical"),
+    Hospital("Coast General", 175, 1.5, "cardiac"),
 )
+DELTA = 1e-6
 BY_NAME = {hospital.name: hospital for hospital in HOSPITALS}
 AGAIN = BY_NAME["Lakeside"]  # trains a second time, which replaces its first contribution
 LATE = BY_NAME["Coast General"]
@@ -106,14 +110,12 @@ purpose = "Predict on discharge who will be readmitted within 30 days. The patie
 neighbours = "replace-one"
 epsilon_min = 0.1
 epsilon_max = 3.0
+delta = 1e-6
 min_sites = 3
 hub = "untrusted"
 
-[learner]
-name = "PrivateLogisticRegression"
-
-[aggregator]
-name = "PublicBlend"
+[statistic]
+name = "Moments"
 
 [schema]
 label = "readmitted"
@@ -129,20 +131,45 @@ sha256 = "{test}"
 """
 PAGE = """\
 <!doctype html>
+<html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
-<title>consilience demo</title>
+<title>Six made-up hospitals</title>
 <style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui; margin: 2rem; max-width: 70rem }}
-img {{ max-width: 100% }}
-pre {{ white-space: pre-wrap }}
+:root {{ color-scheme: light dark; --paper: #f6f7f9; --card: #fff; --ink: #1c2430;
+  --quiet: #55606f; --line: #dde2e8; --accent: #1f5fa8 }}
+@media (prefers-color-scheme: dark) {{ :root {{ --paper: #12161c; --card: #1a2029;
+  --ink: #e6eaf0; --quiet: #a5b0be; --line: #2e3743; --accent: #86b8f2 }} }}
+body {{ font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 62rem; margin: 2rem auto; padding: 0 1rem }}
+h1 {{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem }}
+h2 {{ font-size: 1.15rem; margin: 2.2rem 0 .6rem }}
+a {{ color: var(--accent) }}
+.quiet {{ color: var(--quiet) }}
+img {{ max-width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 8px }}
+.wide {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px }}
+table {{ border-collapse: collapse; width: 100%; font-size: .92rem }}
+th, td {{ padding: .45rem .8rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--line) }}
+th:first-child, td:first-child, .note {{ text-align: left; white-space: normal }}
+tr:last-child td {{ border-bottom: 0 }}
 </style>
-<h1>Six made-up hospitals</h1>
-<img src="errors.png" alt="The error of each method">
+<main>
+<p class="quiet">{about}</p>
+<h1>{headline}</h1>
+<p>{verdict}</p>
+<img src="errors.png" alt="The error of each way to a model, with its 95 % interval; the table below
+has the same numbers.">
+<h2>Ways to a model</h2>
+{methods}
+<h2>The hospitals</h2>
+{sites}
 <p><a href="certificate.html">The release and what it promises</a></p>
-<pre>{report}</pre>
+</main>
+</html>
 """
+ABOUT = "Readmission of made-up patients: they are computed from a formula and do not exist."
 NUMBERS = {
     "age": (30, 95),
     "systolic": (90, 150),
@@ -281,7 +308,7 @@ def contribute(folder: Path, hospital: Hospital, address: str, invitation: str) 
     """Do what a site does, in its own process: create a key and a ledger, join, train, submit."""
     place = _place(folder, hospital)
     if invitation:
-        budget = Budget(epsilon=2 * hospital.epsilon)
+        budget = Budget(epsilon=2 * hospital.epsilon, delta=2 * DELTA)
         Site.init(place, name=hospital.name, dataset=DATASET, budget=budget)
         Site(place).join(address, invitation)
     site = Site(place)
@@ -319,7 +346,8 @@ class SiteState:
     epsilon: float
     spent: float
     left: float
-    error_alone: float
+    own_auc: float
+    adapted_auc: float
     weight: float
     promised: float
     note: str
@@ -360,38 +388,80 @@ class DemoReport:
         """Return plain values for JSON."""
         return asdict(self)
 
-    def __str__(self) -> str:
-        lines = [
-            "Readmission of made-up patients: they are computed from a formula and do not exist.",
-            "",
-            f"{'site':<14} {'records':>7} {'epsilon':>7} {'spent':>6} {'left':>5}  "
-            f"{'error alone':>11}  {'weight':>6}",
-        ]
-        lines += [
-            f"{s.name:<14} {s.n_records:>7,} {s.epsilon:>7g} {s.spent:>6.2g} {s.left:>5.2g}  "
-            f"{s.error_alone:>11.1%}  {s.weight:>6.2f}  {s.note}".rstrip()
+    def tables(self) -> tuple[Cells, Cells]:
+        """Return the sites and the methods as rows of cells, the first row a heading."""
+        sites = [["site", "records", "epsilon", "spent", "left", "own AUC", "adapted", "weight"]]
+        sites += [
+            [
+                *(s.name, f"{s.n_records:,}", f"{s.epsilon:g}", f"{s.spent:.2g}", f"{s.left:.2g}"),
+                *(f"{s.own_auc:.3f}", f"{s.adapted_auc:.3f}", f"{s.weight:.2f}"),
+            ]
             for s in self.sites
         ]
-        width = max(len(method.title) for method in self.methods)
-        heading = f"on {N_TEST:,} public test records"
         beside = (AUC, LOG_LOSS, CALIBRATION)
-        titles = "  ".join(f"{metric.title:>5}" for metric in beside)
-        lines += ["", f"{heading:<{width}}   error   95 % interval  {titles}"]
-        lines += [
-            f"{m.title:<{width}}  {m.error:>6.1%}  {f'{m.low:.1%} to {m.high:.1%}':<14}  "
-            + "  ".join(f"{getattr(m, by.name):>{max(5, len(by.title))}.3f}" for by in beside)
+        methods = [[f"on {N_TEST:,} public test records", "error", "95 % interval"]]
+        methods[0] += [metric.title for metric in beside]
+        methods += [
+            [
+                *(m.title, f"{m.error:.1%}", f"{m.low:.1%} to {m.high:.1%}"),
+                *(f"{getattr(m, by.name):.3f}" for by in beside),
+            ]
             for m in self.methods
         ]
-        return "\n".join([*lines, "", textwrap.fill(self.verdict, 100)])
+        return sites, methods
+
+    def __str__(self) -> str:
+        sites, methods = self.tables()
+        notes = ["", *(site.note for site in self.sites)]
+        lines = [
+            f"{line}  {note}".rstrip() for line, note in zip(_align(sites), notes, strict=True)
+        ]
+        verdict = textwrap.fill(self.verdict, 100)
+        return "\n".join([ABOUT, "", *lines, "", *_align(methods), "", verdict])
+
+    def as_html(self) -> str:
+        """Return the page of the report, whose picture lies beside it."""
+        headline, _, rest = self.verdict.partition(". ")
+        sites, methods = self.tables()
+        for row, note in zip(sites, ["", *(site.note for site in self.sites)], strict=True):
+            row.append(note)
+        return PAGE.format(
+            about=html.escape(ABOUT),
+            headline=html.escape(f"{headline}."),
+            verdict=html.escape(rest),
+            methods=_to_html(methods),
+            sites=_to_html(sites),
+        )
 
 
-JOINED = "joined"
+def _align(rows: Cells) -> list[str]:
+    """Return rows as lines: the first column on the left, the others on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{'>' if at else '<'}{widths[at]}}" for at, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _to_html(rows: Cells) -> str:
+    lines: list[str] = []
+    for row in rows:
+        kind = "td" if lines else "th"
+        lines.append("".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row))
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table>\n{body}\n</table></div>'
+
+
+JOINED, ADAPTED = "joined", "adapted"
 TITLES = {
+    ADAPTED: "the release adapted at each site, kept there (mean of six)",
     JOINED: "six sites joined: the release",
     LOCAL: "one site alone, private (mean of six)",
     BEST: "one site alone, private (best, in hindsight)",
     PUBLIC: f"{N_PUBLIC} public records alone, tuned on them",
-    OWN: "one site alone, no privacy (mean of six)",
+    OWN: "one site's own exact model, kept there (mean of six)",
     EXACT: "all records pooled, no privacy",
     GUESS: MAJORITY,
 }
@@ -403,16 +473,18 @@ def demo(
     """Run the whole collaboration on this machine and write a report.
 
     Afterwards `folder` has everything: the study, the hub, the six sites with their ledgers, the
-    release. An earlier demo there is replaced. A folder with anything else in it is refused.
+    release. An earlier demo there is replaced if nothing of it
+    was changed since. A folder with anything else in it is refused.
 
     Privacy
     -------
-    Each record of site i has its site's own epsilon (pure, replace-one), summed over its trainings,
-    against everyone who sees the site's files or the release, if no patient is at two sites. The
-    errors shown are not covered: they come from test records, which are made up.
+    Each record of site i has its site's own epsilon (replace-one, delta 1e-6), composed over its
+    trainings, against everyone who sees the site's files or the release, if no patient is at two
+    sites. The measures shown are not covered: they come from test records, which are made up.
+    Adapted models and own exact ones have no guarantee: here, too, they would stay at their sites.
     """
     started = time.perf_counter()
-    folder = _prepare_folder(Path(folder))
+    folder = prepare_folder(Path(folder))
     steps = iter(range(1, 7 + len(HOSPITALS)))
 
     def done() -> None:
@@ -431,11 +503,11 @@ def demo(
     # The site checks the signature against the hub's key, which it learned when it joined.
     release = Site(_place(folder, HOSPITALS[0])).release(STUDY)
     (folder / "certificate.html").write_text(of_release(release).as_html(), encoding="utf-8")
-    methods, alone, joining = _compare(Study.load(study_path), tables, release, folder)
+    methods, sites, joining = _compare(Study.load(study_path), tables, release, folder)
     report = DemoReport(
         methods,
-        tuple(_describe_site(one, folder, release, alone[one.name]) for one in HOSPITALS),
-        _verdict(methods, joining, n_early),
+        tuple(_describe_site(one, folder, release, sites[one.name]) for one in HOSPITALS),
+        _verdict(methods, joining, sites, n_early),
         tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
         str(release_path),
         f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with "
@@ -443,23 +515,50 @@ def demo(
         time.perf_counter() - started,
     )
     draw_errors(report, folder / "errors.png")
-    page = PAGE.format(report=html.escape(str(report)))
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    (folder / "report.html").write_text(report.as_html(), encoding="utf-8")
+    (folder / MARKER).write_text(list_files(folder), encoding="utf-8")
     done()
     return report
 
 
-def _prepare_folder(folder: Path) -> Path:
-    marker = folder / ".consilience-demo"
-    if folder.exists() and any(folder.iterdir()) and not marker.exists():
+def prepare_folder(folder: Path) -> Path:
+    """Return an empty folder for a demo; an earlier one that nobody used since is removed."""
+    marker = folder / MARKER
+    if folder.exists() and any(folder.iterdir()) and not _is_demo(folder, marker):
         raise SettingsError(
-            f"The folder {str(folder)!r} holds something else than an earlier demo. Nothing was "
-            "written. Name another folder with --folder."
+            f"The folder {str(folder)!r} holds something else than an earlier demo, or one that "
+            "was interrupted or used since. Nothing was written. Name another folder with "
+            "--folder, or remove this one yourself."
         )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    marker.touch()
+    marker.write_text(UNFINISHED, encoding="utf-8")
     return folder
+
+
+MARKER, UNFINISHED = ".consilience-demo", "unfinished\n"
+
+
+def _is_demo(folder: Path, marker: Path) -> bool:
+    """Tell whether all that is in a folder is what a demo left there.
+
+    A site or hub may have been made in it since, or one of the demo's own used: a key and a ledger
+    that somebody relies on cannot be had again. A demo that was interrupted has no list of what it
+    wrote, and then nothing is taken for its own.
+    """
+    if not marker.is_file():
+        return False
+    listed = marker.read_text(encoding="utf-8")
+    return listed == list_files(folder) or set(folder.iterdir()) == {marker}
+
+
+def list_files(folder: Path) -> str:
+    """Return all files of a folder with their digests, but for the marker of a demo itself."""
+    files = (path for path in sorted(folder.rglob("*")) if path.name != MARKER)
+    return "".join(
+        f"{file_digest(path) if path.is_file() else '-'} {path.relative_to(folder)}\n"
+        for path in files
+    )
 
 
 def _prepare_hub(folder: Path, study_path: Path, password: str) -> dict[str, str]:
@@ -497,18 +596,18 @@ def _collaborate(
         contribute_all(first)
         early = Release.load(pool.submit(fetch, folder, len(first), 0.0).result())
         done()
-        # A site that has joined needs no invitation. After its second training the release costs
-        # it twice its epsilon, more than it costs any other site.
+        # A site that has joined needs no invitation. After its second sum the release costs it
+        # more than it costs any other site.
         contribute_all({AGAIN.name: "", LATE.name: invitations[LATE.name]})
-        release = pool.submit(fetch, folder, len(HOSPITALS), 2 * AGAIN.epsilon).result()
+        release = pool.submit(fetch, folder, len(HOSPITALS), 1.2 * AGAIN.epsilon).result()
         done()
     return len(early.sources), release
 
 
 def _compare(
     study: Study, tables: Mapping[str, pa.Table], release: Release, folder: Path
-) -> tuple[tuple[Method, ...], dict[str, float], Joining]:
-    """Return the release beside the baselines, each site's error alone, and the verdict."""
+) -> tuple[tuple[Method, ...], dict[str, Gap], Joining]:
+    """Return all methods, what each site gains by adapting the release, and the mean gain."""
     encoded = {name: study.schema.encode(table) for name, table in tables.items()}
     labels = np.asarray(study.schema.classes)
     X, y = encoded["test"].X, labels[encoded["test"].y]
@@ -527,25 +626,38 @@ def _compare(
         newest = Site(_place(folder, hospital)).contribution(STUDY)
         private[hospital.name] = Contribution.load(newest).learner
     alone = {name: float(np.mean(model.predict(X) != y)) for name, model in private.items()}
+    adapted = {
+        name: adapt(release, (encoded[name].X, labels[encoded[name].y]), compare=False)
+        for name in names
+    }
     public = Public(encoded["public"].X, labels[encoded["public"].y])
     models: dict[str, list[Predictor]] = {
+        ADAPTED: list(adapted.values()),
         JOINED: [release.ensemble],
         LOCAL: list(private.values()),
         BEST: [private[min(names, key=lambda name: alone[name])]],
         PUBLIC: [public_only(clone(learner), public)],
-        OWN: [train_exact(name) for name in names],
+        OWN: [model.own_ for model in adapted.values()],
         EXACT: [train_exact(*names)],
         GUESS: [guess(y, numeric=False)],
     }
     evaluations = {
         name: [evaluate(model, X, y) for model in of_name] for name, of_name in models.items()
     }
-    # Where there are six models, the mean of their six losses on a record is compared.
-    losses = {
-        name: np.mean([evaluation.losses for evaluation in of_name], axis=0)
+    # Where there are six models, the mean of their six parts of the AUC is compared.
+    parts = {
+        name: np.mean([evaluation.parts(AUC) for evaluation in of_name], axis=0)
         for name, of_name in evaluations.items()
     }
-    gaps = {title: paired_gap(losses[name], losses[JOINED]) for name, title in ALTERNATIVES.items()}
+    gaps = {
+        title: paired_gap(parts[name], parts[ADAPTED], metric=AUC)
+        for name, title in ALTERNATIVES.items()
+        if name in parts
+    }
+    pays = {
+        name: paired_gap(own, model, metric=AUC)
+        for name, own, model in zip(names, evaluations[OWN], evaluations[ADAPTED], strict=True)
+    }
     methods = tuple(
         Method(
             name,
@@ -559,10 +671,10 @@ def _compare(
         )
         for name, of_name in evaluations.items()
     )
-    return methods, alone, Joining(gaps)
+    return methods, pays, Joining(gaps, AUC.name)
 
 
-def _describe_site(hospital: Hospital, folder: Path, release: Release, error: float) -> SiteState:
+def _describe_site(hospital: Hospital, folder: Path, release: Release, gap: Gap) -> SiteState:
     balance = Site(_place(folder, hospital)).ledger.balance(DATASET)
     at = [source.site for source in release.sources].index(hospital.name)
     notes = {LATE.name: "joined late", AGAIN.name: "trained twice, so it spent twice"}
@@ -572,24 +684,38 @@ def _describe_site(hospital: Hospital, folder: Path, release: Release, error: fl
         hospital.epsilon,
         float(balance.spent.epsilon or 0.0),
         float(balance.left.epsilon or 0.0),
-        error,
+        gap.other,
+        gap.joined,
         float(release.sealed.facts["sources"][at]["weight"]),
         release.sources[at].guarantee.epsilon,
         notes.get(hospital.name, ""),
     )
 
 
-def _verdict(methods: Sequence[Method], joining: Joining, n_early: int) -> str:
-    """Say whether joining helped, beside everything that a site could do instead."""
-    errors = {method.name: method.error for method in methods}
+def _verdict(
+    methods: Sequence[Method], joining: Joining, sites: Mapping[str, Gap], n_early: int
+) -> str:
+    """Say whether joining pays, for whom, and beside everything that a site could do instead."""
     aucs = {method.name: method.auc for method in methods}
+    clear = {
+        verdict: [name for name, gap in sites.items() if gap.verdict == verdict]
+        for verdict in ("better", "worse")
+    }
+    best = max(sites, key=lambda name: sites[name].gain.value)
+    words = f"It clearly pays for {_listed(clear['better'])}"
+    words += f", and not for {_listed(clear['worse'])}." if clear["worse"] else "."
     return (
-        f"Joining {joining.answer}. The error of the release is {errors[JOINED]:.1%}: "
-        f"{joining.comparison}. Pooling all records without privacy gives "
-        f"{errors[EXACT]:.1%}. The AUC of the release is {aucs[JOINED]:.3f}, that of one site "
-        f"alone {aucs[LOCAL]:.3f} with the same privacy and {aucs[OWN]:.3f} without any. "
+        f"Joining {joining.answer}. Adapted to a site's own records, the release has an AUC of "
+        f"{aucs[ADAPTED]:.3f}, a site's own exact model {aucs[OWN]:.3f}, and the release by itself "
+        f"{aucs[JOINED]:.3f} (means of six). {words} {best} gains most: "
+        f"{sites[best].other:.3f} becomes {sites[best].joined:.3f}. The adapted models are "
+        f"{joining.comparison}. Pooling all records without privacy gives {aucs[EXACT]:.3f}. "
         f"The first release had {n_early} sites, the last one {len(HOSPITALS)}."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]]) or "nobody"
 
 
 def draw_errors(report: DemoReport, path: Path) -> None:

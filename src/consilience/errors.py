@@ -118,9 +118,11 @@ _KNOWN: Mapping[str, str] = {
     r"y should be a 1d array, got an array of shape [(\d, )]+ instead": (
         "Pass one column of labels."
     ),
-    r"y cannot be None": "Pass the labels, or a learner with schema=schema a table that has them.",
+    r"y cannot be None": (
+        "Pass the labels, or a table that has them to a learner with schema=schema."
+    ),
     r"This \w+ estimator requires y to be passed, but the target y is None": (
-        "Pass the labels, or a learner with schema=schema a table that has them."
+        "Pass the labels, or a table that has them to a learner with schema=schema."
     ),
     r"Unknown label type: [\w-]+": (
         "Declare the labels as classes=[...]; to predict a number, use PrivateRidge."
@@ -135,7 +137,10 @@ _KNOWN: Mapping[str, str] = {
     r"The DType <class '[\w.]+'> could not be promoted by <class '[\w.]+'>": _NUMBERS,
     r"dtype='numeric' is not compatible with arrays of bytes/strings": _NUMBERS,
 }
-_SEES_RECORDS = ("fit", "predict", "predict_proba", "decision_function", "score", "transform")
+_SEES_RECORDS = (
+    *("fit", "predict", "predict_proba", "decision_function", "score", "transform"),
+    "make_task",
+)
 Kind = TypeVar("Kind", bound=type)
 
 

@@ -7,16 +7,24 @@ steal and no session to hijack. Any transport will do; HTTPS also hides the cont
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 import time
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Self, TypeGuard
 
-from consilience.files.sealed import SigningKey, canonical, is_signed, message_of
+from consilience.files.sealed import (
+    Sealed,
+    SigningKey,
+    canonical,
+    is_signed,
+    message_of,
+    refused,
+)
 
 STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,63}")
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
@@ -121,6 +129,9 @@ ERRORS: dict[str, tuple[int, str]] = {
     "wrong-site": (403, "Submit your own site's contribution, signed with its enrolled key."),
     "stale": (409, "The hub already has a newer contribution; train again to replace it."),
     "too-soon": (429, "Submit the same file again after that time; nothing else is needed."),
+    "roster-frozen": (409, "Sites that are missing on the roster need a new study."),
+    "no-roster": (409, "Wait until the coordinator has frozen the roster of this study."),
+    "listed": (409, "Send noise alone, or withdraw, which takes the whole batch out."),
     "study-differs": (409, "Fetch the study again; its digest has changed."),
     "study-closed": (409, "A closed study takes no more sites or contributions, only withdrawals."),
     "too-few-sites": (
@@ -214,6 +225,44 @@ def read_request(
 def rotation_message(old: str, new: str) -> bytes:
     """Return what a new key signs to replace an old one."""
     return f"consilience rotation {old} {new}".encode()
+
+
+ROTATED = ".rotated"  # how the name of a `Rotation` in a shared folder ends
+_ROTATION = "rotation"
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A site's change of key, as it lies in a shared folder: there is no hub to be told of it.
+
+    The old key signs it, and the new one proves that its owner agrees.
+    """
+
+    site: str
+    study: object
+    old: str
+    new: str
+
+    @staticmethod
+    def seal(site: str, study: Mapping[str, str], old: SigningKey, new: SigningKey) -> Sealed:
+        """Let two keys of a site state that the second took the place of the first."""
+        proof = new.sign(rotation_message(old.public, new.public)).hex()
+        facts = {"site": site, "study": dict(study), "new_key": new.public, "proof": proof}
+        return Sealed.seal(_ROTATION, facts, {}, old)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file of unknown origin, and refuse it unless both keys signed."""
+        sealed = Sealed.load(path, _ROTATION)
+        facts = sealed.facts
+        new, proof = facts.get("new_key"), str(facts.get("proof"))
+        agreed = is_digest(new) and SIGNATURE.fullmatch(proof) is not None
+        if not (
+            agreed
+            and is_signed(rotation_message(sealed.key, str(new)), bytes.fromhex(proof), str(new))
+        ):
+            raise refused("no other key agreed to take the place of the one that signed it")
+        return cls(str(facts.get("site")), facts.get("study"), sealed.key, str(new))
 
 
 def digest(body: bytes) -> str:

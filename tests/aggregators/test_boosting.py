@@ -95,5 +95,5 @@ def test_coordinates_and_constant_reach_the_predictions_of_regressors():
 )
 def test_settings_that_cannot_work_are_refused(settings):
     members, public, _ = sites()
-    with pytest.raises(SettingsError, match="n_rounds"):
+    with pytest.raises(SettingsError, match=r"n_rounds|shrinkage"):
         SiteBoosting(**settings).combine(members, public)

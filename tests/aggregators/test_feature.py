@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import optimize
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from consilience import Noise, PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
 from consilience.aggregators.average import Average
@@ -208,7 +209,7 @@ def test_what_cannot_be_stated_together_is_refused_before_charging(ledger):
 def test_a_member_that_is_no_vector_is_refused_before_charging(ledger):
     members = [site(1.0, s) for s in range(2)]
     members[1].coef_ = members[1].coef_ * np.nan
-    with pytest.raises(SettingsError, match="not all finite"):
+    with pytest.raises(SettingsError, match="not all numbers within"):
         FeatureMethod(epsilon=0.5).combine(
             members, Public(*records(40, 50)), ledger=ledger, dataset="ward"
         )
@@ -464,3 +465,40 @@ def test_private_records_of_another_schema_are_refused_before_charging(ledger):
             [site(1.0, 0)], Public(np.ones((9, 2)), np.ones(9)), ledger=ledger, dataset="ward"
         )
     assert ledger.balance("ward").spent.epsilon == 0
+
+
+def model(coef, *, number=False):
+    """Return a fitted model of another library with these coefficients."""
+    made = Ridge() if number else LogisticRegression()
+    made.coef_ = np.asarray(coef, float) if number else np.asarray([coef], float)
+    made.intercept_ = 0.0 if number else np.zeros(1)
+    if not number:
+        made.classes_ = np.array([0, 1])
+    return made
+
+
+@pytest.mark.parametrize("coef", [[1.7e308, -1.7e308], [1e155, 0.0], [math.nan, 1.0], [1e97, 0.0]])
+@pytest.mark.parametrize("most", [None, 1])
+def test_members_that_make_no_number_of_a_record_are_refused_before_charging(coef, most, ledger):
+    """A choice counted such a record as -2^63, at any epsilon; or training failed, and was paid."""
+    X, y = np.full((40, 2), 0.3), np.arange(40) % 2
+    for number in (False, True):
+        members = [model(coef, number=number), model([1.0, 1.0], number=number)]
+        with pytest.raises(SettingsError, match="Nothing was combined or charged"):
+            FeatureMethod(epsilon=0.5, max_members=most, data_norm=1e4).combine(
+                members, Public(X, y), ledger=ledger, dataset="ward"
+            )
+    assert ledger.balance("ward").spent.epsilon == 0
+
+
+@pytest.mark.parametrize("scaling", ["public", "none"])
+@pytest.mark.parametrize("tiny", [0.0, 5e-324, 1e-310, 1e-99])
+def test_members_of_nearly_nothing_leave_a_combination_of_numbers(tiny, scaling):
+    X, y = records(40, 50)
+    tail = [1.0] * (X.shape[1] - 1)
+    members = [model([tiny, *[0.0] * len(tail)]), model([0.0, *tail])]
+    for most in (None, 1):
+        found = FeatureMethod(epsilon=1.0, max_members=most, scaling=scaling).combine(
+            members, Public(X, y)
+        )
+        assert np.isfinite(found.coef).all()

@@ -89,7 +89,7 @@ FREE = {
     "site boosting, coordinates": SiteBoosting(40, coordinates=True),
 }
 RELEASED = {"coef_", "intercept_", "classes_"}
-STATED = {"guarantee_", "events_", "public_size_", "label_bound"} | {
+STATED = {"guarantee_", "events_", "public_size_", "label_bound", "stays_at_site"} | {
     "data_norm",
     "fit_intercept",
     "intercept_scaling",

@@ -30,11 +30,11 @@ def linear(seed, epsilon=1.0, n=300, flip=False):
     return learner.fit(*table(n, seed, flip))
 
 
-def forest(seed, flip=False):
+def forest(seed, flip=False, epsilon=2.0, n=800):
     learner = PrivateForestClassifier(
-        epsilon=2.0, classes=[0, 1], bounds=(-1, 1), noise=Noise(seed=seed), random_state=seed
+        epsilon=epsilon, classes=[0, 1], bounds=(-1, 1), noise=Noise(seed=seed), random_state=seed
     )
-    return learner.fit(*table(800, seed, flip))
+    return learner.fit(*table(n, seed, flip))
 
 
 def far(members, aggregator, *records):
@@ -63,6 +63,15 @@ def test_trees_that_contradict_the_others_on_public_records_are_named():
     assert list(far(members, WeightedVote("equal"), None, public)) == [1]
     assert far(members, WeightedVote("equal")) == {}  # nothing to ask them about
     assert far([forest(seed) for seed in range(4)], WeightedVote("equal"), public) == {}
+
+
+@pytest.mark.parametrize(("epsilon", "n"), [(1.0, 200), (0.5, 100), (0.1, 1000)])
+def test_honest_forests_are_not_named_for_their_noise(epsilon, n):
+    """They err in whole leaves, which varies far more than the choice of public records does."""
+    public = Public(table(1000, 999)[0])
+    for seed in range(0, 120, 6):
+        members = [forest(seed + i, epsilon=epsilon, n=n) for i in range(6)]
+        assert find_far(members, public) == {}
 
 
 def test_a_member_with_most_of_the_weight_is_named():

@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 
 from consilience import Budget, Ledger, Noise, PrivateLogisticRegression
 from consilience.aggregators import pooling
-from consilience.aggregators.masked import MaskedSum, add_up
 from consilience.aggregators.members import DISJOINT
+from consilience.aggregators.outliers import find_heavy
 from consilience.aggregators.pooling import CHANCE, PooledCounts, PrivateLeafCounts, Structure
 from consilience.aggregators.votes import WeightedVote
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
@@ -227,8 +227,9 @@ def test_precision_weighs_noise_against_records():
         [k * CHANCE / (k * CHANCE + m.leaf_variance_) for k, m in zip(n, members, strict=True)]
     )
     ensemble = PooledCounts().combine(members)
-    np.testing.assert_allclose(ensemble.weights, expected / expected.sum())
     scales = expected / expected.max()
+    counts = scales * [m.counts_.sum() for m in members]  # a share is that of a member's counts
+    np.testing.assert_allclose(ensemble.weights, counts / counts.sum())
     np.testing.assert_allclose(
         ensemble.counts, sum(s * m.counts_ for s, m in zip(scales, members, strict=True))
     )
@@ -317,20 +318,6 @@ def test_members_without_leaf_counts_are_refused():
             PooledCounts().combine([counted(), other.fit(*table(50, 0))])
     with pytest.raises(SettingsError, match="'precision' or 'equal'"):
         PooledCounts("most")
-
-
-def test_through_a_masked_sum_the_hub_sees_only_the_pooled_counts():
-    members = [counted(100, s) for s in range(3)]
-    size = members[0].counts_.size
-    sites = [MaskedSum(s, n_sites=3, length=size) for s in range(3)]
-    for one in sites:
-        for other, mask in one.to_send.items():
-            sites[other].receive(one.site, mask)
-    sent = {s: sites[s].hide(member.counts_.ravel()) for s, member in enumerate(members)}
-    np.testing.assert_array_equal(
-        add_up(sent, n_sites=3).reshape(members[0].counts_.shape),
-        PooledCounts("equal").combine(members).counts,
-    )
 
 
 # ------------------------------------------------------------------------------------------- audits
@@ -568,3 +555,11 @@ def test_votes_pay_for_the_structures_of_their_members_too():
     together = WeightedVote().combine(members).guarantee
     assert together.epsilon == pytest.approx(11.0)
     assert "every member is of another site" in together.assumptions[-1]
+
+
+def test_a_member_whose_counts_are_most_of_the_pool_is_heavy():
+    members = [counted(100, 0), counted(100, 1), counted(5000, 2)]
+    for weights in ("precision", "equal"):
+        ensemble = PooledCounts(weights).combine(members)
+        assert ensemble.weights[2] > 0.9
+        assert list(find_heavy(ensemble)) == [2]

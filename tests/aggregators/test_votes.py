@@ -162,7 +162,7 @@ def test_settings_that_cannot_work_are_refused(wrong):
 
 @pytest.mark.parametrize("weights", [[1.0], [1, -1], [0, 0], [1, math.nan]])
 def test_numbers_that_are_no_weights_are_refused(weights):
-    with pytest.raises(SettingsError, match="for each of 2 members"):
+    with pytest.raises(SettingsError, match="for each"):
         WeightedVote(weights).combine([forest(), forest()])
 
 

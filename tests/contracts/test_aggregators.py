@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from consilience import Budget, Ledger, Noise
+from consilience import Budget, Ledger, Noise, adapt
+from consilience.aggregators.accuracy import private_accuracy
 from consilience.aggregators.base import Aggregator
+from consilience.aggregators.members import as_members
 from consilience.aggregators.registry import AGGREGATORS, from_shorthand, register, shorthands
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.files.release import Combination, Release, Source
@@ -18,6 +20,7 @@ from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Unit
+from consilience.statistics.moments import Moments
 from consilience.tables.public import Public
 from consilience.tables.schema import Numeric, Schema
 
@@ -25,6 +28,7 @@ FOREST = {"splitter": "random", "random_state": 7, "n_trees": 3, "max_depth": 2,
 KINDS = {
     PrivateLogisticRegression: {},
     PrivateForestClassifier: {**FOREST, "neighbours": "replace-one"},
+    Moments: {"delta": 1e-6},
 }
 
 
@@ -294,3 +298,27 @@ def test_no_error_of_combine_repeats_a_value(cls, settings, spoiled):
     while problem is not None:
         assert "SECRET" not in repr(problem)
         problem = problem.__cause__ or problem.__context__
+
+
+@every_variant
+def test_no_adapted_model_is_a_member(cls, settings):
+    """It follows a release, so that one site's records move it at all sites.
+
+    Noise that hides one site would not hide them: 12 of 20 members moved where one may.
+    """
+    made = cls(**settings)
+    fitted, public = members(made), records(made)
+    linear = PrivateLogisticRegression(epsilon=9.0, classes=["no", "yes"]).fit(*table(60, 9))
+    adapted = adapt(linear, table(60, 8), compare=False)
+    known = dataclasses.replace(as_members(fitted)[0], learner=adapted)
+    for one in (adapted, known):
+        with pytest.raises(SettingsError, match="stay at their site"):
+            made.combine([*fitted[1:], one], public)
+
+
+def test_no_accuracy_of_an_adapted_model_is_counted():
+    """It was fitted to the very records, exactly: one of them may change every answer."""
+    linear = PrivateLogisticRegression(epsilon=9.0, classes=["no", "yes"]).fit(*table(60, 9))
+    adapted = adapt(linear, table(60, 8), compare=False)
+    with pytest.raises(SettingsError, match="stay at their site"):
+        private_accuracy(adapted, *table(60, 8), epsilon=1.0, neighbours="replace-one")

@@ -2,6 +2,7 @@
 nothing.
 """
 
+import inspect
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 
+import consilience
 from bounded import PrivateRidge
 from consilience import (
     Average,
@@ -24,9 +26,16 @@ from consilience import (
     Noise,
     PrivateLinearSVC,
     PrivateLogisticRegression,
+    Public,
+    adapt,
+    choose_on_public,
     evaluate,
+    plan,
+    simulate,
+    start_from,
 )
 from consilience.aggregators.accuracy import private_accuracy
+from consilience.aggregators.base import ENSEMBLES
 from consilience.errors import (
     BudgetExceeded,
     ConsilienceError,
@@ -34,7 +43,7 @@ from consilience.errors import (
     SchemaMismatch,
     SettingsError,
 )
-from consilience.learners import base
+from consilience.learners import base, registry
 from consilience.learners.ball import Ball, into_ball
 from consilience.learners.projection import PrivatePCA
 from consilience.learners.provenance import HOW_ENCODED
@@ -627,6 +636,53 @@ def test_the_search_for_values_finds_them_where_nothing_is_shielded():
 
     found = everything_said(lambda: LogisticRegression().fit(*spoiled("text in the table")))
     assert shows_secret(found)
+
+
+SEES_RECORDS = ("fit", "predict", "predict_proba", "decision_function", "score", "transform")
+TABLES = {"X", "y", "X_public", "records", "public"}  # how parameters are called that take them
+
+
+def test_everything_public_that_is_given_records_is_shielded():
+    """A class or a function that is added is found here, whether or not anybody thought of it."""
+    public = [getattr(consilience, name) for name in consilience.__all__]
+    kinds = [each for each in public if inspect.isclass(each)]
+    for kind in [*kinds, *ENSEMBLES.values(), *registry.LEARNERS.values()]:
+        for name in SEES_RECORDS:
+            method = inspect.getattr_static(kind, name, None)
+            if inspect.isfunction(method):
+                assert hasattr(method, "_is_shielded"), f"{kind.__name__}.{name}"
+
+
+def asking(fitted):
+    """Return, for each public function that is given records, how it is asked."""
+    learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
+    return {
+        "adapt": lambda X, y: adapt(fitted, (X, y), compare=False),
+        "choose_on_public": lambda X, y: choose_on_public(learner, {"data_norm": [1.0]}, X, y),
+        "evaluate": lambda X, y: evaluate(fitted, X, y),
+        "plan": lambda X, y: plan(n_records=100, epsilon=1.0, public=(np.asarray(X, object), y)),
+        "simulate": lambda X, y: simulate(learner, Average(), X, y),
+        "start_from": lambda X, y: start_from(Public(X, y)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:The number of unique classes")
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"ragged rows", "a text"}))
+def test_no_error_of_a_public_function_or_an_adapted_model_repeats_a_value(kind, table):
+    fitted = PrivateLogisticRegression(epsilon=9.0, classes=[0, 1]).fit(*table)
+    known = {
+        name
+        for name in consilience.__all__
+        if inspect.isfunction(getattr(consilience, name))
+        and TABLES & set(inspect.signature(getattr(consilience, name)).parameters)
+    }
+    ask, (X, y) = asking(fitted), spoiled(kind)
+    assert set(ask) == known
+    for each in ask.values():
+        assert not shows_secret(everything_said(partial(each, X, y)))
+    adapted = adapt(fitted, (table[0][:50], table[1][:50]), compare=False)
+    for name in ("predict", "predict_proba", "decision_function"):
+        assert not shows_secret(everything_said(partial(getattr(adapted, name), X)))
 
 
 # --------------------------------------------------------------- what a second attack had found

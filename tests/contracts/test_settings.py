@@ -1,5 +1,6 @@
 """What a result promises rests on the settings, seeds and members that it was made with."""
 
+import contextlib
 import copy
 import math
 import pickle
@@ -34,8 +35,10 @@ from consilience.learners.trees.forest import PrivateForestClassifier
 from consilience.learners.tuning import PrivateTuning
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Ledger
-from consilience.privacy.mechanisms import Noise
+from consilience.privacy.mechanisms import Noise, gradient_noise, noisy_moment
+from consilience.tables.groups import MOST_RECORDS, cap_records
 from consilience.tables.public import Public
+from consilience.tables.schema import Numeric, Schema
 
 draw = Noise(seed=0).open()
 X = draw.uniform(800).reshape(400, 2) * 2 - 1
@@ -606,3 +609,77 @@ def test_a_size_of_eight_bits_does_not_overflow():
     )
     assert small.events_ == plain.events_
     assert type(small.public_size) is int
+
+
+# ---------------------------------------------------------------- what a sixth attack had found
+
+OF_PERSONS = {name: make for name, make in RETRIED.items() if not name.startswith("tun")}
+
+
+@pytest.mark.parametrize("make", OF_PERSONS.values(), ids=OF_PERSONS)
+def test_no_study_lets_a_person_count_with_more_records_than_noise_can_hide(make, account):
+    for cap in (MOST_RECORDS + 1, 10**11, True, 2.0):
+        with pytest.raises(SettingsError, match="from 1 to 10,000"):
+            make().set_params(unit="person", records_per_person=cap).fit(
+                X, y, persons=np.arange(400), **account
+            )
+        with pytest.raises(SettingsError, match="from 1 to 10,000"):
+            Schema([Numeric("a", 0, 1)], "b", label_bound=1, person="c", max_records_per_person=cap)
+        with pytest.raises(SettingsError, match="from 1 to 10,000"):
+            cap_records(["a"], cap, [0.5])
+        with pytest.raises(SettingsError, match="from 1 to 10,000"):
+            private_accuracy(exact(), X, y, epsilon=1.0, persons=y, records_per_person=cap)
+    assert account["ledger"].charges() == []
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("name", ["gradient", "ridge"])
+def test_the_widest_noise_that_can_be_planned_hides_its_sums(name, neighbours):
+    """Cut off at 64 bits and then added, it was the same number in nearly all fits."""
+    widest = {"epsilon": LEAST_EPSILON, "delta": LEAST_DELTA, "public_size": 400}
+    model = RETRIED[name]().set_params(
+        **widest,
+        neighbours=neighbours,
+        unit="person",
+        records_per_person=MOST_RECORDS,
+        fit_intercept=False,
+    )
+    fits = [model.fit(X, y, persons=np.arange(400)).coef_.ravel().copy() for _ in range(30)]
+    assert len(np.unique(np.array(fits)[:, 0])) == 30
+    (event,) = model.events_
+    source, zeros = Noise().open(), np.zeros(200, np.int64)
+    assert len(np.unique(gradient_noise((50, 4), event=event, source=source))) == 200
+    assert len(np.unique(noisy_moment(zeros, event=event, source=source))) == 200
+
+
+@pytest.mark.parametrize("name", ["forest", "boosting"])
+def test_trees_whose_counts_fit_in_no_file_are_refused_before_the_charge(name, tmp_path):
+    books = Ledger(tmp_path / "trees.sqlite")
+    books.allow("d", Budget(epsilon=100.0, delta=1e-3, unit="person"))
+    where = {"ledger": books, "dataset": "d", "persons": np.arange(400)}
+    forest = {"n_trees": 64, "max_depth": 1, "assignment": "all"}
+    size = forest if name == "forest" else {"n_rounds": 8}
+    made = 0
+    for epsilon in np.geomspace(LEAST_EPSILON, 1.0, 4):
+        for cap in (1, 100, MOST_RECORDS):
+            held = len(books.charges())
+            model = RETRIED[name]().set_params(
+                **size, epsilon=float(epsilon), unit="person", records_per_person=cap
+            )
+            with contextlib.suppress(SettingsError):
+                model.fit(X, y, **where)
+            charged = len(books.charges()) > held
+            assert charged == hasattr(model, "counts_")
+            if charged:
+                assert model.check_state(model.released_state())
+                made += 1
+    assert 4 < made < 12
+
+
+def test_a_retry_of_counting_another_number_of_records_is_refused(books):
+    where = {"ledger": books, "dataset": "record replace-one", "key": "k"}
+    model = exact()
+    first = private_accuracy(model, X, y, epsilon=1.0, **where)
+    assert private_accuracy(model, X, y, epsilon=1.0, **where) == first
+    with pytest.raises(SettingsError, match="key of another result"):
+        private_accuracy(model, X[:40], y[:40], epsilon=1.0, **where)

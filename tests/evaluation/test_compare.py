@@ -151,11 +151,13 @@ def test_words_follow_the_direction_of_the_metric():
 def test_errors_that_the_most_frequent_class_explains_are_called_so():
     wrong = np.arange(1000) < 110
     same = Joining({MAJORITY: paired_gap(wrong, wrong)})
-    assert "always the most frequent class (11.0%)" in same.caution
-    assert "the AUC does" in same.caution
-    assert not Joining({MAJORITY: paired_gap(wrong, wrong & (np.arange(1000) < 50))}).caution
-    assert not Joining(same.gaps, "auc").caution
-    assert not Joining({}).caution
+    assert "always the most frequent class (11.0%)" in same.caution(has_auc=True)
+    assert same.caution(has_auc=True).endswith("; the AUC can.")
+    assert "AUC" not in same.caution(has_auc=False)  # of one class there is none
+    fewer = Joining({MAJORITY: paired_gap(wrong, wrong & (np.arange(1000) < 50))})
+    more = Joining({MAJORITY: paired_gap(wrong, np.arange(1000) < 200)})  # errors tell very well
+    for told in (fewer, more, Joining(same.gaps, "auc"), Joining({})):
+        assert not told.caution(has_auc=True)
 
 
 def test_a_repeated_gap_is_students_with_the_correction_for_overlap():

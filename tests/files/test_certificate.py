@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,21 @@ def test_text_of_others_is_set_off_from_ours_and_cannot_break_lines():
     assert len(lines) < 20
     assert "<blockquote>Why?" in page.as_html()
     assert "<tr class=quoted><th scope=row>sex" in page.as_html()
+
+
+@pytest.mark.parametrize("width", [30, 60, 88])
+def test_no_terminal_breaks_a_quoted_line_and_leaves_its_rest_without_a_bar(width):
+    """Wide characters take two columns; a terminal may be narrower than a page elsewhere."""
+    words = "Ｗ" * 43 + "This training was approved on 17 November."
+    rows = [(Quoted("患者" * 9), Quoted(words)), (Quoted(words), "f, m"), ("own", "row")]
+    lines = Page("Page", [("Asked", [Quoted(words)], rows)]).as_text(width).splitlines()
+    columns = [
+        sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in line)
+        for line in lines
+    ]
+    assert max(columns) <= width
+    foreign = [line for line in lines if set(line) & set("Ｗ患者v")]
+    assert all(line.startswith("| ") for line in foreign)
 
 
 def test_a_bound_is_never_stated_too_small():

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from bounded import PrivateRidge
@@ -22,7 +23,7 @@ from consilience import (
 )
 from consilience.evaluation.baselines import PUBLIC_ROW
 from consilience.evaluation.compare import MAJORITY
-from consilience.files.contribution import FACTS, Contribution
+from consilience.files.contribution import FACTS, MASKED_FACTS, Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.release import MEASURED
 from consilience.files.sealed import SigningKey
@@ -32,6 +33,7 @@ from consilience.study.collect import Publication, read_records
 from consilience.study.pages import of_training
 from consilience.study.study import Study
 from studies import TRUSTED, records_parts, study_text, table
+from wards import Wards
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "disclosure.md"
 KEYS = [SigningKey.generate() for _ in range(3)]
@@ -41,14 +43,15 @@ LINEAR = (PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge)
 
 def listed(heading):
     """Return field: kind, from a table of the page."""
-    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    section = PAGE.read_text().split(f"# {heading}\n")[1].split("\n##")[0]
     return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE))
 
 
-CONTRIBUTION, RELEASE, SOURCE, QUALITY = map(
+CONTRIBUTION, MASKED, RELEASE, SOURCE, QUALITY = map(
     listed,
     (
         "A contribution",
+        "A masked contribution",
         "A release",
         "A source of a release",
         "A row of the quality of a release",
@@ -249,12 +252,41 @@ def test_an_exact_contribution_without_a_nonce_is_refused_where_it_would_be_hidd
         study.accept(Contribution.load(earlier.to_bytes(), trusted=True))
 
 
+def test_masked_contributions_of_neighbours_differ_in_chance_alone(tmp_path):
+    wards = Wards(tmp_path)
+    one = table(300, seed=3)
+    two = one.set_column(0, one.column_names[0], pa.array([99, *one.column(0).to_pylist()[1:]]))
+    assert one != two
+    facts = [wards.mask(0, rows=rows).sealed.facts for rows in (one, two)]
+    assert set(facts[0]) == set(CONTRIBUTION) | set(MASKED)
+    assert differing(CONTRIBUTION | MASKED, *facts) == set()
+    drawn = {"nonce", "seeds"}
+    blind = [{k: v for k, v in each["blind"].items() if k not in drawn} for each in facts]
+    assert blind[0] == blind[1]
+    assert all(facts[0]["blind"][name] != facts[1]["blind"][name] for name in drawn)
+    forms = [
+        {name: (form["dtype"], form["shape"]) for name, form in each["tensors"].items()}
+        for each in facts
+    ]
+    assert forms[0] == forms[1]
+
+
+def test_a_release_of_opened_totals_states_no_more(tmp_path):
+    wards = Wards(tmp_path)
+    facts = wards.release([wards.mask(i) for i in range(3)]).sealed.facts
+    more = set(listed("A release of opened totals"))
+    assert more == {"total"}
+    assert set(facts) - {"coef", "intercept"} <= set(RELEASE) | more
+    assert set(facts["total"]) == {"files", "size", "squares"}
+
+
 def test_the_page_to_approve_lists_every_field_of_a_contribution(tmp_path):
     ledger = Ledger(tmp_path / "ledger.sqlite")
     balance = ledger.allow("ward", Budget(epsilon=3.0))
     facts = {"site": "north", "epsilon": 1.0, "balance": balance, "number": 1, "head": "0" * 64}
     page = of_training(Study.from_text(study_text()), **facts).as_text(width=10_000)
     assert set(FACTS) == set(CONTRIBUTION)
+    assert set(MASKED_FACTS) == set(MASKED)
     assert all(words in page for words in FACTS.values())
     assert "Nothing is sent" not in page
     assert "chosen by rule" not in page

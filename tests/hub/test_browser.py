@@ -1,8 +1,6 @@
 """The dashboard in Chromium: by keyboard, without scripts, on a phone, in both colour schemes."""
 
 import contextlib
-import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ from consilience.hub.api.app import create_app
 from consilience.hub.auth import hash_password
 from consilience.protocol import HEADER, digest, sign_request
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 PASSWORD = "correct horse battery"
 
 # Every visible text against the first opaque colour behind it, by the formula of WCAG 2; a large
@@ -47,23 +44,6 @@ CONTRAST = """
   return found;
 }
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    if not os.access(CHROMIUM, os.X_OK):
-        notice = "Chromium is not on this machine"
-        if os.environ.get("CONSILIENCE_NEEDS_CHROMIUM") == "1":
-            pytest.fail(notice)
-        pytest.skip(notice)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

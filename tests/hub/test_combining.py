@@ -282,6 +282,34 @@ def test_a_public_file_concerns_only_the_studies_that_wait_for_it(world: Any, to
     assert upload("other") == {"other", "same"}
 
 
+def test_a_public_file_that_arrives_while_the_hub_looks_for_it_is_not_lost(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub looks for it in one transaction and says in another that it is missing."""
+    place = world.folder / "test.csv"
+    sha256 = tools.write_csv(place, tools.table(30, 90))
+    world.fill(world.add_study(tools.study_text(test=sha256)), 2)
+    store, give_up, answers = world.hub.store, world.hub.store.give_up, list[int]()
+
+    def upload_first(*facts: Any, **more: Any) -> None:
+        answer = world.client.put(
+            "/api/studies/demo/files/test.csv",
+            content=place.read_bytes(),
+            headers=world.coordinator,
+        )
+        answers.append(answer.status_code)
+        give_up(*facts, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "give_up", upload_first)
+        world.combiner.run(at_once=True)
+    assert answers == [200]
+    row = store.study("demo")
+    assert (row["problem"], row["changes"] > row["combined"]) == (None, True)
+    world.combiner.run(at_once=True)
+    assert store.release("demo")["sequence"] == 1
+
+
 def test_a_budget_is_for_what_the_noise_of_the_study_hides(world: Any, tools: Any) -> None:
     """A ledger keeps the first unit and relation for good, so a wrong one ended the study."""
     noisy = {"aggregator": 'name = "Average"\nepsilon = 1.0', "hub": "trusted"}

@@ -12,6 +12,8 @@ from consilience.aggregators.average import Average
 from consilience.aggregators.base import Description
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SettingsError
+from consilience.evaluation.compare import MAJORITY
+from consilience.files.certificate import _quality_sections
 from consilience.hub.auth import Rate, hash_password, new_token
 from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.pages import PAGES
@@ -191,6 +193,7 @@ def test_every_page_answers_with_a_strict_policy(world: Any, tools: Any) -> None
             continue
         answer = ann.get(path.format(**addresses(world)))
         expected = 303 if path == "/login" else 403 if path.endswith("/aggregate") else 200
+        expected = 404 if path.endswith("/roster") else expected  # the hub is not blind
         assert answer.status_code == expected, (path, who, answer.text)
         for name, value in HEADERS.items():
             assert answer.headers[name] == value
@@ -818,6 +821,28 @@ def test_the_verdict_is_that_of_the_paired_comparison(
     assert last in said[1]
     low, high = gain
     assert f"gains {100 * low:+.1f} to {100 * high:+.1f} percentage points" in said[0]
+
+
+def test_a_page_and_a_certificate_speak_of_an_auc_only_where_there_is_one() -> None:
+    """Of one class there is none, and errors tell enough of what is clearly worse than guessing."""
+
+    def read(value: float, *, with_auc: bool) -> list[str]:
+        rows = quality_rows((value - 0.02, value + 0.02))
+        rows[1]["method"] = MAJORITY
+        for row in rows if with_auc else ():
+            row["auc"] = {"value": 0.6, "low": 0.55, "high": 0.65}
+            row["auc_gain"] = {"value": 0.0, "low": -0.01, "high": 0.01}
+        ((_, said, _),) = _quality_sections(rows, {"name": "Average"})
+        return [" ".join(show_quality(rows).verdicts), " ".join(map(str, said))]
+
+    for text in read(0.0, with_auc=True):
+        assert "whether anything was learned; the AUC can." in text
+        assert "By AUC, joining" in text
+    for text in read(0.0, with_auc=False):
+        assert "whether anything was learned; such test records cannot." in text
+        assert "AUC" not in text
+    for text in read(-0.25, with_auc=True):
+        assert "AUC" not in text
 
 
 def test_a_release_that_was_not_compared_gets_no_verdict() -> None:

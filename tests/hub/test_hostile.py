@@ -27,6 +27,7 @@ from consilience.files.certificate import of_contribution, of_release
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import (
+    ADAPTED,
     Sealed,
     SealedFile,
     SigningKey,
@@ -664,6 +665,8 @@ def _study(rng: random.Random, text: str) -> str:
 
 @pytest.fixture
 def target(sqlite_world: Any, tools: Any) -> Target:
+    store = sqlite_world.hub.store  # one site sends more in a minute than sites do in a year
+    store.most_daily, store.return_seconds = 1 << 40, 0.0
     return Target(sqlite_world, tools)
 
 
@@ -833,3 +836,13 @@ def _encoded(body: Any) -> bytes:
         return json.dumps(body).encode()
     except TypeError:
         return b""
+
+
+def test_a_model_of_exact_records_is_refused_and_not_kept(world: Any, tools: Any) -> None:
+    """Whatever a site adapts for itself carries its signature and must not be kept by a hub."""
+    study, ward = world.add_study(), world.ward("north")
+    facts = {"study": study.reference, "site": "north", "sequence": 1}
+    sealed = Sealed.seal(ADAPTED, facts, {"coef": np.arange(3.0)}, ward.key)
+    before = set((world.folder / "hub").rglob("*.safetensors"))
+    assert tools.code(world.submit(ward, sealed.to_bytes())) == "rejected"
+    assert set((world.folder / "hub").rglob("*.safetensors")) == before

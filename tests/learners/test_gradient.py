@@ -16,6 +16,7 @@ from consilience.learners import gradient
 from consilience.learners.erm import Huber, HuberHinge, Logistic, Softmax
 from consilience.learners.gradient import (
     GRADIENT_GRAIN,
+    LONGEST_COEF,
     MOMENT_GRAIN,
     GradientPlan,
     _blocks,
@@ -194,6 +195,7 @@ def test_no_record_adds_more_than_its_sensitivity(loss, data):
     row /= max(1.0, float(np.linalg.norm(row)) * (1 + 2**-50))
     size = data.draw(st.sampled_from([0.0, 1e-3, 1.0, 1e3, 2.0**15]))
     coef = coefficients(loss, 4, size, seed=data.draw(st.integers(0, 50)))
+    coef = gradient._cut(coef, 1.99 * LONGEST_COEF)  # twice that is refused
     whole = in_grains(loss, row[None], labels(loss, 1, data.draw(st.integers(0, 9))), coef)
     exact = sum(int(v) ** 2 for v in whole.ravel())
     assert exact <= (longest_gradient(loss) / GRADIENT_GRAIN) ** 2
@@ -345,14 +347,53 @@ def test_the_automatic_ridge_follows_from_public_facts_alone():
     assert exact.score(X, y) > 0.9
 
 
+def test_without_noise_an_automatic_ridge_grows_with_the_columns():
+    ridges = [gradient.automatic_ridge(d) for d in (7, 70, 256, 10**6)]
+    assert ridges == [0.01, 0.1, 256 / 700, 256 / 700]
+    X, y = table(n=300, d=6)
+    wide = np.hstack([X, np.zeros((300, 64))])
+    found = [
+        PrivateLogisticRegression(epsilon=math.inf, classes=[0, 1]).fit(rows, y)
+        for rows in (X, wide)
+    ]
+    assert [one.regularization_ * 300 for one in found] == pytest.approx([7 / 700, 71 / 700])
+    assert [one.strength(300, d) for one, d in zip(found, (7, 71), strict=True)] == [
+        one.regularization_ for one in found
+    ]
+
+
+def test_few_classes_that_are_not_equally_frequent_are_told_apart():
+    """Steps of a metric as steep as for many classes leave all records to the frequent class."""
+    source = Noise(seed=0).open()
+    n, d = 300, 20
+    y = np.searchsorted([0.79, 0.99], source.uniform(n), side="right")
+    X = 0.05 * source.normal(n * d).reshape(n, d) + 0.8 * np.eye(d)[0] + 0.3 * np.eye(d)[1 + y]
+    missed = []
+    for seed in range(8):
+        learner = build(
+            PrivateLogisticRegression,
+            epsilon=2.0,
+            regularization="auto",
+            classes=[0, 1, 2],
+            noise=Noise(seed=seed),
+        )
+        missed.append(np.mean(learner.fit(X, y).predict(X)[y == 1] != 1))
+    assert np.mean(missed) < 0.3  # about 0.7 with all caution
+    assert [gradient.caution(loss) for loss in (Logistic(), Softmax(3), Softmax(20))] == [
+        1.0,
+        0.3,
+        1.0,
+    ]
+
+
 def test_an_automatic_ridge_is_weaker_where_the_records_say_more():
     plan = planned(regularization="auto")[0]
-    strongest, prior = plan.regularization, 1 / gradient.PRIOR**2
+    strongest, prior = plan.regularization, plan.least
     curvature = np.array([0.0, 1.0, 1e3, 1e9])
     ridge = plan.ridge_along(curvature)
     assert ridge[0] == pytest.approx(strongest)
     assert (np.diff(ridge) < 0).all()
-    assert ridge[-1] == pytest.approx(prior)
+    assert ridge[-1] == pytest.approx(prior, rel=1e-5)
     # What is stated of the noise is at most a third too little.
     assert ((strongest + curvature) / (ridge + curvature) <= 4 / 3 + 1e-9).all()
     # Where the records say much, it estimates a coefficient as its posterior mean does.

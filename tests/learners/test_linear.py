@@ -122,6 +122,26 @@ def test_what_is_chosen_follows_from_public_facts_and_is_stated(kind):
         assert named.describe_choices(5, 600) is None
 
 
+@pytest.mark.parametrize(
+    "kind", [PrivateLogisticRegression, PrivateLinearSVC, PrivateRidge], ids=lambda k: k.__name__
+)
+def test_what_is_said_of_choices_repeats_no_setting_and_is_said_of_choices_only(kind):
+    """A page shows it as our own words, and a study's author writes the settings."""
+    bound = {"label_bound": 3.0} if kind is PrivateRidge else {"classes": [0, 1]}
+    with pytest.raises(SettingsError, match="mechanism"):
+        kind(epsilon=1.0, mechanism="none needed: APPROVED", **bound).describe_choices(5, None)
+    named = kind(epsilon=1.0, mechanism="output", **bound).describe_choices(5, None)
+    assert named.startswith("regularization = ")
+    # Of an exact model no mechanism is used, and a ridge that is named is not chosen.
+    exact = kind(epsilon=math.inf, regularization=1e-2, **bound)
+    assert exact.describe_choices(5, None) is None
+    # What is declared counts only where the true number is hidden.
+    declared = {"epsilon": 1.0, "public_size": 10_000_000, **bound}
+    assert " at 100 records, " in kind(**declared).describe_choices(5, None)
+    hidden = kind(neighbours="add-remove", **declared).describe_choices(5, None)
+    assert hidden.endswith(" at 10,000,000 records")
+
+
 def test_an_automatic_ridge_beats_a_fixed_one_where_noise_is_large():
     X, y = made_up(n_records=8000)
     former = {"regularization": 1e-2, "intercept_scaling": 1.0}

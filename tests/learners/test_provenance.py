@@ -489,3 +489,37 @@ def test_a_study_trains_without_the_assumption_and_a_file_may_state_it(ledger):
         Contribution.make(
             learner, study=agreed.reference, site="north", sequence=1, key=facts["signing"]
         )
+
+
+class Chunks:
+    """Rows scaled by their own statistics, which claim to be encoded by a schema."""
+
+    n_features, n_records, names = 2, 300, None
+
+    def __init__(self, schema, X, y):
+        self.schema, self.X, self.y = schema, X, y
+
+    def chunks(self):
+        yield self.X, self.y
+
+
+@pytest.mark.filterwarnings("ignore::consilience.errors.PrivacyLeakWarning")
+def test_nothing_is_taken_for_encoded_by_its_form():
+    schema = Schema([Numeric("a", 0, 100), Numeric("b", 0, 100)], label="y", classes=(0, 1))
+    rng = np.random.default_rng(0)
+    numbers = {name: rng.uniform(20, 60, 300) for name in "ab"}
+    encoded = schema.encode({**numbers, "y": np.arange(300) % 2})
+    scaled = StandardScaler().fit_transform(encoded.X)
+    rows = schema.transformer().transform(numbers)
+    learner = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], data_norm=4.0)
+    assert HOW_ENCODED not in learner.fit(encoded).guarantee_.assumptions
+    assert HOW_ENCODED not in learner.fit(rows, encoded.y).guarantee_.assumptions
+    rows.flags.writeable = True
+    rows[:] = scaled
+    for given in (
+        (encoded._replace(X=scaled),),
+        (encoded._replace(X=encoded.X.copy()),),
+        (rows, encoded.y),
+        (Chunks(schema, scaled, encoded.y),),
+    ):
+        assert HOW_ENCODED in learner.fit(*given).guarantee_.assumptions

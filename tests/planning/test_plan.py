@@ -275,6 +275,19 @@ def test_required_n_is_just_enough():
     assert advice.required_n(1e-14) == math.inf
 
 
+@pytest.mark.parametrize("settings", [{"mechanism": "output"}, {}, {"delta": 1e-6}])
+def test_what_automatic_settings_need_is_a_number_that_is_just_enough(settings):
+    facts = {"n_features": 100, "epsilon": 1.0, **settings}
+    n = plan(n_records=5000, **facts).required_n(0.005)
+    assert math.isfinite(n)
+    assert plan(n_records=int(n), **facts).at(1.0).excess_loss <= 0.005
+    assert plan(n_records=int(0.97 * n), **facts).at(1.0).excess_loss > 0.005
+    # More records than the table has are not forecast as if so few were fitted ever more closely.
+    many = plan(n_records=10**7, epsilon=1.0, public=records(300, 4), **settings).at(1.0)
+    assert many.excess_loss >= 0
+    assert many.simulated_loss > -1e-6
+
+
 def test_advice_prints_a_table_and_a_sentence_and_travels_as_json():
     bare = plan(n_records=8678, n_features=50, epsilon=0.1, **FORMER)
     assert "At epsilon=0.1 with n=8,678 expect an excess loss of about" in str(bare)

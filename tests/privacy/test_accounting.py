@@ -296,8 +296,13 @@ def test_known_number_of_the_gaussian_profile():
 )
 def test_the_joint_bound_is_the_maximum_over_all_slopes(scale, strong, k, who):
     event = objective(ObjectiveL2Laplace, "logistic", scale, strong=strong, k=k, who=who)
+
+    def cost(p):
+        return p / scale + np.log1p(p * (1 - p) / strong)
+
     p = np.linspace(0, 1, 20001)
-    found = (p / scale + np.log1p(p * (1 - p) / strong)).max()
+    best = int(cost(p).argmax())
+    found = cost(np.linspace(p[max(best - 1, 0)], p[min(best + 1, 20000)], 20001)).max()
     replaced = 1 / scale if who is REPLACE else 0
     assert event.epsilon >= k * (found + replaced) * (1 - 1e-12)
     assert event.epsilon <= k * (found + replaced) * (1 + 1e-7) + 1e-15

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from consilience.auditing.checks import check_frequencies
+from consilience.errors import SettingsError
 from consilience.privacy import exact_noise
 from consilience.privacy.exact_noise import add_laplace, discrete_gaussian
 from consilience.privacy.mechanisms import Source
@@ -145,3 +146,48 @@ def test_few_draws_are_left_to_decimals(monkeypatch):
     monkeypatch.setattr(exact_noise, "_decide", lambda *a: decided.append(a) or decide(*a))
     discrete_gaussian(20_000, 4e10, Source(0))
     assert 0 < len(decided) < 100
+
+
+WIDE = [2.0**41 + 1, 2.0**63, 2.0**70 + 2.0**20, 2.0**84, exact_noise.MOST_SIGMA]
+
+
+@pytest.mark.parametrize("sigma", WIDE)
+def test_no_draw_ends_at_the_last_number_that_64_bits_hold(sigma):
+    """What is cut off before it is added to a sum would show the sum."""
+    drawn = discrete_gaussian(2_000, sigma, Source())
+    assert len(np.unique(drawn)) == 2_000
+    if sigma >= 2.0**66:  # modulo 2^64 it is uniform
+        assert stats.kstest(drawn / 2.0**64 + 0.5, "uniform").pvalue > FALSE_ALARM
+    low = drawn & (2**30 - 1)
+    assert stats.kstest(low / 2**30, "uniform").pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("sigma", [2.0**40 + 0.3, 2.0**62 + 1, 2.0**90])
+def test_doubles_and_decimals_draw_the_same_wide_gaussian(sigma, in_decimals):
+    fast = discrete_gaussian(200, sigma, Source(3))
+    in_decimals()
+    np.testing.assert_array_equal(fast, discrete_gaussian(200, sigma, Source(3)))
+
+
+@pytest.mark.parametrize("sigma", [0.5, 3.0, 20.25])
+def test_numbers_in_two_parts_have_their_exact_frequencies(sigma, monkeypatch):
+    """Where the lower part matters: with few bits in the upper one."""
+    monkeypatch.setattr(exact_noise, "SAFE_BITS", -1)
+    drawn, reach = discrete_gaussian(100_000, sigma, Source()), math.ceil(12 * sigma)
+    mass = np.exp(-np.square(np.arange(-reach, reach + 1) / sigma) / 2)
+    counts = np.bincount(drawn + reach, minlength=len(mass))
+    assert check_frequencies(counts, mass / mass.sum()).p_value > FALSE_ALARM
+
+
+@pytest.mark.parametrize("sigma", [exact_noise.MOST_SIGMA * 1.01, math.inf, math.nan])
+def test_noise_that_cannot_be_drawn_is_refused(sigma):
+    with pytest.raises(SettingsError, match="grains wide"):
+        discrete_gaussian(1, sigma, Source())
+
+
+def test_a_number_far_beyond_its_noise_is_what_its_sum_is_rounded_to():
+    """Its steps on the grid would overflow, and the sum be no number."""
+    values = np.array([1e300, -1e300, 1.7e308, 0.0])
+    drawn = add_laplace(values, 1e-20, Source())
+    np.testing.assert_array_equal(drawn[:3], values[:3])
+    assert 0 < abs(drawn[3]) < 1e-17

@@ -516,3 +516,21 @@ def test_a_row_is_clipped_alike_in_every_table_and_every_layout(n_features, dtyp
             assert np.array_equal(alone, whole[row : row + 1])
             two = clip_rows(layout(X[[row, 0]]), 1.0)
             assert np.array_equal(two[:1], whole[row : row + 1])
+
+
+@pytest.mark.parametrize("n_columns", [1, 7, 8_191, 8_192, 8_193, 20_000])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_rows_length_depends_on_no_limit_of_a_library(n_columns, dtype):
+    """From 8,193 columns on, a single row was summed in another order than several."""
+    rows = np.random.default_rng(0).normal(size=(9, n_columns)).astype(dtype)
+    rows *= dtype(1 / math.sqrt(n_columns))
+    whole, many = clip_rows(rows, 1.0), 4_097 if n_columns < 10 else 17
+    for layout in (np.ascontiguousarray, np.asfortranarray):
+        for i, row in enumerate(rows):
+            np.testing.assert_array_equal(clip_rows(layout(row[None]), 1.0)[0], whole[i])
+        crowd = clip_rows(layout(np.resize(rows, (many, n_columns))), 1.0)
+        np.testing.assert_array_equal(crowd, np.resize(whole, (many, n_columns)))
+
+
+def test_rows_without_columns_have_no_length():
+    assert clip_rows(np.zeros((3, 0)), 1.0).shape == (3, 0)

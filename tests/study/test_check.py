@@ -9,6 +9,7 @@ import pytest
 
 from consilience import Budget, Ledger
 from consilience.errors import ContributionRejected, GuaranteeVoid
+from consilience.files.certificate import of_release
 from consilience.files.log import ReleaseLog
 from consilience.files.release import KIND, Release
 from consilience.files.sealed import Sealed, SigningKey
@@ -360,3 +361,47 @@ def test_the_number_of_a_release_is_that_of_its_log(release, number):
         forge(release, lambda facts: facts.update(sequence=number))
     with pytest.raises(ContributionRejected, match="not those of a release"):
         forge(release, lambda facts: facts.update(log={"before": 1, "head": 3, "digests": []}))
+
+
+IMPOSSIBLE = {
+    "an error below zero": ("error", {"value": -3, "low": -9, "high": 1}),
+    "an AUC above one": ("auc", {"value": 7.5, "low": 0, "high": 9}),
+    "an interval the wrong way round": ("error", {"value": 0.5, "low": 0.9, "high": 0.1}),
+    "a calibration below zero": ("calibration", {"value": -1, "low": -2, "high": 0}),
+    "fewer than no records": ("n_records", -5),
+    "other records": ("n_records", 77),
+    "a level beyond certainty": ("level", 17.0),
+    "a gain of 500 points": ("gain", {"value": 5, "low": 5, "high": 5}),
+    "a second release": ("kind", "study"),
+    "an invented baseline": ("method", "EveryOtherModel (checked-by-this-program)"),
+    "a method twice": ("method", "always the most frequent class"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_numbers_of_quality_that_cannot_be_are_refused(tmp_path, name):
+    text = study_text() + records_parts(tmp_path)
+    release = made(tmp_path, Study.from_text(text))
+    fact, value = IMPOSSIBLE[name]
+
+    def change(facts):
+        rows = facts["quality"]
+        assert rows[1]["method"] == "always the most frequent class"
+        row = next(row for row in rows[2:] if row["kind"] == "baseline")
+        row[fact] = value
+
+    with pytest.raises(ContributionRejected, match="are not those of a release"):
+        forge(release, change)
+
+
+def test_a_method_that_is_not_known_here_is_quoted(tmp_path):
+    text = study_text() + records_parts(tmp_path)
+    release = made(tmp_path, Study.from_text(text))
+
+    def change(facts):
+        other = next(row for row in facts["quality"] if row["kind"] == "other")
+        facts["quality"].append({**other, "method": "Approved (by-everyone)"})
+
+    page = of_release(forge(release, change)).as_text()
+    assert "| Approved (by-everyone)" in page
+    assert "| Average (equal)" not in page

@@ -7,13 +7,18 @@ import re
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from consilience import Budget, Ledger, PrivateLogisticRegression
+from consilience.aggregators.members import LinearEnsemble
+from consilience.blind.roster import Rule
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
 from consilience.files.certificate import of_contribution, of_release
+from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.privacy.ledger import show_amount
 from consilience.privacy.spending import Account
 from consilience.study.check import StudyRefused
 from consilience.study.collect import Publication
@@ -56,7 +61,11 @@ def contributions(found, folder, sizes=(400, 900), epsilon=1.0):
         ("PrivateForestClassifier", "WeightedVote", "n_trees = 5"),
         ("PrivateLogisticRegression", "WeightedVote", ""),
         ("PrivateAdaBoostClassifier", "WeightedVote", ""),
-        ("PrivateForestClassifier", "PooledCounts", 'splitter = "random"\nrandom_state = 7'),
+        (
+            "PrivateForestClassifier",
+            "PooledCounts",
+            'splitter = "random"\nrandom_state = 7\nn_trees = 10\nmax_depth = 3',
+        ),
     ],
 )
 def test_the_two_verbs_make_a_release_that_predicts(
@@ -338,9 +347,40 @@ def test_a_draft_reads_names_only_unless_the_table_is_public(tmp_path):
     ).write(tmp_path / "ward.csv")
     assert Study.from_text(declared).schema.n_features == 4
     known = Draft("third", "ill", purpose="x", is_public=True).write(tmp_path / "ward.csv")
-    assert Study.from_text(known).public.file == "ward.csv"
+    found = Study.from_text(known)
+    assert (found.learner, found.public.file) == ("GradientStep", "ward.csv")
+    rows = found.schema.encode(table(60))
+    start = found.build(1.0).start
+    model = LinearEnsemble(
+        np.array([0, 1]), np.array([start[0][:-1]]), np.array([start[0][-1]]), np.ones(1), None, ()
+    )
+    assert np.mean(model.predict(rows.X) == rows.y) > 0.7
     with pytest.raises(SettingsError, match="no column 'sick'"):
         Draft(name="fourth", label="sick").write(tmp_path / "ward.csv")
+
+
+@pytest.mark.parametrize(("is_public", "learner"), [(False, "Moments"), (True, "GradientStep")])
+def test_a_draft_with_keyholders_shares_noise(is_public, learner, tmp_path):
+    import pyarrow.csv
+
+    pyarrow.csv.write_csv(table(60), tmp_path / "ward.csv")
+    facts = {
+        "purpose": "x",
+        "classes": ["0", "1"],
+        "numbers": {"age": (0, 120), "pressure": (50, 250)},
+        "categories": {"sex": ["f", "m"]},
+        "is_public": is_public,
+    }
+    keys = [key.public for key in KEYS[:2]]
+    draft = Draft("shared", "ill", keyholders=keys, sites=10, **facts)
+    found = Study.from_text(draft.write(tmp_path / "ward.csv"))
+    assert (found.learner, found.aggregator, found.hub) == (learner, "Total", "blind")
+    assert found.blind == Rule(8, 1, tuple(keys))
+    assert found.min_sites == 9
+    with pytest.raises(SettingsError, match="no statistic"):
+        Draft("a", "ill", learner="PrivateRidge", keyholders=keys).write(tmp_path / "ward.csv")
+    with pytest.raises(SettingsError, match="3 sites or more"):
+        Draft("a", "ill", keyholders=keys, sites=2).write(tmp_path / "ward.csv")
 
 
 def test_a_draft_of_a_public_table_refuses_identifiers_and_labels_that_are_numbers(tmp_path):
@@ -585,3 +625,168 @@ def test_a_study_asks_for_no_training_without_an_end():
         with pytest.raises(SettingsError, match="must be a whole number"):
             study(learner, "WeightedVote", settings=setting)
     assert study("PrivateAdaBoostClassifier", "WeightedVote", settings="n_rounds = 1000")
+
+
+MADE_UP = "none needed, because nothing is hidden. APPROVED: this costs epsilon = 0"
+BOOSTED = ("PrivateAdaBoostClassifier", "WeightedVote")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        study_text(settings=f'mechanism = "{MADE_UP}"'),
+        study_text("PrivateLinearSVC", settings=f'mechanism = "{MADE_UP}"'),
+        study_text(settings="regularization = 0"),
+        study_text(settings="regularization = [1, 2]"),
+        study_text(settings='public_size = "x"'),
+        study_text(settings="public_size = 0"),
+        study_text(settings='fit_intercept = "no"'),
+        study_text(settings='random_state = "seed"'),
+        study_text(settings='mechanism = "gradient"'),
+        study_text(settings="intercept_scaling = inf"),
+        study_text(*BOOSTED, settings="max_features = [1, 2]"),
+        study_text(*BOOSTED, settings="max_features = inf"),
+        study_text(*BOOSTED, settings='max_features = "half"'),
+        study_text(*BOOSTED, settings="max_features = -3"),
+        study_text(*BOOSTED, settings="max_features = 2.5"),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_settings_of_a_learner_are_refused_with_the_study(text, version):
+    """What only a training refuses, a site has approved and perhaps paid for."""
+    text = text.replace("[study]", f"[study]\nversion = {version}")
+    with pytest.raises(StudyRefused, match=r"\[learner\]: "):
+        Study.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "more"),
+    [
+        ("Average", 'curvature = "text"'),
+        ("Average", "curvature = -1"),
+        ("Average", "delta = 2"),
+        ("WeightedVote", "weights = -1"),
+        ("WeightedVote", "weights = [0, 0]"),
+        ("SiteBoosting", 'n_rounds = "text"'),
+        ("SiteBoosting", "shrinkage = 7"),
+        ("SiteBoosting", 'coordinates = "no"'),
+        ("FeatureMethod", 'mechanism = "text"'),
+        ("PublicBlend", 'huber = "text"'),
+        ("PublicBlend", 'random_state = "text"'),
+    ],
+)
+def test_settings_of_an_aggregator_are_refused_with_the_study(aggregator, more):
+    """What only combining refuses, sites have paid for, and no release can be made of it."""
+    text = study_text(aggregator=aggregator, more=more) + PUBLIC_PART
+    with pytest.raises(StudyRefused, match=r"\[aggregator\]: "):
+        Study.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "more"),
+    [
+        ("Average", "epsilon = -1"),
+        ("Average", "epsilon = 0"),
+        ("Average", 'epsilon = "one"'),
+        ("Average", "epsilon = [1.0, -1.0]"),
+        ("Average", "epsilon = nan"),
+        ("SoftLabelDistillation", "epsilon = -1"),
+        ("SoftLabelDistillation", 'epsilon = 1.0\nneighbours = "text"'),
+        ("FeatureMethod", 'mechanism = "output"\nepsilon = -1'),
+    ],
+)
+def test_no_exact_model_is_asked_for_where_the_aggregators_noise_cannot_be(aggregator, more):
+    text = study_text(aggregator=aggregator, more=more, privacy=TRUSTED) + PUBLIC_PART
+    with pytest.raises(StudyRefused, match=r"\[aggregator\]|draws no noise"):
+        Study.from_text(text)
+
+
+def test_a_registered_learner_that_breaks_on_its_settings_is_a_problem_of_the_study(monkeypatch):
+    monkeypatch.setattr(PrivateLogisticRegression, "planned", lambda *_: 1 / 0)
+    with pytest.raises(StudyRefused, match="no training can be planned") as refused:
+        study()
+    assert "division" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        study_text(settings=f"random_state = {10**20}"),
+        study_text(settings=f"regularization = {10**20}"),
+        study_text(more=f"curvature = {10**20}"),
+        study_text().replace("high = 250", f"high = {10**20}"),
+        study_text(settings=f"regularization = -{10**19}"),
+    ],
+)
+def test_a_number_that_no_file_can_hold_is_refused_with_the_study(text):
+    """A writer has its reader's limits, before anybody is charged for what is written."""
+    with pytest.raises(StudyRefused, match="a number that is too large"):
+        Study.from_text(text)
+
+
+def test_a_study_that_is_made_in_python_is_read_back_before_it_is_agreed():
+    found = study()
+    with pytest.raises(StudyRefused, match="too large"):
+        dataclasses.replace(found, max_size=10**20)
+
+
+def test_a_file_that_could_not_be_read_is_found_before_the_charge(tmp_path, monkeypatch):
+    found, ledger = study(), Ledger(tmp_path / "ledger")
+    ledger.allow("ward", Budget(epsilon=3.0))
+    facts = {"epsilon": 1.0, "signing": KEYS[0], "dataset": "ward"}
+    odd = found.build(1.0).stated_settings() | {"random_state": 10**20}
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateLogisticRegression, "stated_settings", lambda _: odd)
+        with pytest.raises(SettingsError, match="could not be read again"):
+            found.train(table(300), ledger, site="north", **facts)
+    with pytest.raises(SettingsError, match="could not be read again"):
+        found.train(table(300), ledger, site="n" * 201, **facts)
+    assert ledger.balance("ward").spent.epsilon == 0
+    assert found.train(table(300), ledger, site="north", **facts)
+
+
+@pytest.mark.parametrize("mechanism", ["objective", "output", "generalized", "gradient"])
+def test_a_ledger_of_another_relation_charges_what_the_page_and_the_file_say(tmp_path, mechanism):
+    """The ledger converts event by event; whoever converts their sum states a larger delta."""
+    text = study_text(
+        settings=f'public_size = 300\nmechanism = "{mechanism}"', privacy="delta = 1e-6"
+    ).replace('"replace-one"', '"add-remove"')
+    found, ledger = Study.from_text(text), Ledger(tmp_path / "ledger")
+    ledger.allow("ward", Budget(epsilon=9.0, delta=1e-3))
+    before = ledger.balance("ward")
+    who = {"site": "north", "number": 1, "head": "0" * 64}
+    page = of_training(found, epsilon=1.0, balance=before, **who).as_text(200)
+    facts = {"site": "north", "signing": KEYS[0], "dataset": "ward"}
+    made = found.train(table(300), ledger, epsilon=1.0, **facts)
+    made.save(tmp_path / "file")
+    assert Contribution.load(tmp_path / "file").digest == made.digest
+    spent = ledger.balance("ward").spent
+    assert f"epsilon = {show_amount(spent.epsilon)}, delta = {spent.delta:.6g} (" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "max_size"),
+    [
+        ('calibration = "chaudhuri2011"', None),
+        ('calibration = "chaudhuri2011"', 400),
+        ('mechanism = "generalized"', None),
+    ],
+)
+def test_a_page_says_at_most_wherever_the_cost_depends_on_the_size(tmp_path, settings, max_size):
+    privacy = "" if max_size is None else f"max_size = {max_size}"
+    found, ledger = study(settings=settings, privacy=privacy), Ledger(tmp_path / "ledger")
+    ledger.allow("ward", Budget(epsilon=5.0))
+    who = {"site": "north", "number": 1, "head": "0" * 64}
+    page = of_training(found, epsilon=1.0, balance=ledger.balance("ward"), **who).as_text(200)
+    assert "at most epsilon = 1" in page
+    assert "at least epsilon = 4 of 5" in page
+
+
+def test_a_study_of_persons_with_many_records_is_read_at_once():
+    """A plan for thousands of records of one person can take a quarter of a minute."""
+    text = study_text(settings='mechanism = "objective"', privacy="delta = 1e-6").replace(
+        'label = "ill"', 'label = "ill"\nperson = "pid"\nmax_records_per_person = 10000'
+    )
+    began = time.process_time()
+    assert Study.from_text(text)
+    assert time.process_time() - began < 5.0

@@ -1,26 +1,30 @@
 """Every reason not to publish a release unasked, and that honest ones have none."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
-from consilience import Budget, Ledger, Study
+from consilience import Budget, Ledger, Noise, Study
+from consilience.aggregators.average import Average
+from consilience.aggregators.base import Aggregator, Description
+from consilience.aggregators.members import as_members
 from consilience.aggregators.outliers import find_far, find_heavy
+from consilience.aggregators.registry import AGGREGATORS
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.study.collect import Publication, collect
-from consilience.study.withholding import MOST_RISE, Candidate
+from consilience.study.withholding import MOST_LEFT_OUT, MOST_RISE, Candidate
 from consilience.tables.public import Public
 from studies import overstate, study_text, table
 
 KEY = SigningKey.generate()
-SITES = [f"site {i}" for i in range(4)]
 
 
-def train(study, folder, epsilon=3.0, sizes=(2000,) * 4):
+def train(study, folder, epsilon=3.0, sizes=(2000,) * 4, table=table):
     made = []
-    for i, (site, size) in enumerate(zip(SITES, sizes, strict=True)):
+    for i, size in enumerate(sizes):
+        site = f"site {i}"
         ledger = Ledger(folder / f"{study.digest}{i}.sqlite")
         ledger.allow("ward", Budget(epsilon=50.0, neighbours=study.neighbours))
         facts = {"site": site, "signing": KEY, "dataset": "ward"}
@@ -28,17 +32,26 @@ def train(study, folder, epsilon=3.0, sizes=(2000,) * 4):
     return made
 
 
-def flip(contribution, share_of_bound=0.99):
+def flip(contribution, share_of_bound=0.99, names=("coef", "intercept")):
     """Return a contribution that says the opposite, as loudly as a hub accepts."""
-    tensors = contribution.sealed.tensors
+    tensors = {name: contribution.sealed.tensors[name] for name in names}
     bounds = contribution.learner.implied({k: one.shape for k, one in tensors.items()}).bounds
     most = min(bounds[name].norm / np.linalg.norm(one) for name, one in tensors.items())
     facts = {k: v for k, v in contribution.sealed.facts.items() if k not in ("key", "tensors")}
     wrong = {name: -share_of_bound * most * one for name, one in tensors.items()}
+    wrong = contribution.sealed.tensors | wrong
     return Contribution.load(Sealed.seal("contribution", facts, wrong, KEY).to_bytes())
 
 
-def make_candidate(study, contributions, test=True, **facts):
+def rare(n, seed):
+    """Return records of which one in fourteen has the outcome."""
+    drawn = table(n, seed)
+    score = (np.asarray(drawn["age"]) - 50) / 30 + (np.asarray(drawn["pressure"]) - 130) / 30
+    score = score + 0.5 * Noise(seed=1000 + seed).open().normal(n)
+    return drawn.set_column(drawn.num_columns - 1, "ill", [(score > 1.8).astype(np.int64)])
+
+
+def make_candidate(study, contributions, test=True, table=table, **facts):
     encoded = study.schema.encode(table(1500, seed=99))
     records = Public(encoded.X, np.asarray(encoded.y).astype(int)) if test else None
     release = collect(study, contributions, test=records, publication=Publication(KEY))
@@ -173,6 +186,59 @@ def test_whatever_a_member_that_nobody_names_costs_has_a_limit(aggregator, tmp_p
     assert max(rises) <= MOST_RISE
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("aggregator", ["Average", "WeightedVote"])
+def test_with_a_rare_outcome_a_release_is_judged_by_its_auc(aggregator, named, tmp_path):
+    """Whatever the release says, hardly anybody is told to have it, so errors do not change."""
+    study = Study.from_text(study_text(aggregator=aggregator))
+    made = train(study, tmp_path, table=rare)
+    honest = make_candidate(study, made, table=rare)
+    assert 0.04 < honest.test.y.mean() < 0.1
+    assert replace(honest, far={}).find_reasons() == []
+    lie = flip(made[3], names=("coef",))  # with the constant of an honest model
+    spoilt = make_candidate(study, [*made[:3], study.accept(lie)], table=rare)
+    spoilt = replace(spoilt, far={"site 3": "Far."} if named else {}, heavy={})
+    errors = [
+        np.mean(np.asarray(one.release.ensemble.predict(one.test.X)) != one.test.y)
+        for one in (honest, spoilt)
+    ]
+    assert abs(errors[1] - errors[0]) < MOST_RISE
+    reasons = spoilt.find_reasons()
+    without = [one for one in reasons if one.startswith("Without 'site 3' the AUC is 0.")]
+    assert len(without) == 1
+    for title in ("always giving the same answer", "the median site's own model")[: 1 + named]:
+        assert any(f"worse than {title} (AUC 0." in one for one in reasons)
+
+
+@pytest.mark.parametrize("aggregator", ["Average", "WeightedVote"])
+def test_no_number_of_members_that_hardly_count_hides_the_one_that_costs_most(aggregator, tmp_path):
+    """Of 40 members, 36 err more by themselves than the one that spoils the release."""
+    study = Study.from_text(study_text(aggregator=aggregator, settings='mechanism = "output"'))
+    made = train(study, tmp_path, sizes=(2000,) * 4 + (20,) * 36)
+    # Always the one class or always the other, by noise that so few records may well have.
+    made[4:] = [shift(one, -10.0 if i % 3 else 10.0) for i, one in enumerate(made[4:])]
+    assert replace(make_candidate(study, made), far={}, heavy={}).find_reasons() == []
+    lie = make_candidate(study, [shift(made[0], 5.0), *made[1:]])
+    wrong = [
+        np.mean(np.asarray(one.learner.predict(lie.test.X)) != lie.test.y)
+        for one in lie.contributions
+    ]
+    assert sum(error > wrong[0] for error in wrong[1:]) > MOST_LEFT_OUT
+    reasons = replace(lie, far={}, heavy={}).find_reasons()
+    assert any(one.startswith("Without 'site 0' the error is ") for one in reasons)
+
+
+def test_a_regression_is_worded_with_the_title_of_its_measure(tmp_path):
+    text = study_text("PrivateRidge").replace("classes = [0, 1]", "label_bound = 1.0")
+    study = Study.from_text(text)
+    wrong = [flip(one) for one in train(study, tmp_path)]
+    encoded = study.schema.encode(table(1500, seed=99))
+    test = Public(encoded.X, np.asarray(encoded.y))
+    release = collect(study, wrong, test=test, publication=Publication(KEY))
+    reasons = Candidate(study, release, wrong, {}, {}, test=test).find_reasons()
+    assert any("worse than always giving the same answer (RMSE " in one for one in reasons)
+
+
 def test_without_test_records_a_study_can_ask_for_a_decision(tmp_path):
     texts = study_text(), study_text(privacy="withhold_far = true")
     plain, careful = map(Study.from_text, texts)
@@ -182,3 +248,48 @@ def test_without_test_records_a_study_can_ask_for_a_decision(tmp_path):
         spoilt = make_candidate(study, [*made[:3], flip(made[3])], test=False)
         assert len(spoilt.find_reasons()) == n_reasons
     assert "wants a decision" in spoilt.find_reasons()[0]
+
+
+@dataclass(eq=False)
+class Loudest(Aggregator):
+    """Take over the member with the longest coefficients: no sum of what members say."""
+
+    combines_coefficients = True
+
+    def describe(self):
+        return Description("Loudest", "One member decides.")
+
+    def combine(self, members, public=None, **charge):
+        loudest = max(as_members(members), key=lambda one: np.linalg.norm(one.coef))
+        made = Average("equal").combine(members)
+        return replace(made, coef=loudest.coef, intercept=loudest.intercept)
+
+
+def scale(contribution, times):
+    """Return a contribution with coefficients so many times as long."""
+    tensors = {name: one * times for name, one in contribution.sealed.tensors.items()}
+    facts = {k: v for k, v in contribution.sealed.facts.items() if k not in ("key", "tensors")}
+    return Contribution.load(Sealed.seal("contribution", facts, tensors, KEY).to_bytes())
+
+
+@pytest.mark.parametrize("n_members", [24, 100])
+def test_what_one_of_many_members_does_is_seen_although_no_sum_shows_it(
+    n_members, tmp_path, monkeypatch
+):
+    """Nearly all say the opposite of what is right, and only one of them is heard."""
+    monkeypatch.setitem(AGGREGATORS, "Loudest", Loudest)
+    study = Study.from_text(study_text(aggregator="Loudest"))
+    one = train(study, tmp_path, sizes=(2000,))[0]
+    facts = {k: v for k, v in one.sealed.facts.items() if k not in ("key", "tensors")}
+    made = []
+    for i in range(n_members):
+        tensors = {
+            name: tensor * (0.5 if i < 3 else -0.2 - 0.0001 * i)
+            for name, tensor in one.sealed.tensors.items()
+        }
+        sealed = Sealed.seal("contribution", facts | {"site": f"site {i}"}, tensors, KEY)
+        made.append(study.accept(Contribution.load(sealed.to_bytes())))
+    assert replace(make_candidate(study, made), far={}, heavy={}).find_reasons() == []
+    lie = make_candidate(study, [*made[:-1], scale(made[-1], 4)])
+    reasons = replace(lie, far={}, heavy={}).find_reasons()
+    assert any(one.startswith(f"Without 'site {n_members - 1}' the error") for one in reasons)

@@ -116,3 +116,34 @@ def test_a_cut_alone_is_not_a_number_of_bins(tmp_path):
     for cuts, edges in (("65|", (65.0,)), ("2 bins", (50.0,)), ("18|65", (18.0, 65.0))):
         text = f"name,kind,low,high,categories,cuts\nx,numeric,0,100,,{cuts}\ny,label,,,a|b,\n"
         assert Schema.from_codebook(write(tmp_path, text)).columns[0].edges == edges
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "age|years,numeric,0,120,",
+        "age,numeric,0|18,120,",
+        "age,numeric,0,120|65,",
+        "age,numeric|skip,0,120,",
+        f"age,numeric,0,1{'0' * 400},",
+    ],
+)
+def test_a_bar_stands_in_lists_only_and_no_number_is_huge(tmp_path, row):
+    """What stands behind a bar, or beyond all numbers, would be dropped in silence."""
+    path = tmp_path / "book.csv"
+    path.write_text(f"name,kind,low,high,categories\n{row}\nill,label,,,no|yes\n")
+    with pytest.raises(SettingsError, match=r"without a bar|of many digits"):
+        Schema.from_codebook(path)
+
+
+@pytest.mark.parametrize(
+    ("low", "says"),
+    [("&a [1, 2]\n  high: *a", "by an alias"), (f"-1{'0' * 400}\n  high: 3", "of many digits")],
+)
+def test_yaml_has_no_aliases_and_no_huge_numbers(tmp_path, low, says):
+    """A few hundred characters of aliases stand for gigabytes."""
+    path = tmp_path / "book.yaml"
+    path.write_text(f"- name: age\n  kind: numeric\n  low: {low}\n")
+    with pytest.raises(SettingsError, match=says) as refused:
+        Schema.from_codebook(path)
+    assert len(str(refused.value)) < 1000

@@ -5,11 +5,14 @@ import itertools
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.tables.groups import cap_records, split_sites
+from consilience.tables.chunks import ParquetRows
+from consilience.tables.groups import cap_records, identify, split_sites
+from consilience.tables.schema import Numeric, Schema
 
 ids = st.lists(st.integers(0, 5), max_size=40) | st.lists(
     st.sampled_from(["a", "b", "ccc"]), max_size=40
@@ -87,3 +90,42 @@ def test_sites_may_come_from_a_column_or_an_array_in_ascending_order():
     assert [part.tolist() for part in split_sites(table, "hospital", persons="pid")] == expected
     assert [part.tolist() for part in split_sites(4, np.array([10, 2, 10, 1]))] == expected
     assert [part.tolist() for part in split_sites(4, ["z", "y", "z", "x"])] == expected
+
+
+CHANGED = ["\0", "\0\0", "\x01", "\u200b", "\u00a0", "a", "-", ".", "0", "\ufeff", "\x7f", "\u0301"]
+
+
+@pytest.mark.parametrize("more", CHANGED, ids=ascii)
+@pytest.mark.parametrize("known", ["anna", "17", "0"])
+def test_ids_that_differ_in_any_character_are_two_persons_on_every_path(known, more, tmp_path):
+    """A schema kept ids in a container that drops what is not visible at the end of a text."""
+    ids = [known, known + more, known]
+    table = {"a": [0.0, 1.0, 1.0], "y": [0, 1, 1], "p": ids}
+    schema = Schema(
+        [Numeric("a", 0, 1)], label="y", classes=(0, 1), person="p", max_records_per_person=1
+    )
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    expected = identify(ids)
+    assert len(set(expected.tolist())) == 2
+    for persons in (
+        schema.encode(table).persons,
+        schema.encode(pd.DataFrame(table)).persons,
+        schema.encode(pa.table(table)).persons,
+        schema.encode(tmp_path / "t.parquet").persons,
+        ParquetRows(tmp_path / "t.parquet", schema).persons(),
+        np.array(ids, object),
+        pd.Series(ids),
+        pa.array(ids),
+    ):
+        np.testing.assert_array_equal(identify(persons), expected)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("True", "true"), ("-0", "0"), (" 7", "7.0"), (True, "true"), (-0.0, "0")]
+)
+def test_ids_that_are_spelled_alike_are_one_person_on_every_path(one, other):
+    schema = Schema(
+        [Numeric("a", 0, 1)], label="y", classes=(0, 1), person="p", max_records_per_person=1
+    )
+    encoded = schema.encode({"a": [0.0, 1.0], "y": [0, 1], "p": [one, other]})
+    assert identify([one, other]).tolist() == identify(encoded.persons).tolist() == [0, 0]

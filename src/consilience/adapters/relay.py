@@ -27,7 +27,7 @@ from consilience.files.contribution import KIND, Contribution
 from consilience.files.durable import move_durably, write_durably
 from consilience.files.log import ReleaseLog
 from consilience.files.release import KIND as RELEASE
-from consilience.files.release import Release, Source
+from consilience.files.release import Release, Source, in_order
 from consilience.files.sealed import SealedFile, SigningKey, refused
 from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
@@ -294,7 +294,7 @@ class Collection:
 
     def releases(self) -> list[Path]:
         """Return the files of all releases, oldest first."""
-        return sorted((self.folder / "releases").glob("release-*.safetensors"))
+        return in_order((self.folder / "releases").glob("release-*.safetensors"))
 
     def combine(self, request: str = "first") -> Path:
         """Return the release of the contributions that are here: the last one if nothing changed.

@@ -23,8 +23,8 @@ from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, 
 from consilience.privacy.mechanisms import Noise, Source, laplace_counts
 from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
 from consilience.privacy.vector_noise import noise_variance
-from consilience.tables.groups import cap_records, identify
-from consilience.tables.values import as_doubles
+from consilience.tables.groups import CAP, cap_records, identify, is_cap
+from consilience.tables.values import as_doubles, to_python
 
 HELD_OUT = (
     "the records that accuracy was counted on were kept from training by slot, whatever they hold"
@@ -156,6 +156,9 @@ def private_accuracy(
     moved = float(held.cap * (2 if both and replaced else 1))
     event = Laplace(sensitivity=moved, scale=moved / epsilon, unit=unit, neighbours=relation)
 
+    # A retry must not state the first count over another table's number.
+    n_public = None if both else len(held.wrong)
+
     def draw(source: Source) -> dict[str, Array]:
         right, wrong = held.count(source)
         exact = np.array([right, wrong] if both else [right], dtype=np.int64)
@@ -170,11 +173,11 @@ def private_accuracy(
         noise=noise,
         account=account,
         purpose="private_accuracy",
-        means=lambda: repr((member.fingerprint(), held.cap, str(unit), str(relation))),
+        means=lambda: repr((member.fingerprint(), held.cap, str(unit), str(relation), n_public)),
     )
     noisy = state["counts"].tolist()
     guarantee = state_guarantee((event,), noise=noise, unit=unit, neighbours=relation)
-    total = max(1, sum(noisy)) if both else len(held.wrong)
+    total = max(1, sum(noisy)) if n_public is None else n_public
     return PrivateAccuracy(noisy[0], total, (event,), guarantee, receipt)
 
 
@@ -200,11 +203,14 @@ class _HeldOut:
         All that can fail because of a record fails here, before anything is charged.
         """
         rows = as_doubles(X)
-        labels, cap = np.asarray(y), 1 if records_per_person is None else int(records_per_person)
-        if (persons is None) != (records_per_person is None) or cap < 1:
+        labels, cap = (
+            np.asarray(y),
+            1 if records_per_person is None else to_python(records_per_person),
+        )
+        if (persons is None) != (records_per_person is None) or not is_cap(cap):
             raise SettingsError(
-                "Hiding persons needs both 'persons' and 'records_per_person' >= 1, hiding records "
-                "neither. Nothing was counted."
+                f"Hiding persons needs both 'persons' and 'records_per_person', {CAP}; hiding "
+                "records needs neither. Nothing was counted."
             )
         n_persons = len(labels) if persons is None else np.size(persons)
         if rows.ndim != 2 or labels.shape != (rows.shape[0],) or n_persons != len(labels):

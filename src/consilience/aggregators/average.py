@@ -15,6 +15,7 @@ from consilience.aggregators.base import (
     Array,
     Charge,
     Description,
+    Ensemble,
     Joining,
     Learner,
     Outlook,
@@ -35,7 +36,13 @@ from consilience.aggregators.members import (
 )
 from consilience.errors import SettingsError
 from consilience.learners.ball import Ball, intercept_to_user
-from consilience.learners.base import LEAST_EPSILON, PrivateLearner, is_delta, is_epsilon
+from consilience.learners.base import (
+    LEAST_EPSILON,
+    PrivateLearner,
+    is_delta,
+    is_epsilon,
+    is_positive,
+)
 from consilience.learners.perturbation import LinearTask, output_sensitivity, plan_perturbation
 from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
 from consilience.privacy.guarantee import Guarantee
@@ -126,6 +133,14 @@ class Average(Aggregator):
         alone = self.robust is None or self.epsilon is None
         self._require("robust", alone, "None with epsilon: its noise is calibrated to a mean")
 
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work, noise that nothing can be hidden by among them."""
+        super().check_settings()
+        self._require("curvature", is_positive(self.curvature), "a number > 0")
+        self._require("delta", is_delta(self.delta), "a number in [0, 1)")
+        if self.draws_noise:
+            self.member_epsilons(np.asarray(self.epsilon).size)
+
     @property
     def stays_within_members(self) -> bool:
         """Tell that a mean or a median does, unless noise is added to it."""
@@ -188,6 +203,7 @@ class Average(Aggregator):
         self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> LinearEnsemble:
         """Return the weighted average of linear `members`; `public` records improve the weights."""
+        self.check_settings()
         found = as_members(members)
         classes, coef, intercept, known = align_members(found, self.classes)
         shares = self.weigh(found, public)
@@ -214,6 +230,32 @@ class Average(Aggregator):
         )
         whole, each = plan.guarantees()
         return LinearEnsemble(classes, state["coef"], state["intercept"], shares, whole, each)
+
+    def leave_out(
+        self, ensemble: Ensemble, place: int, learner: PrivateLearner[Any, Any]
+    ) -> LinearEnsemble | None:
+        """Return the mean of the other members, with what noise there is in it.
+
+        Only of a mean, and of members that know the same classes: else a member's weight differs
+        from class to class.
+        """
+        (member,) = as_members([learner])
+        known = np.array_equal(np.asarray(member.classes), np.asarray(ensemble.classes))
+        if self.robust is not None or not isinstance(ensemble, LinearEnsemble) or not known:
+            return None
+        share = float(ensemble.weights[place])
+        if not share < 1:
+            return None
+        assert member.coef is not None
+        assert member.intercept is not None
+        return LinearEnsemble(
+            ensemble.classes,
+            (ensemble.coef - share * member.coef) / (1 - share),
+            (ensemble.intercept - share * member.intercept) / (1 - share),
+            np.delete(ensemble.weights, place) / (1 - share),
+            ensemble.guarantee,
+            (),
+        )
 
     def member_epsilons(self, n_members: int) -> Array:
         """Return the epsilon of each member, where noise is drawn; refuse what cannot be one."""

@@ -158,6 +158,7 @@ class Aggregator(Settings, ABC):
     needs_public: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = False
     combines_coefficients: ClassVar[bool] = False  # so members must be linear
+    combines_kinds: ClassVar[bool] = False  # members may be learners of different kinds
     asks_votes: ClassVar[bool] = False  # `combine` also takes the `Tally` that `question` counts
     weighing: ClassVar[str] = "The aggregator decides how members count."
     max_weight: float = 1.0  # of any member before labels are used; the study sets it
@@ -199,6 +200,19 @@ class Aggregator(Settings, ABC):
     def may_weigh(self, weights: Array) -> bool:
         """Tell whether members can have got these weights; any, if labels decide them."""
         return True
+
+    def may_make(
+        self,
+        ensemble: Ensemble,
+        learners: Sequence[PrivateLearner[Any, Any]],
+        sizes: Sequence[int | None],
+    ) -> bool:
+        """Tell whether this can come of members of these sizes, as far as public facts tell.
+
+        `learners` are what a site trains at the least epsilon that it may choose, and at the
+        largest.
+        """
+        return self.makes in (None, ensemble.kind)
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why it cannot combine learners of this kind with these settings, or None."""
@@ -303,6 +317,16 @@ class Aggregator(Settings, ABC):
 
     def question(self, public: Public) -> Question | None:
         """Return what members are asked about the public records; None if they are not asked."""
+        return None
+
+    def leave_out(
+        self, ensemble: Ensemble, place: int, learner: PrivateLearner[Any, Any]
+    ) -> Ensemble | None:
+        """Return what the other members make, for the site whose member `learner` is at `place`.
+
+        A site adapts a release to records that the release has seen; where its own part can be
+        subtracted, what remains has not seen them. None where it cannot.
+        """
         return None
 
     @abstractmethod

@@ -12,7 +12,6 @@ from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.labelled import Labelled, UsesLabels, read_labelled
 from consilience.aggregators.members import LinearEnsemble, dense
 from consilience.aggregators.mixture import folds
-from consilience.errors import SettingsError
 from consilience.learners.base import is_count, is_positive
 from consilience.learners.erm import Loss
 from consilience.tables.public import Public
@@ -54,17 +53,19 @@ class SiteBoosting(UsesLabels):
     shrinkage: float = 0.1
     coordinates: bool = False
 
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work."""
+        super().check_settings()
+        fits = is_count(self.n_rounds, MOST_ROUNDS)
+        self._require("n_rounds", fits, f"an integer from 1 to {MOST_ROUNDS:,}")
+        fits = is_positive(self.shrinkage) and self.shrinkage <= 1
+        self._require("shrinkage", fits, "a number in (0, 1]")
+
     def combine(
         self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> LinearEnsemble:
         """Return the boosted combination of linear `members` on labelled `public` records."""
-        fits = is_count(self.n_rounds, MOST_ROUNDS)
-        if not (fits and is_positive(self.shrinkage) and self.shrinkage <= 1):
-            raise SettingsError(
-                "The 'n_rounds' parameter of SiteBoosting must be an integer from 1 to "
-                f"{MOST_ROUNDS:,} and 'shrinkage' a number in (0, 1]. Got {self.n_rounds!r} and "
-                f"{self.shrinkage!r} instead."
-            )
+        self.check_settings()
         task = read_labelled(self, members, public)
         columns = self._columns(task)
         boost = _Boost(columns, task.y, task.loss, self.shrinkage)

@@ -25,6 +25,7 @@ from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, PrivacyLeakWarning, RecordsWarning, SettingsError
 from consilience.learners.ball import Ball, out_of_ball
 from consilience.learners.base import (
+    LARGEST,
     LEAST_EPSILON,
     PrivateLearner,
     is_count,
@@ -196,7 +197,7 @@ class FeatureMethod(UsesLabels):
         With `epsilon` these records are treated as private, whatever they are passed in, and
         `dataset` is charged before noise is drawn.
         """
-        self._check_settings()
+        self.check_settings()
         task = read_labelled(self, members, public, weigh_by_public=self.epsilon is None)
         if self.epsilon is None:
             kept = (
@@ -243,10 +244,13 @@ class FeatureMethod(UsesLabels):
                 epsilon=epsilon, delta=self.delta, unit=Unit.RECORD, neighbours=relation
             )
             compose_disjoint(joint, planned, assumption=DISJOINT)
-        if not (np.isfinite(task.coef).all() and np.isfinite(task.intercept).all()):
+        # Larger ones can make no number of a record: of it a choice would make the most negative
+        # count, and training would fail after the charge.
+        largest = np.maximum(np.abs(task.coef).max(), np.abs(task.intercept).max())
+        if not float(largest) * max(1.0, self.data_norm) <= LARGEST:
             raise SettingsError(
-                "A member's coefficients are not all finite numbers. Nothing was combined or "
-                "charged. Leave it out."
+                "A member's coefficients, times the data_norm, are not all numbers within "
+                f"±{LARGEST:g}. Nothing was combined or charged. Leave it out."
             )
         kept, choice = np.arange(len(task.members)), None
         if self.max_members is not None and self.max_members < len(kept):
@@ -314,7 +318,9 @@ class FeatureMethod(UsesLabels):
             task.classes, state["coef"], state["intercept"], state["weights"], whole, each, own
         )
 
-    def _check_settings(self) -> None:
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work."""
+        super().check_settings()
         need, most, share, delta = self._require, self.max_members, self.selection_share, self.delta
         automatic = isinstance(self.regularization, str) and self.regularization == "auto"
         fits = automatic or is_positive(self.regularization)
@@ -380,10 +386,12 @@ class _Features:
         X = _rows_in_ball(task.X, ball)
         if task.with_intercept:  # M holds what the rows' constant is multiplied by
             M = np.hstack([M, task.intercept[kept].reshape(-1, 1)])
+        # What is shorter than this is nothing: weights that make up for it would overflow.
+        least = 1 / LARGEST
         lengths = np.linalg.norm(M, axis=1) if scaled else np.ones(len(M))
-        lengths = np.where(lengths > 0, lengths, 1.0)
+        lengths = np.where(lengths > least, lengths, 1.0)
         M = M / lengths[:, None]
-        stretch = (float(np.linalg.norm(M, 2)) or 1.0) * (1 + 1e-12)
+        stretch = max(float(np.linalg.norm(M, 2)) * (1 + 1e-12), least)
         return cls(X @ M.T / stretch, kept, lengths / ball.row_factor, stretch, task.n_outputs)
 
     def enter(self, mass: Array) -> Array:
@@ -506,7 +514,7 @@ class Choice:
         for i in candidates:
             z = base + self.scores[:, i]
             if self.regression:
-                guess = np.clip(z[:, 0] / (mass + self.weights[i]), -1.0, 1.0)
+                guess = np.clip(z[:, 0] / max(mass + self.weights[i], 1e-300), -1.0, 1.0)
                 right = GRAIN - np.rint(np.abs(guess - self.labels) * (GRAIN / 2)).astype(np.int64)
             else:
                 said = (z[:, 0] > 0).astype(np.int64) if z.shape[1] == 1 else z.argmax(axis=1)
@@ -632,7 +640,7 @@ class TrustedAggregator(TrustedNoise):
             plan = plan_perturbation(member.learner, one)
             reaches.append(output_sensitivity(member.learner, one))
             slack.append(plan.inexactness)
-            strength = member.learner.strength(size)
+            strength = member.learner.strength(size, features)
             lengths.append(min(math.sqrt(2 * loss.at_zero / strength), loss.lipschitz / strength))
         self.longest, self.stretch = max(lengths), math.sqrt(len(learners)) * max(lengths)
         gain = site_gain(self.strength) / self.stretch

@@ -88,6 +88,13 @@ class UsesLabels(Aggregator):
     huber: float | None = None
     random_state: int | None = 0
 
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work."""
+        super().check_settings()
+        fits = self.huber is None or is_positive(self.huber)
+        self._require("huber", fits, "None or a number > 0")
+        self._check_random_state()
+
     def assumed(self) -> tuple[str, ...]:
         """Return what combining members and labelled records, or noise on both, rests on."""
         return (DISJOINT, TRUSTED)
@@ -116,13 +123,12 @@ def read_labelled(
             f"{name} fits to labelled records, and was given none. Nothing was combined. Pass "
             "Public(X, y), or use Average, which needs no records."
         )
-    huber = aggregator.huber
-    aggregator._require("huber", huber is None or is_positive(huber), "None or a number > 0")
+    aggregator.check_settings()
     classes, coef, intercept, known = align_members(found, aggregator.classes)
     X, labels = read_features(public, name, coef.shape[2])
     shares = aggregator.weigh(found, Public(X) if weigh_by_public else None)
     mass = class_shares(shares, known, coef.shape[1])
-    y, loss, scale = encode_labels(labels, classes, huber, name)
+    y, loss, scale = encode_labels(labels, classes, aggregator.huber, name)
     return Labelled(found, classes, coef, intercept, shares, mass, X, labels, y, loss, scale)
 
 

@@ -151,11 +151,17 @@ def as_members(fitted: Sequence[Any]) -> list[Member]:
         )
     members = []
     for given in fitted:
+        # A contribution does not predict, but holds a learner that does.
+        learner = given if hasattr(given, "predict") else getattr(given, "learner", given)
+        if getattr(learner, "stays_at_site", False):
+            raise SettingsError(
+                f"{type(learner).__name__} models are exact, and depend on all sites of the "
+                "release that they follow. They stay at their site. Nothing was computed. Take the "
+                "site's contribution."
+            )
         if isinstance(given, Member):
             members.append(given)
             continue
-        # A contribution does not predict, but holds a learner that does.
-        learner = given if hasattr(given, "predict") else getattr(given, "learner", given)
         if isinstance(learner, PrivateLearner):
             learner.check_unchanged()
         if not hasattr(learner, "predict"):

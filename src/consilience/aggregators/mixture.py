@@ -151,16 +151,24 @@ class Ridge:
         )
 
 
-def folds(y: Array, random_state: int | None) -> list[Array]:
-    """Return the held-out rows of stratified cross-validation; few records are divided often."""
-    generator, n_folds = check_random_state(random_state), min(N_FOLDS, len(y))
+def folds(
+    y: Array, random_state: int | None, *, persons: Array | None = None, times: int | None = None
+) -> list[Array]:
+    """Return the held-out rows of stratified cross-validation; few records are divided often.
+
+    All records of one of the `persons`, numbered from 0 on, are held out together. `times` says how
+    often the records are divided.
+    """
+    persons = np.arange(len(y)) if persons is None else persons
+    first = np.unique(persons, return_index=True)[1]
+    generator, n_folds = check_random_state(random_state), min(N_FOLDS, len(first))
     tests = []
-    for _ in range(int(np.clip(500 // len(y), 1, 3))):
-        order = generator.permutation(len(y))
-        order = order[np.argsort(y[order], kind="stable")]
-        number = np.empty(len(y), dtype=np.int64)
-        number[order] = np.arange(len(y)) % n_folds
-        tests += [number == fold for fold in range(n_folds)]
+    for _ in range(int(np.clip(500 // len(y), 1, 3)) if times is None else times):
+        order = generator.permutation(len(first))
+        order = order[np.argsort(y[first][order], kind="stable")]
+        number = np.empty(len(first), dtype=np.int64)
+        number[order] = np.arange(len(first)) % n_folds
+        tests += [number[persons] == fold for fold in range(n_folds)]
     return tests
 
 
@@ -263,6 +271,27 @@ def _held_out(loss: Loss, scores: Array, y: Array) -> tuple[float, float]:
     return (float(found.x), float(found.fun)) if found.fun < whole else (1.0, whole)
 
 
+def weigh(
+    loss: Loss, held_out: Sequence[Array], y: Array, *, times: float, prior: Array
+) -> tuple[Array, Array]:
+    """Return candidates' weights by their likelihood, and what makes each of them less sure.
+
+    `held_out` are each candidate's scores of records that it was not fitted to, every record
+    `times` times.
+    """
+    found = [_held_out(loss, scores, y) for scores in held_out]
+    scales, total = (np.array(part) for part in zip(*found, strict=True))
+    total = total / times  # of all records, each held out once
+    worse = total - total.min()
+    if loss.n_outputs == 1 and not loss.monotone:
+        # A residual's log-likelihood is its square over twice the variance, and the best candidate
+        # tells that.
+        worse = worse * (len(y) / times) / max(2 * total.min(), np.finfo(float).tiny)
+    weights = prior * np.exp(-worse)
+    weights = np.where(weights < NEGLIGIBLE * weights.max(), 0.0, weights)
+    return weights / weights.sum(), scales
+
+
 @dataclass(frozen=True)
 class Mixture:
     """Ridges around a centre at several strengths, mixed by their held-out likelihood.
@@ -302,22 +331,11 @@ class Mixture:
             [theta @ ridge.at(test).Z.T for theta in mixture._fits(np.flatnonzero(~test))]
             for test in tests
         ]
+        held_out = [np.concatenate(of_one, axis=-1) for of_one in zip(*scores, strict=True)]
         labels = np.concatenate([ridge.y[test] for test in tests])
-        found = [
-            _held_out(ridge.loss, np.concatenate(of_one, axis=-1), labels)
-            for of_one in zip(*scores, strict=True)
-        ]
-        scales, total = (np.array(part) for part in zip(*found, strict=True))
-        # Of all records, each held out once.
-        loss = total / (len(tests) / min(N_FOLDS, len(ridge.y)))
-        worse = loss - loss.min()
-        if ridge.loss.n_outputs == 1 and not ridge.loss.monotone:
-            # A residual's log-likelihood is its square over twice the variance, and the best
-            # candidate tells that.
-            worse = worse * len(ridge.y) / max(2 * loss.min(), np.finfo(float).tiny)
-        weights = weights * np.exp(-worse)
-        weights = np.where(weights < NEGLIGIBLE * weights.max(), 0.0, weights)
-        return cls(ridge, centre, mixture.candidates, weights / weights.sum(), known, scales)
+        times = len(tests) / min(N_FOLDS, len(ridge.y))
+        weights, scales = weigh(ridge.loss, held_out, labels, times=times, prior=weights)
+        return cls(ridge, centre, mixture.candidates, weights, known, scales)
 
     @property
     def trust(self) -> float:

@@ -180,11 +180,12 @@ class PrivateLeafCounts(PrivateForestClassifier):
         )
         self.structure = structure
 
-    def _check(self) -> None:
+    def check_settings(self) -> None:
+        """Take the trees from the structure, and refuse settings that cannot work."""
         self._require("structure", isinstance(self.structure, Structure), "a Structure")
         self.bins, self.classes = self.structure.bins, list(self.structure.classes)
         self.n_trees, self.max_depth = len(self.structure.shape.feature), self.structure.shape.depth
-        super()._check()
+        super().check_settings()
 
     def borrowed(self) -> dict[object, Guarantee]:
         """Return what growing the structure cost, unless it was public.
@@ -291,17 +292,22 @@ class PooledCounts(Aggregator):
             variance=variance,
             values=leaves.values,
             calibration=leaves.calibration,
-            weights=scales / scales.sum(),
+            weights=_count_shares(scales, forests),
             guarantee=joint_guarantee(found),
             guarantees=tuple(member.guarantee for member in found),
         )
 
     def _capped(self, scales: Array, forests: Sequence[PrivateForestClassifier]) -> Array:
         """Return scales at which no member has more than its share of all counts."""
-        whole = np.array([max(float(forest.counts_.sum()), 1.0) for forest in forests]) * scales
-        shares = whole / whole.sum()
+        shares = _count_shares(scales, forests)
         capped = cap_shares(shares, self.max_weight)
         return scales if capped is shares else scales * capped / np.maximum(shares, 1e-300)
+
+
+def _count_shares(scales: Array, forests: Sequence[PrivateForestClassifier]) -> Array:
+    """Return which part of the whole pool each member's counts are."""
+    whole = np.array([max(float(forest.counts_.sum()), 1.0) for forest in forests]) * scales
+    return np.asarray(whole / whole.sum())
 
 
 def _check_counts(learner: object) -> PrivateForestClassifier:

@@ -99,6 +99,7 @@ class WeightedVote(Aggregator):
         "vote-equal": {"weights": "equal"},
     }
     makes = "vote"
+    combines_kinds = True
 
     weights: str | Sequence[float] = "size-epsilon"
     _: KW_ONLY
@@ -113,6 +114,15 @@ class WeightedVote(Aggregator):
         self._require("voting", self.voting in ("soft", "hard"), "'soft' or 'hard'")
         fits = self.epsilon_cap == math.inf or is_positive(self.epsilon_cap)
         self._require("epsilon_cap", fits, "a number > 0")
+
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work, numbers that can be no weights among them."""
+        super().check_settings()
+        if not isinstance(self.weights, str):
+            raw = np.asarray(self.weights, dtype=object)
+            numbers = raw.ndim == 1 and all(is_positive(one) or one == 0 for one in raw)
+            fits = numbers and any(is_positive(one) for one in raw)
+            self._require("weights", fits, "numbers >= 0, not all 0, one for each member")
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why such learners cannot vote, or None."""
@@ -145,6 +155,7 @@ class WeightedVote(Aggregator):
         self, members: Sequence[Any], public: Public | None = None, **charge: Unpack[Charge]
     ) -> VoteEnsemble:
         """Return the ensemble of `members`; labelled `public` records measure their accuracies."""
+        self.check_settings()
         found = as_members(members)
         classes = _declared(found, self.classes)
         shares = cap_shares(self._weights(found, public), self.max_weight)

@@ -4,8 +4,8 @@ An audit shows that a guarantee is false, or that a search for its failure found
 shows that a guarantee is true (the proofs are in docs/guarantees/). There are three attacks, each
 of which finds real failures in tests/test_mutations.py:
 
-* ``"exact"`` (exact.py) maximises the privacy loss of linear learners over pairs of neighbouring
-  data sets, from the density of the released coefficients;
+* ``"exact"`` (exact.py) maximises the privacy loss of linear learners and of statistics over pairs
+  of neighbouring data sets, from the density of what is released;
 * ``"sample"`` (sampled.py, trees.py) trains many times on two neighbours and bounds epsilon by
   Clopper-Pearson;
 * `audit_samples` and the ``check_`` functions (checks.py) do the same for draws of a single
@@ -30,6 +30,7 @@ from consilience.auditing.sampled import attack_by_sampling
 from consilience.errors import RecordsWarning, SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.mechanisms import Noise
+from consilience.statistics.base import Statistic
 from consilience.study.study import Study
 
 Kind = Literal["exact", "sample"]
@@ -54,8 +55,8 @@ def audit(
         A `Study`, the path of a study file, or a private learner. A copy is attacked, with its own
         settings.
     kind
-        ``"exact"`` for linear learners, ``"sample"`` for any; by default the exact attack where it
-        applies.
+        ``"exact"`` for linear learners and statistics, ``"sample"`` for any; by default the exact
+        attack where it applies.
     epsilon
         Of a study: the epsilon that is attacked, by default the largest that it allows, which is
         its weakest promise. A learner has its own.
@@ -78,16 +79,18 @@ def audit(
             f"The 'kind' parameter of audit must be 'exact' or 'sample'. Got {kind!r} instead."
         )
     attacked = _find_learner(learner, epsilon)
-    if kind == "exact" and not attacked.is_linear:
+    has_density = attacked.is_linear or isinstance(attacked, Statistic)
+    if kind == "exact" and not has_density:
         raise SettingsError(
-            "kind='exact' attacks linear learners. Nothing was trained. Use kind='sample'."
+            "kind='exact' attacks linear learners and statistics. Nothing was trained. Use "
+            "kind='sample'."
         )
     search = Search(**effort)
     source = (Noise() if noise is None else noise).open()
     # The problems are many and tiny: threads would only wait for each other.
     with threadpool_limits(limits=1, user_api="blas"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordsWarning)  # worst cases lie beyond every bound
-        if kind == "sample" or not attacked.is_linear:
+        if kind == "sample" or not has_density:
             report = attack_by_sampling(attacked, n_records, search.runs, source)
         else:
             report = attack_exactly(attacked, n_records, search, source)

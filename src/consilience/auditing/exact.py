@@ -8,7 +8,7 @@ noise recovered from real trainings with the event that pays for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,14 +25,16 @@ from consilience.auditing.attacked import (
     records_per_unit,
 )
 from consilience.auditing.checks import check_gaussian, check_radial
-from consilience.auditing.gradients import attack_gradients
+from consilience.auditing.gradients import Shift, attack_gradients
 from consilience.auditing.pairs import Pair, Space, gradient_and_hessian, output_basis, search
 from consilience.auditing.report import AuditReport, Check
+from consilience.auditing.sums import attack_sum
 from consilience.errors import SettingsError
 from consilience.learners.erm import Problem, solve
 from consilience.learners.gradient import GradientPlan
 from consilience.learners.perturbation import LinearPlan, LinearTask
 from consilience.privacy.accounting import (
+    Event,
     Gaussian,
     L2Laplace,
     Objective,
@@ -42,6 +44,7 @@ from consilience.privacy.accounting import (
 )
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise, Source
+from consilience.statistics.base import Statistic
 
 Array = NDArray[np.float64]
 
@@ -71,25 +74,23 @@ class Search:
 
 
 def attack_exactly(learner: Learner, n_records: int, effort: Search, source: Source) -> AuditReport:
-    """Attack a linear learner by the density of its released coefficients."""
+    """Attack a linear learner, or a statistic, by the density of what it releases."""
     rest = Noise(seed=effort.random_state).open(stream=1)
     twin = copy_learner(learner, n_records)
+    runs = 400 if effort.runs is None else effort.runs
+    if isinstance(twin, Statistic):
+        found, drawn, event = attack_sum(twin, runs, rest, source)
+        checks = _check_accounting(twin, [event])
+        attack = (
+            "the noisy sum" if twin.sharing is None else "the sum, with all others' noise known"
+        )
+        return _report_shift(attack, found, event.guarantee, checks + drawn)
     table = _make_table(twin, n_records, effort.n_features, rest)
     task, plan = _plan_linear(twin, table)
-    runs = 400 if effort.runs is None else effort.runs
-    checks = _check_accounting(twin, plan)
+    checks = _check_accounting(twin, plan.events)
     if isinstance(plan, GradientPlan):
         found, drawn = attack_gradients(twin, task, plan, effort.restarts, runs, source)
-        claimed = plan.event.guarantee
-        log_delta = partial(_gaussian_log_delta, mu=found.mu)
-        return AuditReport(
-            attack="all noisy sums",
-            claimed=claimed,
-            epsilon_lower=_crossing(log_delta, claimed),
-            delta_lower=math.exp(log_delta(claimed.epsilon)),
-            worst=found.what,
-            checks=checks + drawn,
-        )
+        return _report_shift("all noisy sums", found, plan.event.guarantee, checks + drawn)
     if runs:
         checks += _check_recovered_noise(twin, task, plan, runs, source)
     if isinstance(plan.noise, ObjectiveGaussian) and task.dimension > 1:
@@ -100,6 +101,21 @@ def attack_exactly(learner: Learner, n_records: int, effort: Search, source: Sou
     reach = max(1.0, float(np.sqrt(np.square(task.X).sum(axis=1)).max()))
     space = Space(task, plan, reach, n_records, twin.neighbours, records_per_unit(twin), rest)
     return replace(_search_pairs(space, effort.restarts), checks=checks)
+
+
+def _report_shift(
+    attack: str, found: Shift, claimed: Guarantee, checks: tuple[Check, ...]
+) -> AuditReport:
+    """Report what the best attack on a Gaussian proves that a unit moves so far."""
+    log_delta = partial(_gaussian_log_delta, mu=found.mu)
+    return AuditReport(
+        attack=attack,
+        claimed=claimed,
+        epsilon_lower=_crossing(log_delta, claimed),
+        delta_lower=math.exp(log_delta(claimed.epsilon)),
+        worst=found.what,
+        checks=checks,
+    )
 
 
 def _make_table(twin: Learner, n_records: int, n_features: int, rest: Source) -> Table:
@@ -192,10 +208,12 @@ def _crossing(log_delta: Callable[[float], float], claimed: Guarantee) -> float:
     return float(optimize.brentq(lambda e: log_delta(e) - target, 0.0, high, xtol=1e-12))
 
 
-def _check_accounting(learner: Learner, plan: LinearPlan | GradientPlan) -> tuple[Check, ...]:
+def _check_accounting(learner: Learner, events: Sequence[Event]) -> tuple[Check, ...]:
     """Check what needs no attack: that events are charged as claimed and cost what was asked."""
-    whole = total(plan.events)
-    same = all((e.unit, e.neighbours) == (learner.unit, learner.neighbours) for e in plan.events)
+    # Of a share, what is asked for holds among others; what is attacked is the share alone.
+    shared = isinstance(learner, Statistic) and learner.sharing is not None
+    whole = total(learner.planned(1) if shared else events)
+    same = all((e.unit, e.neighbours) == (learner.unit, learner.neighbours) for e in events)
     fits = whole.epsilon <= learner.epsilon * (1 + 1e-9) and whole.delta <= learner.delta * (
         1 + 1e-9
     )

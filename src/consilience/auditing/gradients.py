@@ -29,6 +29,7 @@ from consilience.privacy.accounting import GradientSteps
 from consilience.privacy.mechanisms import Source, gradient_noise
 
 CONTRADICTING = 500  # records of each kind
+_UNWRAPPED = 2.0**58  # grains: of noise so wide that it wraps around, no law can be seen
 
 
 class Shift(NamedTuple):
@@ -47,6 +48,8 @@ def attack_gradients(
         for pair, what in _pairs(twin, task.dimension - bool(twin.get_params()["fit_intercept"]))
     ][: max(restarts, 1) * 4]
     event = plan.event
+    if event.gradient_sigma > _UNWRAPPED * event.gradient_grain:
+        return max(shifts), ()
     drawn = gradient_noise((max(runs, 1), 4), event=event, source=source)
     checks = check_gaussian(drawn * event.gradient_grain, sigma=event.gradient_sigma)
     return max(shifts), checks

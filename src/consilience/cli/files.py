@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,15 +10,18 @@ from typer import Argument, Option
 
 import consilience as cs
 from consilience.cli.command import Answer, Commands
-from consilience.cli.options import FilePath, TablePath, check_out
+from consilience.cli.options import PREDICTIONS, FilePath, PredictionsPath, TablePath, check_out
 from consilience.errors import SettingsError
+from consilience.files.durable import write_durably
 from consilience.text import quote
 
 if TYPE_CHECKING:
+    from consilience.evaluation.adaptation import Adapted
     from consilience.files.certificate import Page
     from consilience.files.contribution import Contribution
     from consilience.files.release import Release
     from consilience.study.study import Study
+    from consilience.tables.schema import Schema
 
 contribution = Commands("Read and check the file that a site submits.")
 release = Commands("Read, check and use what a hub publishes.")
@@ -46,7 +50,7 @@ def show_release(file: FilePath, html: Html = None) -> Answer:
 def _show(loaded: Contribution | Release, page: Page, html: Path | None) -> Answer:
     if html is not None:
         check_out(html, ".html").write_text(page.as_html(), encoding="utf-8")
-    return Answer({**loaded.sealed.facts, "digest": loaded.digest}, page.as_text())
+    return Answer({**loaded.sealed.facts, "digest": loaded.digest}, page.on_screen())
 
 
 @contribution.add("verify", "contribution verify contribution-0001.safetensors")
@@ -90,15 +94,15 @@ def predict(
     file: FilePath,
     study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
     table: TablePath,
-    out: Annotated[
-        Path, Option(help="CSV or Parquet file to write, with one row per record.")
-    ] = Path("predictions.csv"),
+    out: PredictionsPath = PREDICTIONS,
 ) -> Answer:
     """Predict for the records of a table on this machine; nothing is sent anywhere."""
-    import pyarrow as pa
-    import pyarrow.csv as pcsv
-    import pyarrow.parquet as pq
+    agreed, loaded = _load_agreed(file, study)
+    return write_predictions(loaded, agreed.schema, table, out)
 
+
+def _load_agreed(file: Path, study: Path) -> tuple[Study, Release]:
+    """Return a study, from its file or a site's folder, and a release that fits it."""
     from consilience.study.check import check_release
 
     loaded = cs.Release.load(file)
@@ -113,19 +117,104 @@ def predict(
     if agreed.reference != loaded.study:
         raise SettingsError(
             f"The release was made for another study than {str(study)!r}, or for another version "
-            f"of it. Nothing was predicted. Give the file of study {name!r}."
+            f"of it. Nothing was done. Give the file of study {name!r}."
         )
-    check_release(agreed, loaded)
+    return agreed, check_release(agreed, loaded)
+
+
+@release.add("summary", "release summary release-0001.safetensors study.toml --html table.html")
+def summary(
+    file: FilePath,
+    study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
+    html: Annotated[Path | None, Option("--html", help="Also write it as a web page.")] = None,
+    csv: Annotated[Path | None, Option("--csv", help="Also write it as a CSV file.")] = None,
+    plot: Annotated[
+        Path | None, Option("--plot", help="Also draw each column, as a PNG, SVG or PDF file.")
+    ] = None,
+) -> Answer:
+    """Print what a summary says of all sites' records: each number with its interval."""
+    from consilience.evaluation.table_one import TableOne
+
+    agreed, loaded = _load_agreed(file, study)
+    title = f"Summary of {loaded.study['name']}, release {loaded.sequence}"
+    made = TableOne.of(loaded.ensemble, agreed.schema, title=title)
+    for path, ending, write in ((html, ".html", made.as_html), (csv, ".csv", made.as_csv)):
+        if path is not None:
+            check_out(path, ending, besides=file).write_text(write(), encoding="utf-8")
+    if plot is not None:
+        made.plot().savefig(check_out(plot, ".png", ".svg", ".pdf", besides=file))
+    rows = [
+        {"column": row.column, "what": row.what, "groups": [vars(each) for each in row.measures]}
+        for row in made.rows
+    ]
+    return Answer({"groups": list(made.groups), "level": made.level, "rows": rows}, made.as_text())
+
+
+@release.add("scores", "release scores release-0001.safetensors study.toml")
+def scores(
+    file: FilePath,
+    study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
+    html: Annotated[Path | None, Option("--html", help="Also write it as a web page.")] = None,
+) -> Answer:
+    """Print how good a model is on the sites' own records: accuracy, AUC and calibration."""
+    from consilience.evaluation.own_records import describe_scores
+    from consilience.files.certificate import Page
+
+    agreed, loaded = _load_agreed(file, study)
+    sections = describe_scores(loaded.ensemble, agreed.schema)
+    title = f"Scores of {loaded.study['name']}, release {loaded.sequence}"
+    page = Page(title, sections)
+    if html is not None:
+        check_out(html, ".html", besides=file).write_text(page.as_html(), encoding="utf-8")
+    return Answer({heading: dict(rows) for heading, _, rows in sections}, page.on_screen())
+
+
+def write_predictions(model: Release | Adapted, schema: Schema, table: Path, out: Path) -> Answer:
+    """Write what a model says of each record of a table."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.csv as pcsv
+    import pyarrow.parquet as pq
+
     check_out(out, ".csv", ".parquet", besides=table)
-    X = agreed.schema.encode_features(table)
-    columns = {"prediction": loaded.predict(X)}
-    if agreed.schema.classes is not None:
-        probabilities = loaded.predict_proba(X)
-        for k, label in enumerate(loaded.ensemble.classes_.tolist()):
+    X = schema.encode_features(table)
+    columns = {"prediction": model.predict(X)}
+    if schema.classes is not None:
+        probabilities = model.predict_proba(X)
+        known = model.ensemble.classes_ if isinstance(model, cs.Release) else model.classes_
+        for k, label in enumerate(np.asarray(known).tolist()):
             columns[f"probability of {label}"] = probabilities[:, k]
-    write = pq.write_table if out.suffix == ".parquet" else pcsv.write_csv
-    write(pa.table(columns), out)
-    return Answer({"file": str(out), "rows": len(X)}, f"Written: {out} ({len(X):,} rows)")
+    write, content = pq.write_table if out.suffix == ".parquet" else pcsv.write_csv, io.BytesIO()
+    write(pa.table(columns), content)
+    said, mode = f"Written: {out} ({len(X):,} rows)", 0o666
+    if getattr(model, "stays_at_site", False):
+        said += "\nThese answers are as exact as this site's records. They must not leave the site."
+        mode = 0o600
+    write_durably(out, content.getvalue(), mode=mode)
+    return Answer({"file": str(out), "rows": len(X)}, said)
+
+
+@release.add("freeze", "release freeze shared roster.csv --key coordinator.pem")
+def freeze(
+    folder: Annotated[Path, Argument(help="A shared folder with one blind study.")],
+    sites: Annotated[
+        Path, Argument(help="A CSV file with the columns name, key and checked_by.", metavar="CSV")
+    ],
+    key: Annotated[Path, Option(help="The key that signs releases; created if it does not exist.")],
+) -> Answer:
+    """Freeze the roster of a blind study in a shared folder: no site can be added afterwards."""
+    from consilience.study.batches import freeze_roster, read_sites, seal_path
+
+    study = cs.Study.in_folder(folder)
+    roster = freeze_roster(study, folder, read_sites(sites), key)
+    facts = {"roster": roster.digest, "sites": len(roster.names), "key": roster.sealed.key}
+    return Answer(
+        facts,
+        f"The roster of {len(roster.names)} sites is frozen, with the digest {roster.digest}\n"
+        f"Signed with key {roster.sealed.key}\n"
+        f"Back up {seal_path(key)}: without it no sum of this study can be opened.\n"
+        "Next: each keyholder compares the keys on it with what the sites told it, and signs it.",
+    )
 
 
 @release.add("make", "release make shared --key coordinator.pem")
@@ -137,8 +226,16 @@ def make(
 ) -> Answer:
     """Combine the contributions in a shared folder into a signed release, without a hub."""
     from consilience.files.certificate import of_release
+    from consilience.files.contribution import WITHDRAWN, Withdrawal
     from consilience.files.sealed import SigningKey
-    from consilience.study.collect import Publication, collect, read_log, read_records
+    from consilience.study.batches import gather_batches
+    from consilience.study.collect import (
+        Publication,
+        collect,
+        read_log,
+        read_records,
+        read_submitted,
+    )
 
     study = cs.Study.in_folder(folder)
     if study.draws_noise:
@@ -146,33 +243,37 @@ def make(
             f"{study.aggregator} draws noise, which must be charged to a hub's ledger. Nothing was "
             "combined. Run this study at a hub."
         )
+    if key.resolve().is_relative_to(folder.resolve()):
+        raise SettingsError(
+            f"The key {str(key)!r} lies in the shared folder, and whoever can read that could sign "
+            "releases with it. Nothing was combined. Keep it elsewhere; if one is there, make "
+            "another."
+        )
     signing = SigningKey.at(key)
-    done = set(folder.glob("release-*.safetensors"))
-    by_site = _load_contributions(study, sorted(set(folder.glob("*.safetensors")) - done))
-    newest = [of_site[-1] for of_site in by_site.values()]
-    earlier = {site: [one.guarantee for one in ones[:-1]] for site, ones in by_site.items()}
+    by_site = read_submitted(study, folder)
+    newest = [submitted.newest for submitted in by_site.values()]
+    opened, waits = None, ""
+    if study.is_blind:
+        batches = gather_batches(study, folder, by_site, key)
+        opened, waits = batches.opened, batches.describe()
+        newest = opened.files
+        if not newest:
+            raise SettingsError(
+                "No batch of this study is open yet. Nothing was combined. "
+                f"{waits or 'Wait for more sites.'}"
+            )
+    in_order = sorted(newest, key=lambda one: one.has_records)  # of a site with both, its records
+    earlier = {one.site: by_site[one.site].costs_beside(one) for one in in_order}
     public, test = read_records(study, folder)
-    log = read_log(folder)
-    publication = Publication(signing, log.length + 1, earlier, log=log)
+    log = read_log(folder, signing.public)
+    publication = Publication(signing, log.length + 1, earlier, log=log, opened=opened)
     made = collect(study, newest, public=public, test=test, publication=publication)
     path = folder / made.filename
     made.save(path)
     facts = {"file": str(path), "sequence": made.sequence, "digest": made.digest}
-    text = f"{of_release(made).as_text()}\nWritten: {path}"
-    return Answer({**facts, "sites": list(by_site)}, text)
-
-
-def _load_contributions(study: Study, files: list[Path]) -> dict[str, list[Contribution]]:
-    """Return the contributions of each site, sites by name and contributions in their order."""
-    by_site: dict[str, list[Contribution]] = {}
-    for file in files:
-        loaded = study.accept(cs.Contribution.load(file, trusted=study.trusted))
-        by_site.setdefault(loaded.site, []).append(loaded)
-    for site, of_site in by_site.items():
-        if len({one.sealed.key for one in of_site}) > 1:
-            raise SettingsError(
-                f"Contributions of {site!r} are signed with different keys. Nothing was combined. "
-                "Ask the site which key is its own."
-            )
-        of_site.sort(key=lambda one: one.sequence)
-    return dict(sorted(by_site.items()))
+    notes = (Withdrawal.load(note).site for note in folder.glob(f"*{WITHDRAWN}"))
+    gone = sorted(set(notes) - by_site.keys())
+    said = f"\nNot in it, because they withdrew: {', '.join(map(quote, gone))}" if gone else ""
+    text = f"{of_release(made).on_screen()}\nWritten: {path}{said}"
+    facts |= {"sites": [one.site for one in newest], "withdrawn": gone}
+    return Answer(facts, f"{text}\n{waits}".rstrip())

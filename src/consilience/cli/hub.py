@@ -184,6 +184,77 @@ def invite(
     )
 
 
+@commands.add("roster", "hub roster heart-risk --checked-by 'Dr. Miller, by phone'")
+def freeze_roster(
+    *,
+    study: StudyName,
+    checked_by: Annotated[
+        str | None,
+        Option(help="Freeze it: who compared the keys with what the sites themselves said."),
+    ] = None,
+    checked: Annotated[
+        list[str] | None,
+        Option(help="The same for one site, as SITE=WHO; can be repeated.", metavar="SITE=WHO"),
+    ] = None,
+    place: Place,
+) -> Answer:
+    """Show the sites of a study whose hub is blind, and their keys; or freeze that roster.
+
+    Without who compared the keys, nothing is changed. Once the roster is frozen, no site can be
+    enrolled and no key changed.
+    """
+    from consilience.hub.blind import require_blind
+    from consilience.protocol import Refusal
+
+    who = dict(each.split("=", 1) for each in checked or () if "=" in each)
+    with place.open() as hub:
+        agreed = hub.study(study)[1]
+        require_blind(agreed)
+        keys = hub.store.enrolled_keys(study)
+        is_frozen = hub.store.roster(study) is not None
+        if unknown := sorted(set(who) - set(keys)):
+            raise Refusal("not-found", f"No site named {unknown[0]!r} is enrolled.")
+        if checked_by is None and not who and not is_frozen:
+            listed = "".join(f"\n  {site}\n    {key}" for site, key in sorted(keys.items()))
+            return Answer(
+                {"frozen": False, "sites": keys},
+                f"Enrolled, and not frozen yet:{listed}\nCompare each key with what the site told "
+                "you, then name who did: --checked-by NAME.",
+            )
+        named = {site: who.get(site, checked_by or "") for site in keys}
+        roster = hub.blind.freeze(agreed, named, OPERATOR)
+    sites = roster.sealed.facts["sites"]
+    lines = "".join(
+        f"\n  {one['name']}\n    {one['key']}\n    compared by {one['checked_by']}" for one in sites
+    )
+    return Answer(
+        {"frozen": True, "digest": roster.digest, "sites": sites},
+        f"Frozen, digest {roster.digest}:{lines}\nNow every keyholder countersigns it.",
+    )
+
+
+@commands.add("batch", "hub batch heart-risk")
+def list_batch(
+    *,
+    study: StudyName,
+    leave_out: Annotated[
+        int | None,
+        Option(help="Instead, leave the batch with this number out of all later releases."),
+    ] = None,
+    place: Place,
+) -> Answer:
+    """List a batch of all files that keyholders can open together now; do not wait for others."""
+    with place.open() as hub:
+        if leave_out is None:
+            row = hub.blind.list_batch(hub.study(study)[1], OPERATOR)
+            said = "is listed to the keyholders"
+        else:
+            row = hub.store.leave_out_batch(study, leave_out, OPERATOR)
+            said = "is left out"
+    facts = {"number": row["number"], "digest": row["digest"], "state": row["state"]}
+    return Answer(facts, f"Batch {row['number']} {said}: {row['digest']}")
+
+
 @commands.add("allow", "hub allow phones --epsilon 2")
 def allow(
     *,

@@ -29,6 +29,10 @@ StudyName = Annotated[str, Argument(help="The name of the study.", metavar="STUD
 StudyPath = Annotated[
     Path | None, Argument(help="The study file. Without one, options say it.", metavar="STUDY")
 ]
+PredictionsPath = Annotated[
+    Path, Option(help="CSV or Parquet file to write, with one row per record.")
+]
+PREDICTIONS = Path("predictions.csv")
 TrainingEpsilon = Annotated[
     float | None,
     Option(help="The budget of one training; by default the largest that the study allows."),

@@ -123,6 +123,14 @@ def plan(
         float, Option(help="Report what an excess loss of this size would need.")
     ] = 0.01,
     metric: JudgedBy = None,
+    sums: Annotated[
+        bool,
+        Option(
+            "--sums",
+            help="With a study: try what handing over sums would bring instead of models. A study "
+            "with a statistic is always answered so.",
+        ),
+    ] = False,
 ) -> Answer:
     """Predict the accuracy to expect from a number of records, sites and an epsilon.
 
@@ -139,10 +147,11 @@ def plan(
     with as_typed(Sizes), showing("Planning", None) as progress:
         if study is not None:
             refuse_beside_study(options, public)
-            advice = cs.plan(study, **asked, progress=progress)
+            advice = cs.plan(study, **asked, progress=progress, sums=sums)
         else:
             require(epsilon, "--epsilon")
             settings = options.settings()
+            settings["sums"] = sums
             advice = cs.plan(**asked, public=public.read(), progress=progress, **settings)
         return Answer(advice.as_dict(), str(advice))
 
@@ -242,6 +251,26 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What is tried beside the method that was asked for, and for whom joining pays."""
+
+    beside: Annotated[
+        list[str] | None,
+        Option(
+            help="With a study: another learner or statistic to try on the same divisions, such as "
+            "Moments, GradientStep or LabelTables. Repeatable."
+        ),
+    ] = None
+    adapt: Annotated[
+        int,
+        Option(
+            help="How many sites, the smallest and the largest, adapt each release to their own "
+            "records, which shows whether joining pays for them."
+        ),
+    ] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
 class Files:
     """What is read and written."""
 
@@ -262,6 +291,7 @@ def simulate(
     ] = None,
     metric: JudgedBy = None,
     runs: RunOptions,
+    tried: Tried,
     model: ModelOptions,
     learner: LearnerOptions,
 ) -> Answer:
@@ -270,7 +300,8 @@ def simulate(
     With a study file, this is what its sites and its hub will do. Use it for public records only:
     it trains many times without a ledger and shows errors; without a study it also reads bounds,
     categories and classes from the file. Every table has the honest baselines: always the most
-    frequent class, public records alone, sites alone, all records pooled.
+    frequent class, public records alone, sites alone, all records pooled; and for some sites their
+    own exact model, the release, and the release adapted to their own records.
     """
     from consilience.progress import showing
 
@@ -285,11 +316,27 @@ def simulate(
         if study is not None:
             refuse_beside_study(model, learner)
             report = cs.simulate(
-                study, files.data, division=cut, runs=how, epsilon=epsilon, metric=metric
+                study,
+                files.data,
+                division=cut,
+                runs=how,
+                epsilon=epsilon,
+                metric=metric,
+                beside=tried.beside or (),
+                adapt=tried.adapt,
             )
         else:
-            epsilons = require(epsilon, "--epsilon")
-            report = _simulate_options(files.data, model, learner, epsilons, cut, how, metric)
+            if tried.beside:
+                raise SettingsError(
+                    "Methods are tried beside that of a study, and no study was named. Nothing was "
+                    "trained. Name one with --study, or run the command once for each learner."
+                )
+            asked = {
+                "epsilon": require(epsilon, "--epsilon"),
+                "metric": metric,
+                "adapt": tried.adapt,
+            }
+            report = _simulate_options(files.data, model, learner, cut, how, asked)
     if files.out is None:
         return Answer({**report.as_dict(), "files": []}, str(report))
     written = _write(report, files.out)
@@ -301,16 +348,15 @@ def _simulate_options(
     data: Path,
     model: ModelOptions,
     learner: LearnerOptions,
-    epsilons: list[float],
     division: Division,
     runs: Runs,
-    metric: str | None,
+    asked: dict[str, Any],
 ) -> Report:
     """Simulate what options describe, on records encoded by their own bounds and categories."""
     from consilience.tables.inference import read_public
 
     label = require(model.label, "--label")
-    made = learner.build(epsilon=epsilons[0])
+    made = learner.build(epsilon=asked["epsilon"][0])
     aggregators = {name: build_aggregator(name) for name in model.aggregator or ["average"]}
     table: Any = cs.read_table(data)
     if division.site_column is not None:
@@ -323,8 +369,8 @@ def _simulate_options(
         division = replace(division, sites=table[column].to_pylist(), site_column=None)
         table = table.drop_columns([column])
     X, y = read_public(table, label, drop=model.drop or ())
-    settings: Any = {**vars(division), **vars(runs), "metric": metric}
-    return cs.simulate(made, aggregators, X, y, epsilon=epsilons, **settings)
+    settings: Any = {**vars(division), **vars(runs), **asked}
+    return cs.simulate(made, aggregators, X, y, **settings)
 
 
 def _write(report: Report, folder: Path) -> list[str]:

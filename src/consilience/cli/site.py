@@ -15,7 +15,15 @@ from typer import Argument, Option
 import consilience as cs
 from consilience.cli.command import Answer, Commands, Json, show
 from consilience.cli.ledger import describe_balance, describe_note
-from consilience.cli.options import FilePath, Neighbours, StudyName, TablePath, check_out
+from consilience.cli.options import (
+    PREDICTIONS,
+    FilePath,
+    Neighbours,
+    PredictionsPath,
+    StudyName,
+    TablePath,
+    check_out,
+)
 from consilience.errors import SettingsError
 from consilience.text import quote
 
@@ -154,7 +162,7 @@ def join(
         if at_hub
         else "Nothing was sent"
     )
-    text = f"{of_study(study).as_text()}\nJoined. {sent}. Nothing was trained. Next: {hint}"
+    text = f"{of_study(study).on_screen()}\nJoined. {sent}. Nothing was trained. Next: {hint}"
     return Answer({**study.reference, "hub": where}, text)
 
 
@@ -164,6 +172,9 @@ def train(
     table: TablePath,
     epsilon: Annotated[
         float | None, Option(help="What this training may cost; none if the hub is trusted.")
+    ] = None,
+    learner: Annotated[
+        str | None, Option(help="One of the study's learners, where sites may choose.")
     ] = None,
     *,
     approval: ApprovalOptions,
@@ -176,17 +187,17 @@ def train(
     site = cs.Site(folder)
     asking = Asking(offline=approval.offline, skip=approval.skip or ())
     if approval.dry_run:
-        shown = site.preview(study, epsilon=epsilon, **asking)
+        shown = site.preview(study, epsilon=epsilon, learner=learner, **asking)
         file = check_out(approval.out, ".html")
         file.write_text(shown.page_to_file.as_html(), encoding="utf-8")
         facts = {"page": str(file), "epsilon": epsilon, "left": shown.left, "fits": shown.fits}
         fits = "" if shown.fits else "This training does not fit what the data owner allows.\n"
         filed = f"{fits}Written for filing: {file}. Nothing was trained or recorded."
-        text = f"{shown.page.as_text()}\n{filed}\nOnce approved: --approved {shown.digest}"
+        text = f"{shown.page.on_screen()}\n{filed}\nOnce approved: --approved {shown.digest}"
         return Answer({**facts, "digest": shown.digest}, text)
 
     def approve(preview: Preview) -> bool:
-        show(preview.page.as_text(), as_error=as_json)
+        show(preview.page.on_screen(), as_error=as_json)
         if approval.approved is not None:
             return approval.approved == preview.digest
         question = "Train, and enter this in the ledger?"
@@ -197,6 +208,7 @@ def train(
         study,
         table,
         epsilon=epsilon,
+        learner=learner,
         approve=approve,
         anew=approval.anew,
         **asking,
@@ -213,19 +225,95 @@ def train(
     made_of = {"file": str(path), "digest": made.digest, "guarantee": made.guarantee.as_dict()}
     return Answer(
         {**made_of, "charged": charged},
-        f"{of_contribution(made).as_text()}\n{again}Signed and kept: {path}\n"
+        f"{of_contribution(made).on_screen()}\n{again}Signed and kept: {path}\n"
         f"The file was not sent. Next: consilience site submit {study}",
     )
 
 
+@commands.add("trust-keyholder", "site trust-keyholder heart 3f9a... 71c0...")
+def trust_keyholder(
+    study: StudyName,
+    keys: Annotated[
+        list[str] | None,
+        Argument(help="Keys that the keyholders told you themselves.", metavar="KEY..."),
+    ] = None,
+    limit: Annotated[
+        float | None,
+        Option(help="What all trainings together may cost if everybody else colludes."),
+    ] = None,
+    folder: Folder = SITE,
+) -> Answer:
+    """Record that the data owner confirmed keyholders of a blind study, and trusts one of them."""
+    site = cs.Site(folder)
+    missing = site.trust_keyholders(study, keys or (), limit=limit)
+    rest = (
+        f"Not confirmed: {', '.join(missing)}. Until all are, a training is charged what it costs "
+        "if everybody else colludes."
+        if missing
+        else "All keyholders of the study are confirmed. A training is charged what it costs if "
+        "enough others follow the protocol; what it costs otherwise is kept in an account of its "
+        "own."
+    )
+    return Answer(site.describe_blind(study), f"Recorded. {rest}")
+
+
+@commands.add("count-on", 'site count-on heart "South clinic" "West clinic"')
+def count_on(
+    study: StudyName,
+    sites: Annotated[list[str], Argument(help="Names of sites on the roster.", metavar="SITE...")],
+    folder: Folder = SITE,
+) -> Answer:
+    """Count on these sites of a blind study's roster only; others do not make a batch large."""
+    counted = cs.Site(folder).count_on(study, sites)
+    return Answer(
+        {"study": study, "counted": counted},
+        f"Recorded. With itself this site counts on {counted} sites of {study}; its next file says "
+        "so.",
+    )
+
+
+@commands.add("noise", "site noise heart")
+def noise(
+    study: StudyName,
+    offline: Annotated[bool, Option("--offline", help="Ask no hub what it has.")] = False,
+    skip: Annotated[
+        list[str] | None, Option(help="A study whose hub is not asked that.", metavar="STUDY")
+    ] = None,
+    folder: Folder = SITE,
+) -> Answer:
+    """Make a file of noise only, so that a batch of others can be opened; it costs nothing."""
+    path = cs.Site(folder).mask_noise(study, offline=offline, skip=skip or ())
+    made = cs.Contribution.load(path)
+    return Answer(
+        {"file": str(path), "digest": made.digest},
+        f"Signed and kept: {path}\nIt holds a share of the noise and no record; nothing was "
+        f"charged. The file was not sent. Next: consilience site submit {study}",
+    )
+
+
 @commands.add("submit", "site submit heart")
-def submit(study: StudyName, folder: Folder = SITE) -> Answer:
+def submit(
+    study: StudyName,
+    offline: Annotated[
+        bool, Option("--offline", help="Do not ask first what hubs have of this site.")
+    ] = False,
+    skip: Annotated[
+        list[str] | None,
+        Option(help="A study whose hub is not asked that; repeatable.", metavar="STUDY"),
+    ] = None,
+    folder: Folder = SITE,
+) -> Answer:
     """Send the newest contribution; sending it twice changes nothing."""
     site = cs.Site(folder)
-    answer = site.submit(study)
+    answer = site.submit(study, offline=offline, skip=skip or ())
     said = f"The hub says {quote(answer['state'])}."
     if site.is_in_folder(study):
         said = "It is in the shared folder."
+    if answer["not_compared"]:
+        said += (
+            f"\nThe hub of {', '.join(answer['not_compared'])} did not say what it has of this "
+            "site, so that nothing tells whether an older copy of this folder was in use."
+        )
     return Answer(
         answer,
         f"Handed over, digest {answer['digest']}. {said}\n"
@@ -265,9 +353,63 @@ def fetch(
         )
     return Answer(
         {**facts, "guarantee": release.guarantee.as_dict(), "own": own},
-        f"{of_release(release).as_text()}\n{own}\nChecked and kept: {file}\n"
-        f"Next: consilience release predict {file} {folder} TABLE",
+        f"{of_release(release).on_screen()}\n{own}\nChecked and kept: {file}\n"
+        f"Next: consilience site adapt {study} TABLE, which fits it to this site's own exact "
+        "records, compares it with this site's own model, costs nothing and sends nothing; or as "
+        f"it is: consilience release predict {file} {folder} TABLE",
     )
+
+
+@commands.add("adapt", "site adapt heart patients.csv")
+def adapt(study: StudyName, table: TablePath, folder: Folder = SITE) -> Answer:
+    """Fit the release to the site's own exact records, and show whether joining pays for it."""
+    made = cs.Site(folder).adapt(study, table)
+    comparison = made.model.comparison_
+    facts = {"file": str(made.file), "page": str(made.page_file), "share": made.model.share_}
+    if comparison is not None:
+        facts["pays"] = comparison.joining.helps
+        facts["measures"] = {
+            name: found.as_dict()["measures"] for name, found in comparison.evaluations.items()
+        }
+    return Answer(
+        facts,
+        f"{made.page.on_screen()}\nKept for this site alone: {made.file}, and this page as "
+        f"{made.page_file.name} beside it. Nothing was sent or charged.\n"
+        f"Next: consilience site predict {study} TABLE",
+    )
+
+
+@commands.add("compare-summary", "site compare-summary heart patients.csv")
+def compare_summary(study: StudyName, table: TablePath, folder: Folder = SITE) -> Answer:
+    """Compare the site's own exact records with a released summary of all sites' records."""
+    made = cs.Site(folder).compare_summary(study, table)
+    found = made.comparison
+    differences = [dict([each.row]) for each in found.differences]
+    return Answer(
+        {"page": str(made.file), "compared": found.n_compared, "differences": differences},
+        f"{made.page.on_screen()}\nKept for this site alone: {made.file}. Nothing was sent or "
+        "charged.",
+    )
+
+
+@commands.add("predict", "site predict heart new.csv")
+def predict(
+    study: StudyName,
+    table: TablePath,
+    out: PredictionsPath = PREDICTIONS,
+    folder: Folder = SITE,
+) -> Answer:
+    """Predict with the adapted model; what it says is as exact as the site's own records."""
+    from consilience.cli.files import write_predictions
+
+    site = cs.Site(folder)
+    if site.shares(out):
+        raise SettingsError(
+            f"The file {str(out)!r} lies in a folder that this site shares with others, and what "
+            "the adapted model predicts is as exact as the site's own records. Nothing was "
+            "predicted. Name a file elsewhere."
+        )
+    return write_predictions(site.adapted(study), site.study(study).schema, table, out)
 
 
 @commands.add("log", "site log heart --out north.json")
@@ -359,6 +501,12 @@ def withdraw(
         done = (
             "Withdrawn: its file is gone from the shared folder, where a signed note of it stays."
         )
+        if answer["left"]:
+            done += (
+                f" What no key here signed was left: {', '.join(answer['left'])}. If it is this "
+                "site's, fetch it first (consilience site recover) and withdraw again; if not, ask "
+                "the coordinator who put it there."
+            )
     return Answer(
         answer,
         f"{done} Published releases stay with those who have them, and the ledger's charge stays, "
@@ -392,6 +540,13 @@ def status(folder: Folder = SITE) -> Answer:
         lines.append(
             f"  {row['study']} at {row['hub']}: {'fetches only' if row['fetch_only'] else done}"
         )
+        if row.get("blind"):
+            lines += [f"    {said}" for said in row["blind"]["said"]]
+        if row["unreadable"]:
+            lines.append(
+                f"    cannot be read, so that nothing is trained for this study: "
+                f"{', '.join(row['unreadable'])}"
+            )
     if not rows:
         lines.append("  no study yet: consilience site join HUB INVITATION")
     return Answer({**facts, "key": site.key.public, "studies": rows}, "\n".join(lines))
@@ -517,10 +672,12 @@ def recover(
             f"The hub of {', '.join(made.unreached)} could not be asked. Run this again later."
         )
     if made.unproved:
+        fix = "If you lost a key, run this again with --lost-key; otherwise ask the coordinator."
+        if lost_key:
+            fix = "They do not fit the study or this data set. Ask the coordinator whose they are."
         lines.append(
             f"The hub of {', '.join(made.unproved)} has contributions in this site's name that no "
-            "key here signed, and they were not charged. If you lost a key, run this again with "
-            "--lost-key; otherwise ask the coordinator."
+            f"key here signed, and they were not charged. {fix}"
         )
     if made.gone:
         lines.append(
@@ -528,7 +685,14 @@ def recover(
             "files it does not send, so that nothing tells whether they are this site's, or what "
             "they cost. Restore a backup of the ledger, or ask the coordinator."
         )
-    kinds = ("unreached", "unproved", "gone")
+    if made.unreadable:
+        lines.append(
+            f"In the site's folder, this cannot be read: {', '.join(made.unreadable)}. Nothing "
+            "tells what it cost, and whether that is in the ledger. Put back a copy; if there is "
+            "none, move it away: what was submitted of it has been fetched again, if its hub has "
+            "it."
+        )
+    kinds = ("unreached", "unproved", "gone", "unreadable")
     more = {kind: list(getattr(made, kind)) for kind in kinds}
     decided = {"forgot": made.forgot, "decisions": [note._asdict() for note in made.decisions]}
     return Answer({"charges_made_again": made.entered, **more, **decided}, "\n".join(lines))

@@ -41,19 +41,45 @@ class Columns:
             help="Anyone may see this table: read bounds and categories from its values.",
         ),
     ] = False
+    test: Annotated[
+        Path | None,
+        Option(help="A table that anyone may see, to measure releases on; beside the study file."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What sites train or add up, and who keeps the hub from seeing it."""
+
+    learner: Annotated[
+        str,
+        Option(
+            help="What sites train or add up: a class name, or a short name such as svm. By "
+            "default a gradient step from a public table, moments with keyholders, otherwise a "
+            "logistic regression."
+        ),
+    ] = ""
+    keyholder: Annotated[
+        list[str] | None,
+        Option(
+            help="The public key of a keyholder: sites then share their noise, and the hub sees "
+            "totals only. Repeatable."
+        ),
+    ] = None
+    sites: Annotated[
+        int, Option(help="How many sites are expected, where there are keyholders.")
+    ] = 10
 
 
 @commands.add("new", "study new ward.csv --label ill --number age:0:120 --category sex:f,m")
 def new(
     table: TablePath,
     columns: Columns,
+    method: Method,
     name: Annotated[
         str, Option(help="A short name: lower-case letters, digits, hyphens.")
     ] = "my-study",
     purpose: Annotated[str, Option(help="What the study is for, in a sentence.")] = "",
-    learner: Annotated[
-        str, Option(help="What sites train: a class name, or a short name such as svm.")
-    ] = "PrivateLogisticRegression",
     out: Annotated[Path, Option(help="The study file to write.")] = Path("study.toml"),
 ) -> Answer:
     """Write a commented study file for a table; only the names of its columns are read."""
@@ -81,8 +107,11 @@ def new(
         numbers=dict(_read_bounds(text) for text in columns.number or []),
         categories=dict(_read_categories(text) for text in columns.category or []),
         drop=columns.drop or [],
-        learner=find_learner(learner).__name__,
+        learner=find_learner(method.learner).__name__ if method.learner else None,
+        keyholders=method.keyholder or (),
+        sites=method.sites,
         is_public=columns.public,
+        test=columns.test,
         file=out.name,
     )
     out.write_text(draft.write(table), encoding="utf-8")
@@ -111,7 +140,7 @@ def show(study: FilePath) -> Answer:
     from consilience.study.pages import of_study
 
     loaded = cs.Study.load(study)
-    return Answer({**loaded.to_dict(), "digest": loaded.digest}, of_study(loaded).as_text())
+    return Answer({**loaded.to_dict(), "digest": loaded.digest}, of_study(loaded).on_screen())
 
 
 def _read_bounds(text: str) -> tuple[str, tuple[float, float]]:

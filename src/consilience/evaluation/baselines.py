@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.dummy import DummyClassifier, DummyRegressor
 
+import consilience.statistics.registry  # noqa: F401  `Total` is among the aggregators
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.blend import fit_public
 from consilience.aggregators.registry import AGGREGATORS
@@ -121,7 +122,7 @@ def public_only(learner: Learner, public: Public) -> Predictor:
     changed and returned fitted.
     """
     assert math.isinf(learner.epsilon)
-    if learner.is_linear:
+    if learner.is_linear or learner.makes_linear:
         return fit_public(learner, public)
     if getattr(learner, "unit", "record") == "person":  # public records need no cap per person
         learner.set_params(unit="record", records_per_person=None)
@@ -145,7 +146,7 @@ def assess(
     Privacy
     -------
     Members are measured only if they are private by themselves: what an exact member does on test
-    records is not private.
+    records is not private. Of sums that a blind hub opened together there are no members.
     """
     if test is None or test.y is None:
         return []
@@ -157,7 +158,7 @@ def assess(
     alone = _public_model(study, public)
     if alone is not None:
         rows.append(table.measure(PUBLIC_ROW, "baseline", alone))
-    if study.trusted or study.draws_noise:
+    if study.trusted or study.draws_noise or not members:
         return rows
     errors = [next(iter(measures(member, test.X, test.y).values())) for member in members]
     order = np.argsort(errors, kind="stable")

@@ -129,15 +129,20 @@ class Joining:
         """The answer as a verb: "helps", "does not help" or "does not clearly help"."""
         return ANSWERS[self.helps]
 
-    @property
-    def caution(self) -> str:
-        """Why errors say little here, if the most frequent class explains them; else nothing."""
+    def caution(self, *, has_auc: bool) -> str:
+        """Say why errors say little here, if the most frequent class explains them; else nothing.
+
+        They say enough about a model that is clearly worse. An AUC needs scores and records of two
+        classes; `has_auc` tells whether the same models were compared by it.
+        """
         guess = self.gaps.get(MAJORITY)
-        if self.measure is not ERROR or guess is None or guess.verdict == "better":
+        if self.measure is not ERROR or guess is None or guess.verdict != "unclear":
             return ""
+        rest = "the AUC can" if has_auc else "such test records cannot"
         return (
-            f"The error is not clearly lower than that of {MAJORITY} ({self.show(guess.other)}), "
-            "so errors do not tell good models from useless ones here; the AUC does."
+            f"The error is not clearly different from that of {MAJORITY} "
+            f"({self.show(guess.other)}), so errors do not show here whether anything was learned; "
+            f"{rest}."
         )
 
     def show(self, value: float) -> str:

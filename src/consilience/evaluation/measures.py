@@ -119,7 +119,7 @@ class _Error(Metric):
 
 class _Auc(Metric):
     def parts(self, answers: _Classified) -> Array | None:
-        return None if answers.scores is None else _auc_parts(answers.scores, answers.codes)
+        return None if answers.scores is None else auc_parts(answers.scores, answers.codes)
 
     def value(self, answers: _Classified) -> float | None:
         present = np.flatnonzero(np.bincount(answers.codes))
@@ -564,7 +564,7 @@ def _auc(scores: Array, codes: Array, present: Array) -> float:
     return float(np.mean(values))
 
 
-def _auc_parts(scores: Array, codes: Array) -> Array | None:
+def auc_parts(scores: Array, codes: Array) -> Array | None:
     """Return each record's part in the AUC, with the AUC as their mean within every class.
 
     None if only one class occurs. Of more than two classes, each that occurs is compared with the

@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,17 @@ from consilience.errors import ConsilienceError
 from consilience.evaluation.baselines import compare_rows
 from consilience.evaluation.measures import AUC, STATED
 from consilience.files.contribution import Contribution
-from consilience.files.release import Release
+from consilience.files.release import Release, is_known_method
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
-from consilience.text import Quoted, collapse, quote
+from consilience.text import (
+    PAGE_WIDTH,
+    Quoted,
+    collapse,
+    count_columns,
+    fill,
+    quote,
+    screen_width,
+)
 
 UNITS = {
     Unit.RECORD: "one record",
@@ -65,9 +72,13 @@ class Page:
         ]
         object.__setattr__(self, "sections", sections)
 
-    def as_text(self, width: int = 88) -> str:
-        """Return the page for a terminal or an e-mail."""
+    def as_text(self, width: int = PAGE_WIDTH) -> str:
+        """Return the page for an e-mail or a file; the same for every reader."""
         return "\n".join(self._lines(width)).rstrip() + "\n"
+
+    def on_screen(self) -> str:
+        """Return the page for this terminal, which breaks no line of it again."""
+        return self.as_text(screen_width())
 
     def _lines(self, width: int) -> Iterator[str]:
         yield self.title
@@ -75,18 +86,19 @@ class Page:
         for heading, paragraphs, rows in self.sections:
             yield f"\n{heading}\n{'-' * len(heading)}"
             for paragraph in paragraphs:
-                yield _fill(paragraph, width, _bar(paragraph)) + "\n"
-            shown = [len(name) for name, _ in rows if len(name) <= LONGEST_NAME]
-            longest = max(shown, default=4)
+                yield fill(paragraph, width, _bar(paragraph)) + "\n"
+            widths = [count_columns(name) for name, _ in rows]
+            most = min(LONGEST_NAME, 3 * width // 8)
+            longest = max((columns for columns in widths if columns <= most), default=4)
             indent = " " * (longest + 2)
-            for name, value in rows:
+            for (name, value), columns in zip(rows, widths, strict=True):
                 bar = _bar(name, value)
-                if len(name) > longest:
-                    yield _fill(name, width, bar)
-                    yield _fill(value, width, bar + indent)
+                if columns > longest:
+                    yield fill(name, width, bar)
+                    yield fill(value, width, bar + indent)
                 else:
-                    begin = f"{name:<{longest}}  "
-                    yield _fill(value, width, bar + begin, bar + indent)
+                    begin = name + " " * (longest + 2 - columns)
+                    yield fill(value, width, bar + begin, bar + indent)
 
     def as_html(self) -> str:
         """Return the page as one self-contained HTML file."""
@@ -120,11 +132,6 @@ def _clean(text: str) -> str:
 
 def _bar(*texts: str) -> str:
     return "| " if any(isinstance(text, Quoted) for text in texts) else ""
-
-
-def _fill(text: str, width: int, first: str, later: str | None = None) -> str:
-    later = first if later is None else later
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=later) or first
 
 
 _STYLE = (
@@ -202,6 +209,8 @@ def of_contribution(contribution: Contribution) -> Page:
     facts = contribution.sealed.facts
     receipt = facts.get("receipt")
     entry = "none: exact, for a trusted hub"
+    if contribution.is_masked:
+        entry = "none: noise only"
     if receipt is not None:
         entry = f"{receipt['entry']}, with the hash {receipt['hash']}, as the site states"
     size = facts.get("size")
@@ -225,16 +234,8 @@ def of_contribution(contribution: Contribution) -> Page:
     return Page(
         f"Contribution of {quote(contribution.site, 100)} to {_name(contribution.study['name'])}",
         [
-            ("What it promises", meaning(contribution.guarantee, against=READERS), []),
-            ("Guarantee", [], _guarantee_rows(contribution.guarantee, checked=True)),
-            (
-                "What is in it",
-                [
-                    "A fitted learner and the facts below. It holds no record, and nothing else "
-                    "that was computed from records without noise, except where a row here says so."
-                ],
-                contents,
-            ),
+            *_promised(contribution),
+            ("What is in it", [_HOLDS_MASKED if contribution.is_masked else _HOLDS], contents),
             (
                 "How to check it",
                 [
@@ -246,6 +247,40 @@ def of_contribution(contribution: Contribution) -> Page:
             ),
         ],
     )
+
+
+_HOLDS = (
+    "A fitted learner and the facts below. It holds no record, and nothing else that was computed "
+    "from records without noise, except where a row here says so."
+)
+_HOLDS_MASKED = (
+    "A sum with a share of noise, under one pad for each pad holder, and the facts below. Nobody "
+    "can read it alone; only the total of a batch can be opened."
+)
+
+
+def _promised(contribution: Contribution) -> list[Section]:
+    """Say what a contribution promises; of a masked one, also if everybody else colludes."""
+    if not contribution.has_records:
+        return [("What it promises", ["It holds a share of noise, and no record."], [])]
+    sections: list[Section] = [
+        ("What it promises", meaning(contribution.guarantee, against=READERS), []),
+        ("Guarantee", [], _guarantee_rows(contribution.guarantee, checked=True)),
+    ]
+    if contribution.alone is not None:
+        said = (
+            "If the hub and all keyholders work together, or the hub and all other sites, this "
+            "site's own share of the noise is all that hides its records."
+        )
+        against = "everybody else, together,"
+        sections.append(
+            (
+                "If everybody else colludes",
+                [said, *meaning(contribution.alone, against=against)],
+                _guarantee_rows(contribution.alone, checked=True),
+            )
+        )
+    return sections
 
 
 def of_release(release: Release) -> Page:
@@ -265,15 +300,15 @@ def of_release(release: Release) -> Page:
             ("What it promises", meaning(release.guarantee, against=READERS), []),
             ("Guarantee", [], _guarantee_rows(release.guarantee, checked=False)),
             (
-                "Whose contributions it is made of",
+                "Whose contributions it is made of, as the signer states",
                 [
-                    "A site's epsilon counts everything that the site ever submitted to this "
+                    "A site's epsilon is to count everything that the site ever submitted to this "
                     "study, including contributions that were superseded or withdrawn: what was "
                     "handed out once cannot be taken back."
                 ],
                 _source_rows(release),
             ),
-            *_quality_sections(facts["quality"]),
+            *_quality_sections(facts["quality"], facts["aggregator"]),
             (
                 "How to check it",
                 ["Anyone can repeat the checks offline with: consilience release verify FILE"],
@@ -316,7 +351,9 @@ def _source_rows(release: Release) -> list[tuple[str, str]]:
     return rows
 
 
-def _quality_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
+def _quality_sections(
+    rows: Sequence[Mapping[str, Any]], aggregator: Mapping[str, Any]
+) -> list[Section]:
     """Return what was measured and whether joining helped, by the rule of `evaluation.compare`."""
     if not rows:
         return []
@@ -329,27 +366,33 @@ def _quality_sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
             f"{joining.measure.title} is {joining.comparison}."
         )
     said = [verdict]
-    if joining is not None and joining.caution:
-        said.append(joining.caution)
-        if ranked := compare_rows(rows, AUC.name):
+    ranked = compare_rows(rows, AUC.name)
+    if joining is not None and (caution := joining.caution(has_auc=ranked is not None)):
+        said.append(caution)
+        if ranked is not None:
             said.append(
                 f"By AUC, joining {ranked.answer}: the release's AUC is {ranked.comparison}."
             )
-    measured = [_measured_row(row) for row in rows]
+    measured = [_measured_row(row, aggregator) for row in rows]
     return [(_MEASURED, said, measured)]
 
 
 _MEASURED = "How good it is, as the signer states, on the study's public test records"
 
 
-def _measured_row(row: Mapping[str, Any]) -> tuple[str, str]:
+def _measured_row(row: Mapping[str, Any], aggregator: Mapping[str, Any]) -> tuple[str, str]:
     parts = []
     for metric in STATED:
         if metric.name in row:
             measure = row[metric.name]
             numbers = f"{measure['value']:.3f} ({measure['low']:.3f} to {measure['high']:.3f})"
             parts.append(f"{metric.title} {numbers}")
-    return str(row.get("method")), ", ".join(parts)
+    method = str(row.get("method"))
+    try:
+        known = is_known_method(method, aggregator)
+    except (TypeError, ValueError, ConsilienceError):  # settings of an aggregator not known here
+        known = False
+    return method if known else Quoted(method), ", ".join(parts)
 
 
 def _short(guarantee: Guarantee) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+import consilience.statistics.registry  # noqa: F401  statistics are learners that files can name
 from consilience.errors import ConsilienceError, ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.files.sealed import (
     Sealed,
@@ -33,8 +34,16 @@ from consilience.learners.implied import Extent, Implied
 from consilience.learners.inputs import MAY_ASSUME
 from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
-from consilience.privacy.accounting import Event, events_from_json, events_to_json, total
+from consilience.privacy.accounting import (
+    Event,
+    SharedSum,
+    alone,
+    events_from_json,
+    events_to_json,
+    total,
+)
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.statistics.base import MASKED, Sharing, Statistic
 from consilience.text import quote
 
 if TYPE_CHECKING:
@@ -50,9 +59,11 @@ _BLOCK_NUMBERS = 1 << 17  # checked at a time
 # What reading facts of any form and content can raise.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ConsilienceError)
 KIND, WITHDRAWAL = "contribution", "withdrawal"
+WITHDRAWN = ".withdrawn"  # how the name of a note ends that stands for a contribution
 _COST = ("events", "receipt")  # the facts that prove a charge
 _NONCE = re.compile("[0-9a-f]{64}")
 MOST_RECEIPT = 4096  # characters
+MOST_STEPS = 1 << 16  # that records of a shared sum are scaled by
 _RECEIPT = frozenset(
     "entry key dataset study epsilon delta rho unit neighbours events_hash hash".split()
 )
@@ -80,6 +91,12 @@ FACTS = {
     "key": "the site's public key, and its signature",
     "tensors": "the model: see 'numbers' below",
 }
+# The same of a file for a blind hub, which has these beside the others.
+MASKED_FACTS = {
+    "blind": "the roster's digest, sealed seeds and a nonce of the masks, whom the site counts on, "
+    "and whether there is only noise",
+    "share": "how wide the shared noise is, and what the site's own share promises alone",
+}
 
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -101,7 +118,7 @@ def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[
 def _unfitted(facts: Mapping[str, Any]) -> Any:
     """Return the learner that facts describe, with what is public of its fit but its tensors."""
     kind: Any = LEARNERS[facts["learner"]]
-    named = kind.first_settings | facts["settings"]
+    named = kind.read_settings(facts["settings"])
     settings = {name: from_plain(value) for name, value in named.items()}
     numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
     accept("settings", settings.keys() == _setting_names(kind) and numbers)
@@ -116,7 +133,21 @@ def _unfitted(facts: Mapping[str, Any]) -> Any:
         learner.classes_ = np.asarray(classes)
     if size is not None:
         learner.public_size_ = size
+    if "share" in facts:
+        accept("share", isinstance(learner, Statistic))
+        learner.sharing = _read_share(facts)
     return learner
+
+
+def _read_share(facts: Mapping[str, Any]) -> Sharing:
+    """Return how the noise of a masked file is shared."""
+    share, blind = facts["share"], facts["blind"]
+    epsilon, steps, shares = share["epsilon"], share["steps"], blind["shares"]
+    plain = type(epsilon) in (int, float) and 0 < epsilon < math.inf
+    accept("share", plain and type(steps) is int and 1 <= steps <= MOST_STEPS)
+    accept("share", type(shares) is int and 1 <= shares < 2**31)
+    accept("share", type(blind["only_noise"]) is bool)
+    return Sharing(shares, epsilon, steps, blind["only_noise"])
 
 
 @cache  # it reads the signature of the class
@@ -147,6 +178,9 @@ def _imply(facts: Mapping[str, Any]) -> Implied | None:
     try:
         public = {name: facts[name] for name in known}
         public["tensors"] = {name: form["shape"] for name, form in facts["tensors"].items()}
+        if "share" in facts:
+            public["share"] = {name: facts["share"][name] for name in ("epsilon", "steps")}
+            public["blind"] = {name: facts["blind"][name] for name in ("shares", "only_noise")}
         return _imply_from(canonical(public))
     except (*MALFORMED, ArithmeticError) as problem:
         part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
@@ -218,16 +252,33 @@ def _is_receipt(value: object) -> bool:
     )
 
 
-def _check_receipt(receipt: Mapping[str, Any], events: str, cost: Guarantee) -> None:
-    """Refuse a receipt of another charge than the one for these events.
+def paid_events(facts: Mapping[str, Any]) -> tuple[Event, ...]:
+    """Return the events that a file's receipt is for, as the ledger holds them.
+
+    Of a share of noise, that may be what it costs if everybody else colludes.
+    """
+    events, receipt = events_from_json(facts["events"]), facts.get("receipt")
+    by_itself = alone(events)
+    if by_itself != events and receipt is not None:
+        text = events_to_json(by_itself)
+        if receipt.get("events_hash") == hashlib.sha256(text.encode()).hexdigest():
+            return by_itself
+    return events
+
+
+def _check_receipt(facts: Mapping[str, Any]) -> None:
+    """Refuse a receipt of another charge than the one for a file's events, as they are stated.
 
     A ledger counts in its own relation, so that what it charged may be more than what is promised.
     """
+    receipt, stated, events = facts["receipt"], facts["events"], paid_events(facts)
+    if events != events_from_json(stated):
+        stated = events_to_json(events)
     try:
-        charged = cost.convert(receipt["neighbours"])
+        charged = total(events, receipt["neighbours"])
         same = (
-            receipt["events_hash"] == hashlib.sha256(events.encode()).hexdigest()
-            and receipt["unit"] == str(cost.unit)
+            receipt["events_hash"] == hashlib.sha256(stated.encode()).hexdigest()
+            and receipt["unit"] == str(charged.unit)
             and receipt["epsilon"] >= charged.epsilon * (1 - _ROUNDED)
             and receipt["delta"] >= charged.delta * (1 - _ROUNDED)
         )
@@ -375,6 +426,80 @@ class Contribution(SignedFile):
         return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
     @classmethod
+    def make_masked(
+        cls,
+        statistic: Statistic,
+        words: Array,
+        mask: Callable[[dict[str, Any], Array, SigningKey], Sealed],
+        *,
+        study: Mapping[str, str],
+        site: str,
+        sequence: int,
+        key: SigningKey,
+    ) -> Self:
+        """Sign the masked numbers of a statistic whose noise is a share.
+
+        `mask` adds the pads and the fact "blind", and signs; `words` exist nowhere else.
+        """
+        sharing = statistic.sharing
+        assert sharing is not None
+        statistic.restore_state({MASKED: np.zeros_like(words)})  # facts only are taken of it
+        facts, _ = take_apart(statistic)
+        by_itself = total(alone(statistic.events_))
+        facts |= {
+            "share": {
+                "epsilon": sharing.epsilon,
+                "steps": sharing.steps,
+                "alone": by_itself.as_dict(),
+            },
+            "site": site,
+            "receipt": statistic.receipt_,
+            **cls.stamp(study, sequence),
+            "nonce": secrets.token_hex(32),
+        }
+        return cls(mask(facts, words, key))._check(trusted=False)
+
+    @classmethod
+    def rehearse(
+        cls,
+        learner: PrivateLearner[Any, Any],
+        events: Sequence[Event],
+        *,
+        study: Mapping[str, str],
+        site: str,
+        sequence: int,
+        key: SigningKey,
+    ) -> None:
+        """Refuse a training whose file nobody could read, before anything is charged for it.
+
+        A draft with all that is known before the training is written and read as the file will be.
+        """
+        classes = getattr(learner, "classes_", None)
+        facts = {
+            "learner": type(learner).__name__,
+            "settings": {name: to_plain(one) for name, one in learner.stated_settings().items()},
+            "classes": None if classes is None else classes.tolist(),
+            "n_features": int(learner.n_features_in_),
+            "size": None,
+            "events": events_to_json(events),
+            "site": site,
+            **cls.stamp(study, sequence),
+        }
+        try:
+            read = Sealed.load(Sealed.seal(KIND, facts, {}, key).to_bytes(), KIND)
+            _unfitted(read.facts)
+            _read_events(read.facts)
+            same = {name: read.facts[name] for name in facts} == facts
+        except (*MALFORMED, ArithmeticError):
+            same = False
+        if not (same and 1 <= len(site) <= 200 and 1 <= sequence < 2**53):
+            raise SettingsError(
+                f"A file of this training of {type(learner).__name__} could not be read again, by "
+                "its settings, its classes or the names in it. Nothing was trained or charged. Ask "
+                "who wrote the study."
+            )
+
+    @classmethod
     def load(cls, source: str | os.PathLike[str] | bytes, *, trusted: bool = False) -> Self:
         """Read a file of unknown origin: form, signature, tensors, and guarantee against events."""
         return cls(Sealed.load(source, KIND))._check(trusted)
@@ -440,7 +565,7 @@ class Contribution(SignedFile):
         typed = all(type(facts.get(n)) is kind for kind, names in expected.items() for n in names)
         if not (
             typed
-            and facts.keys() <= FACTS.keys()
+            and facts.keys() <= FACTS.keys() | MASKED_FACTS.keys()
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())
             and 1 <= len(facts["site"]) <= 200
@@ -453,8 +578,50 @@ class Contribution(SignedFile):
         _check_implied(looked.implied, facts, looked.extents)
         check_guarantee(self.learner, trusted=trusted)
         if facts.get("receipt") is not None and self.events:
-            _check_receipt(facts["receipt"], facts["events"], total(self.events))
+            _check_receipt(facts)
+        if ("blind" in facts) != ("share" in facts) or not self._states_alone():
+            raise refused("what its own share promises alone is not what its noise has")
         return self
+
+    def _states_alone(self) -> bool:
+        """Tell whether a masked file states what holds if everybody else colludes."""
+        if "share" not in self.sealed.facts:
+            return True
+        try:
+            stated, found = self.alone, total(alone(self.events))
+        except MALFORMED:
+            return False
+        return (
+            self.sealed.facts["share"].keys() == {"epsilon", "steps", "alone"}
+            and stated is not None
+            and not stated.assumptions
+            and _rounded_up(stated, found).promises_same(found)
+        )
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether its numbers are masked: only the total of a batch can be opened."""
+        return "blind" in self.sealed.facts
+
+    @property
+    def has_records(self) -> bool:
+        """Whether it is made of records, and not of a share of noise alone."""
+        return not (self.is_masked and self.sealed.facts["blind"]["only_noise"])
+
+    @property
+    def alone(self) -> Guarantee | None:
+        """What the site's own share promises if everybody else colludes; None if nothing is shared.
+
+        `guarantee` is then what holds under the assumption that it states.
+        """
+        if not self.is_masked:
+            return None
+        return Guarantee.from_dict(dict(self.sealed.facts["share"]["alone"]))
+
+    @property
+    def paid_events(self) -> tuple[Event, ...]:
+        """What its ledger charged."""
+        return paid_events(self.sealed.facts)
 
     @cached_property
     def learner(self) -> Any:
@@ -512,14 +679,29 @@ class Withdrawal(SignedFile):
         receipt = facts.get("receipt")
         if not (
             facts.keys() == names
+            and isinstance(facts["study"], dict)
             and type(facts["sequence"]) is int
             and is_nonce(facts["contribution"])
             and isinstance(facts["events"], str)
             and (receipt is None or _is_receipt(receipt))
         ):
             raise refused("it is no withdrawal of a contribution")
-        _read_events(facts)
+        events = _read_events(facts)
+        if receipt is not None and events:
+            _check_receipt(facts)
         return cls(sealed)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What the contribution promised, computed from its events: an exact one has none."""
+        events = events_from_json(self.sealed.facts["events"])
+        shared = [event.assumption for event in events if isinstance(event, SharedSum)]
+        return replace(total(events), assumptions=tuple(shared))
+
+    @property
+    def site(self) -> str:
+        """Name of the site that withdrew."""
+        return str(self.sealed.facts["site"])
 
     @property
     def contribution(self) -> str:

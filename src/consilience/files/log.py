@@ -68,6 +68,11 @@ class ReleaseLog:
         before = max(self.before, self.length - listed)
         return ReleaseLog(before, self.head_at(before), tuple(self.digests[before - self.before :]))
 
+    @property
+    def lists_enough(self) -> bool:
+        """Whether it lists all that a release lists: what is not listed cannot be compared."""
+        return len(self.digests) >= min(self.length, MOST_LISTED)
+
     def lists(self, number: int, digest: str) -> bool:
         """Tell whether the release with this number is listed, and has this digest."""
         return self.before < number <= self.length and self._digest(number - 1) == digest

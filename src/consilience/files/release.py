@@ -6,10 +6,12 @@ registries of ensembles and learners; a name that is in neither is refused.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -18,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from consilience.aggregators.base import Ensemble
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.registry import AGGREGATORS, ENSEMBLES
-from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
+from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError, shield
 from consilience.evaluation.baselines import BASELINES, COMPARED, KINDS, name_gain
-from consilience.evaluation.measures import STATED
+from consilience.evaluation.measures import AUC, CALIBRATION, ERROR, R2, STATED
 from consilience.files.contribution import (
     MALFORMED,
     MOST_CLASSES,
@@ -33,6 +35,7 @@ from consilience.files.contribution import (
 )
 from consilience.files.log import MOST_RELEASES, ReleaseLog
 from consilience.files.sealed import Sealed, SignedFile, SigningKey, canonical, refused
+from consilience.learners.base import LARGEST
 from consilience.privacy.accounting import Event, events_from_json, events_to_json
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 
@@ -48,15 +51,30 @@ MEASURED = (
     *(metric.name for metric in STATED),
     *dict.fromkeys(name_gain(metric.name) for metric in COMPARED),
 )
+GAINS = frozenset(name_gain(metric.name) for metric in COMPARED)
+SHARES = frozenset((ERROR.name, AUC.name, CALIBRATION.name))  # which lie between 0 and 1
 # Nothing else travels in a release but what its ensemble consists of: no text of the signer's own.
 _FACTS = frozenset(
     "classes ensemble study sequence software created aggregator guarantee events sources quality "
-    "log key tensors".split()
+    "log key tensors total".split()
 )
+OPENED = "opened"  # the tensor of a total that a blind hub opened, beside those of the ensemble
+_TOTAL = frozenset(("files", "size", "squares"))
 _SOURCE = frozenset("site digest sequence guarantee size reason weight".split())
 _QUALITY = frozenset(("method", "kind", "n_records", "level", *MEASURED))
 _REASON = re.compile(r"(n = [0-9]{1,3}(,[0-9]{3}){0,6}, )?(epsilon = [0-9.e+-]{1,12}|exact)")
+_NUMBERED = re.compile("release-([0-9]{1,9})")
 _TITLE = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}( \([a-z0-9-]{1,40}\))?")  # of an aggregator
+
+
+def in_order(files: Iterable[Path]) -> list[Path]:
+    """Sort files of releases by the numbers in their names: 10,000 comes after 9,999."""
+
+    def number(file: Path) -> tuple[int, str]:
+        found = _NUMBERED.match(file.name)
+        return (0 if found is None else int(found[1])), file.name
+
+    return sorted(files, key=number)
 
 
 @dataclass(frozen=True)
@@ -87,11 +105,14 @@ class Source:
 
         `size` is what may be stated of its number of records or persons.
         """
+        cost = contribution.guarantee
+        if not contribution.has_records:
+            cost = replace(cost, epsilon=0.0, delta=0.0, assumptions=())
         return cls(
             contribution.site,
             contribution.digest,
             contribution.sequence,
-            compose(contribution.guarantee, *earlier),
+            compose(cost, *earlier),
             size,
             reason,
         )
@@ -114,6 +135,24 @@ class Source:
 
 
 @dataclass(frozen=True)
+class OpenedTotal:
+    """The total that a blind hub opened, in whole numbers: a site can subtract its own part.
+
+    ``files`` is how many shares of noise are in it. ``size`` and ``squares`` are the weighted
+    numbers of records behind it, once and with squared weights; None where they are not public.
+    """
+
+    words: Array
+    files: int
+    size: float | None
+    squares: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the facts of a release state of it."""
+        return {"files": self.files, "size": self.size, "squares": self.squares}
+
+
+@dataclass(frozen=True)
 class Combination:
     """An ensemble and how it was made.
 
@@ -127,12 +166,15 @@ class Combination:
         What the aggregator drew; none if combining was post-processing.
     quality
         What `evaluation.baselines.assess` measured.
+    total
+        What a blind hub opened; None where members are known one by one.
     """
 
     ensemble: Ensemble
     aggregator: Mapping[str, Any]
     events: Sequence[Event] = ()
     quality: Sequence[Mapping[str, Any]] = ()
+    total: OpenedTotal | None = None
 
 
 def _take_apart(ensemble: Ensemble) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -148,8 +190,13 @@ def _take_apart(ensemble: Ensemble) -> tuple[dict[str, Any], dict[str, Array]]:
 def check_finite(ensemble: Ensemble) -> None:
     """Refuse an ensemble whose numbers overflowed: it cannot be released."""
     _, tensors = _take_apart(ensemble)
-    if not all(np.isfinite(tensor).all() for tensor in (*tensors.values(), ensemble.weights)):
+    if not all(map(_is_moderate, (*tensors.values(), np.asarray(ensemble.weights)))):
         raise SettingsError("Numbers of the combined model are too large. Nothing was released.")
+
+
+def _is_moderate(tensor: Array) -> bool:
+    """Tell whether squares and products of these numbers stay finite, whoever computes them."""
+    return tensor.dtype.kind != "f" or bool((np.abs(tensor) <= LARGEST).all())
 
 
 def _rebuild(
@@ -161,7 +208,8 @@ def _rebuild(
     few = isinstance(labels, list) and 1 <= len(labels) <= MOST_CLASSES
     accept("classes", labels is None or few)
     accept("ensemble", facts["ensemble"] in ENSEMBLES)
-    return ENSEMBLES[facts["ensemble"]].from_parts(facts, tensors, guarantee, weights, rebuild)
+    own = {name: tensor for name, tensor in tensors.items() if name != OPENED}
+    return ENSEMBLES[facts["ensemble"]].from_parts(facts, own, guarantee, weights, rebuild)
 
 
 def _is_whole(facts: Mapping[str, Any], tensors: Mapping[str, Array], ensemble: Ensemble) -> bool:
@@ -171,7 +219,8 @@ def _is_whole(facts: Mapping[str, Any], tensors: Mapping[str, Array], ensemble: 
     """
     parts, arrays = ensemble.to_parts(take_apart)
     stated = {name: value for name, value in facts.items() if name not in _FACTS}
-    return _is_within(stated, parts) and tensors.keys() == arrays.keys()
+    opened = {OPENED} if "total" in facts else set()
+    return _is_within(stated, parts) and tensors.keys() == arrays.keys() | opened
 
 
 def _is_within(stated: object, made: object) -> bool:
@@ -200,10 +249,28 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
         and all(isinstance(row["site"], str) and isinstance(row["digest"], str) for row in sources)
         and isinstance(quality, list)
         and all(set(row) <= _QUALITY and _is_method(row["method"], aggregator) for row in quality)
-        and all(row.get("kind") in KINDS for row in quality)
-        and all(type(row.get("n_records", 1)) is int for row in quality)
-        and all(type(row.get("level", 0.5)) is float for row in quality)
-        and all(_is_measure(row[name]) for row in quality for name in MEASURED if name in row)
+        and _are_possible(quality)
+    )
+
+
+def _are_possible(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether rows of quality can have been measured: the release's first, each method once.
+
+    A verdict is made of the baselines, and they are ours.
+    """
+    kinds = [row.get("kind") for row in rows]
+    sizes, levels = ({row.get(name) for row in rows} for name in ("n_records", "level"))
+    return (
+        all(kind in KINDS for kind in kinds)
+        and kinds[:1] == ["study"] * bool(rows)
+        and kinds.count("study") <= 1
+        and all(row["method"] in BASELINES for row in rows if row["kind"] == "baseline")
+        and len({row["method"] for row in rows}) == len(rows)
+        and max(len(sizes), len(levels)) <= 1
+        and all(size is None or (type(size) is int and size >= 1) for size in sizes)
+        and all(level is None or (type(level) is float and 0 < level < 1) for level in levels)
+        and all(_is_measure(name, row[name]) for row in rows for name in MEASURED if name in row)
+        and all(abs(row["gain"]["value"]) <= 1 for row in rows if {"gain", ERROR.name} <= set(row))
     )
 
 
@@ -211,7 +278,12 @@ def _is_method(name: object, aggregator: Mapping[str, Any]) -> bool:
     """Tell whether a fact names an alternative: a baseline, or an aggregator by its title."""
     if not isinstance(name, str):
         return False
-    if name in BASELINES or _TITLE.fullmatch(name):
+    return _TITLE.fullmatch(name) is not None or is_known_method(name, aggregator)
+
+
+def is_known_method(name: str, aggregator: Mapping[str, Any]) -> bool:
+    """Tell whether a method is a baseline, or an aggregator with settings that are known here."""
+    if name in BASELINES:
         return True
     kinds = AGGREGATORS.values()
     made = [cls(**settings) for cls in kinds for settings in cls.alternatives()]
@@ -221,15 +293,27 @@ def _is_method(name: object, aggregator: Mapping[str, Any]) -> bool:
     return any(name == each.describe().title for each in made)
 
 
-def _is_measure(part: object) -> bool:
-    """Tell whether a fact is a number with its interval."""
-    return (
+def _is_measure(name: str, part: object) -> bool:
+    """Tell whether a fact is a number with its interval, of a size that this measure can have."""
+    if not (
         isinstance(part, Mapping)
         and set(part) == {"value", "low", "high"}
         and all(type(number) in (int, float) for number in part.values())
-    )
+    ):
+        return False
+    low, value, high = part["low"], part["value"], part["high"]
+    if name in GAINS:
+        least, most = (-1.0, 1.0) if name == name_gain(AUC.name) else (-math.inf, math.inf)
+    else:
+        # What is worse than always the mean explains less than nothing.
+        least = -math.inf if name == R2.name else 0.0
+        most = 1.0 if name in SHARES else math.inf
+    # A bootstrap of a distance from zero may lie beside it.
+    inside = low <= value <= high or (name == CALIBRATION.name and low <= high)
+    return inside and least <= value <= most
 
 
+@shield
 @dataclass(frozen=True)
 class Release(SignedFile):
     """The hub's signed file. `load` refuses a file that fails any check; `ensemble` predicts.
@@ -284,6 +368,9 @@ class Release(SignedFile):
             ],
             "quality": [dict(row) for row in made.quality],
         }
+        if made.total is not None:
+            facts["total"] = made.total.as_dict()
+            tensors[OPENED] = made.total.words
         if log is not None:
             facts["log"] = log.shorten().as_dict()
         return cls(Sealed.seal(KIND, facts, tensors, key))._check()
@@ -318,8 +405,35 @@ class Release(SignedFile):
         accept("study", named and type(facts["sequence"]) is int)
         accept("version and time", self.is_stamped(facts))
         accept("number", 1 <= facts["sequence"] <= MOST_RELEASES)
-        accept("log", self.log is None or self.log.length == facts["sequence"] - 1)
+        log = self.log
+        complete = log is None or (log.length == facts["sequence"] - 1 and log.lists_enough)
+        accept("log's entries", complete)
         accept("facts", _can_be_shown(facts))
+        accept("numbers", all(map(_is_moderate, self.sealed.tensors.values())))
+        accept("total", "total" not in facts or self._is_total(facts["total"]))
+
+    def _is_total(self, stated: object) -> bool:
+        """Tell whether a fact and its tensor have the form of an opened total."""
+        words = self.sealed.tensors[OPENED]
+        return (
+            isinstance(stated, dict)
+            and stated.keys() == _TOTAL
+            and type(stated["files"]) is int
+            and stated["files"] == len(self.sources)
+            and (stated["size"] is None) == (stated["squares"] is None)
+            and all(
+                stated[name] is None or (type(stated[name]) in (int, float) and stated[name] >= 0)
+                for name in ("size", "squares")
+            )
+            and words.dtype == np.int64
+            and words.ndim == 1
+        )
+
+    @property
+    def total(self) -> OpenedTotal | None:
+        """The total that a blind hub opened; None in other releases."""
+        stated = self.sealed.facts.get("total")
+        return None if stated is None else OpenedTotal(self.sealed.tensors[OPENED], **stated)
 
     @cached_property
     def ensemble(self) -> Ensemble:

@@ -37,9 +37,11 @@ from consilience.privacy.guarantee import Guarantee
 
 Array = NDArray[Any]
 
+ADAPTED = "adapted"  # the one kind of file that stays where it was made
 MOST_BYTES = 256 << 20
 MOST_FACTS = 4 << 20  # bytes of JSON
 MOST_DEPTH = 16
+MOST_DIGITS = 20  # of a whole number, with its sign
 MOST_TENSORS = 1 << 14  # a release of many members holds a few of each
 MOST_DIMENSIONS = 4
 _DTYPES = {"F64": "float64", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
@@ -287,11 +289,14 @@ class SealedFile:
         if not isinstance(metadata, dict) or set(metadata) != {"consilience", "kind", "signature"}:
             raise refused("it is not a consilience file")
         if metadata["kind"] != kind:
-            raise refused(f"a {kind} was expected")
+            raise refused(
+                "it is a model of one site's exact records, which must not leave that site: "
+                "delete every copy elsewhere"
+                if metadata["kind"] == ADAPTED
+                else f"a {kind} was expected"
+            )
         text = metadata["consilience"]
-        self.facts: dict[str, Any] = _parse(text, MOST_FACTS)
-        if not isinstance(self.facts, dict) or canonical(self.facts) != text:
-            raise refused("its facts are not in canonical form")
+        self.facts = parse_facts(text)
         key, signature = self.facts.get("key"), metadata["signature"]
         if not (
             isinstance(key, str) and _KEY.fullmatch(key) and _SIGNATURE.fullmatch(str(signature))
@@ -442,6 +447,14 @@ def _offsets(entry: object) -> tuple[int, int]:
     raise refused("its header is malformed")
 
 
+def parse_facts(text: object) -> dict[str, Any]:
+    """Return the facts in a canonical text of unknown origin, or refuse it."""
+    facts = _parse(text, MOST_FACTS)
+    if not isinstance(facts, dict) or canonical(facts) != text:
+        raise refused("its facts are not in canonical form")
+    return facts
+
+
 def _parse(text: object, most: int) -> Any:
     """Parse JSON of limited length, depth and size of numbers, in which no key is repeated."""
     if not isinstance(text, str | bytes) or len(text) > most:
@@ -454,7 +467,7 @@ def _parse(text: object, most: int) -> Any:
         return entries
 
     def whole(digits: str) -> int:
-        if len(digits) > 20:
+        if len(digits) > MOST_DIGITS:
             raise ValueError
         return int(digits)
 

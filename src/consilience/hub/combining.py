@@ -35,6 +35,7 @@ from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Account
 from consilience.protocol import Refusal
 from consilience.study.collect import (
+    Opened,
     Publication,
     collect,
     find_breaking,
@@ -132,6 +133,7 @@ class Combiner:
         Return how many others still wait for that. With `at_once`, none waits. After a study that
         took long, the others wait for the next look, which may find quicker ones.
         """
+        self._list_batches()
         due = [row for row in self.hub.store.due() if self._combines_itself(row)]
         names = {row["name"] for row in due}
         self._waiting = {name: since for name, since in self._waiting.items() if name in names}
@@ -155,10 +157,25 @@ class Combiner:
             self.combined, self.seconds = self.combined + 1, self.seconds + took
         return waiting
 
+    def _list_batches(self) -> None:
+        """List the batches of blind studies that keyholders can open now."""
+        for name in self.hub.store.frozen():
+            try:
+                self.hub.blind.list_if_due(self.hub.agreed(name))
+            except OUTAGES:
+                raise
+            except Refusal as refusal:  # such as a file that was replaced just now
+                logger.info("no batch of study %s was listed: %s", name, refusal.message)
+            except Exception:  # the other studies have their turn
+                logger.exception("no batch of study %s was listed", name)
+
     def _combines_itself(self, row: Row) -> bool:
         """Tell whether the hub combines a study unasked; one that cannot be read it gives up."""
         try:
-            return not self.hub.agreed(row["name"]).draws_noise
+            study = self.hub.agreed(row["name"])
+            if study.is_blind and not self.hub.blind.has_seal(study):
+                return False  # a worker on the machine that has it does
+            return not study.draws_noise
         except OUTAGES:
             raise
         except Exception as problem:
@@ -262,11 +279,11 @@ class Combiner:
         if known is not None:
             store.unclaim(name, worker)
             return known
-        accepted = [one for one in contributions if one["state"] == "accepted"]
         try:
+            accepted = self._accepted(study, contributions)
             if request is None and row["tries"] >= MOST_TRIES:
                 raise Refusal("cannot-combine", _INTERRUPTED)
-            if (n := len(accepted)) < study.min_sites:
+            if (n := len({one["site"] for one in accepted})) < study.min_sites:
                 message = f"A release needs {study.min_sites} contributions; {n} are in use."
                 raise Refusal("too-few-sites", message)
             made, candidate = self._release(study, accepted, contributions, request)
@@ -285,6 +302,15 @@ class Combiner:
             withheld = refusal.code == "withheld"
             store.give_up(name, row["changes"], worker, reported, withheld=withheld)
             raise refusal from None
+
+    def _accepted(self, study: Study, contributions: Sequence[Row]) -> list[Row]:
+        """Return the rows that a release is made of: of a blind study those in opened batches."""
+        if not study.is_blind:
+            return [one for one in contributions if one["state"] == "accepted"]
+        return [file for batch in self._opened_batches(study) for file in batch["files"]]
+
+    def _opened_batches(self, study: Study) -> list[Row]:
+        return [row for row in self.hub.store.batches(study.name) if row["state"] == "opened"]
 
     def _check_noise(self, study: Study, request: str | None) -> None:
         if study.draws_noise and request is None:
@@ -309,6 +335,11 @@ class Combiner:
         study.require_valid()
         public, test = (self._records(study, part) for part in (study.public, study.test))
         members, absent = self._members(study, accepted)
+        if absent and study.is_blind:
+            raise Refusal(
+                "cannot-combine",
+                f"{describe_absent(absent)} Nobody can take one file out of the sum of a batch.",
+            )
         _require_enough(study, members, absent)
         try:
             release = self._collect(study, members, contributions, request, public, test)
@@ -318,7 +349,7 @@ class Combiner:
             raise
         except Exception:
             breaking: dict[str, str] = {}
-            if not study.draws_noise:
+            if not (study.draws_noise or study.is_blind):
                 breaking = find_breaking(study, members, public=public, test=test)
             if not breaking:
                 raise
@@ -327,9 +358,10 @@ class Combiner:
             members = [member for member in members if member.site not in breaking]
             _require_enough(study, members, absent)
             release = self._collect(study, members, contributions, request, public, test)
-        # What is unusual about an exact member is not private.
-        far = {} if study.trusted else self._find_far(study, members, public, test)
-        places = {} if study.trusted else find_heavy(release.ensemble)
+        # What is unusual about an exact member is not private, and nobody sees a masked one.
+        is_hidden = study.trusted or study.is_blind
+        far = {} if is_hidden else self._find_far(study, members, public, test)
+        places = {} if is_hidden else find_heavy(release.ensemble)
         heavy = {members[place].site: text for place, text in places.items()}
         made = _Made(release, [member.digest for member in members], absent, heavy | far)
         if study.draws_noise:
@@ -403,7 +435,22 @@ class Combiner:
                 _require_new(ledger, study, key)
             account = Account(ledger, study.digest, key)
             publication = Publication(self.hub.key, log.length + 1, earlier, account, log)
+            if study.is_blind:
+                publication = replace(publication, opened=self._open(study, members))
             return collect(study, members, public=public, test=test, publication=publication)
+
+    def _open(self, study: Study, members: Sequence[Contribution]) -> Opened:
+        """Return the batches that all keyholders opened, with what they answered."""
+        by_digest = {member.digest: member for member in members}
+        batches = [
+            (
+                [by_digest[file["digest"]] for file in batch["files"]],
+                self.hub.blind.read_openings(batch),
+            )
+            for batch in self._opened_batches(study)
+            if all(file["digest"] in by_digest for file in batch["files"])
+        ]
+        return Opened(batches, self.hub.blind.seal(study))
 
     def _records(self, study: Study, part: PublicFile | None) -> Public | None:
         """Read a file of public records, or say that it was not uploaded yet."""

@@ -7,18 +7,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
 from consilience.hub.auth import Rate
+from consilience.hub.blind import BlindStudies
 from consilience.hub.state import why_no_release
 from consilience.hub.store import Row, Store, hashed, now
 from consilience.hub.store.files import is_whole
 from consilience.hub.store.sites import MOST_DAILY, RETURN_SECONDS
-from consilience.privacy.guarantee import Budget
+from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.protocol import (
     DIGEST,
@@ -77,6 +78,7 @@ class Settings:
     sweep_after_seconds: float = 3600.0
     most_daily: int = MOST_DAILY  # contributions of a site to a study
     return_seconds: float = RETURN_SECONDS  # before a site that withdrew twice may submit again
+    batch_seconds: float = 86400.0  # without a new file, before a batch lacks sites of the roster
 
 
 class Hub:
@@ -95,6 +97,7 @@ class Hub:
         self.store.return_seconds = settings.return_seconds
         self.store.most_daily = settings.most_daily
         self.key = self._agreed_key()
+        self.blind = BlindStudies(self.store, self.key, settings.batch_seconds)
         self._ledger: Ledger | None = None
         self._studies: dict[str, Study] = {}
         self._lock, self._large = threading.Lock(), threading.Lock()
@@ -170,6 +173,9 @@ class Hub:
             study = Study.from_text(text)
         except ConsilienceError as problem:
             raise Refusal("study-invalid", str(problem)) from None
+        if study.blind is not None and self.key.public in study.blind.keyholders:
+            message = "The study names this hub as one of its keyholders, who must be others."
+            raise Refusal("study-invalid", message)
         return self.store.add_study(study.name, study.digest, text, actor)
 
     def study(self, name: str) -> tuple[Row, Study]:
@@ -306,6 +312,7 @@ class Hub:
             # is needed.
             with self._large if size > LARGE else nullcontext():
                 contribution = agreed.accept(Contribution.inspect(file, trusted=agreed.trusted))
+            only_noise = agreed.is_blind and self.blind.check_file(agreed, file)
         except ConsilienceError as problem:
             raise Refusal("rejected", str(problem)) from None
         row: Row = {
@@ -315,7 +322,8 @@ class Hub:
             "sequence": contribution.sequence,
             "sha256": sha256,
             "size": size,
-            "guarantee": contribution.guarantee.as_dict(),
+            "guarantee": _cost_of(contribution).as_dict(),
+            "only_noise": only_noise,
         }
         last = newest["sequence"] if newest else 0
         if contribution.sequence > last + MOST_SKIPPED:
@@ -381,6 +389,38 @@ class Hub:
         if not row["kept"]:
             raise Refusal("no-release", FORGOTTEN_RELEASE)
         return row, self.store.file_path(row["sha256"])
+
+    # ------------------------------------------------------------------------------ for keyholders
+
+    def names_keyholder(self, study: str, key: str) -> bool:
+        """Tell whether a study names the owner of this key as a keyholder."""
+        try:
+            rule = self.agreed(study).blind
+        except Refusal:  # there is no such study
+            return False
+        return rule is not None and key in rule.keyholders
+
+    def keyholder(self, study: str, key: str) -> Study:
+        """Return a study that names the owner of this key as a keyholder, or refuse."""
+        if not self.names_keyholder(study, key):
+            raise Refusal("not-authenticated", "The key is not that of a keyholder of this study.")
+        return self.agreed(study)
+
+    def take_opening(
+        self, study: Study, holder: str, arrived: Path | bytes, sha256: str
+    ) -> tuple[Row, bool]:
+        """Keep a keyholder's opening of a batch; return its row, and whether it is new."""
+        answer = self.blind.take_opening(study, holder, arrived, sha256)
+        self.changed.set()
+        return answer
+
+
+def _cost_of(contribution: Contribution) -> Guarantee:
+    """Return what a contribution costs its site; noise alone costs nothing, whatever it hides."""
+    stated = contribution.guarantee
+    if contribution.has_records:
+        return stated
+    return replace(stated, epsilon=0.0, delta=0.0, assumptions=())
 
 
 def _check_sender(facts: Mapping[str, object], agreed: Study, site: Row) -> None:

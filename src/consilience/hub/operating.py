@@ -153,6 +153,8 @@ def backup(folder: PathLike, path: PathLike, *, url: str | None = None) -> tuple
         try:
             hub.store.copy_to(draft)
             shutil.copy2(hub.store.folder / "hub.key", draft / "hub.key")
+            if (seals := hub.store.folder / "seals").exists():
+                shutil.copytree(seals, draft / "seals")
             hub.ledger.backup(draft / "hub.ledger")
             with closing(Store(draft)) as copy:
                 head = copy.verify()

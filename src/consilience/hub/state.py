@@ -7,17 +7,20 @@ follows from what the database says. A template holds only sentences that are tr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from consilience.blind.roster import Rule
+from consilience.hub.blind import BlindStudies, Waiting
 from consilience.hub.store import Row, Store, now
 from consilience.hub.store.database import fetch_rows
 from consilience.hub.store.sites import COUNTED_SECONDS, find_end, find_return
 from consilience.hub.store.studies import absent_of, alerts_of
 from consilience.hub.store.tables import (
+    IN_USE,
     contributions,
     files,
     invitations,
@@ -59,6 +62,12 @@ def show_time(text: str) -> str:
     return f"{text[:16].replace('T', ' ')} UTC"
 
 
+_WHOLE_BATCH = (
+    "Once a batch is listed to the keyholders, nobody can take one file out of its sum: if a site "
+    "in it withdraws, the whole batch leaves, and the others can hand over again."
+)
+
+
 @dataclass(frozen=True)
 class StudyState:
     """Everything about a study that can change."""
@@ -86,7 +95,7 @@ class StudyState:
     @property
     def in_use(self) -> int:
         """How many contributions are in use."""
-        return self.contributions["accepted"]
+        return sum(self.contributions[state] for state in IN_USE)
 
     @property
     def is_enough(self) -> bool:
@@ -142,6 +151,8 @@ class StudyState:
             return f"The hub makes one when {least} contributions are in use."
         if self.missing:
             return f"It needs the public file {self.missing[0]['file']}, which is missing."
+        if self.study.is_blind and not self.is_due and self.failed is None:
+            return "The hub makes one when all keyholders have opened a batch."
         if noisy:
             return "A coordinator can ask for one."
         if self.is_due:
@@ -241,6 +252,8 @@ class StudyState:
             said.insert(0, "Sites can still fetch its releases.")
         if self.study.draws_noise:
             said.append("You can still ask for releases of what was contributed.")
+        elif self.study.is_blind:
+            said.append(_WHOLE_BATCH)
         else:
             said.append(
                 "If a site withdraws, the hub combines the remaining contributions again, as long "
@@ -287,6 +300,8 @@ class StudyState:
         ]
         if self.study.draws_noise:
             said.append("A coordinator can then ask for a release of the remaining contributions.")
+        elif self.study.is_blind:
+            said.append(_WHOLE_BATCH)
         else:
             said.append(
                 "The hub combines the remaining contributions again, if there are "
@@ -322,7 +337,7 @@ class SiteState:
     @property
     def in_use(self) -> Row | None:
         """The site's contribution that is in use."""
-        return next((row for row in self.contributions if row["state"] == "accepted"), None)
+        return next((row for row in self.contributions if row["state"] in IN_USE), None)
 
     @property
     def may_submit(self) -> bool:
@@ -380,6 +395,165 @@ class SiteState:
         return set() if self.is_enrolled else {"revoked"}
 
 
+@dataclass(frozen=True)
+class BlindState:
+    """Everything about a blind study that can change beside what every study has."""
+
+    rule: Rule
+    roster: Row | None
+    sites: Sequence[Mapping[str, str]]  # on the roster: name, key, checked_by
+    signed: Collection[str]  # the keys of the pad holders that signed it
+    files: Sequence[tuple[Row, Collection[str]]]  # that wait, and who acknowledged each
+    waiting: Waiting
+    batches: Sequence[Row]
+    refusals: Sequence[Row]  # what keyholders sent and were refused, newest first
+
+    @property
+    def guarantees(self) -> list[str]:
+        """Say what protects a site, and from whom."""
+        n, spare, least = len(self.rule.keyholders), self.rule.spare, self.rule.least
+        who = "the keyholder follows" if n == 1 else f"at least one of the {n} keyholders follows"
+        most = "one" if spare == 1 else f"{spare}"
+        return [
+            f"If {who} the protocol, and all but {most} of the sites that a site counts on do, "
+            "nobody, the hub included, learns more of that site than the noisy sum of a whole "
+            f"batch tells: its file's guarantee holds. A batch has at least {least} of these "
+            "sites, itself included.",
+            "If the hub and all keyholders collude, or the hub and all other sites do, only a "
+            "site's own share of the noise is left. Each file states what that guarantees, which "
+            "is less.",
+            "Nobody can check numbers that nobody sees: a site that sends wrong numbers, or a "
+            "keyholder that answers with a wrong sum, spoils a batch, and learns nothing by it.",
+        ]
+
+    @property
+    def roster_text(self) -> str:
+        """Say whether the roster is frozen."""
+        if self.roster is None:
+            return (
+                "The roster is not frozen. Until it is, sites can enrol and none can train. "
+                "Afterwards nobody can be added."
+            )
+        return (
+            f"The roster was frozen at {show_time(self.roster['frozen'])} with {len(self.sites)} "
+            "sites. Nobody can be added, and no key can change."
+        )
+
+    @property
+    def keyholders(self) -> list[tuple[str, str]]:
+        """Say of each keyholder, by its key, what it has done and what it is waited for."""
+        return [(key, self._describe(key)) for key in self.rule.keyholders]
+
+    def _describe(self, key: str) -> str:
+        if self.roster is None:
+            return "It can sign the roster when that is frozen."
+        if key not in self.signed:
+            return "It has not signed the roster."
+        waits = sum(key not in done for _, done in self.files)
+        unopened = [
+            str(batch["number"])
+            for batch in self.batches
+            if batch["state"] == "listed" and key not in _openers(batch)
+        ]
+        said = "It has signed the roster."
+        if waits:
+            said += f" Files that it has not acknowledged: {waits}."
+        if unopened:
+            said += f" Batches that it has not opened: {', '.join(unopened)}."
+        return said if waits or unopened else f"{said} Nothing waits for it."
+
+    @property
+    def awaited(self) -> str:
+        """Say what has to happen next, and who has to do it."""
+        if self.roster is None:
+            return "The coordinator freezes the roster when all sites have enrolled."
+        unsigned = [key for key in self.rule.keyholders if key not in self.signed]
+        if unsigned:
+            return (
+                f"{len(unsigned)} of {len(self.rule.keyholders)} keyholders have to sign the "
+                "roster: consilience keyholder countersign. Until then no site can train."
+            )
+        listed = [batch for batch in self.batches if batch["state"] == "listed"]
+        if listed:
+            lacking = {
+                key for key in self.rule.keyholders for one in listed if key not in _openers(one)
+            }
+            return (
+                f"{len(lacking)} of {len(self.rule.keyholders)} keyholders have to open what is "
+                "listed: consilience keyholder open."
+            )
+        if self.waiting.chosen:
+            return (
+                f"A batch of {len(self.waiting.chosen)} files can be listed. The hub does so by "
+                "itself when all sites on the roster have handed over, or when no file has come "
+                "for a while; a coordinator can do so now."
+            )
+        if self.files:
+            return (
+                f"A batch needs {self.rule.least} sites whose files all keyholders have "
+                "acknowledged. Sites whose records are in a batch already can lend their noise: "
+                "consilience site noise."
+            )
+        if self.batches and not self.waiting.missing:
+            return "Nothing is waited for."
+        return "Sites on the roster train and submit: consilience site train."
+
+    @property
+    def waits(self) -> list[tuple[str, str]]:
+        """Say of each file that waits whose it is, and why it waits."""
+        ready = {file.digest for file in self.waiting.chosen}
+        return [
+            (
+                row["site"],
+                "It is ready for the next batch."
+                if row["digest"] in ready
+                else f"{self.waiting.reasons.get(row['digest'], 'It has just arrived')}.",
+            )
+            for row, _ in self.files
+        ]
+
+    @property
+    def confirmed(self) -> set[str]:
+        """What may be said to have been done to the study beside what every study has."""
+        return set() if self.roster is None else {"frozen"}
+
+    @property
+    def can_list(self) -> bool:
+        """Whether a coordinator can list a batch now."""
+        return bool(self.waiting.chosen)
+
+    def describe_batch(self, batch: Row) -> str:
+        """Say what became of a batch."""
+        opened = len(_openers(batch) & set(self.rule.keyholders))
+        if batch["state"] == "withdrawn":
+            return "It was left out as a whole. Its sites can hand over again."
+        if batch["state"] == "opened":
+            return "All keyholders have opened it."
+        return f"{opened} of {len(self.rule.keyholders)} keyholders have opened it."
+
+
+def _openers(batch: Row) -> set[str]:
+    return {opening["holder"] for opening in batch["openings"]}
+
+
+def read_blind(blind: BlindStudies, store: Store, study: Study) -> BlindState | None:
+    """Return the state of a blind study; None if its hub is not blind."""
+    if study.blind is None:
+        return None
+    name, row = study.name, store.roster(study.name)
+    sites = blind.roster(study).sealed.facts["sites"] if row is not None else ()
+    return BlindState(
+        rule=study.blind,
+        roster=row,
+        sites=sorted(sites, key=lambda site: str(site["name"])),
+        signed={card["holder"] for card in store.cards(name)},
+        files=store.acknowledged(name),
+        waiting=blind.find_waiting(study),
+        batches=store.batches(name),
+        refusals=store.refusals(name),
+    )
+
+
 def invitation_state(row: Row, study: Row) -> str:
     """Return whether an invitation is open, used, void or expired."""
     if row["used"] is not None:
@@ -409,10 +583,11 @@ def read_studies(store: Store, asked: Sequence[tuple[Row, Study]]) -> list[Study
             sites,
             (sites.c.study == contributions.c.study) & (sites.c.name == contributions.c.site),
         )
-        of_sites = sa.select(contributions.c.study, sa.func.count()).select_from(in_use)
+        n_sites = sa.func.count(contributions.c.site.distinct())
+        of_sites = sa.select(contributions.c.study, n_sites).select_from(in_use)
         of_sites = of_sites.where(
             contributions.c.study.in_(names),
-            contributions.c.state == "accepted",
+            contributions.c.state.in_(IN_USE),
             sites.c.status == "enrolled",
             sites.c.fetch_only.is_(False),
         )

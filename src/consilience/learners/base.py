@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
 
 from consilience.errors import SettingsError, shield
 from consilience.learners.implied import Implied
@@ -30,8 +31,11 @@ from consilience.privacy.guarantee import Guarantee, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
+from consilience.tables.groups import CAP, is_cap
+from consilience.text import shorten
 
 if TYPE_CHECKING:
+    from consilience.tables.public import Public
     from consilience.tables.schema import Schema
 
 Rows = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
@@ -39,6 +43,9 @@ UNSTATED = frozenset({"noise", "schema"})  # settings that no file states
 # A ledger counts in units of the least epsilon. Below these, sums and scales behind the charge
 # would overflow, or state more than was asked for.
 LEAST_EPSILON, LEAST_DELTA = 1e-9, 1e-300
+# Of norms, bounds, ridges and coefficients that meet records: no product of two overflows, and what
+# overflows becomes no number, which as a whole number is the most negative one.
+LARGEST = 1e100
 _MEANING = "meaning"  # sealed beside the released arrays, and never released
 State = Mapping[str, NDArray[Any]]
 StateCheck = Literal["whole", "shapes", "rows"]
@@ -68,13 +75,13 @@ class Settings:
         if not fits:
             raise SettingsError(
                 f"The {name!r} parameter of {type(self).__name__} must be {must}. Got "
-                f"{getattr(self, name)!r} instead. Nothing was computed."
+                f"{shorten(repr(getattr(self, name)))} instead. Nothing was computed."
             )
 
     def _require_moderate(self, *names: str) -> None:
         """Refuse a norm, a bound or a ridge whose square or product could overflow or vanish."""
         for name in names:
-            fits = is_positive(getattr(self, name)) and 1e-100 <= getattr(self, name) <= 1e100
+            fits = is_positive(getattr(self, name)) and 1e-100 <= getattr(self, name) <= LARGEST
             self._require(name, fits, "a number > 0, from 1e-100 to 1e100")
 
     def _take_plain_numbers(self) -> None:
@@ -84,6 +91,20 @@ class Settings:
                 plain = value.item()
                 # Extended precision stays as it is unless it is rounded.
                 setattr(self, name, float(value) if isinstance(plain, np.floating) else plain)
+
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work, before any record or member is looked at."""
+        self._take_plain_numbers()
+        for name, value in vars(self).items():
+            if type(getattr(type(self), name, None)) is bool:  # by its default
+                self._require(name, type(value) is bool, "true or false")
+
+    def _check_random_state(self) -> None:
+        try:
+            check_random_state(getattr(self, "random_state", None))
+        except ValueError:
+            must = "None, a whole number from 0 to 4294967295, or a numpy RandomState"
+            self._require("random_state", False, must)
 
     def _check_budget(self) -> None:
         """Refuse an epsilon, a delta or noise that cannot be one."""
@@ -111,9 +132,15 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     default_neighbours: ClassVar[str] = "replace-one"
     predicts_number: ClassVar[bool] = False  # regression: it has no classes
     has_known_noise: ClassVar[bool] = False  # its noise is known before training, for planning
+    suits: ClassVar[str | None] = None  # the aggregator that it is made for, if there is one
+    needs_delta: ClassVar[bool] = False  # its noise is Gaussian
+    makes_linear: ClassVar[bool] = False  # what is made of it is linear, even if it has no coef_
+    needs_labels: ClassVar[bool] = False  # what is made of it needs labelled public records
     # What `check_state` must see at once: all numbers, only the shapes of the arrays, or any rows
     # of all arrays (those without rows in full), so that large files are checked block by block.
     state_check: ClassVar[StateCheck] = "whole"
+    # Settings that other parts of a study decide, beside those that they decide for all learners.
+    study_decides: ClassVar[frozenset[str]] = frozenset()
     # What settings meant that files and studies of the first version do not name.
     first_settings: ClassVar[Mapping[str, Any]] = {}
     # Of exact members of a trusted hub, unless a study names others.
@@ -166,6 +193,11 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             for name, value in self.declared_by(self.schema).items():
                 if not _are_same(getattr(self, name), value):
                     yield name, value
+
+    @classmethod
+    def read_settings(cls, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what settings mean that a file, or a study of the first version, names."""
+        return {**cls.first_settings, **named}
 
     def stated_settings(self) -> dict[str, Any]:
         """Return the settings that a file of this learner states."""
@@ -274,6 +306,10 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         """Note the settings of this fit, so that `check_unchanged` knows them."""
         self._fitted_with = self._settings()
 
+    def public_settings(self, public: Public) -> dict[str, Any]:
+        """Return the settings that were left out and that labelled public records decide."""
+        return {}
+
     def check_unchanged(self) -> None:
         """Refuse if parameters were changed since `fit`: what was promised rests on them."""
         if getattr(self, "_fitted_with", None) not in (None, self._settings()):
@@ -315,8 +351,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             decided["classes"] = list(schema.classes)
         return decided
 
-    @classmethod
-    def describe_state(cls, schema: Schema) -> str:
+    def describe_state(self, schema: Schema) -> str:
         """Say what leaves a site that trains this learner on tables of `schema`."""
         return "the numbers of a fitted model"
 
@@ -361,6 +396,13 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         """Tell whether this learner could have released these arrays; they may be hostile."""
         return False  # a learner that never leaves a site released none
 
+    def fits_size(self, most: int) -> bool:
+        """Tell whether so many records or persons can have what was released.
+
+        Where a file states a number, that one is compared with the most beside this.
+        """
+        return True
+
     def n_released(self, n_classes: int) -> int:
         """Return how many numbers a fit releases, by settings and public facts alone."""
         return int(self.n_features_in_) * max(1, n_classes)
@@ -396,6 +438,14 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         """
         return None
 
+    def planned(self, size: int) -> Sequence[Event]:
+        """Return what a fit on so many records or persons draws, by public facts alone.
+
+        The learner need not be fitted: it has ``n_features_in_`` and its classes. A study plans one
+        before anybody is charged, so that what cannot be planned is refused with the study.
+        """
+        return ()
+
     def cost(self, size: int | None) -> float:
         """Return the epsilon that a fit with these settings costs, given its public size.
 
@@ -418,8 +468,8 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         )
         self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
         if self.unit == "person" and hasattr(self, "records_per_person"):
-            fits, must = is_count(self.records_per_person), "an integer >= 1 with unit='person'"
-            self._require("records_per_person", fits, must)
+            fits = is_cap(self.records_per_person)
+            self._require("records_per_person", fits, f"{CAP} with unit='person'")
 
 
 @cache  # scikit-learn reads the signature each time

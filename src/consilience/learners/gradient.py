@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from consilience.errors import GuaranteeVoid
 from consilience.learners.erm import (
     Chunks,
     Huber,
@@ -46,7 +47,8 @@ FEWEST_STEPS, MOST_STEPS = 5, 50
 PACE = 3.5  # steps where the records' curvature is as large as the noise
 AVERAGED = 0.25  # of the points, the last ones: their mean has less noise than any of them
 MOMENT_SHARE = 0.1
-PRIOR = 6.0  # a public guess of the standard deviation of coefficients, where there is no noise
+PRIOR = 700.0  # a public guess of the squared length of coefficients, where there is no noise
+CAUTIOUS = 10  # classes of whose moment all noise counts; fixed on HAR and MNIST, also unbalanced
 WIDEST = 256  # columns of a whole second moment; of more, only the diagonal is bought
 
 # Rows lie on a grid of 2⁻¹⁶ and slopes on one of 2⁻¹⁵: 2³¹ records' products add up to less than
@@ -101,6 +103,16 @@ def usual_curvature(loss: Loss) -> float:
     return min(loss.curvature, 1.5 / loss.n_outputs) if loss.n_outputs > 1 else loss.curvature
 
 
+def caution(loss: Loss) -> float:
+    """Return how much of what the moment's noise may hide counts as curvature.
+
+    All of it, of one output or of many. Each of a few classes needs only a part: the steps of a
+    metric that is too steep are too short, and classes that are not equally frequent then all look
+    like the most frequent one. The more classes there are, the more noise has a step.
+    """
+    return min(1.0, loss.n_outputs / CAUTIOUS) if loss.n_outputs > 1 else 1.0
+
+
 def public_steps(noise: float, curvature: float) -> int:
     """Return the number of steps where one alone would have that noise, from public facts.
 
@@ -117,7 +129,7 @@ class GradientPlan:
     event: GradientSteps
     longest: float  # coefficients are cut to that length
     n_problems: int
-    automatic: bool  # the ridge, which then is weaker where the records say more
+    least: float | None  # λ of an automatic ridge where the records say much, and it is weaker
 
     @property
     def events(self) -> Sequence[Event]:
@@ -136,11 +148,10 @@ class GradientPlan:
         s, the best estimate is that of a ridge of (s/τ)²/h where the curvature is h. An automatic
         ridge is that, and no more than its λ = s/τ where h is too small to be known.
         """
-        if not self.automatic:
+        if self.least is None:
             return np.full_like(curvature, self.regularization)
-        prior = 1 / PRIOR**2
-        noisy = self.regularization - prior
-        return np.asarray(prior + noisy**2 / (noisy + curvature))
+        noisy = self.regularization - self.least
+        return np.asarray(self.least + noisy**2 / (noisy + curvature))
 
     def longest_release(self, learner: LinearSettings, task: LinearTask) -> float:
         """Return a length that no release exceeds."""
@@ -181,8 +192,9 @@ def plan_gradient(
     )
     steps = public_steps(calibrated(steps=1)[1], per_unit * size * usual_curvature(task.loss))
     moment_sigma, sigma = calibrated(steps=steps)
+    least = automatic_ridge(d) if isinstance(learner.regularization, str) else None
     if isinstance(learner.regularization, str):
-        ridge = automatic_ridge(sigma / math.sqrt(steps), usual_score(task.loss))
+        ridge = automatic_ridge(d, sigma / math.sqrt(steps), usual_score(task.loss))
     else:
         ridge = learner.regularization * size
     event = GradientSteps(
@@ -201,18 +213,18 @@ def plan_gradient(
     )
     # With a ridge of λ in every direction J of a minimum is at most J(0), which bounds its length.
     longest = math.sqrt(2 * per_unit * size * task.loss.at_zero / ridge)
-    return GradientPlan(event, longest, task.n_problems, isinstance(learner.regularization, str))
+    return GradientPlan(event, longest, task.n_problems, least)
 
 
-def automatic_ridge(noise: float = 0.0, score: float = 1.0) -> float:
+def automatic_ridge(dimension: int, noise: float = 0.0, score: float = 1.0) -> float:
     """Return λ for a gradient with noise of that standard deviation in each coordinate.
 
-    Coefficients that are N(0, `PRIOR`²) ask for a ridge of 1/PRIOR² without noise. With noise of
-    standard deviation s a direction in which the records add h to the curvature is known up to s/h,
-    and nothing can be learned where that exceeds a usual `score`: there, where h < s/score, the
-    ridge prevails.
+    Coefficients that are `PRIOR`^½ long, in all directions together, ask for a ridge of d/PRIOR
+    without noise; of very many columns most are usually 0. With noise of standard deviation s a
+    direction in which the records add h to the curvature is known up to s/h, and nothing can be
+    learned where that exceeds a usual `score`: there, where h < s/score, the ridge prevails.
     """
-    return noise / score + 1 / PRIOR**2
+    return noise / score + min(dimension, WIDEST) / PRIOR
 
 
 class Sums:
@@ -223,7 +235,7 @@ class Sums:
         self._records = task.records
         self._once: list[_Block] = []
         if task.records is None:
-            self._once = list(_blocks(task.loss, iter([(task.X, task.y)])))
+            self._once = list(_blocks(task.loss, [(task.X, task.y)]))
 
     def moment(self) -> Array:
         """Return Σxxᵀ, or its diagonal if there are too many columns, in whole numbers."""
@@ -255,19 +267,53 @@ def _of_chunks(loss: Loss, function: Callable[[Iterator[_Block]], Array], chunks
     return function(_blocks(loss, chunks))
 
 
-def _blocks(loss: Loss, chunks: Chunks) -> Iterator[_Block]:
-    """Yield rows in whole steps of the grid, truncated: no row gets longer."""
+def add_gradients(
+    loss: Loss, coef: Array, longest: float, contrasts: Array | None, chunks: Chunks
+) -> Array:
+    """Return the sum of gradients at a public point, each cut to `longest`, in whole grains.
+
+    `coef` is in whole steps of its grid. With `contrasts`, one row for each, a softmax's slopes are
+    brought to these before they are cut.
+    """
+    return _gradient(loss, coef, _blocks(loss, chunks, longest), contrasts)
+
+
+def check_steps(coef: Array) -> None:
+    """Refuse coefficients whose scores would not be exact; they must be public, as all are here.
+
+    A score that is no number would become the most negative whole number, whatever hides the sum.
+    """
+    longest = 2 * LONGEST_COEF * 2.0**COEF_BITS
+    squares = np.square(np.atleast_2d(coef)).sum(axis=1)  # of each class
+    if not float(squares.max()) <= longest * longest:
+        raise GuaranteeVoid(
+            "Coefficients are too long for exact scores, or are no numbers. Nothing was added up. "
+            "Choose a stronger regularization, or a shorter public model."
+        )
+
+
+def whole_rows(X: Matrix) -> Matrix:
+    """Return rows in whole steps of the grid, truncated: no row gets longer."""
+    rows: Any = X * 2.0**ROW_BITS
+    whole: Matrix = rows.trunc() if sparse.issparse(rows) else np.trunc(rows, out=rows)
+    return whole
+
+
+def _blocks(
+    loss: Loss, chunks: Iterable[tuple[Any, Array]], longest: float | None = None
+) -> Iterator[_Block]:
+    """Yield rows in whole steps, and how long slopes may be for gradients of that length."""
+    longest = longest_gradient(loss) if longest is None else longest
     kind = np.float64 if loss.n_outputs == 1 else np.int64
     for X, y in chunks:
         check_labels(y, X.shape[0])
         length = block_records(X.shape[1])
         for start in range(0, X.shape[0], length):
             part = slice(start, start + length)
-            rows: Any = X[part] * 2.0**ROW_BITS
-            rows = rows.trunc() if sparse.issparse(rows) else np.trunc(rows, out=rows)
+            rows = whole_rows(X[part])
             lengths = np.sqrt(_squared_lengths(rows)) * 2.0**-ROW_BITS
             with np.errstate(divide="ignore"):
-                limits = longest_gradient(loss) / lengths
+                limits = longest / lengths
             yield _Block(rows, y[part].astype(kind, copy=False), limits)
 
 
@@ -290,12 +336,18 @@ def _squared(rows: Matrix) -> Matrix:
     return cast(Any, rows).multiply(rows) if sparse.issparse(rows) else np.square(rows)
 
 
-def _gradient(loss: Loss, coef: Array, blocks: Iterator[_Block]) -> Array:
+def _gradient(
+    loss: Loss, coef: Array, blocks: Iterator[_Block], contrasts: Array | None = None
+) -> Array:
     """Return Σ slope·x; `coef` is in whole steps of its grid, so that scores are exact."""
-    total = np.zeros(coef.shape, np.int64)
+    check_steps(coef)
+    shape = coef.shape if contrasts is None else (len(contrasts), coef.shape[1])
+    total = np.zeros(shape, np.int64)
     scaled = coef.T * 2.0 ** -(ROW_BITS + COEF_BITS)  # exact, as a power of two is
     for rows, y, limits in blocks:
         slopes = loss.slope(np.asarray((rows @ scaled).T, order="C"), y)
+        if contrasts is not None:
+            slopes = _contrast(contrasts, slopes)
         if slopes.ndim == 1:
             np.minimum(np.maximum(slopes, -limits, out=slopes), limits, out=slopes)
         else:
@@ -304,6 +356,12 @@ def _gradient(loss: Loss, coef: Array, blocks: Iterator[_Block]) -> Array:
         slopes *= 2.0**SLOPE_BITS * ROUNDING
         total += np.asarray(np.trunc(slopes, out=slopes) @ rows).astype(np.int64)
     return total
+
+
+def _contrast(contrasts: Array, slopes: Array) -> Array:
+    """Return contrasts of slopes, added up one class after another as `Softmax` does."""
+    parts = (column[:, None] * slope for column, slope in zip(contrasts.T, slopes, strict=True))
+    return functools.reduce(np.add, parts)
 
 
 def _lengths(slopes: Array) -> Array:
@@ -315,7 +373,7 @@ def _descend(sums: Sums, plan: GradientPlan, source: Source) -> Array:
     """Follow noisy gradients in the metric of the noisy moment; everything after a draw is free."""
     event = plan.event
     moment = noisy_moment(sums.moment(), event=event, source=source) * MOMENT_GRAIN
-    step = _newton(moment, plan, usual_curvature(sums.loss))
+    step = _newton(moment, plan, sums.loss)
     outputs = sums.loss.n_outputs
     coef = np.zeros((sums.dimension,) if outputs == 1 else (outputs, sums.dimension))
     noise = gradient_noise((event.steps, *coef.shape), event=event, source=source)
@@ -339,16 +397,17 @@ def _cut(coef: Array, longest: float) -> Array:
     return coef if length <= longest else coef * (longest / length)
 
 
-def _newton(moment: Array, plan: GradientPlan, curvature: float) -> Callable[[Array, Array], Array]:
+def _newton(moment: Array, plan: GradientPlan, loss: Loss) -> Callable[[Array, Array], Array]:
     """Return the map (gradient, f) -> H⁻¹(gradient + Λf) for a cautious H.
 
     Cautious: the moment's, the ridge Λ, and what the moment's noise may hide.
     """
-    noise = plan.event.moment_sigma
+    noise, curvature = plan.event.moment_sigma, usual_curvature(loss)
+    hidden = caution(loss) * curvature * noise
     if moment.ndim == 1:
         steep = curvature * np.maximum(moment, 0.0)
         ridge = plan.ridge_along(steep)
-        whole = steep + 2 * curvature * noise + ridge
+        whole = steep + 2 * hidden + ridge
         return lambda gradient, coef: (gradient + ridge * coef) / whole
     d = len(moment)
     diagonal = np.diag(np.diag(moment))
@@ -360,7 +419,7 @@ def _newton(moment: Array, plan: GradientPlan, curvature: float) -> Callable[[Ar
     steep = curvature * np.maximum(values, 0.0)
     ridge = plan.ridge_along(steep)
     # A symmetric matrix of such noise has no eigenvalue beyond √(2d) times its standard deviation.
-    whole = steep + curvature * noise * math.sqrt(2 * d) + ridge
+    whole = steep + hidden * math.sqrt(2 * d) + ridge
     return lambda gradient, coef: (
         ((gradient @ vectors + ridge * (coef @ vectors)) / whole) @ vectors.T
     )

@@ -61,13 +61,14 @@ from consilience.learners.inputs import (
     warn_of_long_rows,
 )
 from consilience.learners.perturbation import (
+    MOST_RECORDS,
     LinearPlan,
     LinearTask,
     mechanism_of,
     plan_linear,
     public_size,
 )
-from consilience.privacy.accounting import total
+from consilience.privacy.accounting import Event, total
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.groups import cap_records
@@ -88,6 +89,8 @@ _NO_THESIS = (
     "calibration='thesis' names the thesis' matrix perturbation and applies to "
     "mechanism='matrix' only. Nothing was trained. Use calibration='tight'."
 )
+MECHANISMS = ("auto", "objective", "output", "generalized", "matrix", "gradient")
+SHOWN_SIZES = (100, 1_000, 10_000)  # at which a page shows what will be chosen
 MOST_DRAWN_AGAIN = 1 << 10  # columns of a random matrix that is checked: a second's work at most
 UNSEEDED = 64.0  # the factor by which an unknown random matrix may move a convexity or a length
 # What the batch in `simulation/together.py` does in its own way, for models and their scores.
@@ -156,8 +159,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         """Return the settings that `schema` decides, the bound on the norm of a row among them."""
         return {**super().declared_by(schema), "data_norm": schema.norm}
 
-    @classmethod
-    def describe_state(cls, schema: Schema) -> str:
+    def describe_state(self, schema: Schema) -> str:
         """Say how many coefficients leave a site."""
         n_classes = 1 if schema.classes is None else len(schema.classes)
         rows = 1 if n_classes <= 2 else n_classes
@@ -170,20 +172,26 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         return f"the declared number of {self.unit}s ({self.public_size:,}); the true one is hidden"
 
     def describe_choices(self, n_features: int, size: int | None) -> str | None:
-        """Say which mechanism and which ridge are chosen from public facts."""
-        if "auto" not in (self.mechanism, self.regularization):
+        """Say which mechanism and which ridge are chosen from public facts.
+
+        Nothing that somebody else set is repeated: the page that shows this speaks in our words.
+        """
+        self.check_settings()
+        by_rule = self.mechanism == "auto" and math.isfinite(self.epsilon)  # exact: none is used
+        if not by_rule and self.regularization != "auto":
             return None
         learner = clone(self)
         learner.n_features_in_ = n_features
-        known = getattr(self, "classes_", getattr(self, "classes", None))
-        n_classes = 0 if known is None else len(known)
-        sizes = (100, 1_000, 10_000) if (size := size or self.public_size) is None else (size,)
-        plans = [plan_linear(self, learner._public_task(n, n_classes)) for n in sizes]
+        if size is None and not self.may_state(Unit(self.unit)):
+            size = self.public_size  # what is declared counts where the true number is hidden
+        sizes = SHOWN_SIZES if size is None else (size,)
+        plans = [plan_linear(self, learner._public_task(n, self._n_classes)) for n in sizes]
         ridges = [
             f"{plan.regularization / n:.3g} at {n:,} {self.unit}s"
             for plan, n in zip(plans, sizes, strict=True)
         ]
-        return f"mechanism = {mechanism_of(self)}, regularization = {', '.join(ridges)}"
+        mechanism = f"mechanism = {mechanism_of(self)}, " if by_rule else ""
+        return f"{mechanism}regularization = {', '.join(ridges)}"
 
     def can_train_together(self) -> bool:
         """Tell whether exact models of many sites can be trained in one batch.
@@ -198,7 +206,12 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
-        self._check_privacy(("auto", "objective", "output", "generalized", "matrix", "gradient"))
+        super().check_settings()
+        self._check_privacy(MECHANISMS)
+        self._check_random_state()
+        size = self.public_size
+        fits = size is None or is_count(size, MOST_RECORDS)
+        self._require("public_size", fits, f"None or a whole number from 1 to {MOST_RECORDS:,}")
         automatic = isinstance(self.regularization, str) and self.regularization == "auto"
         fits = automatic or is_positive(self.regularization)
         self._require("regularization", fits, "'auto' or a finite number > 0")
@@ -250,6 +263,11 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         ball = Ball.of(self)
         records = kind(source, ball, encode, dimension, n_records)
         return LinearTask(loss, dimension, n_records, n_records, records=records)
+
+    @property
+    def _n_classes(self) -> int:
+        known = getattr(self, "classes_", getattr(self, "classes", None))
+        return 0 if known is None else len(known)
 
     @property
     def _dimension(self) -> int:
@@ -307,6 +325,11 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
             return f"mechanism='matrix' is for at most {MOST_DRAWN_AGAIN:,} columns"
         return None
 
+    def planned(self, size: int) -> Sequence[Event]:
+        """Return what a fit on so many records or persons draws, by public facts alone."""
+        self.check_settings()
+        return plan_linear(self, self._public_task(size, self._n_classes)).events
+
     def _public_task(self, size: int, n_classes: int) -> LinearTask:
         """Return the task as a plan needs it: without records."""
         loss = self.loss(n_classes)
@@ -343,10 +366,10 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         task = self._public_task(self.public_size_, len(getattr(self, "classes_", ())))
         return plan_linear(self, task).regularization / self.public_size_
 
-    def strength(self, n_records: int) -> float:
-        """Return Λ of exact training on so many records."""
+    def strength(self, n_records: int, dimension: int) -> float:
+        """Return Λ of exact training on so many records, of so many columns with the constant."""
         if isinstance(self.regularization, str):
-            return automatic_ridge() / max(n_records, 1)
+            return automatic_ridge(dimension) / max(n_records, 1)
         return float(self.regularization)
 
     def _plan(self, task: LinearTask) -> LinearPlan | GradientPlan:
@@ -589,11 +612,9 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
         """Return the settings that `schema` decides, the bound on labels among them."""
         return {**super().declared_by(schema), "label_bound": schema.label_bound}
 
-    def make_task(
-        self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
-    ) -> tuple[LinearTask, list[str]]:
-        """Check settings and data; return the task, which assumes nothing."""
-        self.check_settings()
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work, the lack of a bound among them."""
+        super().check_settings()
         if self.label_bound is None:
             raise SettingsError(
                 f"{type(self).__name__} needs a bound on the absolute label, beyond which labels "
@@ -601,14 +622,20 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
                 "knowledge, or a Schema that has it; the largest label found belongs to somebody."
             )
         self._require_moderate("label_bound", "huber")
-        encode = LabelScale(type(self).__name__, float(self.label_bound))
+
+    def make_task(
+        self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
+    ) -> tuple[LinearTask, list[str]]:
+        """Check settings and data; return the task, which assumes nothing."""
+        self.check_settings()
+        encode = LabelScale(type(self).__name__, label_bound(self))
         source = as_chunks(X, y)
         if source is not None:
             chunk_classes(self, source, persons)
             task = self._task_in_chunks(source, self.loss(1), encode)
         else:
             X, labels = validate_records(self, X, y, y_numeric=True)
-            bound = float(self.label_bound)
+            bound = label_bound(self)
             what = f"labels are beyond label_bound={bound:g}"
             warn_of_far_values(self, labels, -bound, bound, what)
             ids = check_persons(self, persons, X.shape[0])

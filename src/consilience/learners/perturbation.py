@@ -252,11 +252,11 @@ def _asked_ridge(learner: LinearSettings, task: LinearTask) -> float:
     if not isinstance(learner.regularization, str):
         return float(learner.regularization * size)
     if math.isinf(learner.epsilon):
-        return automatic_ridge()
+        return automatic_ridge(task.dimension)
     if learner.mechanism in ("generalized", "matrix") or learner.calibration != "tight":
         return PAPERS * size
     if learner.mechanism != "output":
-        return max(automatic_ridge(), LEAST * size)
+        return max(automatic_ridge(task.dimension), LEAST * size)
     # Noise on the minimum grows as the ridge falls: with s the noise at a ridge of 1 and h the
     # typical curvature, ½h(s/λ)² for each coordinate and ½λτ² balance at λ³ = hs²/τ², τ being the
     # usual score.
@@ -268,7 +268,7 @@ def _asked_ridge(learner: LinearSettings, task: LinearTask) -> float:
     noise = calibrate_vector(moved, epsilon=facts.budget, delta=facts.delta, **facts._who)
     steep = task.loss.curvature * size * per_unit / task.dimension
     cube = steep * noise_variance(noise, task.dimension_of_noise) / usual_score(task.loss) ** 2
-    return max(automatic_ridge(), float(np.cbrt(cube)))
+    return max(automatic_ridge(task.dimension), float(np.cbrt(cube)))
 
 
 def _inexactness(tolerance: float, strong: float, ridge: float) -> float:

@@ -65,12 +65,13 @@ def take_in(
     persons: ArrayLike | None = None,
 ) -> Given:
     """Encode a table by the schema, if there is one; take apart what a schema encoded."""
+    from consilience.tables.encoding import ENCODED
     from consilience.tables.schema import Encoded
 
     if isinstance(X, Encoded):
         _refuse_twice(y is None and persons is None, "Encoded records bring labels and persons")
         labels = X.y if schema is None else schema.name_labels(X.y)
-        return Given((X.X, labels, X.persons), True)
+        return Given((X.X, labels, X.persons), X.X in ENCODED)
     if callable(getattr(X, "chunks", None)):
         encoded_by = getattr(X, "schema", None)
         if schema is not None and encoded_by != schema:
@@ -79,7 +80,7 @@ def take_in(
                 "or none. Nothing was trained or charged. Pass the same schema to both, such as "
                 "ParquetRows(path, learner.schema, named=True)."
             )
-        return Given((X, y, persons), encoded_by is not None)
+        return Given((X, y, persons), encoded_by is not None and _reads_by_schema(X))
     if schema is None:
         from consilience.tables.transformer import is_untouched
 
@@ -105,6 +106,14 @@ def take_in(
         )
     whose = persons if schema.person is None else encoded.persons
     return Given((encoded.X, schema.name_labels(encoded.y), whose), True)
+
+
+def _reads_by_schema(source: object) -> bool:
+    """Tell whether these are chunks of our own, which nothing but their schema encodes."""
+    from consilience.learners.partitions import DaskRows
+    from consilience.tables.chunks import ParquetRows
+
+    return type(source) in (ParquetRows, DaskRows)
 
 
 def rows_of(schema: Schema | None, X: Rows) -> Rows:

@@ -119,12 +119,10 @@ class Planner:
     ) -> Expectation:
         """Return what to expect; also by simulation if there are public records and a source."""
         facts, noise = self.facts, self.noise(n_records, **settings)
-        exact, ridged = (
-            facts.model(self.facts.ridge, None),
-            facts.model(noise.ridge, None),
-        )
+        ridge = noise.ridge_on(facts)
+        exact, ridged = facts.model(facts.ridge, None), facts.model(ridge, None)
         hessian = facts.hessian(ridged)
-        inverse = linalg.inv(hessian + noise.ridge * np.eye(noise.dimension))
+        inverse = linalg.inv(hessian + ridge * np.eye(noise.dimension))
         gradients = facts.gradients(exact)
         sampled = inverse @ gradients @ inverse / n_records
         spread = noise.covariance(inverse)
@@ -227,7 +225,8 @@ class Planner:
     def required_n(self, target: float, n_sites: int, *, worst_case: bool) -> float:
         """Return the least n from which on the excess loss stays below `target`.
 
-        Infinity if that is beyond `LARGEST_N`.
+        On, that is, to more records than there are: of 10¹⁰ and more, the rounding of sums has to
+        be hidden by noise, too. Infinity if no number up to `LARGEST_N` reaches it.
         """
         reference = self.facts.model(self.facts.ridge, None)
 
@@ -244,8 +243,10 @@ class Planner:
         # Search from above: with very few records the ridge alone can hold a model at zero, and
         # its loss low.
         high = LARGEST_N
-        if not reached(high):
-            return math.inf
+        while not reached(high):
+            if high == 1:
+                return math.inf
+            high //= 4
         while high > 1 and reached(high // 4):
             high //= 4
         low = high // 4

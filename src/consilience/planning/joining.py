@@ -282,10 +282,11 @@ class Joining:
 
         def compute() -> Law:
             noise = self.noise(n_records, epsilon)
-            start = self.facts.model(noise.ridge, None)
+            ridge = noise.ridge_on(self.facts)
+            start = self.facts.model(ridge, None)
             gradients = self.facts.gradients(start) / n_records
             return self.solve_law(
-                noise.ridge,
+                ridge,
                 lambda inverse: (inverse @ gradients @ inverse, noise.covariance(inverse)),
                 start=start,
                 inside=noise.in_objective,

@@ -51,6 +51,14 @@ class SiteNoise:
         """Λ of the mean objective, which the mechanism may have raised."""
         return self.plan.regularization / self.n_records
 
+    def ridge_on(self, facts: Population) -> float:
+        """Return the Λ to forecast with, which those facts can bear.
+
+        An automatic Λ falls with the number of records. What the few of a public table show at the
+        Λ of many more is how closely so few can be fitted.
+        """
+        return max(self.ridge, facts.ridge)
+
     @property
     def in_objective(self) -> bool:
         """Whether the noise is part of what is minimised, rather than added to the minimum."""
@@ -115,7 +123,7 @@ class SiteNoise:
         if self.in_objective:
             pull, drawn = pull + drawn / self.n_records, np.zeros(self.dimension)
         return (
-            facts.model(self.ridge, pull) + drawn,
-            facts.model(self.ridge, -pull) - drawn,
+            facts.model(self.ridge_on(facts), pull) + drawn,
+            facts.model(self.ridge_on(facts), -pull) - drawn,
             drawn - inverse @ pull,
         )

@@ -6,6 +6,8 @@ Nothing here touches a private record, and nothing is charged. `plan` answers in
   (expectation.py), and for every aggregator a *prediction* from the mean and covariance of its
   result and a *bound* on its expected loss that holds for all data (joining.py). docs/planning.md
   derives both, and benchmarks/planning.md compares them with `simulate`.
+- For statistics (`Paying`): which of them will pay, with which noise, among how many sites and for
+  whom, by a trial on records drawn from public ones or made up within the schema (paying.py).
 - For all others (`Trial`): by training the study's learner on sites drawn from public records
   (trial.py). This needs labelled public records.
 """
@@ -30,11 +32,13 @@ from consilience.learners.linear import PrivateLogisticRegression
 from consilience.planning.advice import Advice
 from consilience.planning.expectation import Planner
 from consilience.planning.joining import BASELINES, PREDICTABLE, Way
+from consilience.planning.paying import Asked, Paying, run_paying
 from consilience.planning.population import Isotropic, Linear, PublicRecords
 from consilience.planning.sites import Case, Sites, require
 from consilience.planning.trial import Trial, run_trial
 from consilience.privacy.mechanisms import Noise
 from consilience.progress import Progress
+from consilience.statistics.total import Total
 from consilience.study.study import Study
 from consilience.tables.public import Public
 
@@ -99,6 +103,7 @@ class Question:
     public: Public | None = None
     aggregators: Mapping[str, Aggregator] | None = None  # None: all that can be predicted
     progress: Progress | None = None
+    sums: Study | None = None  # whose statistics are to be tried
 
     @property
     def n_public(self) -> int | None:
@@ -127,8 +132,12 @@ class Question:
                 return f"the aggregator {way!r} must be {PREDICTABLE}"
         return None
 
-    def answer(self) -> Advice | Trial:
-        """Return the advice: by formula if there is one, else by trial on public records."""
+    def answer(self) -> Advice | Trial | Paying:
+        """Return the advice: by formula if there is one, else by trial."""
+        if self.sums is not None:
+            return run_paying(
+                self.sums, self.public, self._asked(), seed=self.assume.seed, progress=self.progress
+            )
         problem = self.problem()
         if problem is None:
             return self._by_formula()
@@ -147,6 +156,20 @@ class Question:
             seed=self.assume.seed,
             metric=self.assume.metric,
             progress=self.progress,
+        )
+
+    def _asked(self) -> Asked:
+        assert self.sums is not None
+        n_sites = sum(kind.count for kind in self.sites.kinds())
+        shares = None if self.sums.blind is None else self.sums.blind.shares
+        ends = self.epsilons[0], self.sites.epsilon, self.epsilons[-1]
+        if shares is not None and shares > n_sites:
+            raise SettingsError(
+                f"Study {self.sums.name!r} needs {shares} shares of noise for a whole, and "
+                f"{n_sites} sites were planned. Nothing was computed. Plan for more sites."
+            )
+        return Asked(
+            self.sites.n_records, n_sites, self.sites.epsilon, tuple(sorted(set(ends))), shares
         )
 
     def _by_formula(self) -> Advice:
@@ -211,8 +234,9 @@ def plan(
     n_sites: int | None = None,
     public: Records | None = None,
     progress: Progress | None = None,
+    sums: bool = False,
     **more: Any,
-) -> Advice | Trial:
+) -> Advice | Trial | Paying:
     """Return what to expect, alone and joined, before anyone spends any budget.
 
     With a study (or the path of its file) the learner, its settings, the aggregator, the number of
@@ -227,6 +251,9 @@ def plan(
         Number of records of one site.
     epsilon
         Of one site. By default the largest that the study allows.
+    sums
+        Try what handing over sums would bring to a study whose sites train models. A study that
+        names a statistic is always answered so.
     n_sites
         How many such sites join. By default as many as a release of the study needs, or one.
     public
@@ -248,10 +275,13 @@ def plan(
 
     Returns
     -------
-    Advice or Trial
+    Advice, Trial or Paying
         `Advice` is computed by formula. Learners for which there is no formula (trees, regression,
         more than two classes) get a `Trial`: a simulation on sites drawn from the labelled public
         records.
+
+        Statistics get a `Paying`: every statistic that suits the study, with noise at every site
+        and shared, for several sizes and numbers of sites, on drawn records.
 
     Privacy
     -------
@@ -276,8 +306,10 @@ def plan(
                 f"A plan for a study was asked for with {', '.join(sorted(more))}, which the study "
                 "itself decides. Nothing was computed. Leave it out, or change the study."
             )
-        question = _ask_study(study, who, assumed, records)
+        question = _ask_study(study, who, assumed, records, sums=sums)
     else:
+        fits = not sums
+        require("sums", sums, fits, "left out where there is no study")
         require("epsilon", epsilon, epsilon is not None, "given where there is no study")
         question = _ask(Sites(**who), Assumptions(**assumed), records, more)
     return replace(question, progress=progress).answer()
@@ -303,13 +335,17 @@ def _ask_study(
     who: dict[str, Any],
     assumed: dict[str, Any],
     public: Public | None,
+    *,
+    sums: bool,
 ) -> Question:
     """Return the question of what a study would bring to those who would join."""
     folder = None
     if not isinstance(study, Study):
         folder, study = Path(study).parent, Study.load(study)
     listed = who.keys() & {"sizes", "epsilons"}
-    usual = {"n_sites": 1 if listed else study.min_sites, "epsilon": study.epsilon_range[1]}
+    rule = study.blind
+    fewest = study.min_sites if rule is None else rule.shares + rule.spare
+    usual = {"n_sites": 1 if listed else fewest, "epsilon": study.epsilon_range[1]}
     sites = Sites(**(usual | who))
     public = _read_public(study, folder) if public is None else public
     assume = Assumptions(**assumed)
@@ -335,6 +371,7 @@ def _ask_study(
         assume,
         public,
         {study.aggregator: study.build_aggregator()},
+        sums=study if sums or study.aggregator == Total.__name__ else None,
     )
 
 

@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 Linear = PrivateLogisticRegression | PrivateLinearSVC
 
 MOST_PUBLIC = 4000  # public records used: more would take longer and change little
+UNLIMITED = 1 << 60  # records, of which losses are said to be the excess
 MOST_RANKED = 500  # records of a class whose pairs are counted for an AUC
 FOLDS = 5
 # Gauss-Hermite quadrature for means over a standard normal variable.
@@ -150,7 +151,7 @@ class Isotropic(Population):
     def __init__(
         self, learner: Linear, dimension: int, curvature: float | None, signal: float
     ) -> None:
-        self.ridge = learner.strength(MOST_PUBLIC)
+        self.ridge = learner.strength(UNLIMITED, dimension)
         largest = learner.loss(2).curvature
         self.bend = largest / dimension if curvature is None else curvature
         self.best = np.full(dimension, signal)
@@ -214,7 +215,7 @@ class PublicRecords(Population):
         self.kind: Loss = task.loss
         self.second_moment = self.rows.T @ self.rows / len(self.rows)
         self._known: dict[float, HeldOut] = {}
-        self.ridge = learner.strength(len(self.rows))
+        self.ridge = learner.strength(*self.rows.shape)
         exact = self.model(self.ridge, None)
         share = float(np.mean(self.labels > 0))
         self.guess_error = min(share, 1 - share)

@@ -105,7 +105,7 @@ class Trial:
         )
 
     def _caution(self) -> str:
-        caution = self.verdicts[self.asked].caution
+        caution = self.verdicts[self.asked].caution(has_auc=True)
         auc = self._value(self.asked, self.aggregator, AUC.name)
         return f" {caution} It is {auc:.3f}." if caution and math.isfinite(auc) else ""
 

@@ -16,7 +16,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -25,6 +25,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, gammaln, log_ndtr, logsumexp
 
 from consilience.errors import SettingsError
+from consilience.privacy.exact_noise import require_drawable
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, name_the_unit
 
 PROFILE_MARGIN = (
@@ -441,48 +442,36 @@ class SoftObjectiveGaussian(ObjectiveGaussian):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientSteps(Event):
-    """Discrete Gaussian noise on sums of records, one after another; docs/guarantees/gradient.md.
+class WholeGaussian(Event):
+    """Exact discrete Gaussian noise on whole numbers, by the profile of real ones.
 
-    First a second moment, then a gradient at each of `steps` points that depend on what was drawn
-    before. Sums are whole multiples of their grain; `length` counts all numbers. `ridge`, at its
-    strongest, is no part of the cost and says how far the noise moves what is released.
+    `length` counts all numbers. The proof is the lemma of docs/guarantees/gradient.md.
     """
 
-    moment_sensitivity: float
-    moment_sigma: float
-    moment_grain: float
-    gradient_sensitivity: float
-    gradient_sigma: float
-    gradient_grain: float
-    steps: int
     length: int
-    ridge: float
     at_delta: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        finest = self.moment_sigma / self.moment_grain, self.gradient_sigma / self.gradient_grain
-        if min(finest) < LEAST_SIGMA:
+        widths = self._widths()
+        finest = min(widths)
+        require_drawable(max(widths))
+        if finest < LEAST_SIGMA:
             raise SettingsError(
-                f"The noise of a GradientSteps event must be at least {LEAST_SIGMA:g} grains wide, "
-                f"or it has no proof. Got {min(finest)!r} grains instead."
+                f"The noise of a {type(self).__name__} event must be at least {LEAST_SIGMA:g} "
+                f"grains wide, or it has no proof. Got {finest!r} grains instead."
             )
 
+    @abstractmethod
+    def _widths(self) -> Sequence[float]:
+        """Return the standard deviations of the noise, in grains."""
+
+    @abstractmethod
     def _mu(self, lost: float) -> float:
         """Return by how many standard deviations a unit moves everything.
 
-        Variances are less by `lost` squared grains, and twice that for entries beside a moment's
-        diagonal: they count twice and have half of its variance.
+        Variances are less by `lost` squared grains.
         """
-        moment, gradient = (
-            reach / sigma / math.sqrt(1 - lost * (grain / sigma) ** 2)
-            for reach, sigma, grain, lost in (
-                (self.moment_sensitivity, self.moment_sigma, self.moment_grain, 2 * lost),
-                (self.gradient_sensitivity, self.gradient_sigma, self.gradient_grain, lost),
-            )
-        )
-        return math.hypot(moment, math.sqrt(self.steps) * gradient) * (1 + 16 * _UNIT)
 
     def log_delta(self, epsilon: float) -> float:
         """Return ln δ at `epsilon`: that of one Gaussian, but for what whole numbers cost."""
@@ -502,10 +491,115 @@ class GradientSteps(Event):
         mu = self._mu(0.0)
         return mu * mu / 2
 
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSteps(WholeGaussian):
+    """Discrete Gaussian noise on sums of records, one after another; docs/guarantees/gradient.md.
+
+    First a second moment, then a gradient at each of `steps` points that depend on what was drawn
+    before. Sums are whole multiples of their grain. `ridge`, at its strongest, is no part of the
+    cost and says how far the noise moves what is released.
+    """
+
+    moment_sensitivity: float
+    moment_sigma: float
+    moment_grain: float
+    gradient_sensitivity: float
+    gradient_sigma: float
+    gradient_grain: float
+    steps: int
+    ridge: float
+
+    def _widths(self) -> Sequence[float]:
+        return self.moment_sigma / self.moment_grain, self.gradient_sigma / self.gradient_grain
+
+    def _mu(self, lost: float) -> float:
+        """Return by how many standard deviations a unit moves everything.
+
+        Variances are less by `lost` squared grains, and twice that for entries beside a moment's
+        diagonal: they count twice and have half of its variance.
+        """
+        moment, gradient = (
+            reach / sigma / math.sqrt(1 - lost * (grain / sigma) ** 2)
+            for reach, sigma, grain, lost in (
+                (self.moment_sensitivity, self.moment_sigma, self.moment_grain, 2 * lost),
+                (self.gradient_sensitivity, self.gradient_sigma, self.gradient_grain, lost),
+            )
+        )
+        return math.hypot(moment, math.sqrt(self.steps) * gradient) * (1 + 16 * _UNIT)
+
     @property
     def sigma(self) -> float:
         """The standard deviation of each coordinate of the gradients' mean."""
         return self.gradient_sigma / math.sqrt(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianSum(WholeGaussian):
+    """Discrete Gaussian noise on one sum over records; docs/guarantees/statistics.md.
+
+    Number j of the sum is a whole number of grains and has a public weight w_j. A unit moves the
+    weighted sum by at most `sensitivity` in L2, and the noise of number j is `sigma` / w_j wide,
+    which is at least `narrowest` grains.
+    """
+
+    sensitivity: float
+    sigma: float
+    narrowest: float
+
+    def _widths(self) -> Sequence[float]:
+        return (self.narrowest,)
+
+    def _mu(self, lost: float) -> float:
+        """Return by how many standard deviations a unit moves the sum."""
+        left = math.sqrt(1 - lost / self.narrowest**2)
+        return self.sensitivity / (self.sigma * left) * (1 + 16 * _UNIT)
+
+    @property
+    def drawn_sigma(self) -> float:
+        """How wide the noise is that one site draws, for a weight of one."""
+        return self.sigma
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSum(GaussianSum):
+    """One site's share of the noise on a sum over sites; docs/guarantees/shared-noise.md.
+
+    `shares` of them together are `sigma` wide, for a weight of one, and a single one is at least
+    `narrowest` grains wide. The cost is that for whoever knows all shares of a batch but those of
+    `honest` sites, this one among them.
+    """
+
+    shares: int
+    honest: int
+
+    @property
+    def alone(self) -> SharedSum:
+        """The same draw, seen by everybody else together: this share alone is unknown to them."""
+        return replace(self, honest=1)
+
+    @property
+    def assumption(self) -> str:
+        """What the cost rests on."""
+        return (
+            f"at least {self.honest} of the sites that are added up with this one and that it "
+            "counts on, itself included, and one of the study's keyholders follow the protocol"
+        )
+
+    def _mu(self, lost: float) -> float:
+        """Return by how many standard deviations of what is unknown a unit moves the sum."""
+        left = math.sqrt(1 - lost / (self.honest * self.narrowest**2))
+        known = math.sqrt(self.shares / self.honest)
+        return known * self.sensitivity / (self.sigma * left) * (1 + 16 * _UNIT)
+
+    @property
+    def rho(self) -> float | None:
+        # A sum of discrete Gaussians is none, and its zero-concentrated cost was not derived.
+        return super().rho if self.honest == 1 else None
+
+    @property
+    def drawn_sigma(self) -> float:
+        return self.sigma / math.sqrt(self.shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -569,6 +663,11 @@ def _added(costs: Iterable[float]) -> float:
         return math.fsum(costs)
     except OverflowError:
         return math.inf
+
+
+def alone(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return what events cost if everybody else colludes: shares of noise are then all there is."""
+    return tuple(event.alone if isinstance(event, SharedSum) else event for event in events)
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
@@ -641,6 +740,8 @@ EVENTS: dict[str, type[Event]] = {
         ObjectiveGaussian,
         SoftObjectiveGaussian,
         GradientSteps,
+        GaussianSum,
+        SharedSum,
         Composed,
     )
 }
@@ -662,9 +763,14 @@ def calibrate_scale(cost: Callable[[float], Event], *, epsilon: float) -> float:
     return 1 / _largest(excess)
 
 
-def total(events: Iterable[Event]) -> Guarantee:
-    """Return the additive guarantee of all `events` on the same records, as ledgers enforce."""
-    return compose(*(event.guarantee for event in events))
+def total(events: Iterable[Event], neighbours: Neighbours | str | None = None) -> Guarantee:
+    """Return the additive guarantee of all `events` on the same records, as ledgers enforce.
+
+    With `neighbours` each event is converted to that relation by itself, as a ledger charges it.
+    Converting the sum would state a larger delta.
+    """
+    stated = (event.guarantee for event in events)
+    return compose(*(one if neighbours is None else one.convert(neighbours) for one in stated))
 
 
 def total_rho(events: Sequence[Event], neighbours: Neighbours) -> float | None:

@@ -17,6 +17,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from consilience.errors import SettingsError
+
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -25,7 +27,8 @@ Words: TypeAlias = NDArray[np.uint64]
 # the operations after it can move an exponential number E by is less than half of this.
 ERROR = 2.0**-48
 GRID_BITS = 24  # of a Laplace scale, to which a sum is rounded
-MOST_SIGMA = 2.0**40  # up to which a double holds whatever number is drawn
+SAFE_BITS = 40  # of a sigma up to which a double holds whatever number is drawn
+MOST_SIGMA = 2.0 ** (SAFE_BITS + 63)  # of wider noise the lowest bits are drawn apart: one word
 
 
 class Bits(Protocol):
@@ -45,30 +48,50 @@ def add_laplace(values: Floats, scale: float, bits: Bits) -> Floats:
     once more to a double: both are functions of the exact sum.
     """
     grid = math.ldexp(1.0, max(math.frexp(scale)[1] - GRID_BITS, -1022))
-    signs, steps = _signs(values.size, bits), values / grid
-    whole = np.rint(steps)  # what is left of the steps is exact
+    with np.errstate(over="ignore"):
+        steps = values / grid
+    # Numbers so large that their steps overflow are what a sum with any noise is rounded to.
+    far = np.isinf(steps)
+    steps[far] = 0.0
+    signs, whole = _signs(values.size, bits), np.rint(steps)  # what is left of the steps is exact
     sizes = _floors(signs * (steps - whole), scale / grid, bits)
     # The negative of a number that was rounded down was rounded up, one step too high.
     found = whole + np.where(signs > 0, sizes, -sizes - 1)
-    return np.asarray(found * grid)
+    return np.where(far, values, found * grid)
 
 
 def discrete_gaussian(n: int, sigma: float, bits: Bits) -> Integers:
-    """Draw n whole numbers of mass ∝ exp(-j²/(2·sigma²)).
+    """Draw n whole numbers of mass ∝ exp(-j²/(2·sigma²)), modulo 2^64.
 
     A discrete Laplace number ±k of scale sigma is kept with probability exp(-(k/sigma - 1)²/2)
-    (Canonne, Kamath & Steinke 2020, with exponential numbers in place of coin flips).
+    (Canonne, Kamath & Steinke 2020, with exponential numbers in place of coin flips). Where k may
+    be too large for a double, it is q·2^m + r, and r is drawn apart. Nothing is cut off: numbers
+    beyond 64 bits wrap around, as sums do that they are added to.
     """
-    kept: list[Floats] = []
+    require_drawable(sigma)
+    m = max(0, math.frexp(sigma)[1] - SAFE_BITS)
+    scale = math.ldexp(sigma, -m)
+    kept: list[Words] = []
     missing = n
     while missing > 0:
         tried = missing * 4 // 3 + 32  # 0.76 are kept
-        signs, sizes = _signs(tried, bits), _floors(np.zeros(tried), sigma, bits)
-        good = _exceeds(np.square(sizes / sigma - 1) / 2, sizes, sigma, bits)
-        good &= (sizes > 0) | (signs > 0)  # there is only one zero
-        kept.append((signs * sizes)[good])
+        signs, sizes = _signs(tried, bits), _floors(np.zeros(tried), scale, bits)
+        low = bits.words(tried) >> np.uint64(64 - m) if m else np.zeros(tried, np.uint64)
+        good = _exceeds(sizes, low, m, sigma, bits)
+        good &= (sizes > 0) | (low > 0) | (signs > 0)  # there is only one zero
+        whole = (sizes.astype(np.uint64) << np.uint64(m)) + low
+        kept.append(np.where(signs > 0, whole, -whole)[good])
         missing -= len(kept[-1])
-    return np.concatenate([np.zeros(0), *kept])[:n].astype(np.int64)
+    return np.concatenate([np.zeros(0, np.uint64), *kept])[:n].view(np.int64)
+
+
+def require_drawable(sigma: float) -> None:
+    """Refuse Gaussian noise that is wider than any that can be drawn, best before a charge."""
+    if not 0 < sigma <= MOST_SIGMA:
+        raise SettingsError(
+            f"Exact noise is at most {MOST_SIGMA:g} grains wide. Got {sigma:g} instead. Nothing "
+            "was drawn. Ask for a larger epsilon or delta, or count fewer records of a person."
+        )
 
 
 def _signs(n: int, bits: Bits) -> Floats:
@@ -90,12 +113,19 @@ def _floors(offsets: Floats, scale: float, bits: Bits) -> Floats:
     return found
 
 
-def _exceeds(limits: Floats, sizes: Floats, sigma: float, bits: Bits) -> NDArray[np.bool_]:
-    """Tell which of new exponential numbers exceed (size/sigma - 1)²/2, about `limits`."""
+def _exceeds(sizes: Floats, low: Words, m: int, sigma: float, bits: Bits) -> NDArray[np.bool_]:
+    """Tell which of new exponential numbers exceed (k/sigma - 1)²/2 + r/sigma, k = size·2^m + r.
+
+    The second term makes a uniform r one of a discrete Laplace number.
+    """
+    scale, rest = math.ldexp(sigma, -m), np.ldexp(low.astype(np.float64), -m)
+    limits = np.square((sizes + rest) / scale - 1) / 2 + rest / scale
     uniform = bits.uniform(sizes.size)
     beyond = -np.log(uniform) - limits
     for index in np.flatnonzero(np.abs(beyond) <= ERROR * (1 + limits)):
-        limit = (Fraction(float(sizes[index])) / Fraction(sigma) - 1) ** 2 / 2
+        r = int(low[index])
+        k = (int(sizes[index]) << m) + r
+        limit = (k / Fraction(sigma) - 1) ** 2 / 2 + r / Fraction(sigma)
         beyond[index] = _decide(-limit, Fraction(1), float(uniform[index]), bits)
     return np.asarray(beyond >= 0)
 

@@ -33,9 +33,10 @@ from consilience.privacy.accounting import (
     Event,
     events_from_json,
     events_to_json,
+    total,
     total_rho,
 )
-from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit, compose
+from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit
 
 NANO = 10**9  # epsilon and rho are counted in whole billionths
 FEMTO = 10**15  # delta in whole units of 1e-15: near 1 a float is hardly finer
@@ -44,6 +45,7 @@ _APPLICATION = 1129206604  # "CNSL", in the file's header
 _VERSION = 2
 _GENESIS = "0" * 64
 _LONGEST_TEXT = 200
+_BEYOND = "recovered: charges beyond the limit that was known"  # a limit that no owner set
 _LARGEST_PAYLOAD_BYTES = 2**29
 _LARGEST_LIMIT = 10_000  # beyond it nothing is hidden, and every amount below fits 64 bits
 
@@ -251,6 +253,10 @@ class Balance:
         if guarantee.unit is not self.unit:
             raise _other_unit({guarantee.unit}, self.unit, self.dataset)
         return _as_numbers((*_in_units(guarantee.convert(self.neighbours)), None))
+
+    def charge(self, events: Iterable[Event]) -> Amounts:
+        """Return what is charged here for `events`, but for a rho; they hide this unit."""
+        return _as_numbers((*_in_units(total(events, self.neighbours)), None))
 
     def is_limited_by(self, budget: Budget) -> bool:
         """Tell whether this very budget is what the owner allowed."""
@@ -506,8 +512,7 @@ class Ledger:
             over = account.first_over(cost)
             if over is not None and happened:
                 account.hold(cost)
-                reason = "recovered: charges beyond the limit that was known"
-                self._append(db, "allow", dataset, account, account.limits, purpose=reason)
+                self._append(db, "allow", dataset, account, account.limits, purpose=_BEYOND)
             elif over is not None:
                 name, asked, left, limit = (
                     Amounts._fields[over],
@@ -536,6 +541,11 @@ class Ledger:
             charge = _find(db, key)
         assert charge is not None
         return charge
+
+    def was_exceeded(self, dataset: str) -> bool:
+        """Tell whether recovered charges raised the limit, and no owner has decided since."""
+        limits = [note for note in self.notes(dataset) if note.kind == "allow"]
+        return bool(limits) and limits[-1].purpose == _BEYOND
 
     def permit_exact(self, dataset: str, *, reason: str, permitted: bool = True) -> None:
         """Record whether the data owner lets exact contributions of `dataset` leave, and why.
@@ -889,7 +899,7 @@ def _cost(
     if units != {account.unit}:
         raise _other_unit(units, account.unit, dataset)
     try:
-        stated = compose(*(event.guarantee.convert(account.neighbours) for event in events))
+        stated = total(events, account.neighbours)
         if math.isinf(stated.epsilon):
             raise BudgetExceeded(
                 f"Data set {dataset!r} was to be charged an infinite epsilon (exact, non-private "

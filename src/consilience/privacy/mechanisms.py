@@ -31,6 +31,7 @@ from consilience.privacy.accounting import (
     Closing,
     DiscreteGaussian,
     Gaussian,
+    GaussianSum,
     GradientSteps,
     L2Laplace,
     Laplace,
@@ -38,7 +39,7 @@ from consilience.privacy.accounting import (
     ObjectiveL2Laplace,
     Selection,
 )
-from consilience.privacy.exact_noise import MOST_SIGMA, add_laplace, discrete_gaussian
+from consilience.privacy.exact_noise import add_laplace, discrete_gaussian
 
 # Not opendp.prelude: it imports scikit-learn, which the trusted core does without.
 enable_features("contrib")
@@ -234,13 +235,13 @@ def noisy_moment(sums: Integers, *, event: GradientSteps, source: Source) -> Int
     """
     sums, sigma = _whole(sums), event.moment_sigma / event.moment_grain
     if sums.ndim == 1:
-        return sums + _whole_gaussian(sums.size, sigma, source)
+        return sums + discrete_gaussian(sums.size, sigma, source)
     d = len(sums)
     noise = np.zeros((d, d), np.int64)
-    noise[np.tri(d, k=-1, dtype=bool)] = _whole_gaussian(
+    noise[np.tri(d, k=-1, dtype=bool)] = discrete_gaussian(
         d * (d - 1) // 2, sigma / math.sqrt(2), source
     )
-    return sums + noise + noise.T + np.diag(_whole_gaussian(d, sigma, source))
+    return sums + noise + noise.T + np.diag(discrete_gaussian(d, sigma, source))
 
 
 def gradient_noise(shape: tuple[int, ...], *, event: GradientSteps, source: Source) -> Integers:
@@ -253,14 +254,33 @@ def gradient_noise(shape: tuple[int, ...], *, event: GradientSteps, source: Sour
     how many numbers there are. Proof in docs/guarantees/gradient.md.
     """
     sigma = event.gradient_sigma / event.gradient_grain
-    return _whole_gaussian(math.prod(shape), sigma, source).reshape(shape)
+    return discrete_gaussian(math.prod(shape), sigma, source).reshape(shape)
 
 
-def _whole_gaussian(n: int, sigma: float, source: Source) -> Integers:
-    if sigma <= MOST_SIGMA:
-        return discrete_gaussian(n, sigma, source)
-    zeros = np.zeros(n, np.int64)
-    return _exact(zeros, make_gaussian, l2_distance(T=float), sigma, source)
+def noisy_sum(sums: Integers, widths: Floats, *, event: GaussianSum, source: Source) -> Integers:
+    """Return whole sums plus noise, ``event.drawn_sigma * widths[j]`` grains wide for number j.
+
+    Noise and sum are added modulo 2^64.
+
+    Privacy
+    -------
+    `event.epsilon` at `event.delta`, provided that one unit changes the sums, each divided by its
+    width, by at most `event.sensitivity` in L2. Exact. Not hidden: how many numbers there are.
+    Proof in docs/guarantees/statistics.md; of shares, for which `event.honest` shares in all must
+    stay unknown, in docs/guarantees/shared-noise.md.
+    """
+    sums, scales = _whole(sums), event.drawn_sigma * np.asarray(widths, np.float64)
+    if sums.shape != (event.length,) or scales.shape != sums.shape:
+        raise SettingsError(
+            "A sum has another number of numbers than its event states. Nothing was drawn."
+        )
+    if not scales.min(initial=math.inf) >= event.narrowest * (1 - 2**-40):
+        raise SettingsError("Noise narrower than its event states was to be drawn. None was.")
+    noise = np.zeros(event.length, np.int64)
+    for scale in np.unique(scales):  # few: numbers of one kind share their weight
+        alike = scales == scale
+        noise[alike] = discrete_gaussian(int(alike.sum()), float(scale), source)
+    return sums + noise
 
 
 def select(scores: Floats, *, event: Selection, source: Source) -> int:
@@ -364,7 +384,11 @@ def _select_exactly(steps: list[int], rate: Fraction, known: int, source: Source
 
 
 def _exact(values: Integers, make: Any, metric: Any, scale: float, source: Source) -> Integers:
-    """Add noise with an exact OpenDP sampler, or from a seeded source with a float one."""
+    """Add noise with an exact OpenDP sampler, or from a seeded source with a float one.
+
+    OpenDP ends a sum beyond 64 bits at the last one. That is post-processing, because the sampler
+    itself adds the noise: never draw with it on zeros and add what it drew.
+    """
     array = _whole(values)
     if array.size == 0:
         return array
@@ -375,7 +399,8 @@ def _exact(values: Integers, make: Any, metric: Any, scale: float, source: Sourc
             if make is make_gaussian
             else sign * source.exponential(array.size)
         )
-        return np.rint(array + (scale * unit).reshape(array.shape)).astype(np.int64)
+        noisy = np.rint(array + (scale * unit).reshape(array.shape))
+        return np.clip(noisy, -(2.0**62), 2.0**62).astype(np.int64)
     # OpenDP's integer Laplace takes 64-bit integers; arrays travel as plain lists.
     measurement = make(vector_domain(atom_domain(T="i64")), metric, scale=scale)
     return np.asarray(measurement(array.ravel().tolist()), dtype=np.int64).reshape(array.shape)
@@ -441,7 +466,7 @@ def clip_factors(X: Any, norm: float) -> tuple[Any, Floats | None]:
     return X, np.divide(norm * (1 - 2 * slack), lengths, out=np.ones_like(lengths), where=long)
 
 
-_ROWS_AT_ONCE = 1 << 12
+_AT_ONCE = 1 << 15  # numbers, so that they stay in the processor's cache
 
 
 def _lengths(X: Any) -> Floats:
@@ -449,12 +474,18 @@ def _lengths(X: Any) -> Floats:
         if sparse.issparse(X):
             X = X.astype(np.float64, copy=False)
             return np.asarray(np.sqrt(X.multiply(X).sum(axis=1)), dtype=np.float64).ravel()
-        # Row by row in memory, whatever the table's layout: numpy's sum has another order in
-        # another layout, and a record's length may not depend on the table it stands in.
-        squares = np.empty(len(X))
-        for start in range(0, len(X), _ROWS_AT_ONCE):
-            rows = np.ascontiguousarray(X[start : start + _ROWS_AT_ONCE], np.float64)
-            np.einsum("ij,ij->i", rows, rows, out=squares[start : start + _ROWS_AT_ONCE])
+        # A record's length may not depend on the table that it stands in, nor on its layout. The
+        # squares of a row lie side by side and are added up by a call of their own: sums and
+        # products of whole tables choose their order by the number of rows and by buffers.
+        n_rows, n_columns = X.shape
+        if n_columns == 0:
+            return np.zeros(n_rows)
+        squares, together = np.empty(n_rows), max(1, _AT_ONCE // n_columns)
+        starts = np.arange(0, together * n_columns, n_columns)
+        for start in range(0, n_rows, together):
+            rows = X[start : start + together]
+            each = np.multiply(rows, rows, dtype=np.float64, order="C").ravel()
+            np.add.reduceat(each, starts[: len(rows)], out=squares[start : start + together])
         return np.asarray(np.sqrt(squares))
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,9 +21,9 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from consilience.errors import SettingsError
-from consilience.privacy.accounting import Event, total
+from consilience.privacy.accounting import Event, SharedSum, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
-from consilience.privacy.ledger import Ledger
+from consilience.privacy.ledger import Charge, Ledger
 from consilience.privacy.mechanisms import Noise, Source
 
 State: TypeAlias = dict[str, NDArray[Any]]
@@ -61,27 +61,9 @@ def run_charged(
     else is refused.
     """
     noise = Noise() if noise is None else noise
-    ledger = account.ledger
-    if ledger is None:
+    if account.ledger is None:
         return draw(noise.open()), None
-    if account.dataset is None:
-        raise _uncharged(
-            purpose,
-            "no data set was named",
-            "Pass dataset=..., the name its owner declared a budget for.",
-        )
-    if noise.seed is not None:
-        raise _uncharged(
-            purpose, "a seed voids the guarantee", "Drop noise=Noise(seed=...), or drop the ledger."
-        )
-    if not events:
-        raise _uncharged(
-            purpose, "without privacy (epsilon=inf) it has no cost", "Choose a finite epsilon."
-        )
-    # Charge first: if training dies below this line the site loses budget it did not use, which is
-    # annoying; charging afterwards would lose track of noise already seen, which is a leak.
-    key = account.key or uuid.uuid4().hex
-    charge = ledger.charge(events, dataset=account.dataset, key=key, purpose=purpose)
+    ledger, charge = _charge(events, noise, account, purpose)
     stored = ledger.sealed(charge.key)
     if stored is not None:
         first = load_tensors(stored)
@@ -99,6 +81,101 @@ def run_charged(
     salt = np.frombuffer(os.urandom(_SALT), np.uint8)
     ledger.seal(charge, save_tensors({**result, _MEANS: _salted(means(), salt)}))
     return result, charge.receipt
+
+
+def run_sealed(
+    write: Callable[[Source, Receipt], bytes],
+    events: Sequence[Event],
+    *,
+    account: Account,
+    purpose: str,
+) -> bytes:
+    """Charge `events`, then `write` one file, which is sealed whole before it is returned.
+
+    For numbers that may be written down only once: a retry under the same key gets the first file
+    back, byte for byte. Nothing else of the draw is kept anywhere.
+    """
+    noise = Noise()
+    ledger, charge = _charge(events, noise, account, purpose)
+    stored = ledger.sealed(charge.key)
+    if stored is None:
+        stored = write(noise.open(), charge.receipt)
+        ledger.seal(charge, stored)
+    return stored
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Who pays for a share of noise.
+
+    Parameters
+    ----------
+    account
+        What it costs is charged here: what it costs if everybody else colludes, unless `alone`
+        is named.
+    alone
+        The name of a further data set in the same ledger. It is charged what the share costs if
+        everybody else colludes, and `account` what it costs if they do not, because the data owner
+        accepted the study's keyholders.
+    """
+
+    account: Account
+    alone: str | None = None
+
+    def run(
+        self, write: Callable[[Source, Receipt], bytes], event: SharedSum, purpose: str
+    ) -> bytes:
+        """Charge, then `write` one file, as `run_sealed` does."""
+        ledger = self.account.ledger
+        if self.alone is None or ledger is None:
+            return run_sealed(write, [event.alone], account=self.account, purpose=purpose)
+        account = replace(self.account, key=self.account.key or uuid.uuid4().hex)
+        if _may_be_charged(account, event):  # otherwise the other one is refused, and this one lost
+            charge = ledger.charge(
+                [event.alone], dataset=self.alone, key=f"{account.key}-alone", purpose=purpose
+            )
+            ledger.seal(charge, b"")  # the file is sealed for the other charge
+        return run_sealed(write, [event], account=account, purpose=purpose)
+
+
+def _may_be_charged(account: Account, event: Event) -> bool:
+    """Tell whether a charge is there already, or would be held if it were made now."""
+    assert account.ledger is not None
+    ledger, dataset = account.ledger, str(account.dataset)
+    if any(charge.key == account.key for charge in ledger.charges(dataset)):
+        return True
+    if dataset not in ledger.datasets():
+        return False
+    left = ledger.balance(dataset)
+    counted = left.unit is event.unit and (left.limit.rho is None or event.rho is not None)
+    return counted and left.holds(left.charge([event]))
+
+
+def _charge(
+    events: Sequence[Event], noise: Noise, account: Account, purpose: str
+) -> tuple[Ledger, Charge]:
+    """Charge an account before anything is drawn, or refuse what cannot be charged."""
+    ledger = account.ledger
+    if ledger is None:
+        raise _uncharged(purpose, "there is none", "Pass a ledger.")
+    if account.dataset is None:
+        raise _uncharged(
+            purpose,
+            "no data set was named",
+            "Pass dataset=..., the name its owner declared a budget for.",
+        )
+    if noise.seed is not None:
+        raise _uncharged(
+            purpose, "a seed voids the guarantee", "Drop noise=Noise(seed=...), or drop the ledger."
+        )
+    if not events:
+        raise _uncharged(
+            purpose, "without privacy (epsilon=inf) it has no cost", "Choose a finite epsilon."
+        )
+    # Charge first: if training dies below this line the site loses budget it did not use, which is
+    # annoying; charging afterwards would lose track of noise already seen, which is a leak.
+    key = account.key or uuid.uuid4().hex
+    return ledger, ledger.charge(events, dataset=account.dataset, key=key, purpose=purpose)
 
 
 def _salted(meaning: str, salt: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -18,16 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from consilience.errors import SettingsError
 from consilience.privacy.accounting import (
+    LEAST_SIGMA,
     Closing,
     Event,
     Gaussian,
+    GaussianSum,
     GradientSteps,
     L2Laplace,
     Laplace,
     Objective,
     ObjectiveGaussian,
     ObjectiveL2Laplace,
+    SharedSum,
     calibrate_scale,
     gaussian_sigma,
 )
@@ -151,6 +155,64 @@ def calibrate_steps(
         math.hypot(moment * sigma / math.sqrt(share), math.sqrt(8) * grains[0]),
         math.hypot(gradient * sigma * math.sqrt(steps / (1 - share)), 2 * grains[1]),
     )
+
+
+def calibrate_sum(
+    reach: float,
+    widths: Floats,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: Unit | str,
+    neighbours: Neighbours | str,
+) -> GaussianSum:
+    """Return the least noise for a weighted sum that a unit moves by at most `reach`.
+
+    `widths` are the grains that a weight of one is worth, for each number. What whole numbers cost
+    is included (docs/guarantees/statistics.md).
+    """
+    narrowest = float(np.min(widths))
+    sigma = gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=reach)
+    sigma = max(math.hypot(sigma, 2 / narrowest), LEAST_SIGMA / narrowest)
+    return GaussianSum(
+        sensitivity=reach,
+        sigma=sigma,
+        narrowest=sigma * narrowest,
+        length=len(widths),
+        at_delta=delta,
+        unit=Unit(unit),
+        neighbours=Neighbours(neighbours),
+    )
+
+
+def share_sum(whole: GaussianSum, shares: int) -> SharedSum:
+    """Return the share of a sum's noise that each site draws if `shares` of them are enough.
+
+    A share may have to be wider than that for its proof, and the whole is then wider too.
+    """
+    share = max(whole.narrowest / math.sqrt(shares), LEAST_SIGMA)
+    wider = share * math.sqrt(shares) / whole.narrowest
+    facts = {**vars(whole), "sigma": whole.sigma * wider, "narrowest": share}
+    return SharedSum(**facts, shares=shares, honest=shares)
+
+
+def scale_records(epsilon: float, most: float, delta: float, steps: int) -> int:
+    """Return by how many of `steps` parts a site scales its records that asks for less than `most`.
+
+    The noise of all is wide enough for `most`, and moving the sum by so much less costs at most
+    `epsilon`: Gaussian noise hides a distance by its ratio to the noise alone. Rounded down.
+    """
+    if epsilon >= most:
+        return steps
+    wide = gaussian_sigma(epsilon=epsilon, delta=delta, sensitivity=1.0)
+    parts = int(steps * gaussian_sigma(epsilon=most, delta=delta, sensitivity=1.0) / wide)
+    if parts < 1:
+        raise SettingsError(
+            f"Noise that is shared with sites at epsilon={most:g} is too wide beside the records "
+            f"of a site at epsilon={epsilon:g}. Nothing was trained or charged. Choose an epsilon "
+            "nearer to the largest of the study."
+        )
+    return parts
 
 
 def closing_event(

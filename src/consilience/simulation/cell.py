@@ -24,10 +24,12 @@ import sklearn
 from numpy.typing import NDArray
 from sklearn.base import clone, is_classifier
 
-from consilience.aggregators.base import Aggregator
+from consilience.aggregators.base import Aggregator, Ensemble
 from consilience.aggregators.distillation.tally import Question, Tally
 from consilience.aggregators.members import Member, as_members
 from consilience.errors import SettingsError
+from consilience.evaluation.adaptation import ADAPTED, RELEASE, adapt
+from consilience.evaluation.adaptation import OWN as OWN_HERE
 from consilience.evaluation.baselines import (
     BEST,
     EXACT,
@@ -45,10 +47,13 @@ from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.mechanisms import Noise
 from consilience.simulation.digest import code_digest, describe_function
 from consilience.simulation.division import Cut, Divider, derive_seed
+from consilience.simulation.report import name_at_sites
 from consilience.simulation.together import Learner, fit_together, measure_together
+from consilience.tables.public import Public
 
 Array = NDArray[Any]
 Metrics = dict[str, float]
+Given = Sequence[Learner] | Sequence[Member] | Tally  # what an aggregator combines
 Found = dict[tuple[str, str], Metrics]  # by (kind, method)
 
 _ORDER = {method: place for place, method in enumerate(TITLES)}
@@ -73,6 +78,7 @@ class Setup:
     levels: Mapping[str, Array] | None  # epsilon by name; None: each learner's own
     baselines: frozenset[str]
     draws: int = 1
+    adapting: int = 0  # sites of a repeat that adapt each release: the smallest and the largest
     gives_budget: bool = True  # whether aggregators with an epsilon get the level's
     metric: Metric = ERROR  # that methods are judged by
     digests: Mapping[str, str] = field(default_factory=dict)  # by learner, for a checkpoint
@@ -100,7 +106,7 @@ class Setup:
             [getattr(divider.records, part.name) for part in fields(divider.records)],
             [getattr(divider.division, part.name) for part in fields(divider.division)],
             [divider.ids, divider.split_seed, self.seed, prepare],
-            [self.levels, self.draws, self.gives_budget, self.metric.name],
+            [self.levels, self.draws, self.adapting, self.gives_budget, self.metric.name],
             # The order of aggregators is that of rows; the order of a set is no order.
             [dict(self.aggregators), list(self.aggregators), sorted(self.baselines)],
             [np.__version__, scipy.__version__, sklearn.__version__, code_digest()],
@@ -136,6 +142,14 @@ class Setup:
             level: tuple(np.broadcast_to(epsilon, self.divider.n_sites).tolist())
             for level, epsilon in levels.items()
         }
+
+    def ways(self, name: str) -> list[str]:
+        """Return the aggregators that suit this learner; all if none does, so that one says why."""
+        kind, settings = type(self.learners[name]), self.learners[name].get_params(deep=False)
+        every = self.aggregators.items()
+        return [way for way, made in every if made.problem_with(kind, settings) is None] or [
+            *self.aggregators
+        ]
 
     def noise(self, *names: object) -> Noise | None:
         """Return the noise of one draw: seeded by its names if the report is to repeat."""
@@ -197,6 +211,7 @@ class Setup:
             "test": len(cut.y_test),
             "resampled": not isinstance(division.test, tuple),
             "metric": self.metric.name,
+            "adapting": self.adapting,
             "repeats": repeats,
             "draws": self.draws,
             "seed": self.seed,
@@ -217,6 +232,8 @@ class Cell:
         self.everyone = np.concatenate(self.sites)
         self.seconds: dict[str, float] = {}  # of the last model of each method
         self.tallies: dict[Question, Tally] = {}
+        self.ways = setup.ways(name)
+        self.informed: dict[str, Any] | None = None  # settings that public records decide
 
     def run(self) -> dict[str, list[Any]]:
         """Return rows, timings and guarantees, as plain values."""
@@ -243,7 +260,7 @@ class Cell:
 
     def _draws_noise(self, epsilons: Sequence[float]) -> bool:
         """Tell whether anything at this level comes out differently when it is drawn again."""
-        made = [self.setup.aggregator(name, epsilons, (), ()) for name in self.setup.aggregators]
+        made = [self.setup.aggregator(name, epsilons, (), ()) for name in self.ways]
         return bool(np.isfinite(epsilons).any()) or any(one.draws_noise for one in made)
 
     def _without_noise(self) -> Found:
@@ -262,7 +279,7 @@ class Cell:
         if PUBLIC in wanted and public is not None and public.y is not None:
             with self._timed(PUBLIC):
                 size, who = len(public.y), (self.repeat, "public")
-                made = self.setup.make(self.name, math.inf, size=size, who=who)
+                made = self._make(math.inf, size=size, who=who)
                 alone = public_only(made, public)
             found["public", PUBLIC] = self._measure(alone)
         return found
@@ -277,7 +294,7 @@ class Cell:
         stated: dict[str, Guarantee] = {}
         alone: list[Metrics] = []
         members: Sequence[Learner] = ()
-        ways = self.setup.aggregators.values()
+        ways = [self.setup.aggregators[way] for way in self.ways]
         if wanted & {LOCAL, BEST} or not all(way.needs_exact_members for way in ways):
             members = self._fit_members(epsilons, [(*cell, *drawn, site) for site in self.held])
         if wanted & {LOCAL, BEST}:
@@ -291,7 +308,7 @@ class Cell:
                 pooled = self._fit_pool(min(epsilons), self.setup.noise(*cell, *drawn, "pool"))
             found["global", POOLED], stated[POOLED] = self._measure(pooled), pooled.guarantee_
         sent = _mean_bytes(members)
-        for method in self.setup.aggregators:
+        for method in self.ways:
             exact = self.setup.aggregators[method].needs_exact_members
             made = self.setup.aggregator(method, epsilons, cell, drawn)
             with self._timed(method):
@@ -301,6 +318,8 @@ class Cell:
             found["distributed", method] = metrics | {"bytes": self.exact_bytes if exact else sent}
             if ensemble.guarantee is not None:
                 stated[method] = ensemble.guarantee
+            if self.adapting:
+                found |= self._adapt(method, made, ensemble, given)
         if len(self.held) <= SITES_LISTED:
             for site, metrics in zip(self.held, alone, strict=False):
                 main = self.setup.metric.name
@@ -308,6 +327,21 @@ class Cell:
         return found, stated
 
     # ---------------------------------------------------------------------------- training
+
+    def _make(
+        self,
+        epsilon: float,
+        noise: Noise | None = None,
+        *,
+        size: int | None = None,
+        who: tuple[object, ...],
+    ) -> Learner:
+        """Return an untrained learner that knows the public facts, and the public records."""
+        made = self.setup.make(self.name, epsilon, noise, size=size, who=who)
+        if self.informed is None:
+            public = self.cut.public
+            self.informed = {} if public is None else made.public_settings(public)
+        return made.set_params(**self.informed)
 
     def _fit_members(
         self, epsilons: list[float], names: list[tuple[Any, ...]]
@@ -325,7 +359,7 @@ class Cell:
     @cached_property
     def exact(self) -> Sequence[Learner]:
         """The sites' exact models, trained once for all levels and draws."""
-        made = self.setup.make(self.name, math.inf, who=())
+        made = self._make(math.inf, who=())
         with self._timed(OWN, len(self.held)):
             small = max(map(len, self.sites)) <= RECORDS_TOGETHER
             if len(self.held) >= SITES_TOGETHER and small and made.can_train_together():
@@ -338,7 +372,7 @@ class Cell:
     def _fit(
         self, epsilon: float, rows: Array, noise: Noise | None, who: object, size: int | None = None
     ) -> Learner:
-        made = self.setup.make(self.name, epsilon, noise, size=size, who=(self.repeat, who))
+        made = self._make(epsilon, noise, size=size, who=(self.repeat, who))
         persons = self.records.persons
         whose: dict[str, Any] = {} if persons is None else {"persons": persons[rows]}
         made.fit(self.cut.X[rows], self.records.y[rows], **whose)
@@ -378,8 +412,12 @@ class Cell:
 
     @cached_property
     def own(self) -> list[Metrics]:
-        """How good each site's exact model is."""
-        return self._measure_each(self.exact)
+        """How good each site's exact model is; of a statistic, the best linear one's."""
+        if not self.setup.learners[self.name].makes_linear:
+            return self._measure_each(self.exact)
+        sites = [Public(self.cut.X[rows], self.records.y[rows]) for rows in self.sites]
+        with self._timed(OWN, len(sites)):
+            return [self._measure(public_only(self._make(math.inf, who=()), own)) for own in sites]
 
     def _measure_joined(self, ensemble: Predictor, alone: Sequence[Metrics]) -> Metrics:
         """Measure an ensemble, and the share of sites that do better with it than alone."""
@@ -390,6 +428,52 @@ class Cell:
                 gains = [by.gain(other[by.name], found[by.name]) for other in others]
                 found[name] = float(np.mean(np.array(gains) > 0))
         return found
+
+    @cached_property
+    def adapting(self) -> dict[int, str]:
+        """Which sites adapt releases, by their place: the smallest ones and the largest ones."""
+        half = min(self.setup.adapting, len(self.held)) / 2
+        order = np.argsort([len(rows) for rows in self.sites], kind="stable").tolist()
+        small, large = order[: math.ceil(half)], order[len(order) - math.floor(half) :]
+        return dict.fromkeys(small, "small") | dict.fromkeys(large, "large")
+
+    def _adapt(self, method: str, made: Aggregator, ensemble: Ensemble, given: Given) -> Found:
+        """Measure own exact models, the release and adapted ones where they are used.
+
+        Sites that are known by name have test records of their own.
+        """
+        found: dict[str, dict[str, list[Metrics]]] = {}
+        for place, size in self.adapting.items():
+            rows, tested = self.sites[place], self.cut.tested_at(self.held[place])
+            X, y = self.cut.X_test[tested], self.cut.y_test[tested]
+            if not len(y):
+                continue
+            others = None
+            if not isinstance(given, Tally):
+                learner = given[place]
+                learner = learner.learner if isinstance(learner, Member) else learner
+                others = made.leave_out(ensemble, place, learner)
+            persons = None if self.records.persons is None else self.records.persons[rows]
+            model = adapt(
+                ensemble,
+                (self.cut.X[rows], self.records.y[rows]),
+                persons=persons,
+                others=others,
+                compare=False,
+                progress=_silent,
+            )
+            for what, one in ((OWN_HERE, model.own_), (RELEASE, ensemble), (ADAPTED, model)):
+                metrics = measures(one, X, y)
+                for group in ("", f"@{size}"):
+                    found.setdefault(what, {}).setdefault(group, []).append(metrics)
+        return {
+            ("site", name_at_sites(method, what)): {
+                f"{metric}{group}": value
+                for group, measured in groups.items()
+                for metric, value in _mean(measured).items()
+            }
+            for what, groups in found.items()
+        }
 
     def _measure_each(self, models: Sequence[Learner]) -> list[Metrics]:
         if len(models) > SITES_LISTED and models[0].can_train_together():
@@ -413,6 +497,10 @@ class Cell:
         begun = time.perf_counter()
         yield
         self.seconds[method] = (time.perf_counter() - begun) / n_models
+
+
+def _silent(done: int, n_steps: int) -> None:
+    """Show no progress: a simulation has a bar of its own."""
 
 
 def _mean_bytes(members: Sequence[Learner]) -> float:

@@ -19,7 +19,7 @@ from scipy import special, stats
 from sklearn.base import clone
 from sklearn.utils.validation import check_X_y
 
-from consilience.errors import SettingsError
+from consilience.errors import SettingsError, shielded
 from consilience.learners.base import is_count
 from consilience.privacy.mechanisms import Noise, Source
 from consilience.tables.groups import split_sites
@@ -82,7 +82,8 @@ class Records:
     ) -> Records:
         """Check features and labels."""
         codes = None if persons is None else np.unique(persons, return_inverse=True)[1]
-        return cls(*_check_table(X, y, numeric=numeric), codes, numeric)
+        rows, labels = _check_table(X, y, numeric=numeric)
+        return cls(rows, labels, codes, numeric)
 
     @cached_property
     def records_of(self) -> Array:
@@ -119,6 +120,12 @@ class Cut:
     public: Public | None
     sites: tuple[Array, ...]
     X: Features = field(repr=False)
+    at: Array | None = None  # the site of each test record, where sites are given
+
+    def tested_at(self, site: int) -> Array:
+        """Return which test records tell how well a site does: its own, where sites are given."""
+        every = np.ones(len(self.y_test), dtype=bool)
+        return every if self.at is None else self.at == site
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,7 @@ class Divider:
         n_public = self._n_public(order[n_test:])
         tested, shared, rest = np.split(order, [n_test, n_test + n_public])
         sites = tuple(np.sort(self._rows(units)) for units in self._divide_sites(rest, source))
+        at = None if self.ids is None else self._sites_of(tested)
         tested, shared = self._rows(tested), self._rows(shared)
         X, change = self.records.X, None
         if self.preparation is not None:
@@ -199,7 +207,7 @@ class Divider:
         if isinstance(given, Public):
             public = given if change is None else Public(change(given.X), given.y)
         if not isinstance(test, tuple):
-            return Cut(X[tested], self.records.y[tested], public, sites, X)
+            return Cut(X[tested], self.records.y[tested], public, sites, X, at)
         X_test = test[0] if change is None else change(test[0])
         return Cut(X_test, np.asarray(test[1]), public, sites, X)
 
@@ -217,6 +225,12 @@ class Divider:
         """Return the records of these persons; where records are the unit, they are the units."""
         persons = self.records.persons
         return units if persons is None else np.flatnonzero(np.isin(persons, units))
+
+    def _sites_of(self, units: Array) -> Array:
+        """Return the site of each record of these units, in the order of `_rows`."""
+        assert self.ids is not None
+        persons = self.records.persons
+        return np.asarray(self.ids[units if persons is None else persons[self._rows(units)]])
 
     def _divide_sites(self, rest: Array, source: Source) -> Sequence[Array]:
         d = self.division
@@ -256,6 +270,7 @@ def derive_seed(seed: int, *names: object) -> int:
     return int.from_bytes(hashlib.sha256(repr((seed, *names)).encode()).digest(), "little")
 
 
+@shielded
 def _check_table(X: object, y: object, *, numeric: bool) -> tuple[Features, Array]:
     checked = check_X_y(X, y, accept_sparse="csr", dtype=np.float64, y_numeric=numeric)
     return cast(tuple[Features, Array], checked)

@@ -21,9 +21,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from consilience.errors import SettingsError
+from consilience.evaluation.adaptation import ADAPTED, OWN, RELEASE
 from consilience.evaluation.baselines import ALTERNATIVES, EXACT, GUESS, POOLED, PUBLIC, TITLES
-from consilience.evaluation.compare import MEAN, Joining, repeated_gap
-from consilience.evaluation.measures import AUC, METRICS, RMSE, STATED, Metric
+from consilience.evaluation.compare import MEAN, Gap, Joining, repeated_gap
+from consilience.evaluation.measures import AUC, ERROR, METRICS, RMSE, STATED, Metric
 from consilience.privacy.guarantee import Guarantee
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ Array = NDArray[Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREYS = ("#333333", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+# The sites that adapted releases: all of them, and the smaller and the larger half apart.
+GROUPS = {"": "sites", "@small": "small sites", "@large": "large sites"}
+UNLIKE = 1.5  # times as large: sites of different sizes are shown apart
+
+
+def name_at_sites(method: str, what: str) -> str:
+    """Return the name of what sites get of a method: own model, release or adapted model."""
+    return f"{method}: {what}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ class Row:
     epsilon: str
     epsilon_low: float
     epsilon_high: float
-    # "constant", "public", "local", "global" (pooled), "distributed" (an ensemble), "site" (one)
+    # "constant", "public", "local", "global" (pooled), "distributed" (an ensemble), "site" (one
+    # site, or what sites get that adapt a release)
     kind: str
     method: str
     metric: str
@@ -156,10 +166,117 @@ class Report:
         """The (learner, level) pairs, in order."""
         return list(dict.fromkeys((row.learner, row.epsilon) for row in self.rows))
 
+    # ------------------------------------------------------------------ at the sites
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """The groups of sites that adapted releases: apart by size where sizes differ."""
+        sizes = self.settings["sizes"]
+        apart = max(sizes) > UNLIKE * min(sizes) and self.settings.get("adapting", 0) > 1
+        return GROUPS if apart else {"": GROUPS[""]}
+
+    def at_sites(
+        self, cell: tuple[str, str], method: str, what: str, metric: Metric, group: str = ""
+    ) -> Array:
+        """Return own exact model, release or adapted model of sites, for each repeat.
+
+        `what` is one of the names of `evaluation.adaptation`, `group` one of `groups`.
+        """
+        return self.values(*cell, name_at_sites(method, what), f"{metric.name}{group}")
+
+    def paying(
+        self, cell: tuple[str, str], method: str, metric: Metric | None = None, group: str = ""
+    ) -> Gap | None:
+        """Compare adapted models with own exact ones, repeat by repeat; None if there are none."""
+        metric = metric or self.judged_at_sites
+        own, adapted = (self.at_sites(cell, method, what, metric, group) for what in (OWN, ADAPTED))
+        if not adapted.size or own.size != adapted.size:
+            return None
+        return repeated_gap(own, adapted, metric=metric, overlap=self._overlap)
+
+    @cached_property
+    def judged_at_sites(self) -> Metric:
+        """What decides at sites: AUC where the main metric is the error and there is one."""
+        measured = {row.metric for row in self.rows if row.method.endswith(f": {ADAPTED}")}
+        return AUC if self.measure is ERROR and AUC.name in measured else self.measure
+
+    def adapted_methods(self, cell: tuple[str, str]) -> list[str]:
+        """Return the methods whose releases were adapted, the one that pays most first."""
+        gaps = {
+            method: gap
+            for method, kind in self._kinds.items()
+            if kind == "distributed" and (gap := self.paying(cell, method)) is not None
+        }
+        return sorted(gaps, key=lambda method: -gaps[method].gain.value)
+
+    @property
+    def best_at_sites(self) -> dict[str, tuple[str, str]]:
+        """The learner and the method that pay most for sites, in hindsight, by level."""
+        found: dict[str, tuple[float, tuple[str, str]]] = {}
+        for cell in self.cells:
+            for method in self.adapted_methods(cell)[:1]:
+                gap = self.paying(cell, method)
+                assert gap is not None
+                learner, level = cell
+                best = found.get(level)
+                if best is None or gap.gain.value > best[0]:
+                    found[level] = gap.gain.value, (learner, method)
+        return {level: choice for level, (_, choice) in found.items()}
+
+    def pays(self, level: str) -> str:
+        """Say for whom joining pays at a level, by the method that pays most."""
+        if level not in self.best_at_sites:
+            return ""
+        learner, method = self.best_at_sites[level]
+        metric, parts = self.judged_at_sites, []
+        for group, who in self.groups.items():
+            gap = self.paying((learner, level), method, group=group)
+            if gap is None or (group == "" and len(self.groups) > 1):
+                continue
+            words = {"better": "pays", "worse": "does not pay", "unclear": "does not clearly pay"}
+            joining = Joining({"own exact models": gap}, metric.name)
+            parts.append(
+                f"{words[gap.verdict]} for {who}: adapted to the release, their {metric.title} is "
+                f"{joining.show(gap.joined)}, {joining.comparison}"
+            )
+        said = f"At epsilon={level}, joining by {learner} with {method} {'; it '.join(parts)}."
+        several = len({learner for learner, _ in self.cells}) > 1
+        return f"{said} No other method tried here pays more." if several else said
+
+    def _sites_table(self, cell: tuple[str, str]) -> list[str]:
+        """Return what sites get: own exact models, releases and adapted models."""
+        methods, lines = self.adapted_methods(cell), []
+        shown = dict.fromkeys((self.judged_at_sites, self.measure, AUC, ERROR))
+        for metric in shown:
+            rows = [(f"{OWN}, of sites", methods[0], OWN)] if methods else []
+            for method in methods:
+                rows += [(f"{method}: {what}", method, what) for what in (RELEASE, ADAPTED)]
+            cells = []
+            for title, method, what in rows:
+                values = [self.at_sites(cell, method, what, metric, group) for group in self.groups]
+                if all(part.size for part in values):
+                    cells.append("".join(map(_spread, values)) + f"  {title}")
+            if cells:
+                heads = "".join(f"  {who:>17}" for who in self.groups.values())
+                lines += ["", f"{metric.title} at sites that adapt the release", heads, *cells]
+        for method in methods:
+            gaps = [self.paying(cell, method, group=group) for group in self.groups]
+            gains = "; ".join(
+                f"{who} {self.judged_at_sites.show_gain(gap.gain.low, gap.gain.high)}"
+                for who, gap in zip(self.groups.values(), gaps, strict=True)
+                if gap is not None and math.isfinite(gap.gain.low)
+            )
+            if gains:
+                lines.append(f"  {method}: adapted beside own, paired, 95 %: {gains}")
+        return lines
+
+    # ------------------------------------------------------------------ in words
+
     @property
     def sentence(self) -> str:
         """Whether joining helps, at each level of each learner, and what to keep in mind."""
         lines = [self._verdict(*cell) for cell in self.cells]
+        lines += [self.pays(level) for level in self.best_at_sites]
         if self.guarantee is not None and not self.guarantee.holds:
             lines.append(
                 f"The models of this simulation have no guarantee: {self.guarantee.void_reason}."
@@ -200,10 +317,11 @@ class Report:
             missing = "is no model of the" if labelled else "were no labelled"
             text += f" There {missing} public records to compare with."
         ranked = self.joining(learner, epsilon, best, AUC)
-        if joining.caution and ranked.gaps:
+        caution = joining.caution(has_auc=True)
+        if caution and ranked.gaps:
             value = self.values(learner, epsilon, best, AUC.name).mean()
             text += (
-                f" {joining.caution} By AUC, joining {ranked.answer}: it is {ranked.show(value)}, "
+                f" {caution} By AUC, joining {ranked.answer}: it is {ranked.show(value)}, "
                 f"{ranked.comparison}. Judge by it with --metric auc."
             )
         return text
@@ -215,12 +333,7 @@ class Report:
 
         By the main metric unless another one is given, which not every method may have.
         """
-        metric = metric or self.measure
-        overlap = (
-            self.settings["test"] / max(1, sum(self.settings["sizes"]))
-            if self.settings["resampled"]
-            else 0.0
-        )
+        metric, overlap = metric or self.measure, self._overlap
         joined = self.values(learner, epsilon, method, metric.name)
         others = {
             self.title_of(name) if name == GUESS else title: self.values(
@@ -234,6 +347,12 @@ class Report:
             if other.size and joined.size
         }
         return Joining(gaps, metric.name)
+
+    @property
+    def _overlap(self) -> float:
+        """The number of test records over that of training records, if both are drawn anew."""
+        facts = self.settings
+        return facts["test"] / max(1, sum(facts["sizes"])) if facts["resampled"] else 0.0
 
     def __str__(self) -> str:
         measured = {row.metric for row in self.rows}
@@ -256,6 +375,7 @@ class Report:
             for method in sorted(methods, key=lambda one: self._place(*cell, one)):
                 cells = [summaries.get((*cell, method, metric.name)) for metric in shown]
                 lines.append("".join(map(_cell, cells)) + f"  {self.title_of(method)}")
+            lines += self._sites_table(cell)
         return "\n".join([*lines, "", self.sentence])
 
     def _place(self, learner: str, epsilon: str, method: str) -> float:
@@ -271,13 +391,31 @@ class Report:
 
         Single rows are not part of it: write them with `to_csv` or `to_parquet`.
         """
-        lines = [
-            s for metric in dict.fromkeys(r.metric for r in self.rows) for s in self.table(metric)
-        ]
+        stated = dict.fromkeys(row.metric for row in self.rows if row.kind != "site")
+        lines = [line for metric in stated for line in self.table(metric)]
         return {
             "settings": dict(self.settings),
             "table": [
                 {k: None if v != v else v for k, v in asdict(line).items()} for line in lines
+            ],
+            "at_sites": [
+                {
+                    "learner": cell[0],
+                    "epsilon": cell[1],
+                    "method": method,
+                    "sites": group.removeprefix("@") or "all",
+                    "metric": self.judged_at_sites.name,
+                    "own": gap.other,
+                    "adapted": gap.joined,
+                    "gain": [
+                        value if math.isfinite(value) else None
+                        for value in (gap.gain.value, gap.gain.low, gap.gain.high)
+                    ],
+                }
+                for cell in self.cells
+                for method in self.adapted_methods(cell)
+                for group in self.groups
+                if (gap := self.paying(cell, method, group=group)) is not None
             ],
             "guarantee": None if self.guarantee is None else self.guarantee.as_dict(),
             "sentence": self.sentence,
@@ -301,6 +439,12 @@ class Report:
         # Levels with an epsilon for each site are no scale.
         connected = all(row.epsilon_low == row.epsilon_high for row in self.rows)
         draw_summaries(self.table(metric), path, connected=connected)
+
+
+def _spread(values: Array) -> str:
+    """Return the mean of repeats and its standard error as they stand in a table."""
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return f"  {values.mean():>8.4f} ±{sd / math.sqrt(len(values)):>7.4f}"
 
 
 def _cell(line: Summary | None) -> str:

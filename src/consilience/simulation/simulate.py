@@ -23,6 +23,7 @@ from consilience.errors import SettingsError
 from consilience.evaluation.baselines import BEST, LOCAL, POOLED, TITLES
 from consilience.evaluation.measures import ERROR, RMSE, Metric, find_metric
 from consilience.learners.base import is_count
+from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.privacy.mechanisms import Noise
 from consilience.privacy.spending import void_by_seed
@@ -35,14 +36,18 @@ from consilience.simulation.division import (
     Records,
     require,
 )
+from consilience.simulation.once import TotalOnce
 from consilience.simulation.report import Report, Row
 from consilience.simulation.sweep import Store, check_backend, sweep
 from consilience.simulation.together import Learner
+from consilience.statistics.total import Total
+from consilience.study.draft import suggest_aggregator, usual_shares
 from consilience.study.study import Study
 from consilience.tables.reading import read_table
 
 Level = float | Sequence[float]
 Levels = Level | Sequence[Level] | Mapping[str, Level]
+USUAL_DELTA = 1e-6  # of learners that need one, beside those of a study that has none
 Cell = tuple[int, str]  # a repeat, and the name of a learner
 
 
@@ -103,6 +108,8 @@ def simulate(
     runs: Runs | None = None,
     epsilon: Levels | None = None,
     metric: str | None = None,
+    beside: Sequence[str] = (),
+    adapt: int = 0,
 ) -> Report: ...
 
 
@@ -128,14 +135,19 @@ def simulate(
     otherwise. The table is anything that `read_table` takes. Levels are by default the study's
     smallest and largest epsilon and their geometric mean, or what its hub's own noise has.
 
+    A statistic is tried with noise at every site, shared by the sites, and drawn once by a trusted
+    hub, whatever the study says. `beside` names learners and statistics, such as ``"Moments"``,
+    that are tried on the same divisions.
+
     ``simulate(learner, aggregator, X, y, ...)`` is the short form, with the settings of `Division`
     and `Runs` as keywords; `sites`, `public`, `test`, `repeats` and `seed` may follow `y` by place.
 
     Parameters
     ----------
     learner, aggregator
-        One, a list, or a dictionary by name; all are tried with all. No aggregator at all: only the
-        `baselines` asked for are computed.
+        One, a list, or a dictionary by name; all are tried with all that suit them. No aggregator
+        at all: only the `baselines` asked for are computed. A `GradientStep` without a start takes
+        that of each repeat's public records.
     X, y
         Public records, encoded as a site would encode its own. A data frame if `sites` names one of
         its columns.
@@ -157,15 +169,22 @@ def simulate(
     metric
         What methods are sorted and judged by: "error" (the default), "auc" or "log-loss" of
         classifiers, "rmse" (the default), "mae" or "r2" of regressors. All are measured anyway.
+    adapt
+        How many sites of each repeat, the smallest and the largest, adapt each release to their own
+        exact records (`consilience.adapt`). The report then has their own exact models, the release
+        and the adapted models, small and large sites apart: whether joining pays, and for whom.
+        Sites that are known by name are measured on test records of their own.
     baselines
         Which to compute, of those in `evaluation.baselines.TITLES`. By default all that answer the
         same question: a site alone and private only if some aggregator takes private members, the
         private pool only if some aggregator hides records and not whole sites.
 
+    Notes
+    -----
     Exact linear models of many sites are trained together, as exactly as one by one. Of more than
     100 sites, single ones are measured by what can be counted (error, F1), unless another metric
-    is asked for. Methods also have
-    "bytes", the arrays that a site hands over, and in `Report.timings` "seconds".
+    is asked for. Methods also have "bytes", the arrays that a site hands over, and in
+    `Report.timings` "seconds".
 
     Privacy
     -------
@@ -228,7 +247,7 @@ def _set_up(
         settings["sites"], X = X[name], X[[column for column in X.columns if column != name]]
     division, runs = _take(Division, settings), _take(Runs, settings)
     epsilon, baselines = settings.pop("epsilon", None), settings.pop("baselines", None)
-    metric = settings.pop("metric", None)
+    metric, adapting = settings.pop("metric", None), _check_adapting(settings.pop("adapt", 0))
     preparation = _check_preparation(
         settings.pop("prepare", None), settings.pop("prepare_on", "public")
     )
@@ -240,7 +259,7 @@ def _set_up(
     divider = Divider.check(records, division, preparation, runs.seed)
     levels = _check_levels(epsilon, divider.n_sites)
     seed = Noise(seed=runs.seed).seed
-    setup = Setup(divider, seed, learners, aggregators, levels, wanted, runs.draws)
+    setup = Setup(divider, seed, learners, aggregators, levels, wanted, runs.draws, adapting)
     return replace(setup, metric=_check_metric(metric, learners)), runs
 
 
@@ -269,6 +288,8 @@ def _set_up_study(
     runs: Runs | None = None,
     epsilon: Levels | None = None,
     metric: str | None = None,
+    beside: Sequence[str] = (),
+    adapt: int = 0,
 ) -> tuple[Setup, Runs]:
     """Check a study, a table of its schema, and how it is divided."""
     division, runs = division or Division(), runs or Runs()
@@ -301,26 +322,74 @@ def _set_up_study(
             "Division(public=...): a number of records that are cut from the table."
         )
     low = float(study.epsilon_range[0])
-    learner = study.build(low).set_params(epsilon=low, delta=study.delta)
-    persons, aggregators = encoded.persons, {study.aggregator: aggregator}
-    learners = _check_learners({study.learner: learner}, persons=persons is not None)
+    kinds = {
+        choice.learner: choice.build(low).set_params(epsilon=low, delta=study.delta)
+        for choice in study.choices
+    }
+    for name in beside:
+        require("beside", name, name in LEARNERS, f"of {list(LEARNERS)}")
+        kinds.setdefault(name, _build_beside(study, LEARNERS[name], low))
+    persons = encoded.persons
+    learners = _check_learners(kinds, persons=persons is not None)
     labels = encoded.y if schema.classes is None else np.asarray(schema.classes)[encoded.y]
     numeric = _predict_numbers(learners)
     records = Records.check(encoded.X, labels, numeric=numeric, persons=persons)
     divider = Divider.check(records, division, None, runs.seed)
-    given = epsilon is not None
+    labelled = division.public is not None
+    aggregators = _ways_of(study, aggregator, learners, divider.n_sites, labelled=labelled)
+    # Where noise is drawn once, it is that of the level.
+    given = epsilon is not None or len(aggregators) > 1
+    epsilon = _default_levels(study, aggregator) if epsilon is None else epsilon
     setup = Setup(
         divider,
         Noise(seed=runs.seed).seed,
         learners,
         aggregators,
-        _check_levels(epsilon if given else _default_levels(study, aggregator), divider.n_sites),
+        _check_levels(epsilon, divider.n_sites),
         _check_baselines(None, aggregators),
         runs.draws,
+        _check_adapting(adapt),
         gives_budget=given,
         metric=_check_metric(metric, learners),
     )
     return setup, runs
+
+
+def _build_beside(study: Study, kind: type[Learner], epsilon: float) -> Learner:
+    """Return another learner as the study would have it."""
+    needed = USUAL_DELTA if kind.needs_delta else 0.0
+    return kind.for_schema(
+        study.schema,
+        epsilon=epsilon,
+        delta=study.delta or needed,
+        neighbours=study.neighbours,
+    )
+
+
+def _ways_of(
+    study: Study,
+    aggregator: Aggregator,
+    learners: Mapping[str, Learner],
+    n_sites: int,
+    *,
+    labelled: bool,
+) -> dict[str, Aggregator]:
+    """Return the study's aggregator, and what else suits one of the learners.
+
+    Sums are added up with noise from all three places.
+    """
+    found, schema = {study.aggregator: aggregator}, study.schema
+    if any(learner.suits == Total.__name__ for learner in learners.values()):
+        found.setdefault(Total.__name__, Total.for_schema(schema))
+        shares = usual_shares(n_sites) if study.blind is None else study.blind.shares
+        found[f"Total, noise shared ({shares} of {n_sites})"] = TotalOnce(shares=shares)
+        found["Total, noise at a trusted hub"] = TotalOnce()
+    for learner in learners.values():
+        settings = learner.get_params(deep=False)
+        if all(one.problem_with(type(learner), settings) for one in found.values()):
+            usual = suggest_aggregator(type(learner), is_public=labelled)
+            found[usual.__name__] = usual.for_schema(schema)
+    return found
 
 
 def _default_levels(study: Study, aggregator: Aggregator) -> Levels:
@@ -410,6 +479,12 @@ def _check_levels(epsilon: Levels | None, n_sites: int) -> dict[str, Array] | No
         levels[name] = level
     require("epsilon", epsilon, len(levels) > 0, "at least one level")
     return levels
+
+
+def _check_adapting(given: int) -> int:
+    fits = given == 0 or is_count(given)
+    require("adapt", given, fits, "how many sites adapt the release, 0 or more")
+    return given
 
 
 def _check_metric(given: str | None, learners: Mapping[str, Learner]) -> Metric:

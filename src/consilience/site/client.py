@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any, Literal
 from urllib.parse import quote as in_path
 from urllib.parse import urlsplit
 
+from consilience.blind.papers import Papers
+from consilience.blind.roster import CARD, MOST_HOLDERS, ROSTER, Card, Roster
 from consilience.errors import (
     BudgetExceeded,
     ConsilienceError,
@@ -24,17 +27,20 @@ from consilience.errors import (
     SchemaMismatch,
     SettingsError,
 )
-from consilience.files.contribution import KIND, Contribution, Withdrawal
+from consilience.files.contribution import KIND, WITHDRAWN, Contribution, Withdrawal
 from consilience.files.durable import read_regular, write_durably
 from consilience.files.release import KIND as RELEASE
+from consilience.files.release import in_order
 from consilience.files.sealed import MOST_BYTES as MOST_FILE
-from consilience.files.sealed import SealedFile, SigningKey, canonical
+from consilience.files.sealed import Sealed, SealedFile, SigningKey, canonical
 from consilience.protocol import (
     DIGEST,
     ERRORS,
     HEADER,
+    ROTATED,
     STUDY_NAME,
     Invitation,
+    Rotation,
     digest,
     is_digest,
     rotation_message,
@@ -122,6 +128,21 @@ class HubClient:
     def fetch_release(self, study: str) -> bytes | None:
         """Return the newest release's file, or None if there is none."""
         return self.request("GET", f"{_path(study)}/release", absent="no-release")
+
+    def fetch_papers(self, study: str) -> tuple[Roster | None, list[Card]]:
+        """Return the roster of a blind study, if it is frozen, and the cards of its pad holders.
+
+        The hub is believed in none of it: whoever uses them checks who signed.
+        """
+        answer = self.request_json("GET", f"{_path(study)}/blind")
+        try:
+            roster, cards = answer["roster"], answer["cards"][:MOST_HOLDERS]
+            found = [Card.read(Sealed.load(_unpack(card), CARD)) for card in cards]
+            if roster is None:
+                return None, found
+            return Roster.read(Sealed.load(_unpack(roster), ROSTER)), found
+        except (KeyError, TypeError, ValueError):
+            raise self._unreadable() from None
 
     def fetch_log(self, study: str, after: int) -> list[str]:
         """Return digests of the releases after the first `after`, oldest first.
@@ -333,6 +354,10 @@ def to_json(facts: object) -> bytes:
     return json.dumps(facts, indent=1, sort_keys=True).encode()
 
 
+def _unpack(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
 def _digest_facts(facts: object) -> str | None:
     """Return the digest of a study's facts as they came; None if they cannot be a study's."""
     try:
@@ -381,7 +406,6 @@ def _read_error(content: bytes) -> tuple[str | None, str | None]:
 
 
 FOLDER = "folder:"  # how a site's files tell a folder from a hub's address
-WITHDRAWN = ".withdrawn"  # how the name of a note ends that stands for a contribution
 
 
 @dataclass(frozen=True)
@@ -390,15 +414,18 @@ class SharedFolder:
 
     Its methods take the study's name as those of `HubClient` do. Others can write to the folder,
     and can put something else in its place: it is used only where it was joined, and never if that
-    is inside `own`, the site's own folder. `key` signs for the site, and `keys` are all public keys
-    that ever did.
+    is inside `own`, the site's own folder. `key` signs for the site, and `keys` are all that ever
+    did and are still here, by their public keys. Nothing of the site is replaced by another file,
+    because it may be the only proof of a charge. `signer` is the key that signs releases, if that
+    is known.
     """
 
     path: Path
     site: str
     own: Path
     key: SigningKey
-    keys: frozenset[str]
+    keys: Mapping[str, SigningKey]
+    signer: str | None = None
 
     @property
     def place(self) -> Path:
@@ -408,11 +435,18 @@ class SharedFolder:
                 f"The shared folder {self.path.name!r} is not there. Nothing was lost. Connect it, "
                 "and try again."
             )
-        place = self.path.resolve()
-        if place.is_relative_to(self.own.resolve()):
+        place, own = self.path.resolve(), self.own.resolve()
+        if place.is_relative_to(own):
             raise SettingsError(
                 f"The shared folder {self.path.name!r} lies inside this site's own folder. Nothing "
                 "was done. Ask the coordinator who changed it."
+            )
+        if own.is_relative_to(place):
+            raise SettingsError(
+                f"This site's own folder lies inside the shared folder {self.path.name!r}, and its "
+                "key, its ledger and its adapted models go wherever that goes. Nothing was done. "
+                "Move the site's folder elsewhere; if others could read it there, replace its key: "
+                "consilience site rotate-key"
             )
         if place != self.path:
             raise SettingsError(
@@ -434,15 +468,40 @@ class SharedFolder:
         return content
 
     def submit(self, _: str, contribution: Contribution, content: bytes) -> Answer:
-        """Put a contribution into the folder."""
-        name = f"contribution-{_as_file_name(self.site)}-{contribution.sequence:04d}"
-        write_durably(self.place / f"{name}.safetensors", content)
+        """Put a contribution into the folder, beside a file of its name that is another one.
+
+        Earlier keys of this site that signed something there state before that the present key took
+        their place.
+        """
+        place, site = self.place, _as_file_name(self.site)
+        signers = {file.facts["key"] for file in self._own().values()}
+        signers |= {note.sealed.key for note in self._notes().values()}
+        for old in sorted(signers & self.keys.keys() - {self.key.public}):
+            made = Rotation.seal(self.site, contribution.study, self.keys[old], self.key)
+            made.save(place / f"rotation-{site}-{old[:16]}-{self.key.public[:16]}{ROTATED}")
+        path = place / f"contribution-{site}-{contribution.sequence:04d}.safetensors"
+        if path.exists() and self._by_digest().get(contribution.digest) != path:
+            path = path.with_name(f"{path.stem}-{contribution.digest[:16]}.safetensors")
+        write_durably(path, content)
+        for note, withdrawal in self._notes().items():  # it is here again
+            if withdrawal.contribution == contribution.digest and self._is_ours(withdrawal):
+                note.unlink()
         return {"digest": contribution.digest, "state": "accepted"}
 
     def fetch_release(self, _: str) -> bytes | None:
-        """Return the newest release's file, or None if there is none."""
-        files = sorted(self.place.glob("release-*.safetensors"))
-        return read_regular(files[-1], MOST_FILE) if files else None
+        """Return the newest release's file, or None if there is none.
+
+        Whoever can write to the folder can put a file there that is named like a release: those
+        that another key signed count only if there are no others.
+        """
+        files = in_order(self.place.glob("release-*.safetensors"))
+        signed = [file for file in files if self.signer in (None, _signer(file))] or files
+        return read_regular(signed[-1], MOST_FILE) if signed else None
+
+    def fetch_papers(self, _: str) -> tuple[Roster | None, list[Card]]:
+        """Return the roster of a blind study, if it is frozen, and the cards of its pad holders."""
+        papers = Papers(self.place)
+        return papers.roster, papers.cards()[:MOST_HOLDERS]
 
     def fetch_log(self, _: str, after: int) -> list[str]:
         """Return digests of the releases after the first `after`, as far as they are here."""
@@ -456,31 +515,54 @@ class SharedFolder:
 
         In place of one that was withdrawn it is the site's signed note of that.
         """
-        files = {**{digest: file for file, digest in self._withdrawn()}, **self._by_digest()}
+        notes = {note.contribution: path for path, note in self._notes().items()}
+        files = {**notes, **self._by_digest()}
         return read_regular(files[digest], MOST_FILE) if digest in files else None
 
     def contributions(self, _: str) -> list[str]:
         """Return the digests of the site's own contributions, also of those that it withdrew."""
-        withdrawn = (digest for _, digest in self._withdrawn())
+        withdrawn = (note.contribution for note in self._notes().values())
         return list(dict.fromkeys((*self._by_digest(), *withdrawn)))
 
-    def withdraw(self, _: str) -> Answer:
+    def signed(self) -> set[str]:
+        """Return the digests of those among them that a key here signed, or a note of them."""
+        files = {file.digest for file in self._own().values() if file.facts["key"] in self.keys}
+        return files | {note.contribution for note in self._notes().values() if self._is_ours(note)}
+
+    def withdraw(self, _: str, known: Collection[str]) -> Answer:
         """Remove the site's contributions; a signed note of the charge of each stays.
 
         Otherwise nothing would tell an older copy of the site's folder that it lacks the charge.
+        The key that signed a file signs the note, so that whoever knows the one knows the other. A
+        file that no key here signed, and whose digest is not `known`, stays: nothing tells whose it
+        is, and if it is the site's, it is the proof of a charge.
         """
         own = self._own()
+        ours = {
+            path: file
+            for path, file in own.items()
+            if file.facts["key"] in self.keys or file.digest in known
+        }
         if not own:
             raise SettingsError(
                 f"There is no contribution of this site in the shared folder {self.path.name!r}. "
                 "Nothing was changed. Look into the folder."
             )
-        for path, file in own.items():
-            if file.facts["key"] in self.keys:
-                note = path.with_name(f"{path.stem}-{file.digest[:16]}{WITHDRAWN}")
-                Withdrawal.make(file, self.key).save(note)
+        if not ours:
+            raise SettingsError(
+                f"What the shared folder {self.path.name!r} holds in this site's name was signed "
+                "by a key that is not here, and may be the only proof of a charge. Nothing was "
+                "changed. If it is this site's, fetch it first: consilience site recover; if not, "
+                "ask the coordinator who put it there."
+            )
+        for path, file in ours.items():
+            note = path.with_name(f"{path.stem}-{file.digest[:16]}{WITHDRAWN}")
+            Withdrawal.make(file, self.keys.get(file.facts["key"], self.key)).save(note)
             path.unlink()
-        return {"state": "withdrawn"}
+        return {"state": "withdrawn", "left": sorted(path.name for path in own.keys() - ours)}
+
+    def _is_ours(self, note: Withdrawal) -> bool:
+        return note.sealed.key in self.keys
 
     def _by_digest(self) -> dict[str, Path]:
         return {file.digest: path for path, file in self._own().items()}
@@ -494,14 +576,14 @@ class SharedFolder:
                     own[path] = file
         return own
 
-    def _withdrawn(self) -> list[tuple[Path, str]]:
-        """Return the notes of contributions that the site withdrew, with their digests."""
-        notes = []
+    def _notes(self) -> dict[Path, Withdrawal]:
+        """Return the notes of contributions that the site withdrew."""
+        notes = {}
         for path in sorted(self.place.glob(f"contribution-*{WITHDRAWN}")):
             with suppress(ConsilienceError):
                 note = Withdrawal.load(path)
-                if note.sealed.facts["site"] == self.site:
-                    notes.append((path, note.contribution))
+                if note.site == self.site:
+                    notes[path] = note
         return notes
 
     def open_view(self, _: str) -> str:
@@ -509,6 +591,14 @@ class SharedFolder:
         raise SettingsError(
             "A shared folder has no dashboard. Nothing was opened. Look into the folder."
         )
+
+
+def _signer(file: Path) -> str | None:
+    """Return the key that signed a release; None if the file is none."""
+    try:
+        return str(SealedFile(file, RELEASE).facts["key"])
+    except ConsilienceError:
+        return None
 
 
 def _as_file_name(name: str) -> str:

@@ -14,20 +14,27 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict
 
-from consilience.errors import ContributionRejected, LedgerDamaged, SettingsError
-from consilience.files.contribution import KIND, WITHDRAWAL
+from consilience.errors import (
+    ConsilienceError,
+    ContributionRejected,
+    LedgerDamaged,
+    SettingsError,
+)
+from consilience.files.contribution import KIND, WITHDRAWAL, WITHDRAWN, paid_events
 from consilience.files.durable import write_durably
 from consilience.files.log import ReleaseLog
 from consilience.files.release import KIND as RELEASE
-from consilience.files.release import Release
+from consilience.files.release import Release, in_order
 from consilience.files.sealed import SealedFile, SigningKey
-from consilience.privacy.accounting import events_from_json
-from consilience.privacy.guarantee import Budget
+from consilience.privacy.accounting import events_from_json, total
+from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Ledger, Note
 from consilience.protocol import is_site_name
-from consilience.site.client import FOLDER, WITHDRAWN, to_json
+from consilience.site.client import FOLDER, HubClient, SharedFolder, to_json
 from consilience.study.study import Study
 from consilience.tables.public import Public
+
+STUDY = "study.json"  # what is kept about a study, in its folder
 
 
 class Attempt(TypedDict):
@@ -41,12 +48,14 @@ class Attempt(TypedDict):
     epsilon: float | None
     key: str
     table: NotRequired[str]
+    learner: NotRequired[str]
 
 
 class Withdrawn(TypedDict):
     """A withdrawal that was confirmed.
 
-    It is of all contributions up to ``sequence``, when the log listed so many ``releases``.
+    It is of all contributions that had been sent, up to number ``sequence``, when the log listed so
+    many ``releases``.
     """
 
     sequence: int
@@ -83,6 +92,9 @@ class Joined:
     key: str | None = None  # the one that the hub knows, if it has not taken the present one
     exact: Mapping[str, str] = field(default_factory=dict)  # ledger entries, by key
     log: Mapping[str, Any] | None = None  # of releases, including the newest here
+    keyholders: Sequence[str] = ()  # of a blind study, whose keys the data owner confirmed
+    tables: Mapping[str, str] = field(default_factory=dict)  # digests of those behind contributions
+    counted: Sequence[str] | None = None  # keys of the sites that are counted on; None: the roster
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
@@ -293,7 +305,7 @@ class SiteFolder:
                 # Earlier versions named a charge that they entered again by its receipt's key.
                 by_key = f"recovered-{receipt.get('key')}"
                 names = (str(receipt.get("hash")), recovered_key(digest), by_key)
-                paid = (receipt.get("dataset"), events_from_json(facts["events"]))
+                paid = (receipt.get("dataset"), paid_events(facts))
                 found = (known[each] for each in names if each in known)
                 if all((charge.dataset, charge.events) != paid for charge in found):
                     yield name, digest, facts
@@ -305,6 +317,7 @@ class SiteFolder:
         return [
             (name, key)
             for name in self.studies
+            if STUDY not in self.unreadable(name)
             for key, entry in self._joined(name).exact.items()
             if known.isdisjoint((entry, f"recovered-{key}"))
         ]
@@ -312,7 +325,7 @@ class SiteFolder:
     @property
     def studies(self) -> list[str]:
         """Names of the studies that the site has joined."""
-        return sorted(path.parent.name for path in self.folder.glob("studies/*/study.json"))
+        return sorted(path.parent.name for path in self.folder.glob(f"studies/*/{STUDY}"))
 
     def study(self, name: str) -> Study:
         """Return a study that the site has joined."""
@@ -328,10 +341,12 @@ class SiteFolder:
         return None if study.public is None else study.public.read(study.schema, self._place(name))
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return how far the site is with a study."""
-        joined = self._joined(name)
+        """Return how far the site is with a study, as far as its files can be read."""
+        unreadable = self.unreadable(name)
+        joined = Joined({}, "?") if STUDY in unreadable else self._joined(name)
         return {
             "study": name,
+            "unreadable": list(unreadable),
             "hub": joined.hub,
             "fetch_only": joined.fetch_only,
             "contributions": len(self._contributions(name)),
@@ -339,11 +354,48 @@ class SiteFolder:
             "withdrawn": (joined.withdrawn or {"sequence": 0})["sequence"]
             >= (joined.submitted or math.inf),
             "release": joined.release,
+            **self._blind_status(name, joined),
         }
+
+    def _blind_status(self, name: str, joined: Joined) -> dict[str, Any]:
+        """Return what the newest masked file promises, with and without others; empty otherwise."""
+        study = self.study(name) if joined.study else None
+        if study is None or study.blind is None:
+            return {}
+        confirmed = [key for key in study.blind.keyholders if key in joined.keyholders]
+        said = [
+            f"blind hub: {len(confirmed)} of {len(study.blind.keyholders)} keyholders confirmed by "
+            "the data owner"
+        ]
+        files = [file.facts for file in self._contributions(name).values()]
+        masked = [facts for facts in files if not facts["blind"]["only_noise"]]
+        if files and not files[-1]["blind"]["only_noise"]:
+            shared = Guarantee.from_dict(files[-1]["guarantee"])
+            by_itself = Guarantee.from_dict(files[-1]["share"]["alone"])
+            said += [
+                f"newest file: epsilon {shared.epsilon:.6g} if "
+                f"{'; and if '.join(shared.assumptions)}",
+                f"if everybody else colludes: epsilon {by_itself.epsilon:.6g} instead",
+            ]
+        elif files:
+            said.append("newest file: noise only, no record")
+        return {"blind": {"confirmed": confirmed, "trained": len(masked), "said": said}}
+
+    def shares(self, path: Path) -> bool:
+        """Tell whether a file would lie in a folder that the site shares with others."""
+        hubs = (self._joined(name).hub for name in self.studies if not self.unreadable(name))
+        shared = (Path(hub.removeprefix(FOLDER)) for hub in hubs if hub.startswith(FOLDER))
+        return any(path.resolve().is_relative_to(each.resolve()) for each in shared)
 
     def is_in_folder(self, name: str) -> bool:
         """Tell whether a study was joined through a shared folder, and not at a hub."""
         return self._joined(name).hub.startswith(FOLDER)
+
+    def handed_over(self, name: str) -> list[Guarantee | None]:
+        """Return the cost of each contribution that was sent, whatever was answered."""
+        joined, proofs = self._joined(name), self._proofs(name)
+        sent = {*joined.handed_over, *joined.sent} & proofs.keys()
+        return [cost_of(proofs[digest]) for digest in sorted(sent)]
 
     def contribution(self, name: str, sequence: int | None = None) -> Path:
         """Return the file of a contribution, by default the newest."""
@@ -360,12 +412,12 @@ class SiteFolder:
 
     def release(self, name: str) -> Release:
         """Return the release that was fetched last."""
-        files = sorted(self._place(name).glob("release-*.safetensors"))
+        joined = self._joined(name)
+        files = in_order(self._place(name).glob("release-*.safetensors"))
         if not files:
             raise SettingsError(
                 f"No release of {name!r} was fetched yet. Fetch it first: consilience site fetch"
             )
-        joined = self._joined(name)
         last = [file for file in files if file.stem == f"release-{joined.release or 0:04d}"]
         return Release.load((last or files)[-1], key=joined.hub_key)
 
@@ -383,6 +435,15 @@ class SiteFolder:
         facts = self._joined(name).log
         return None if facts is None else ReleaseLog.from_dict(facts)
 
+    def _hub(self, joined: Joined, key: SigningKey | None = None) -> HubClient | SharedFolder:
+        """Return where a study was joined, as seen with a key, by default the present one."""
+        if joined.hub.startswith(FOLDER):
+            path = Path(joined.hub.removeprefix(FOLDER))
+            own = (self.folder, key or self.key, self._own_keys())
+            return SharedFolder(path, self.name, *own, joined.hub_key)
+        # A site at a hub has had its key since it joined; what is signed for none, none accepts.
+        return HubClient(joined.hub, key or self.key, joined.hub_key or "", joined.certificate)
+
     # ------------------------------------------------------------------ files
 
     def _place(self, name: str) -> Path:
@@ -393,21 +454,69 @@ class SiteFolder:
             )
         return self.folder / "studies" / name
 
+    def _own_keys(self) -> dict[str, SigningKey]:
+        """Return all keys in this folder by their public keys."""
+        keys = (SigningKey.load(file) for file in sorted(self.folder.glob("key*.pem")))
+        return {key.public: key for key in keys}
+
     def _contributions(self, name: str) -> dict[Path, SealedFile]:
         """Return the contributions here in the order of the numbers that they state.
 
         There are two of one number if one was made in an older copy of this folder.
         """
-        paths = sorted(self._place(name).glob("contribution-*.safetensors"))
-        files = {path: SealedFile(path, KIND) for path in paths}
+        found = self._sealed(name, KIND).items()
+        files = {path: file for path, file in found if isinstance(file, SealedFile)}
         return dict(sorted(files.items(), key=lambda each: int(each[1].facts["sequence"])))
+
+    def _sealed(self, name: str, kind: str) -> dict[Path, SealedFile | ConsilienceError]:
+        """Return the files here that prove what was spent on a study, or what is wrong with one."""
+        ended = {KIND: ".safetensors", WITHDRAWAL: WITHDRAWN}[kind]
+        files: dict[Path, SealedFile | ConsilienceError] = {}
+        for path in sorted(self._place(name).glob(f"{KIND}-*{ended}")):
+            try:
+                files[path] = SealedFile(path, kind)
+            except ConsilienceError as problem:
+                files[path] = problem
+        return files
+
+    def unreadable(self, name: str) -> dict[str, str]:
+        """Return the names of a study's files here that cannot be read, each with its problem.
+
+        Nothing tells what they cost: they stop what is done for their study, and nothing else.
+        """
+        damaged = {}
+        try:
+            self._joined(name)
+        except SettingsError as problem:
+            damaged[STUDY] = str(problem)
+        for path, file in (
+            *self._sealed(name, KIND).items(),
+            *self._sealed(name, WITHDRAWAL).items(),
+        ):
+            if isinstance(file, ConsilienceError):
+                damaged[path.name] = str(file)
+        return damaged
+
+    def _require_readable(self, name: str) -> None:
+        if name not in self.studies:
+            self._joined(name)  # which says so
+        damaged = self.unreadable(name)
+        if damaged:
+            raise ContributionRejected(
+                f"In the folder of study {name!r}, this cannot be read, so that nothing tells what "
+                f"it cost: {', '.join(damaged)}. The problem: {next(iter(damaged.values()))} "
+                "Nothing was trained or sent. Put back a copy; if there is none, move it away, and "
+                "fetch what was submitted of it: consilience site recover"
+            )
 
     def _proofs(self, name: str) -> dict[str, Mapping[str, Any]]:
         """Return the facts of all contributions of which a proof is here, by their digests.
 
         Of those that were withdrawn from a shared folder it may be a note instead of the file.
         """
-        notes = (SealedFile(path, WITHDRAWAL) for path in self._place(name).glob(f"*{WITHDRAWN}"))
+        notes = (
+            note for note in self._sealed(name, WITHDRAWAL).values() if isinstance(note, SealedFile)
+        )
         withdrawn = {str(note.facts["contribution"]): note.facts for note in notes}
         here = {file.digest: file.facts for file in self._contributions(name).values()}
         return {**withdrawn, **here}
@@ -424,16 +533,19 @@ class SiteFolder:
         return max(map(int, numbers), default=0)
 
     def _joined(self, name: str) -> Joined:
-        facts = self._read(f"studies/{self._place(name).name}/study.json")
+        facts = self._read(f"studies/{self._place(name).name}/{STUDY}")
         if facts is None:
             known = ", ".join(self.studies) or "none yet"
             raise SettingsError(
                 f"This site has not joined a study {name!r} (joined: {known}). Join it first."
             )
-        return Joined.from_dict(facts)
+        try:
+            return Joined.from_dict(facts)
+        except TypeError:  # something is missing
+            raise _damaged(f"studies/{name}/{STUDY}") from None
 
     def _write_joined(self, name: str, joined: Joined) -> None:
-        write_durably(self._place(name) / "study.json", to_json(asdict(joined)))
+        write_durably(self._place(name) / STUDY, to_json(asdict(joined)))
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """Return the facts in one of the site's files; None if there is no such file."""
@@ -441,10 +553,12 @@ class SiteFolder:
             return dict(json.loads((self.folder / name).read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError):
-            raise SettingsError(
-                f"The site's file {name!r} cannot be read. Nothing was done. Restore it."
-            ) from None
+        except (OSError, ValueError, TypeError):
+            raise _damaged(name) from None
+
+
+def _damaged(name: str) -> SettingsError:
+    return SettingsError(f"The site's file {name!r} cannot be read. Nothing was done. Restore it.")
 
 
 def _check_same(ledger: Ledger, dataset: str, budget: Budget, *, allow_exact: bool) -> None:
@@ -466,6 +580,19 @@ def _check_same(ledger: Ledger, dataset: str, budget: Budget, *, allow_exact: bo
             "Nothing was made. Leave out --allow-exact; the data owner can decide afterwards: "
             "consilience site budget allow-exact"
         )
+
+
+def cost_of(facts: Mapping[str, Any]) -> Guarantee | None:
+    """Return what a contribution costs, by its facts or those of a note; None if it is exact.
+
+    Nor does noise without records cost anything.
+    """
+    if (facts.get("blind") or {}).get("only_noise"):
+        return None
+    if "guarantee" in facts:
+        return Guarantee.from_dict(facts["guarantee"])
+    events = events_from_json(facts["events"])
+    return total(events) if events else None
 
 
 def recovered_key(digest: str) -> str:

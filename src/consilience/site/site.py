@@ -9,6 +9,7 @@ a machine that stops at any moment resumes where it was.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import shutil
@@ -31,29 +32,38 @@ from consilience.errors import (
     LedgerDamaged,
     SettingsError,
 )
+from consilience.evaluation.adaptation import Adapted
 from consilience.files.certificate import Page
-from consilience.files.contribution import Contribution, Withdrawal, take_apart
+from consilience.files.contribution import (
+    WITHDRAWN,
+    Contribution,
+    Withdrawal,
+    paid_events,
+    take_apart,
+)
 from consilience.files.durable import move_durably, sync, write_durably
 from consilience.files.log import MOST_RELEASES, ReleaseLog
 from consilience.files.release import Release, Source
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.learners.base import PrivateLearner
-from consilience.privacy.accounting import events_from_json
+from consilience.privacy.accounting import alone
 from consilience.privacy.guarantee import Budget, Guarantee, compose
 from consilience.privacy.ledger import Amounts, Balance, Ledger, Note, show_amount
-from consilience.privacy.spending import is_sealed
+from consilience.privacy.spending import Account, Spending, is_sealed
 from consilience.protocol import MOST_SKIPPED, Invitation, is_digest
+from consilience.site.adapt import AdaptedRelease, adapt_release, load_adapted
+from consilience.site.blind import BlindSite, Terms, alone_account
 from consilience.site.client import (
     FOLDER,
-    WITHDRAWN,
     HubClient,
     SharedFolder,
     check_address,
     to_json,
 )
-from consilience.site.folder import Attempt, Joined, SiteFolder, Withdrawn, recovered_key
+from consilience.site.folder import Attempt, Joined, Withdrawn, cost_of, recovered_key
+from consilience.site.summary import ComparedSummary, compare_summary
 from consilience.study.check import check_contribution, check_release, is_at_most
-from consilience.study.pages import of_training, promise
+from consilience.study.pages import charged_events, of_training, promise
 from consilience.study.records import file_digest
 from consilience.study.study import Study
 from consilience.tables.reading import read_table
@@ -93,7 +103,8 @@ class Recovery:
 
     ``unreached`` are studies whose hub could not be asked, ``unproved`` those whose hub has
     something in the site's name that no key in the folder signed, and ``gone`` those whose hub no
-    longer has the files of old contributions. ``decisions`` are the entries about limits and exact
+    longer has the files of old contributions. ``unreadable`` are files in this folder that are
+    damaged. ``decisions`` are the entries about limits and exact
     models that had to be made, and ``forgot`` says that the ledger lacked the data owner's last
     decision.
     """
@@ -104,6 +115,7 @@ class Recovery:
     gone: tuple[str, ...] = ()
     decisions: tuple[Note, ...] = ()
     forgot: bool = False
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,18 +154,29 @@ class Seen:
         return {**self.kept, **listed}
 
     @property
+    def histories(self) -> tuple[Seen, ...]:
+        """All that this site was shown: the present history, and those that were put aside."""
+        return (self, *self.aside)
+
+    @property
     def contradiction(self) -> int | None:
         """The first number of which this site has seen two different releases; None if of none."""
-        shown = [self.kept, self.digests]
-        for one in self.aside:
-            shown += [one.kept, one.digests]
-        first: dict[int, str] = {}
-        pairs = sorted(pair for each in shown for pair in each.items())
-        return next((n for n, digest in pairs if first.setdefault(n, digest) != digest), None)
+        return _find_fork(self.histories)
 
     def compare(self, other: Seen) -> tuple[bool, str]:
         """Tell whether two sites saw the same releases, and say it in sentences."""
         same, text = self._compare_now(other)
+        number = _find_fork((*self.histories, *other.histories))
+        if number is not None:
+            same, text = False, _two_histories(number)
+        unknown = _put_aside_by_one(self, other)
+        if same and unknown:
+            same = False
+            text += (
+                " One of them was also shown another history, and accepted the present one with "
+                f"--new-log. Of its releases {', '.join(map(str, unknown))} nothing tells whether "
+                "the other site saw them. Ask the hub's operator."
+            )
         for whose, seen in (("This site", self), ("The other site, by what it says,", other)):
             number = seen.contradiction
             if number is not None:
@@ -167,13 +190,9 @@ class Seen:
 
     def _compare_now(self, other: Seen) -> tuple[bool, str]:
         """Compare the histories that both take for the present one."""
-        ours, theirs = self.digests, other.digests
-        common = sorted(ours.keys() & theirs.keys())
-        number = next((each for each in common if ours[each] != theirs[each]), None)
         if self.log is not None and other.log is not None:
             return compare_logs(self.log, other.log)
-        if number is not None:
-            return False, _two_histories(number)
+        common = sorted(self.digests.keys() & other.digests.keys())
         if not common:
             return False, "The two sites have no release in common, and one of them has no log."
         listed = ", ".join(map(str, common))
@@ -183,7 +202,7 @@ class Seen:
         )
 
 
-class Site(SiteFolder):
+class Site(BlindSite):
     """A site's folder, and what the site does.
 
     Examples
@@ -265,12 +284,15 @@ class Site(SiteFolder):
         name: str,
         *,
         epsilon: float | None = None,
+        learner: str | None = None,
         offline: bool = False,
         skip: Sequence[str] = (),
     ) -> Preview:
         """Say what a training would disclose and cost. Nothing is trained or charged."""
         self.check_ledger()
-        study, balance = self.study(name), self._ledger.balance(self.dataset)
+        self._require_readable(name)
+        study = self.study(name).choose(learner)
+        balance = self._ledger.balance(self.dataset)
         study.require_valid()
         if (epsilon is None) != study.trusted:
             raise SettingsError(
@@ -281,6 +303,7 @@ class Site(SiteFolder):
                 "one in the study's range with --epsilon."
             )
         study.check_epsilon(math.inf if epsilon is None else epsilon)
+        terms = self.terms(name, offline=offline or name in skip) if study.is_blind else None
         page = of_training(
             study,
             site=self.name,
@@ -289,12 +312,57 @@ class Site(SiteFolder):
             number=self._next_number(name),
             head=self._ledger.head(),
             unasked=self._unasked(offline, skip),
+            blind=None if terms is None else terms.page,
         )
+        if terms is not None and epsilon is not None:
+            return self._preview_blind(study, epsilon, page, terms)
         if epsilon is None:
             may_leave = self._ledger.permits_exact(self.dataset)
             return Preview(page, math.inf, 0.0, balance.left.epsilon, may_leave)
         cost = balance.cost(promise(study, epsilon))
         return Preview(page, epsilon, study.delta, balance.left.epsilon, balance.holds(cost), cost)
+
+    def _preview_blind(self, study: Study, epsilon: float, page: Page, terms: Terms) -> Preview:
+        """Return the preview of a training whose noise is a share."""
+        ledger = self._ledger
+        balance = ledger.balance(self.dataset)
+        cost = balance.charge(charged_events(study, epsilon, terms.page))
+        fits = balance.holds(cost)
+        kept = self.alone_balance(ledger) if terms.is_accepted else None
+        if kept is not None:
+            fits = fits and kept.holds(kept.charge(charged_events(study, epsilon)))
+        return Preview(page, epsilon, study.delta, balance.left.epsilon, fits, cost)
+
+    def mask_noise(self, name: str, *, offline: bool = False, skip: Sequence[str] = ()) -> Path:
+        """Make a file of noise only for a blind study; return it.
+
+        It holds a share of the noise and no record, so that a batch of others can be opened. It
+        costs nothing. It takes the place of an earlier file of this site that is in no batch yet.
+        """
+        with self._working():
+            self._complete_rotation(name)
+            study, joined = self.study(name), self._joined(name)
+            _require_contributing(name, joined, "made")
+            self._require_readable(name)
+            terms = self.terms(name, offline=offline or name in skip)
+            self._check_handed_out(name, self._unasked(offline, skip))
+            self._pin_hub(name, terms)
+            sequence = self._next_number(name)
+            content = study.mask_sum(
+                None,
+                Spending(Account()),
+                terms.masking,
+                site=self.name,
+                signing=self.key,
+                sequence=sequence,
+            )
+            path = self._place(name) / f"contribution-{sequence:04d}.safetensors"
+            write_durably(path, content, replace=False)
+            return path
+
+    def _pin_hub(self, name: str, terms: Terms) -> None:
+        """Keep the key of the hub that pads are sealed to: releases must be signed with it."""
+        self._write_joined(name, replace(self._joined(name), hub_key=terms.hub))
 
     def train(
         self,
@@ -302,6 +370,7 @@ class Site(SiteFolder):
         table: object,
         *,
         epsilon: float | None = None,
+        learner: str | None = None,
         approve: Callable[[Preview], bool] | None = None,
         anew: bool = False,
         offline: bool = False,
@@ -312,7 +381,8 @@ class Site(SiteFolder):
         Returns None if approval was refused. The same training again, on the same table at the
         same epsilon, is not charged again until its file is submitted: nobody can tell whether its
         report was read, so that it is completed or reported without asking; `anew` gives it up.
-        There is no `epsilon` if the study's hub is trusted. The hubs of all studies that the site
+        There is no `epsilon` if the study's hub is trusted. `learner` is one of those that the
+        study names, unless its default. The hubs of all studies that the site
         has joined are asked what they have of it, and must answer, because that is how an old copy
         of the folder is noticed. Those of the studies in `skip` are not asked, with `offline` none
         is; the page to approve says so.
@@ -324,13 +394,11 @@ class Site(SiteFolder):
         """
         with self._working():
             self._complete_rotation(name)
-            study, joined = self.study(name), self._joined(name)
-            if joined.fetch_only:
-                raise SettingsError(
-                    f"The site joined {name!r} to fetch only. Nothing was trained. Join again to "
-                    "contribute."
-                )
-            preview = self.preview(name, epsilon=epsilon, offline=offline, skip=skip)
+            study, joined = self.study(name).choose(learner), self._joined(name)
+            _require_contributing(name, joined, "trained")
+            preview = self.preview(
+                name, epsilon=epsilon, learner=learner, offline=offline, skip=skip
+            )
             made = None if anew else self._made(study, joined, table, epsilon)
             if made is not None:
                 return made
@@ -345,11 +413,30 @@ class Site(SiteFolder):
                 self._require_space(study, preview.epsilon)
                 key = f"{study.digest[:16]}-{sequence}-{os.urandom(8).hex()}"
                 attempt = Attempt(
-                    sequence=sequence, epsilon=epsilon, key=key, table=_digest_table(study, table)
+                    sequence=sequence,
+                    epsilon=epsilon,
+                    key=key,
+                    table=_digest_table(study, table),
+                    learner=study.learner,
                 )
                 self._write_joined(name, replace(joined, attempt=attempt))
             if study.trusted:
                 self._record_exact(name, study, sequence, key)
+            path = self._place(name) / f"contribution-{sequence:04d}.safetensors"
+            if study.is_blind:
+                terms = self.terms(name, offline=True)  # those of the page
+                self._pin_hub(name, terms)
+                content = study.mask_sum(
+                    table,
+                    self.spending(terms, key),
+                    terms.masking,
+                    epsilon=preview.epsilon,
+                    site=self.name,
+                    signing=self.key,
+                    sequence=sequence,
+                )
+                write_durably(path, content, replace=False)
+                return path
             contribution = study.train(
                 table,
                 None if study.trusted else self._ledger,
@@ -360,7 +447,6 @@ class Site(SiteFolder):
                 sequence=sequence,
                 key=key,
             )
-            path = self._place(name) / f"contribution-{sequence:04d}.safetensors"
             contribution.save(path, replace=False)
             return path
 
@@ -374,6 +460,13 @@ class Site(SiteFolder):
                 "recorded. If the owner agrees: consilience site budget allow-exact"
             )
         left, delta, delta_left = self._ledger.balance(self.dataset).left, "", ""
+        if self._ledger.balance(self.dataset).holds(preview.cost):
+            raise BudgetExceeded(
+                f"Study {name!r} would cost more than the data owner allows if everybody else "
+                "colludes, which has a limit of its own. Nothing was trained or charged. Choose "
+                "less, or ask the data owner, who can raise that limit: consilience site "
+                f"trust-keyholder {name} --limit"
+            )
         if preview.cost.delta:
             delta, delta_left = f", delta={preview.cost.delta:g}", f", delta={left.delta:g}"
         raise BudgetExceeded(
@@ -410,9 +503,10 @@ class Site(SiteFolder):
         if _is_same(attempt, study, table, epsilon):
             return attempt["key"]
         raise SettingsError(
-            f"A training for {study.name!r} on another table or at another epsilon is in the "
-            "ledger, and stopped before its file was written. Nothing was trained now. Run it "
-            "again as it was, which costs nothing more, or give it up with --anew: its entry stays."
+            f"A training for {study.name!r} on another table, at another epsilon or of another "
+            "learner is in the ledger, and stopped before its file was written. Nothing was "
+            "trained now. Run it again as it was, which costs nothing more, or give it up with "
+            "--anew: its entry stays."
         )
 
     def _require_space(self, study: Study, epsilon: float) -> None:
@@ -457,7 +551,8 @@ class Site(SiteFolder):
     def _unasked(self, offline: bool, skip: Sequence[str]) -> list[str]:
         """Return the studies whose hubs are not asked what they have of this site."""
         for name in skip:
-            self._joined(name)
+            if name not in self.studies:
+                self._joined(name)  # which says so
         return self.studies if offline else sorted(set(skip))
 
     def _check_handed_out(self, name: str, unasked: Sequence[str]) -> None:
@@ -466,6 +561,23 @@ class Site(SiteFolder):
         One ledger counts what goes to all of them. A hub, or whoever stands before it, could
         otherwise undo the limit by not answering.
         """
+        for each, problem in self._compare_with_hubs(name, unasked, "trained").items():
+            silent = isinstance(problem, HubUnavailable)
+            raise (HubUnavailable if silent else SettingsError)(
+                f"The hub of {each!r} has to say what it has of this site, because nothing else "
+                "tells whether an older copy of this folder was put in place. Nothing was trained. "
+                f"The problem: {problem} If it cannot be asked, the data owner can approve a "
+                f"training with --skip {each}, or with --offline, which asks no hub at all."
+            )
+
+    def _compare_with_hubs(
+        self, name: str, unasked: Sequence[str], done: str
+    ) -> dict[str, ConsilienceError]:
+        """Refuse to go on if a hub has something of this site that is not in this folder.
+
+        Return the studies whose hub did not say what it has, and why.
+        """
+        silent: dict[str, ConsilienceError] = {}
         for each in (name, *(other for other in self.studies if other != name)):
             if each in unasked:
                 continue
@@ -473,22 +585,19 @@ class Site(SiteFolder):
                 self._hand_over_key(each)
                 unknown = self._not_here(each, self._hub(self._joined(each)))
             except ConsilienceError as problem:
-                silent = isinstance(problem, HubUnavailable)
-                raise (HubUnavailable if silent else SettingsError)(
-                    f"The hub of {each!r} has to say what it has of this site, because nothing "
-                    "else tells whether an older copy of this folder was put in place. Nothing "
-                    f"was trained. The problem: {problem} If it cannot be asked, the data owner "
-                    f"can approve a training with --skip {each}, or with --offline, which asks no "
-                    "hub at all."
-                ) from None
+                silent[each] = problem
+                continue
             if unknown:
                 raise LedgerDamaged(
                     f"The hub of {each!r} lists {len(unknown)} contributions in this site's name "
                     "that are not in this folder. Either an older copy of the whole folder was put "
                     "in place, and its ledger may lack their charges, or they are not this site's. "
-                    "Nothing was trained. Put back the newest copy of the folder; if there is "
-                    "none, fetch and charge those that are this site's: consilience site recover"
+                    f"Nothing was {done}. Put back the newest copy of the folder; if there is "
+                    "none, fetch and charge those that are this site's: consilience site recover. "
+                    "If they are not this site's, the data owner can decide to go on with --skip "
+                    f"{each}."
                 )
+        return silent
 
     # ------------------------------------------------------------------ the data owner's limit
 
@@ -496,6 +605,7 @@ class Site(SiteFolder):
         self, *, epsilon: float | None = None, delta: float | None = None, reason: str
     ) -> Balance:
         """Raise the lifetime limit of the data set; the ledger keeps the owner's reason."""
+        _require_reason(reason)
         with self._working():
             balance = self._ledger.balance(self.dataset)
             limit = balance.limit
@@ -523,41 +633,88 @@ class Site(SiteFolder):
 
     def allow_exact(self, *, reason: str, allowed: bool = True) -> None:
         """Record whether the data owner lets exact models leave, for studies with a trusted hub."""
+        _require_reason(reason)
         with self._working():
             self._ledger.permit_exact(self.dataset, reason=reason, permitted=allowed)
 
     # ------------------------------------------------------------------ taking part
 
-    def submit(self, name: str) -> dict[str, Any]:
-        """Send the newest contribution; sending it again changes nothing."""
+    def submit(
+        self, name: str, *, offline: bool = False, skip: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Send the newest contribution; sending it again changes nothing.
+
+        The hubs of all studies are asked before what they have of this site. One that does not
+        answer stops nothing here, and is in the answer's ``not_compared``.
+        """
         with self._working():
             self._complete_rotation(name)
+            self._require_readable(name)  # or an older one would be sent
             joined, path = self._joined(name), self.contribution(name)
             contribution = Contribution.load(path, trusted=self.study(name).trusted)
             self._require_leave(name, joined, contribution)
+            # What was trained in two copies of this folder is charged in two ledgers.
+            silent = self._compare_with_hubs(name, self._unasked(offline, skip), "sent")
             digest, sequence = contribution.digest, contribution.sequence
+            hub = self._hub(joined)
+            if isinstance(hub, SharedFolder):
+                self._check_shared(name, hub, contribution)
             # Written first: from now on the hub may have it, whatever it answers.
             joined = replace(joined, sent=sorted({*joined.sent, digest}))
             self._write_joined(name, joined)
-            answer = self._hub(joined).submit(name, contribution, path.read_bytes())
-            if not joined.hub.startswith(FOLDER):  # a folder forgets what is withdrawn from it
-                joined = replace(joined, handed_over=sorted({*joined.handed_over, digest}))
-            self._write_joined(name, replace(joined, submitted=sequence, attempt=None))
-            return answer
+            answer = hub.submit(name, contribution, path.read_bytes())
+            joined = replace(joined, handed_over=sorted({*joined.handed_over, digest}))
+            gone = joined.withdrawn
+            if gone is not None:  # in a folder, a file that was withdrawn may return
+                gone = Withdrawn(
+                    sequence=min(gone["sequence"], sequence - 1), releases=gone["releases"]
+                )
+            made, tables = joined.attempt, dict(joined.tables)
+            if made is not None and made["sequence"] == sequence and "table" in made:
+                tables[digest] = made["table"]
+            done = replace(joined, submitted=sequence, attempt=None, withdrawn=gone, tables=tables)
+            self._write_joined(name, done)
+            return {**answer, "not_compared": sorted(silent)}
 
     def _require_leave(self, name: str, joined: Joined, contribution: Contribution) -> None:
         """Refuse to let a contribution out that the data owner does not let out now."""
-        if joined.fetch_only:
-            raise SettingsError(
-                f"The site joined {name!r} to fetch only. Nothing was sent. Join again to "
-                "contribute."
-            )
+        _require_contributing(name, joined, "sent")
         exact = math.isinf(contribution.guarantee.epsilon)
         if exact and not self._ledger.permits_exact(self.dataset):
             raise BudgetExceeded(
                 f"Contribution {contribution.sequence} to {name!r} is an exact model of data set "
                 f"{self.dataset!r}, and its owner lets none leave. Nothing was sent. If the owner "
                 "agrees: consilience site budget allow-exact"
+            )
+        if self._ledger.was_exceeded(self.dataset) and contribution.digest not in joined.sent:
+            raise BudgetExceeded(
+                f"More was charged to data set {self.dataset!r} than its owner allowed, as became "
+                "known when charges were recovered, and contribution "
+                f"{contribution.sequence} to {name!r} was not handed out so far. Nothing was sent. "
+                "If the owner agrees to all that was charged, let the owner set a limit above it: "
+                "consilience site budget raise"
+            )
+
+    def _check_shared(self, name: str, hub: SharedFolder, contribution: Contribution) -> None:
+        """Refuse what no hub would take: a file that is older than what this site handed in."""
+        here = self._proofs(name)
+        unknown = hub.signed() - here.keys()
+        if unknown:
+            raise LedgerDamaged(
+                f"The shared folder of {name!r} holds {len(unknown)} contributions that a key of "
+                "this site signed and that are not in this folder: an older copy of it was put in "
+                "place, and its ledger may lack their charges. Nothing was sent. Fetch and charge "
+                "them: consilience site recover"
+            )
+        there = (here[each] for each in hub.contributions(name) if each in here)
+        numbers = [
+            int(facts["sequence"]) for facts in there if facts is not here[contribution.digest]
+        ]
+        if max(numbers, default=0) >= contribution.sequence:
+            raise ContributionRejected(
+                f"The shared folder of {name!r} has contribution {max(numbers)} of this site "
+                f"already, and contribution {contribution.sequence} is another one. Nothing was "
+                "sent, and its charge stays. Train again: consilience site train"
             )
 
     def fetch(self, name: str, *, new_log: bool = False) -> Release | None:
@@ -579,6 +736,7 @@ class Site(SiteFolder):
             try:
                 release = check_release(self.study(name), Release.load(part, key=joined.hub_key))
                 self._check_own_part(name, release)
+                self.check_sources(name, release)
                 try:
                     known = self._reach(name, self.log(name), release)
                     self._check_log(name, known, release)
@@ -690,7 +848,10 @@ class Site(SiteFolder):
             fits = (
                 source.sequence == facts["sequence"]
                 and source.size in (None, facts["size"])
-                and is_at_most(self._paid(name, source.digest), source.guarantee)
+                and (
+                    _is_lent(facts, release)
+                    or is_at_most(self._paid(name, source.digest), source.guarantee)
+                )
             )
             if not fits:
                 raise ContributionRejected(
@@ -710,18 +871,22 @@ class Site(SiteFolder):
 
         With `sent`, also of those before it that it may have without having confirmed them.
         """
-        joined, files = self._joined(name), self._contributions(name).values()
-        by_digest = {file.digest: file.facts for file in files}
-        there = {*joined.handed_over, *(joined.sent if sent else ())}
-        last = by_digest[digest]["sequence"]
-        counted = [digest, *(d for d in there if by_digest.get(d, {}).get("sequence", last) < last)]
-        return compose(*(Guarantee.from_dict(by_digest[each]["guarantee"]) for each in counted))
+        joined, proofs = self._joined(name), self._proofs(name)
+        there = {*joined.handed_over, *(joined.sent if sent else ())} & proofs.keys()
+        last = _order(proofs[digest])
+        counted = {digest, *(each for each in there if _order(proofs[each]) < last)}
+        costs = [cost for each in counted if (cost := cost_of(proofs[each])) is not None]
+        if not costs:  # noise only
+            stated = Guarantee.from_dict(proofs[digest]["guarantee"])
+            return replace(stated, epsilon=0.0, delta=0.0, assumptions=())
+        return compose(*costs)
 
     def describe_own_part(self, name: str, release: Release) -> str:
         """Say whether a release lists this site's own contribution."""
         files = self._contributions(name).values()
         numbers = {file.digest: file.facts["sequence"] for file in files}
         own = [source for source in release.sources if source.site == self.name]
+        own.sort(key=lambda source: -source.guarantee.epsilon)  # noise that it lent comes last
         if any(source.digest in numbers and source.site != self.name for source in release.sources):
             return "Warning: it lists a contribution of this site under another name."
         if not own:
@@ -752,14 +917,54 @@ class Site(SiteFolder):
                 "Warning: it was withdrawn, which was confirmed, and this release was not known "
                 "here then. Ask the hub's operator."
             )
-        paid = self._paid(name, own.digest, sent=True)
-        if not (joined.hub.startswith(FOLDER) or is_at_most(paid, own.guarantee)):
-            said.append(
-                f"It states epsilon = {own.guarantee.epsilon:g} for this site. Contributions that "
-                "were sent before, and that the hub did not confirm, are not in that; if it has "
-                f"them, epsilon is {paid.epsilon:g}."
+        newest = joined.submitted or 0
+        if number < newest and not (gone and newest <= gone["sequence"]):
+            costs = [cost for cost in self.handed_over(name) if cost is not None]
+            counted = (
+                f" With all that was handed over, epsilon is {compose(*costs).epsilon:g}."
+                if costs
+                else ""
             )
+            said.append(
+                f"Contribution {newest} was handed over later, and is not in this release."
+                f"{counted} A release that was made since then has to count it."
+            )
+        paid = self._paid(name, own.digest, sent=True)
+        if not is_at_most(paid, own.guarantee):
+            lacks = (
+                "Warning: it states epsilon = {:g} for this site. Contributions that were "
+                "withdrawn before are not in that, although they were handed out; with them, "
+                "epsilon is {:g}. Ask the coordinator."
+                if joined.hub.startswith(FOLDER)
+                else "It states epsilon = {:g} for this site. Contributions that were sent before, "
+                "and that the hub did not confirm, are not in that; if it has them, epsilon is "
+                "{:g}."
+            )
+            said.append(lacks.format(own.guarantee.epsilon, paid.epsilon))
         return "\n".join(said)
+
+    def adapt(self, name: str, table: object) -> AdaptedRelease:
+        """Adapt the release that was fetched last to the site's own records; the result stays here.
+
+        Privacy
+        -------
+        Nothing leaves and nothing is charged: see `consilience.adapt`.
+        """
+        table_digest = _digest_table(self.study(name), table)
+        return adapt_release(self, name, table, table_digest)
+
+    def compare_summary(self, name: str, table: object) -> ComparedSummary:
+        """Compare a table with the summary of all sites' records that was fetched last.
+
+        Privacy
+        -------
+        Nothing leaves and nothing is charged; the page is an exact statement about the records.
+        """
+        return compare_summary(self, name, table)
+
+    def adapted(self, name: str) -> Adapted:
+        """Return the model that `adapt` made of the release that was fetched last."""
+        return load_adapted(self, name)
 
     def withdraw(self, name: str) -> dict[str, Any]:
         """Take the contribution out of future releases.
@@ -768,10 +973,20 @@ class Site(SiteFolder):
         """
         with self._working():
             self._complete_rotation(name)
-            answer = self._hub(self._joined(name)).withdraw(name)
             joined, log = self._joined(name), self.log(name)
+            hub = self._hub(joined)
+            if isinstance(hub, SharedFolder):
+                answer = hub.withdraw(name, self._proofs(name))
+                joined = replace(joined, handed_over=())  # a relay may not have seen them
+            else:
+                answer = hub.withdraw(name)
             releases = max(joined.release or 0, 0 if log is None else log.length)
-            gone = Withdrawn(sequence=self._newest_number(name), releases=releases)
+            sent = [
+                int(facts["sequence"])
+                for digest, facts in self._proofs(name).items()
+                if digest in joined.sent  # also what was never confirmed: it may be there
+            ]
+            gone = Withdrawn(sequence=max((joined.submitted or 0, *sent)), releases=releases)
             self._write_joined(name, replace(joined, withdrawn=gone))
             return answer
 
@@ -783,14 +998,6 @@ class Site(SiteFolder):
         with self._working():
             self._complete_rotation(name)
             return self._hub(self._joined(name)).open_view(name)
-
-    def _hub(self, joined: Joined, key: SigningKey | None = None) -> HubClient | SharedFolder:
-        """Return where a study was joined, as seen with a key, by default the present one."""
-        if joined.hub.startswith(FOLDER):
-            path = Path(joined.hub.removeprefix(FOLDER))
-            return SharedFolder(path, self.name, self.folder, key or self.key, self._own_keys())
-        # A site at a hub has had its key since it joined; what is signed for none, none accepts.
-        return HubClient(joined.hub, key or self.key, joined.hub_key or "", joined.certificate)
 
     # ------------------------------------------------------------------ changing the key
 
@@ -937,7 +1144,10 @@ class Site(SiteFolder):
         missed = self._fetch_handed_out(ledger, lost_key=lost_key)
         entered += self._charge_again(ledger)
         new = [note for note in self._decisions(ledger) if note.hash not in before]
-        return Recovery(entered, **missed, decisions=tuple(new), forgot=forgot)
+        damaged = [f"{name}/{file}" for name in self.studies for file in self.unreadable(name)]
+        return Recovery(
+            entered, **missed, decisions=tuple(new), forgot=forgot, unreadable=tuple(damaged)
+        )
 
     def _check_recovery(self, path: str | os.PathLike[str] | None, limit: Budget | None) -> None:
         there = any(self.folder.glob("ledger.sqlite*"))
@@ -971,8 +1181,8 @@ class Site(SiteFolder):
         """
         unreached, unproved, gone = [], [], []
         for name in self.studies:
-            hub = self._hub(self._joined(name))
             try:
+                hub = self._hub(self._joined(name))
                 self._hand_over_key(name)
                 digests = self._not_here(name, hub)
                 known = max(self._newest_number(name), self._joined(name).submitted or 0)
@@ -1011,8 +1221,11 @@ class Site(SiteFolder):
             note = Withdrawal.load(content)
             facts = note.sealed.facts
             named = (facts["site"], note.study, note.contribution)
-            ours = note.sealed.key in self._own_keys() and note.sequence <= farthest
-            if named != (self.name, self.study(name).reference, digest) or not ours:
+            fits = named == (self.name, self.study(name).reference, digest)
+            ours = note.sealed.key in self._own_keys() or (
+                lost_key and self._can_be_ours(name, note)
+            )
+            if not (fits and ours and note.sequence <= farthest):
                 return False
             self._keep_proof(name, digest, note.sequence, content, ended=WITHDRAWN)
             return True
@@ -1024,9 +1237,14 @@ class Site(SiteFolder):
                 return True
         return False
 
-    def _own_keys(self) -> frozenset[str]:
-        """Return the public keys of all keys in this folder."""
-        return frozenset(SigningKey.load(file).public for file in self.folder.glob("key*.pem"))
+    def _can_be_ours(self, name: str, note: Withdrawal) -> bool:
+        """Tell whether a note of another key states what a contribution of this site can cost."""
+        study, receipt = self.study(name), note.sealed.facts["receipt"]
+        if study.trusted or receipt is None:
+            return study.trusted and receipt is None
+        same = (note.guarantee.unit, note.guarantee.neighbours) == (study.unit, study.neighbours)
+        most = promise(study, study.epsilon_range[1])
+        return same and receipt["dataset"] == self.dataset and is_at_most(note.guarantee, most)
 
     def _is_ours(self, name: str, found: Contribution, ledger: Ledger, *, lost_key: bool) -> bool:
         """Tell whether a file that a hub sent is this site's own, by a proof that no hub can make.
@@ -1048,7 +1266,7 @@ class Site(SiteFolder):
         here = [file.facts.get("receipt") or {} for file in self._contributions(name).values()]
         if receipt["hash"] in {each.get("hash") for each in here}:
             return False
-        return is_sealed(found.sealed.tensors, found.events, receipt["hash"], ledger)
+        return is_sealed(found.sealed.tensors, found.paid_events, receipt["hash"], ledger)
 
     def _keep_proof(
         self, name: str, digest: str, sequence: int, content: bytes, *, ended: str
@@ -1063,19 +1281,38 @@ class Site(SiteFolder):
             exact = {**joined.exact, digest: digest}
             self._write_joined(name, replace(joined, exact=exact))
         write_durably(target, content)
-        submitted = max(sequence, joined.submitted or 0)
-        self._write_joined(name, replace(self._joined(name), submitted=submitted))
+        joined = self._joined(name)
+        there = set() if ended == WITHDRAWN else {digest}
+        self._write_joined(
+            name,
+            replace(
+                joined,
+                submitted=max(sequence, joined.submitted or 0),
+                sent=sorted({digest, *joined.sent}),
+                handed_over=sorted({*there, *joined.handed_over}),
+            ),
+        )
 
     def _charge_again(self, ledger: Ledger) -> int:
         """Enter everything here whose receipt the ledger lacks; return how much that was."""
         files, notes = list(self._missing_receipts(ledger)), self._missing_notes(ledger)
-        for name, digest, facts in files:
+        for _, digest, facts in files:
+            paid = paid_events(facts)
+            if alone(paid) != paid:  # charged by what the data owner accepted
+                self._open_alone(ledger, None, reason="recovered from a contribution")
+                ledger.recover(
+                    alone(paid),
+                    dataset=alone_account(self.dataset),
+                    key=f"{recovered_key(digest)}-alone",
+                    purpose="recovered from a contribution",
+                    study=str(facts["study"]["digest"]),
+                )
             ledger.recover(
-                events_from_json(facts["events"]),
+                paid,
                 dataset=str(facts["receipt"]["dataset"]),
                 key=recovered_key(digest),
                 purpose="recovered from a contribution",
-                study=self.study(name).digest,
+                study=str(facts["study"]["digest"]),
             )
         for name, key in notes:
             ledger.recover_exact(
@@ -1087,6 +1324,23 @@ class Site(SiteFolder):
         return len(files) + len(notes)
 
 
+def _require_contributing(name: str, joined: Joined, done: str) -> None:
+    """Refuse whatever a site that only fetches does not do."""
+    if joined.fetch_only:
+        raise SettingsError(
+            f"The site joined {name!r} to fetch only. Nothing was {done}. Join again to contribute."
+        )
+
+
+def _require_reason(reason: str) -> None:
+    """Refuse a decision of the data owner that nobody can trace to anyone."""
+    if not reason.strip():
+        raise SettingsError(
+            "The reason of a decision about the budget is empty. Nothing was recorded. Say who "
+            "decided it and why: the ledger keeps that sentence."
+        )
+
+
 def _merge(known: ReleaseLog | None, newer: ReleaseLog) -> ReleaseLog:
     """Return the longer of two logs that agree, from the first release that either lists on."""
     if known is not None and known.length >= newer.length:
@@ -1095,6 +1349,36 @@ def _merge(known: ReleaseLog | None, newer: ReleaseLog) -> ReleaseLog:
         return newer
     digests = (*known.digests, *newer.digests[known.length - newer.before :])
     return ReleaseLog(known.before, known.head, digests).shorten(MOST_KEPT)
+
+
+def _find_fork(histories: Sequence[Seen]) -> int | None:
+    """Return the first number at which any of these differ, by files or logs; None if nowhere."""
+    pairs = {pair for each in histories for pair in (*each.kept.items(), *each.digests.items())}
+    first: dict[int, str] = {}
+    forks = [n for n, digest in sorted(pairs) if first.setdefault(n, digest) != digest]
+    logs = [each.log for each in histories if each.log is not None]
+    for one, other in itertools.combinations(logs, 2):
+        number = one.find_difference(other) if one.overlaps(other) else None
+        forks += [] if number is None else [number]
+    return min(forks, default=None)
+
+
+def _put_aside_by_one(ours: Seen, theirs: Seen) -> list[int]:
+    """Return the numbers of releases that were put aside at one site, and are unknown elsewhere.
+
+    Only logs of both sites are taken to tell of all releases.
+    """
+    if ours.log is None or theirs.log is None:
+        return []
+    return sorted(
+        {
+            number
+            for one, other in ((ours, theirs), (theirs, ours))
+            for aside in one.aside
+            for number in aside.digests
+            if not any(number in each.digests for each in other.histories)
+        }
+    )
 
 
 def compare_logs(ours: ReleaseLog, theirs: ReleaseLog) -> tuple[bool, str]:
@@ -1117,6 +1401,11 @@ def _two_histories(number: int) -> str:
     )
 
 
+def _order(facts: Mapping[str, Any]) -> tuple[int, str]:
+    """Return what contributions are ordered by: two have one number after an old copy was used."""
+    return int(facts["sequence"]), str(facts.get("created", ""))
+
+
 def _find_difference(seen: Seen, log: ReleaseLog) -> int | None:
     """Return the first number at which a log is seen to differ; None if nowhere."""
     number = None if seen.log is None else seen.log.find_difference(log)
@@ -1125,10 +1414,21 @@ def _find_difference(seen: Seen, log: ReleaseLog) -> int | None:
     return next((n for n in others if not log.lists(n, seen.kept[n])), number)
 
 
+def _is_lent(facts: Mapping[str, Any], release: Release) -> bool:
+    """Tell whether a file is of noise only, of a site whose records the release states beside it.
+
+    What the site paid is stated there.
+    """
+    sources = release.sources
+    return bool((facts.get("blind") or {}).get("only_noise")) and any(
+        source.site == facts["site"] and source.guarantee.epsilon > 0 for source in sources
+    )
+
+
 def _is_same_model(member: PrivateLearner[Any, Any], file: SealedFile) -> bool:
     """Tell whether a member of a release has the settings and numbers of a file."""
     facts, tensors = take_apart(member)
-    settings = (member.first_settings | each["settings"] for each in (facts, file.facts))
+    settings = (member.read_settings(each["settings"]) for each in (facts, file.facts))
     stated = all(facts[name] == file.facts[name] for name in ("learner", "size", "classes"))
     return (
         stated
@@ -1144,10 +1444,11 @@ def _place_of(hub: str) -> str | Path:
 
 
 def _is_same(attempt: Attempt, study: Study, table: object, epsilon: float | None) -> bool:
-    """Tell whether an attempt was at a training on this table, at this epsilon."""
-    # Attempts of earlier versions do not say what table they were for.
+    """Tell whether an attempt was at this training: the same learner, table and epsilon."""
+    # Attempts of earlier versions do not say which table or learner they were for.
     digests = (None, _digest_table(study, table))
-    return attempt["epsilon"] == epsilon and attempt.get("table") in digests
+    same = attempt.get("learner", study.learner) == study.learner
+    return same and attempt["epsilon"] == epsilon and attempt.get("table") in digests
 
 
 def _digest_table(study: Study, table: object) -> str:

@@ -9,25 +9,28 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from consilience.aggregators.members import DISJOINT, DISJOINT_BEFORE
 from consilience.aggregators.registry import AGGREGATORS
+from consilience.blind.masked import MaskedFile
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
 from consilience.files.contribution import Contribution, keeps_to_bounds, take_apart, to_plain
 from consilience.files.release import Release, Source, joint_guarantee
-from consilience.files.sealed import canonical
+from consilience.files.sealed import canonical, parse_facts
+from consilience.learners.base import spell_out
 from consilience.learners.inputs import MAY_ASSUME
 from consilience.learners.registry import LEARNERS
-from consilience.privacy.accounting import events_from_json, total
+from consilience.privacy.accounting import Event, SharedSum, events_from_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, compose_disjoint
 from consilience.protocol import DIGEST, STUDY_NAME, is_site_name
-from consilience.study.toml import VERSION
+from consilience.study.toml import TOTAL, VERSION
 from consilience.text import collapse, printable, quote
 
 if TYPE_CHECKING:
+    from consilience.blind.roster import Rule
     from consilience.learners.base import PrivateLearner
     from consilience.study.study import Study
 
@@ -41,12 +44,14 @@ MOST_NUMBERS = 1 << 24  # of one model, half of what a file may hold
 MOST_STUDY = 1 << 20  # a quarter of the facts of a file, which repeat parts of it
 # No file of a site or hub has such a name, so a public file beside them replaces none.
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}\.(csv|csv\.gz|parquet|pq)")
-HUBS = ("untrusted", "trusted")
+MOST_PLANNED = 100  # records of a person that are planned for quickly
+PLANNED_SIZES = (100, 10_000)  # of sites for which a study must be trainable
+HUBS = ("untrusted", "trusted", "blind")
 RELATIONS = ("replace-one", "add-remove")
 # The study, its schema or its privacy part decide these; [learner] and [aggregator] may not.
 DECIDED_FOR_LEARNERS = frozenset(
     "epsilon delta neighbours unit records_per_person noise "
-    "classes data_norm label_bound bins bounds schema".split()
+    "classes data_norm label_bound schema".split()
 )
 DECIDED_FOR_AGGREGATORS = frozenset(("noise", "classes"))
 
@@ -93,6 +98,7 @@ def find_problems(study: Study) -> list[str]:
             *_version_checks(study),
             *_file_checks(study),
             *_privacy_checks(study),
+            *_blind_checks(study),
             *_method_checks(study),
         )
     )
@@ -102,7 +108,8 @@ def find_problems(study: Study) -> list[str]:
     problems = _failed(_limit_checks(study))
     if problems:
         return problems
-    return _learner_problems(study) + _aggregator_problems(study)
+    problems = [problem for choice in study.choices for problem in _learner_problems(choice)]
+    return problems + _text_problems(study) + _aggregator_problems(study)
 
 
 def _failed(checks: Iterable[Check]) -> list[str]:
@@ -176,9 +183,50 @@ def _privacy_checks(study: Study) -> Iterable[Check]:
     )
 
 
+def _blind_checks(study: Study) -> Iterable[Check]:
+    """Yield whether noise can be shared, and sums be hidden, as a blind hub needs it."""
+    rule = study.blind
+    yield (
+        rule is not None or not study.is_blind,
+        'hub = "blind" needs a part [blind] with shares, spare and keyholders',
+    )
+    yield (
+        rule is None or study.is_blind,
+        'a part [blind] is for studies with hub = "blind" in [privacy]',
+    )
+    if rule is None or not study.is_blind:
+        return
+    yield (
+        study.aggregator == TOTAL and not (study.aggregator_settings or study.alternatives),
+        'hub = "blind" adds up sums that nobody sees one by one: name a [statistic] in place of '
+        "[learner] and [aggregator]",
+    )
+    yield (
+        type(study.delta) in (int, float) and study.delta > 0,
+        'hub = "blind" needs delta > 0: the noise that sites share is Gaussian',
+    )
+    yield (
+        type(study.min_sites) is int and study.min_sites >= rule.least,
+        f"min_sites={study.min_sites!r} is below shares + spare = {rule.least}, and no smaller "
+        "batch is ever opened",
+    )
+    yield (
+        study.max_weight == 1.0 and study.withhold_far is False,
+        'max_weight and withhold_far need the sums of single sites, which hub = "blind" never '
+        "sees: leave them out",
+    )
+
+
 def _method_checks(study: Study) -> Iterable[Check]:
+    yield (
+        study.learner not in study.alternatives,
+        f"[alternatives] names {quote(study.learner, 100)}, which is the [learner] itself",
+    )
     kinds: tuple[tuple[str, str, Mapping[str, type], Mapping[str, Any], frozenset[str]], ...] = (
-        ("learner", study.learner, LEARNERS, study.learner_settings, DECIDED_FOR_LEARNERS),
+        *(
+            ("learner", name, LEARNERS, settings, DECIDED_FOR_LEARNERS)
+            for name, settings in study.learners.items()
+        ),
         (
             "aggregator",
             study.aggregator,
@@ -190,6 +238,7 @@ def _method_checks(study: Study) -> Iterable[Check]:
     for part, name, registered, settings, decided in kinds:
         known = tuple(registered)
         yield name in known, f"the {part} {quote(name, 100)} is none of {', '.join(known)}"
+        decided = decided | getattr(registered.get(name), "study_decides", frozenset())
         twice = ", ".join(sorted(decided & set(settings)))
         yield not twice, f"[{part}] may not set {twice}: other parts of the study decide that"
         # Asked here, and not of Python, whose own errors repeat a name as if it were our word.
@@ -224,19 +273,36 @@ def _learner_problems(study: Study) -> list[str]:
         return [f"{study.learner} cannot predict the schema's label, which is {label}"]
     try:
         learner = _build_least(study)
+        learner.check_settings()
         reason = learner.unchecked()
         n_numbers = learner.n_released(len(study.schema.classes or ()))
-    except (TypeError, ConsilienceError) as problem:
+    except Exception as problem:  # whatever settings of others raise is their study's problem
         return [f"[learner]: {_describe(problem)}"]
-    try:
-        length = len(canonical(study.to_dict()))
-    except ValueError:
-        return ["a setting is no finite number"]
     if n_numbers > MOST_NUMBERS:
         return [f"[learner]: a model of {n_numbers:,} numbers is too large for a file"]
-    if length > MOST_STUDY:
+    labelled = study.public is not None and study.public.labelled
+    if learner.needs_labels and not labelled:
+        return [f"{study.learner} needs labelled public records: add a [public] part"]
+    if reason is not None:
+        return [f"[learner]: {reason}"]
+    try:
+        for epsilon, size in itertools.product(study.epsilon_range, PLANNED_SIZES):
+            plan_quickly(study, epsilon, size)
+    except Exception as problem:
+        return [f"[learner]: no training can be planned with these settings. {_describe(problem)}"]
+    return []
+
+
+def _text_problems(study: Study) -> list[str]:
+    """Ask whether everyone who is sent the study can read it."""
+    try:
+        text = canonical(study.to_dict())
+        parse_facts(text)
+    except (ValueError, ContributionRejected):
+        return ["a setting is a number that is not finite or too large, or has too many parts"]
+    if len(text) > MOST_STUDY:
         return [f"it has more than {MOST_STUDY:,} characters, too many for a file"]
-    return [] if reason is None else [f"[learner]: {reason}"]
+    return []
 
 
 def _describe(problem: Exception) -> str:
@@ -247,20 +313,45 @@ def _describe(problem: Exception) -> str:
 
 def _build_least(study: Study) -> PrivateLearner[Any, Any]:
     """Return the learner of a site that chooses the least epsilon, as far as that is public."""
-    learner = study.build(study.epsilon_range[0])
+    return build_for(study, study.epsilon_range[0])
+
+
+def build_for(study: Study, epsilon: float) -> PrivateLearner[Any, Any]:
+    """Return the learner of a site that chooses this epsilon, as far as that is public."""
+    learner: Any = study.build(epsilon)
     learner.n_features_in_ = study.schema.n_features
-    return learner
+    if study.schema.classes is not None:
+        learner.classes_ = np.asarray(study.schema.classes)
+    return cast("PrivateLearner[Any, Any]", learner)
+
+
+def plan_quickly(study: Study, epsilon: float, size: int) -> Sequence[Event]:
+    """Return what a training would draw if no person had more than a few records.
+
+    Settings that cannot work do not work with few records either, and a plan for thousands of them
+    can take a quarter of a minute, whenever somebody reads the study.
+    """
+    learner: Any = build_for(study, epsilon)
+    if study.schema.max_records_per_person is not None:
+        few = min(study.schema.max_records_per_person, MOST_PLANNED)
+        learner.records_per_person = few
+    planned: Sequence[Event] = learner.planned(min(size, study.max_size))
+    return planned
 
 
 def _aggregator_problems(study: Study) -> list[str]:
     """Ask the aggregator whether it can combine what the sites of this study hand over."""
     try:
         aggregator = study.build_aggregator()
-    except (TypeError, ConsilienceError) as problem:
+        aggregator.check_settings()
+        reasons = [
+            aggregator.problem_with(LEARNERS[name], settings)
+            for name, settings in study.learners.items()
+        ]
+    except Exception as problem:
         return [f"[aggregator]: {_describe(problem)}"]
     name, public = study.aggregator, study.public
     epsilon = study.aggregator_settings.get("epsilon")
-    reason = aggregator.problem_with(LEARNERS[study.learner], study.learner_settings)
     return _failed(
         (
             (
@@ -285,7 +376,12 @@ def _aggregator_problems(study: Study) -> list[str]:
                 epsilon is None or aggregator.draws_noise,
                 f"[aggregator] epsilon={epsilon!r} draws no noise: choose a finite one, or none",
             ),
-            (reason is None, str(reason)),
+            *((reason is None, str(reason)) for reason in reasons),
+            (
+                aggregator.combines_kinds or not study.alternatives,
+                f"{name} combines models of one kind: leave out [alternatives], or choose "
+                "WeightedVote or a distillation",
+            ),
         )
     )
 
@@ -310,6 +406,14 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
         contribution.study == study.reference,
         "it was made for another study, or another version of this one",
     )
+    yield (
+        contribution.is_masked == study.is_blind,
+        "the hub is blind, and its numbers are not masked"
+        if study.is_blind
+        else "its numbers are masked, and the study's hub is not blind",
+    )
+    if study.blind is not None:
+        yield from _masked_checks(study, study.blind, contribution)
     yield from _learner_checks(study, contribution.learner, contribution.sealed.facts)
     if study.trusted:
         yield (
@@ -319,17 +423,54 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
         )
     else:
         charged = contribution.sealed.facts.get("receipt") is not None
-        yield charged, "no ledger was charged for it"
+        if contribution.has_records:
+            yield charged, "no ledger was charged for it"
+        else:
+            yield not charged, "it holds noise only, and states a charge"
+
+
+def _masked_checks(study: Study, rule: Rule, contribution: Contribution) -> Iterable[Check]:
+    """Yield whether a masked file shares the noise that the study agreed on.
+
+    Its roster and its site's place on it are checked against the roster itself, by whoever has it.
+    """
+    file = MaskedFile.of(contribution.sealed)
+    blind, sharing = file.facts["blind"], _build_least(study).sharing
+    yield (
+        (blind["shares"], blind["spare"]) == (rule.shares, rule.spare),
+        "its share of the noise is not what the study says",
+    )
+    yield (
+        set(rule.keyholders) < set(blind["seeds"])
+        and len(blind["seeds"]) == len(rule.keyholders) + 1,
+        "its seeds are not for the keyholders of the study and one hub",
+    )
+    yield (
+        len(file.counts()) >= rule.least,
+        f"its site counts on fewer sites than the {rule.least} that a batch needs",
+    )
+    own = contribution.learner.sharing
+    yield (
+        replace(own, only_noise=False) == sharing,
+        "its noise is shared in another way than the study says",
+    )
+    (event,) = contribution.events
+    assert isinstance(event, SharedSum)
+    yield (
+        event.honest == event.shares == rule.shares,
+        "its guarantee counts on another number of sites than the study says",
+    )
 
 
 def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Iterable[Check]:
     """Yield whether a site that follows the study trained this, in a contribution or a release."""
-    settings = dict(study.expected_settings)
+    kind = type(learner).__name__
+    yield kind in study.learners, "its learner is not one that the study names"
+    settings = dict(study.choose(kind).expected_settings)
     if not study.trusted:
         settings["epsilon"] = learner.epsilon  # each site chooses its own
     yield (
-        type(learner).__name__ == study.learner
-        and settings == learner.first_settings | facts["settings"],
+        spell_out(settings) == spell_out(learner.read_settings(facts["settings"])),
         "its learner has other settings",
     )
     yield (
@@ -342,6 +483,10 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
     yield (
         (facts["size"] or 0) <= study.max_size,
         f"it states more records than the {study.max_size:,} that the study allows",
+    )
+    yield (
+        learner.fits_size(study.max_size),
+        "its numbers are larger than its records, or as many as the study allows, and noise make",
     )
     guarantee = learner.guarantee_
     if study.trusted:
@@ -403,8 +548,10 @@ def _release_checks(study: Study, release: Release) -> Iterable[Check]:
         len(sources) >= study.min_sites,
         f"it is made of {len(sources)} contributions, and at least {study.min_sites} are needed",
     )
+    # A site may have lent its noise to batches without its records, of which nothing is released.
+    held = [one for one in sources if not (study.is_blind and one.guarantee.epsilon == 0)]
     yield (
-        len({source.site for source in sources}) == len(sources)
+        len({source.site for source in held}) == len(held)
         and len({source.digest for source in sources}) == len(sources),
         "a site or contribution is in it twice",
     )
@@ -422,6 +569,10 @@ def _release_checks(study: Study, release: Release) -> Iterable[Check]:
             _is_reason(study, source),
             f"what it states of the weight of {source.site!r} does not fit",
         )
+    if release.total is not None:
+        yield study.is_blind, "it carries an opened total, and the study's hub is not blind"
+        n_numbers = _build_least(study).n_released(len(classes or ()))
+        yield release.total.words.shape == (n_numbers,), "its total has another length"
     yield from _release_guarantee_checks(study, release)
     yield from _ensemble_checks(study, release)
 
@@ -449,14 +600,19 @@ def _ensemble_checks(study: Study, release: Release) -> Iterable[Check]:
     """Yield whether the study's aggregator can have made this ensemble of learners of the study."""
     ensemble, aggregator = release.ensemble, study.build_aggregator()
     yield (
-        aggregator.makes in (None, ensemble.kind),
-        f"{study.aggregator} does not make such a model",
+        aggregator.may_make(
+            ensemble,
+            [build_for(study, epsilon) for epsilon in study.epsilon_range],
+            [source.size for source in release.sources],
+        ),
+        f"{study.aggregator} does not make such a model in this study",
     )
     yield (
         aggregator.may_weigh(ensemble.weights),
         f"{study.aggregator} does not give its members such weights in this study",
     )
-    expected = study.expected_settings
+    # With several kinds of learner an ensemble states no settings of one.
+    expected = {} if study.alternatives else study.expected_settings
     parts, _ = ensemble.to_parts(take_apart)
     for name, value in parts.items():
         if name in expected or hasattr(aggregator, name):
@@ -491,11 +647,9 @@ def _longest_release(study: Study, sizes: Sequence[int | None]) -> Mapping[str, 
     found = sorted(size for size in sizes if size is not None)
     if not found or len(found) < len(sizes):
         return longest
-    for size, epsilon in itertools.product((found[0], found[-1]), study.epsilon_range):
-        learner = study.build(epsilon)
-        learner.n_features_in_ = study.schema.n_features
-        if study.schema.classes is not None:
-            learner.classes_ = np.asarray(study.schema.classes)
+    ends = itertools.product(study.choices, (found[0], found[-1]), study.epsilon_range)
+    for choice, size, epsilon in ends:
+        learner = build_for(choice, epsilon)
         learner.public_size_ = size
         implied = learner.implied({})
         for name, bound in ({} if implied is None else implied.bounds).items():
@@ -563,10 +717,12 @@ def _is_possible(study: Study, source: Source) -> bool:
         guarantee.unit == study.unit
         and guarantee.neighbours == Neighbours(study.neighbours)
         and guarantee.holds
-        and set(guarantee.assumptions) <= {*MAY_ASSUME, *_build_least(study).assumed()}
+        and set(guarantee.assumptions) <= _may_assume(study)
         and 1 <= n_most < 2**53
         and (source.size is None or 1 <= source.size <= study.max_size)
     )
+    if study.is_blind and guarantee.epsilon == 0:  # a share of noise, and no record
+        return possible and guarantee.delta == 0 and source.size is None
     if study.trusted:
         return possible and math.isinf(guarantee.epsilon) and guarantee.delta == 0
     return (
@@ -582,4 +738,10 @@ def _least_epsilon(study: Study, source: Source) -> float:
 
     A fit costs more the more epsilon it is asked for, and further contributions add to it.
     """
-    return _build_least(study).cost(source.size)
+    return min(_build_least(choice).cost(source.size) for choice in study.choices)
+
+
+def _may_assume(study: Study) -> set[str]:
+    """Return what the guarantee of a site can assume, whichever learner it trained."""
+    own = (_build_least(choice).assumed() for choice in study.choices)
+    return {*MAY_ASSUME, *itertools.chain.from_iterable(own)}

@@ -9,26 +9,65 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from consilience.blind.masked import MaskedFile, Opening, unmask
+from consilience.blind.pads import SealKey, Words, add_words
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.evaluation.baselines import assess
-from consilience.files.contribution import Contribution
+from consilience.files.contribution import WITHDRAWN, Contribution, Withdrawal
 from consilience.files.log import ReleaseLog
-from consilience.files.release import KIND, Combination, Release, Source, check_finite
+from consilience.files.release import (
+    KIND,
+    Combination,
+    OpenedTotal,
+    Release,
+    Source,
+    check_finite,
+    in_order,
+)
 from consilience.files.sealed import SealedFile, SigningKey
+from consilience.learners.base import PrivateLearner
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.spending import Account
+from consilience.protocol import ROTATED, Rotation
+from consilience.statistics.base import MASKED
+from consilience.statistics.total import Total
 from consilience.tables.public import Public
 
 if TYPE_CHECKING:
     from consilience.study.study import Study
 
+T = TypeVar("T")
 MOST_BREAKING = 16  # members that are left out; more of them are no exception any more
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a blind hub has of the batches that all keyholders opened.
+
+    Parameters
+    ----------
+    batches
+        For each batch its files, those without records included, and the openings of all
+        keyholders. No file is in two batches, and no site's records are.
+    seal
+        The hub's own key for seeds: it holds pads too. Its card was signed with the key that signs
+        the release.
+    """
+
+    batches: Sequence[tuple[Sequence[Contribution], Sequence[Opening]]]
+    seal: SealKey = field(repr=False)
+
+    @property
+    def files(self) -> list[Contribution]:
+        """The files of all batches, in order."""
+        return [file for files, _ in self.batches for file in files]
 
 
 @dataclass(frozen=True)
@@ -49,6 +88,9 @@ class Publication:
         the same key draws nothing new.
     log
         The study's releases before this one.
+    opened
+        The batches that are added up. Required of a blind study, whose contributions are exactly
+        the files of these batches, in their order.
     """
 
     signing: SigningKey
@@ -56,6 +98,7 @@ class Publication:
     earlier: Mapping[str, Sequence[Guarantee]] = field(default_factory=dict)
     account: Account = field(default_factory=Account)
     log: ReleaseLog | None = None
+    opened: Opened | None = None
 
 
 def collect(
@@ -77,13 +120,21 @@ def collect(
     members = _accept_members(study, contributions)
     _check_records(study, public, test)
     account = _open_account(study, publication.account)
-    made = _combine(study, members, public, test, account)
+    if study.is_blind:
+        words = _open_sums(study, contributions, publication)
+        made = _open_total(study, members, words, public, test)
+    else:
+        made = _combine(study, members, public, test, account)
+    held = {one.site for one in contributions if one.has_records}
     sources = [
         Source.of(
             contribution,
-            publication.earlier.get(contribution.site, ()),
+            # What a site paid is stated where its records are, and not again of noise that it lent.
+            publication.earlier.get(contribution.site, ())
+            if contribution.has_records or contribution.site not in held
+            else (),
             size=_stated_size(study, member),
-            reason=_describe_member(study, member),
+            reason=_describe_member(study, member) if contribution.has_records else None,
         )
         for contribution, member in zip(contributions, members, strict=True)
     ]
@@ -114,6 +165,52 @@ def _combine(
     )
 
 
+def _open_sums(
+    study: Study, contributions: Sequence[Contribution], publication: Publication
+) -> Words:
+    """Return what all files of the opened batches add up to; nothing smaller is ever computed."""
+    opened, rule = publication.opened, study.blind
+    assert rule is not None
+    if opened is None or [one.digest for one in opened.files] != [
+        one.digest for one in contributions
+    ]:
+        raise SettingsError(
+            f"Study {study.name!r} has a blind hub, which combines whole batches that all "
+            "keyholders opened. Nothing was combined. Pass exactly the files of these batches."
+        )
+    if not any(one.has_records for one in contributions):
+        raise SettingsError(
+            "All files of the batch hold noise only. Nothing was combined. Wait for records."
+        )
+    hub = (publication.signing.public, opened.seal)
+    sums = [
+        unmask(
+            [(MaskedFile.of(one.sealed), one.sealed.tensors[MASKED]) for one in files],
+            openings,
+            rule,
+            hub,
+        )
+        for files, openings in opened.batches
+    ]
+    return add_words(sums, len(sums[0]))
+
+
+def _open_total(
+    study: Study,
+    members: Sequence[Any],
+    words: Words,
+    public: Public | None,
+    test: Public | None,
+) -> Combination:
+    """Finish and measure an opened total. No member is measured: nobody has its numbers."""
+    aggregator = study.build_aggregator()
+    assert isinstance(aggregator, Total)
+    ensemble, total = aggregator.open(members, words, public)
+    quality = assess(ensemble, study=study, members=(), public=public, test=test)
+    opened = OpenedTotal(words, len(members), total.size, total.squares)
+    return Combination(ensemble, {"name": study.aggregator}, (), quality, opened)
+
+
 def find_breaking(
     study: Study,
     contributions: Sequence[Contribution],
@@ -123,12 +220,27 @@ def find_breaking(
 ) -> dict[str, str]:
     """Return the sites without which the others can be combined, and what each one caused.
 
-    For contributions that could not be combined although each fits the study. Whoever is the first
-    to break what the ones before it make is left out, until the rest can be combined. Empty if the
-    fault is no member's, because no two of them can be combined. Nothing is drawn, so this is not
-    for aggregators that draw noise.
+    For contributions that could not be combined although each fits the study. Empty if the fault
+    is no member's, because no two of them can be combined. Nothing is drawn, so this is not for
+    aggregators that draw noise.
+
+    Members are added one by one, and whoever breaks what the ones before it make is left out. So
+    the first one would decide whom the others have to be like: they are added from the last one on
+    too, and the fewest are left out.
     """
-    left, breaking = list(contributions), dict[str, str]()
+    tries = (
+        _leave_out(study, ordered, public, test)
+        for ordered in (list(contributions), list(contributions)[::-1])
+    )
+    found = [breaking for breaking in tries if breaking]
+    return min(found, key=len, default={})
+
+
+def _leave_out(
+    study: Study, left: list[Contribution], public: Public | None, test: Public | None
+) -> dict[str, str]:
+    """Return who is left out, and why, if members are added in this order."""
+    breaking = dict[str, str]()
     while len(left) > 1 and len(breaking) < MOST_BREAKING:
         works, fails, cause = 0, len(left), ""  # how many of `left`, from the first on
         while fails - works > 1:
@@ -163,16 +275,118 @@ def name_problem(problem: Exception) -> str:
     return str(problem) if isinstance(problem, ConsilienceError) else type(problem).__name__
 
 
-def read_log(folder: Path) -> ReleaseLog:
-    """Return the log of the releases in a folder, which must hold all of them."""
-    files = sorted(folder.glob("release-*.safetensors"))
-    found = [SealedFile(file, KIND) for file in files]
+def read_log(folder: Path, key: str | None = None) -> ReleaseLog:
+    """Return the log of the releases in a folder, which must hold all of them.
+
+    With `key`, only of one where its owner signed them: others may have put files there.
+    """
+    files = in_order(folder.glob("release-*.safetensors"))
+    found = [_read_named(file, partial(SealedFile, kind=KIND)) for file in files]
+    for file, each in zip(files, found, strict=True):
+        if key not in (None, each.facts["key"]):
+            raise SettingsError(
+                f"The file {file.name!r} in the folder {folder.name!r} is a release that another "
+                "key signed. Nothing was combined. If it is yours, name the key that signed it "
+                "with --key; if not, remove it, and ask who put it there."
+            )
     if [file.facts.get("sequence") for file in found] != list(range(1, len(found) + 1)):
         raise SettingsError(
             f"The folder {folder.name!r} does not hold all releases of its study from the first "
             "on. Nothing was combined. Put back the one that is missing."
         )
     return ReleaseLog(digests=[file.digest for file in found])
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What a site submitted through a shared folder.
+
+    ``newest`` is what is combined, and ``earlier`` is the cost of everything else. ``files`` are
+    all contributions that are there, and ``costs`` what everything cost, by digest.
+    """
+
+    newest: Contribution
+    files: Sequence[Contribution]
+    costs: Mapping[str, Guarantee]
+
+    @property
+    def earlier(self) -> Sequence[Guarantee]:
+        """The cost of everything but the newest contribution."""
+        return self.costs_beside(self.newest)
+
+    def costs_beside(self, contribution: Contribution) -> Sequence[Guarantee]:
+        """Return the cost of everything but one contribution."""
+        return [cost for digest, cost in self.costs.items() if digest != contribution.digest]
+
+
+def read_submitted(study: Study, folder: Path) -> dict[str, Submitted]:
+    """Return what each site submitted, by name: what was superseded or withdrawn counts too.
+
+    Everything in a site's name is signed by one key, or by keys that each name the next one.
+    """
+    released = set(folder.glob("release-*.safetensors"))
+    files = sorted(set(folder.glob("*.safetensors")) - released)
+    load = partial(Contribution.load, trusted=study.trusted)
+    found = [study.accept(_read_named(file, load)) for file in files]
+    notes = [_read_named(file, Withdrawal.load) for file in sorted(folder.glob(f"*{WITHDRAWN}"))]
+    changes = [_read_named(file, Rotation.load) for file in sorted(folder.glob(f"*{ROTATED}"))]
+    submitted = {
+        site: _gather(
+            site,
+            [one for one in found if one.site == site],
+            [note for note in notes if (note.site, note.study) == (site, study.reference)],
+            [each for each in changes if (each.site, each.study) == (site, study.reference)],
+        )
+        for site in sorted({one.site for one in found})
+    }
+    return {site: each for site, each in submitted.items() if each is not None}
+
+
+def _gather(
+    site: str,
+    found: Sequence[Contribution],
+    notes: Sequence[Withdrawal],
+    changes: Sequence[Rotation],
+) -> Submitted | None:
+    """Tell the newest contribution of a site from what it cost the site before.
+
+    None if the site withdrew all that is here: whoever kept a copy can put a file back, and only
+    the site removes its note.
+    """
+    key = _last_key({one.sealed.key for one in (*found, *notes)}, changes)
+    if key is None:
+        raise SettingsError(
+            f"Contributions of {site!r} are signed with different keys. Nothing was combined. Ask "
+            "the site which key is its own: if it changed its key, it submits once more, which "
+            "leaves a proof of that; if it lost one, it first withdraws what that one signed."
+        )
+    cost = {note.contribution: note.guarantee for note in notes}
+    left = [one for one in found if one.digest not in cost]
+    if not left:
+        return None
+    newest = max(left, key=lambda one: (one.sealed.key == key, one.sequence))
+    cost |= {one.digest: one.guarantee for one in found if one.has_records}
+    return Submitted(newest, left, cost)
+
+
+def _last_key(keys: set[str], changes: Sequence[Rotation]) -> str | None:
+    """Return the one of a site's keys that all others led to; None if there is no such key."""
+    last = set(keys)
+    for key in keys:
+        reached, size = {key}, 0
+        while len(reached) > size:
+            size = len(reached)
+            reached |= {each.new for each in changes if each.old in reached}
+        last &= reached
+    return last.pop() if len(last) == 1 else None
+
+
+def _read_named(file: Path, load: Callable[[Path], T]) -> T:
+    """Read a file that anybody may have put there; an error says which one it is."""
+    try:
+        return load(file)
+    except ConsilienceError as problem:
+        raise type(problem)(f"In the file {file.name!r}: {problem}") from None
 
 
 def read_records(
@@ -193,7 +407,8 @@ def _accept_members(study: Study, contributions: Sequence[Contribution]) -> list
             f"A release of study {study.name!r} needs at least {study.min_sites} sites; so far "
             f"{len(contributions)} contributed. Nothing was combined. Wait for more."
         )
-    sites = [contribution.site for contribution in contributions]
+    # Noise alone may be lent to later batches by a site whose records are in an earlier one.
+    sites = [contribution.site for contribution in contributions if contribution.has_records]
     if len(set(sites)) < len(sites):
         raise SettingsError(
             "A site can be in a release only once. Nothing was combined. Keep its newest "
@@ -242,12 +457,12 @@ def _charged_events(account: Account) -> tuple[Event, ...]:
     return next(charge.events for charge in charges if charge.key == account.key)
 
 
-def _stated_size(study: Study, member: Any) -> int | None:
+def _stated_size(study: Study, member: object) -> int | None:
     """Return the number of records or persons that a release may state of a member."""
     return getattr(member, "public_size_", None) if study.may_state_sizes else None
 
 
-def _describe_member(study: Study, member: Any) -> str:
+def _describe_member(study: Study, member: PrivateLearner[Any, Any]) -> str:
     """Say in a few words what a member's weight rests on."""
     size, epsilon = _stated_size(study, member), member.guarantee_.epsilon
     facts = f"n = {size:,}, " if size is not None else ""

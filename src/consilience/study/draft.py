@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import textwrap
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from consilience.aggregators.base import Aggregator
@@ -19,14 +21,21 @@ from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS
+from consilience.statistics.gradient_step import GradientStep, start_from
+from consilience.statistics.total import Total
 from consilience.study.check import TO_FILL_IN
 from consilience.study.records import file_digest
 from consilience.study.toml import VERSION, quote
 from consilience.tables.inference import distinct_texts, list_categories, number_bounds
+from consilience.tables.public import Public
 from consilience.tables.reading import read_table
 from consilience.tables.schema import Schema
 
 MOST_CATEGORIES = 50
+LEAST_PUBLIC = 30  # records that a model to start from is made of
+LEAST_BLIND = 3  # sites that share noise: two shares, and one to spare
+TOTAL = Total.__name__
+START = f"start = []  # {TO_FILL_IN}: the model to start from\n"
 _HEAD = """\
 # A consilience study: what all sites agree on. Lines that begin with # are comments.
 # Complete what is marked FILL IN, then run: consilience study check {file}
@@ -45,13 +54,20 @@ neighbours = {neighbours}
 epsilon_min = 0.1
 epsilon_max = 3.0
 # 0 for pure epsilon; a small number such as 1e-6 allows less noise.
-delta = 0.0
+delta = {delta}
 # No release is made of fewer sites.
-min_sites = 2
+min_sites = {min_sites}
 # untrusted: what leaves a site is private already. trusted: sites hand the hub exact learners,
-# and the aggregator adds the noise.
-hub = "untrusted"
+# and the aggregator adds the noise. blind: sites hand over masked sums, share their noise, and the
+# hub opens totals only, together with the keyholders.
+hub = {hub}
 
+{method}
+[schema]
+label = {label}
+{labels}
+"""
+_MODELS = """\
 [learner]
 {learners}
 # Settings of the learner may follow its name, one per line.
@@ -60,10 +76,27 @@ name = {learner}
 [aggregator]
 {aggregators}
 name = {aggregator}
-
-[schema]
-label = {label}
-{labels}
+"""
+_SUMS = """\
+# What sites add up instead of training models; the hub adds up their sums.
+[statistic]
+{statistics}
+# Its settings may follow its name, one per line.
+name = {statistic}
+{settings}"""
+_BLIND = """
+# The noise of so many sites together is a whole; a batch needs so many more, who may collude with
+# the hub. Compare each keyholder's public key with what it told you itself.
+[blind]
+shares = {shares}
+spare = {spare}
+keyholders = {keyholders}
+"""
+_TEST = """
+# Labelled records that anyone may see, on which every release is measured.
+[test]
+file = {file}
+sha256 = {sha256}
 """
 _PUBLIC = """
 # Labelled records that anyone may see, with the same columns as the sites' tables.
@@ -87,10 +120,18 @@ class Draft:
     drop
         Columns that are not learned from.
     learner
-        What sites train.
+        What sites train, or add up. By default what did best on the tables of
+        benchmarks/joining.md: `GradientStep` from a public table of classes, with keyholders
+        `Moments`, otherwise a logistic regression.
+    keyholders
+        Public keys of keyholders: the hub is then blind, and sites share their noise.
+    sites
+        How many sites are expected, which decides how many shares of noise make a whole.
     is_public
         Anyone may see the table: what was not declared is taken from its values, and the table
         becomes the study's public records where the aggregator uses them.
+    test
+        A file of public records to measure releases on.
     schema
         All that is to be said about the columns, as a code book declares it, in place of `classes`,
         `numbers` and `categories`.
@@ -105,10 +146,13 @@ class Draft:
     numbers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     drop: Sequence[str] = ()
-    learner: str = "PrivateLogisticRegression"
+    learner: str | None = None
     is_public: bool = False
+    test: str | os.PathLike[str] | None = None
     schema: Schema | None = None
     file: str = "study.toml"
+    keyholders: Sequence[str] = ()
+    sites: int = 10
 
     def write(self, table: str | os.PathLike[str]) -> str:
         """Return the text of a study for a table with these columns."""
@@ -122,13 +166,24 @@ class Draft:
                     f"The table {path.name!r} has no column {column!r}; it has "
                     f"{', '.join(names)}. Nothing was written."
                 )
-        if self.learner not in LEARNERS:
+        if self.learner is not None and self.learner not in LEARNERS:
             raise SettingsError(
                 f"There is no learner {self.learner!r}. Nothing was written. Use one of "
                 f"{', '.join(LEARNERS)}."
             )
-        learner = LEARNERS[self.learner]
-        aggregator = _suggest_aggregator(learner, is_public=self.is_public)
+        learner = self._choose(values)
+        if self.keyholders and learner.suits != TOTAL:
+            raise SettingsError(
+                f"Sites share the noise of sums, and {learner.__name__} is no statistic. Nothing "
+                "was written. Name a statistic such as Moments, or no keyholder."
+            )
+        if self.keyholders and self.sites < LEAST_BLIND:
+            raise SettingsError(
+                f"Noise is shared by {LEAST_BLIND} sites or more, and {self.sites} are expected. "
+                "Nothing was written. Leave out the keyholders, or find more sites."
+            )
+        aggregator = suggest_aggregator(learner, is_public=self.is_public)
+        shares, spare = usual_shares(self.sites), max(1, self.sites // 20)
         text = _HEAD.format(
             file=self.file,
             name=quote(self.name),
@@ -137,10 +192,10 @@ class Draft:
             ),
             version=VERSION,
             neighbours=quote(learner.default_neighbours),
-            learners=_comment(f"One of {', '.join(LEARNERS)}."),
-            learner=quote(self.learner),
-            aggregators="\n".join(map(_comment, _list_aggregators())),
-            aggregator=quote(aggregator.__name__),
+            delta=1e-6 if learner.needs_delta else 0.0,
+            min_sites=shares + spare if self.keyholders else 2,
+            hub=quote("blind" if self.keyholders else "untrusted"),
+            method=self._method_lines(learner, aggregator),
             label=quote(self.label),
             labels=self._label_lines(learner, values),
         )
@@ -150,9 +205,57 @@ class Draft:
             for column in names:
                 if column != self.label and column not in self.drop:
                     text += "\n" + self._column_lines(column, values)
-        if aggregator.needs_public:
+        if aggregator.needs_public or (self.is_public and learner.suits == TOTAL):
             text += _PUBLIC.format(file=quote(path.name), sha256=quote(file_digest(path)))
-        return text
+        if self.test is not None:
+            test = Path(self.test)
+            text += _TEST.format(file=quote(test.name), sha256=quote(file_digest(test)))
+        if self.keyholders:
+            keys = quote(list(self.keyholders))
+            text += _BLIND.format(shares=shares, spare=spare, keyholders=keys)
+        return text if values is None else self._with_start(text, learner, values)
+
+    def _choose(self, values: pa.Table | None) -> type[PrivateLearner[Any, Any]]:
+        """Return the learner that was named, or what did best where it was measured."""
+        if self.learner is not None:
+            return LEARNERS[self.learner]
+        numeric = self.schema is not None and self.schema.classes is None
+        if numeric:
+            return LEARNERS["MomentsRegressor" if self.keyholders else "PrivateRidge"]
+        if values is not None and len(values) >= LEAST_PUBLIC:
+            return GradientStep
+        return LEARNERS["Moments" if self.keyholders else "PrivateLogisticRegression"]
+
+    def _method_lines(
+        self, learner: type[PrivateLearner[Any, Any]], aggregator: type[Aggregator]
+    ) -> str:
+        if learner.suits == TOTAL:
+            names = [name for name, kind in LEARNERS.items() if kind.suits == TOTAL]
+            return _SUMS.format(
+                statistics=_comment(f"One of {', '.join(names)}."),
+                statistic=quote(learner.__name__),
+                settings=START if learner is GradientStep else "",
+            )
+        return _MODELS.format(
+            learners=_comment(f"One of {', '.join(LEARNERS)}."),
+            learner=quote(learner.__name__),
+            aggregators="\n".join(map(_comment, _list_aggregators())),
+            aggregator=quote(aggregator.__name__),
+        )
+
+    def _with_start(
+        self, text: str, learner: type[PrivateLearner[Any, Any]], values: pa.Table
+    ) -> str:
+        """Return the text with the model of the public table that gradients start from."""
+        if learner is not GradientStep:
+            return text
+        schema = Schema.from_dict(tomllib.loads(text)["schema"])
+        rows = schema.encode(values)
+        classes = np.asarray(schema.classes)
+        public = Public(rows.X, classes[rows.y])
+        start = start_from(public, classes=classes.tolist())
+        numbers = [[float(f"{number:.6g}") for number in row] for row in start]
+        return text.replace(START, f"# The model of the public records.\nstart = {numbers!r}\n")
 
     def _label_lines(self, learner: type[PrivateLearner[Any, Any]], values: pa.Table | None) -> str:
         if self.schema is not None:
@@ -213,7 +316,12 @@ def _settings(facts: Mapping[str, Any], without: Sequence[str]) -> list[str]:
 # ------------------------------------------------------------------ methods
 
 
-def _suggest_aggregator(
+def usual_shares(n_sites: int) -> int:
+    """Return how many shares of noise make a whole where nobody said: four fifths of the sites."""
+    return max(1, 4 * n_sites // 5)
+
+
+def suggest_aggregator(
     learner: type[PrivateLearner[Any, Any]], *, is_public: bool
 ) -> type[Aggregator]:
     """Return the first aggregator that suits a learner and draws no noise of its own.
@@ -230,7 +338,8 @@ def _suggest_aggregator(
             and (is_public or not cls.needs_public)
         ):
             suitable.append(cls)
-    return max(suitable, key=lambda cls: cls.needs_public)  # the first of the best
+    # The first of the best; a learner that is made for one aggregator gets it.
+    return max(suitable, key=lambda cls: (cls.__name__ == learner.suits, cls.needs_public))
 
 
 def _with_defaults(cls: type[Aggregator]) -> Aggregator | None:

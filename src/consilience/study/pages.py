@@ -4,18 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from consilience.files.certificate import RELATIONS, UNITS, Page, meaning
-from consilience.files.contribution import FACTS
+from consilience.blind.masked import Masking
+from consilience.files.certificate import RELATIONS, UNITS, Page, Section, meaning
+from consilience.files.contribution import FACTS, MASKED_FACTS
 from consilience.files.sealed import software
-from consilience.learners.registry import LEARNERS
+from consilience.privacy.accounting import Event, alone, total
 from consilience.privacy.guarantee import Guarantee, Neighbours
 from consilience.privacy.ledger import Amounts, Balance, show_amount
+from consilience.study.check import MOST_PLANNED, build_for
 from consilience.study.study import Study
 from consilience.text import Quoted
 
 Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class BlindPage:
+    """What a page to approve says of a blind study: roster, keyholders, and whom the owner trusts.
+
+    ``confirmed`` are the keyholders whose keys the data owner confirmed.
+    """
+
+    masking: Masking
+    confirmed: frozenset[str]
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether what is charged rests on the keyholders and the roster."""
+        return self.confirmed >= set(self.masking.rule.keyholders)
+
+    def sections(self) -> list[Section]:
+        """Return whom the guarantee rests on."""
+        rule, roster = self.masking.rule, self.masking.roster
+        holders: Rows = [
+            (key, "confirmed by the data owner" if key in self.confirmed else "NOT confirmed")
+            for key in rule.keyholders
+        ]
+        sites: Rows = []
+        for site in roster.sealed.facts["sites"]:
+            counted = "" if site["key"] in self.masking.counted else "; not counted on"
+            said = f"key {site['key'][:16]}…, checked by {site['checked_by']}{counted}"
+            sites.append((Quoted(site["name"]), Quoted(said)))
+        return [
+            ("Keyholders", [_KEYHOLDERS.format(rule.least)], holders),
+            (
+                "Sites on the roster, as all pad holders signed it",
+                [_ROSTER.format(rule.spare, rule.shares)],
+                [*sites, ("digest of the roster", roster.digest)],
+            ),
+        ]
+
+
+_KEYHOLDERS = (
+    "Each of them opens the sum of a batch only if at least {} sites that this site counts on, "
+    "itself included, are in it. One of them has to be honest. Compare their keys with what they "
+    "told you themselves: a key that only the hub supplied may be the hub's own."
+)
+_ROSTER = (
+    "The promise holds if at most {} of all sites that this site counts on work together with the "
+    "hub, so that {} others of each batch do not. A site can count on fewer: consilience site "
+    "count-on."
+)
 
 
 def of_study(study: Study) -> Page:
@@ -37,8 +89,11 @@ def of_study(study: Study) -> Page:
                 [study.build_aggregator().describe().weighing],
                 [
                     ("label", Quoted(f"{study.schema.label}: {label}")),
-                    ("learner", Quoted(_name_with(study.learner, study.learner_settings))),
-                    ("aggregator", Quoted(_name_with(study.aggregator, study.aggregator_settings))),
+                    *(
+                        ("learner" if name == study.learner else "or", _with(name, settings))
+                        for name, settings in study.learners.items()
+                    ),
+                    ("aggregator", _with(study.aggregator, study.aggregator_settings)),
                 ],
             ),
             (
@@ -73,6 +128,18 @@ def _describe_purpose(study: Study) -> list[str]:
 
 def _describe_trust(study: Study) -> str:
     """Say against whom the sites' records are protected."""
+    if study.blind is not None:
+        rule = study.blind
+        return (
+            "The hub is blind: sites hand over sums that are masked, each with a share of the "
+            f"noise, and the hub and {len(rule.keyholders)} keyholders together can open the sum "
+            f"of a batch of at least {rule.least} sites, and nothing smaller. The noise of any "
+            f"{rule.shares} sites is enough for the epsilon that a site chooses, if these and one "
+            "keyholder follow the protocol. If everybody else colludes, less is left: see below. "
+            "Nobody can check numbers that nobody sees: a site that sends wrong ones spoils the "
+            "sum, and no single site can be left out of a release afterwards. Releases are "
+            "compared with the public records alone, or with guessing."
+        )
     if not study.trusted:
         return "The hub is not trusted: what a site hands over is private before it leaves."
     exact = "Sites hand the hub exact learners: nothing is promised against the hub."
@@ -88,7 +155,29 @@ def _contribution_rows(study: Study) -> Rows:
         ("delta", f"{study.delta:g}"),
         ("protects", UNITS[study.unit]),
         ("neighbours", f"{study.neighbours}: {RELATIONS[Neighbours(study.neighbours)]}"),
+        *_blind_rows(study),
     ]
+
+
+def _blind_rows(study: Study) -> Rows:
+    """Say what is left of a site's protection if everybody else colludes."""
+    if study.blind is None:
+        return []
+    low, high = (total(charged_events(study, each)).epsilon for each in study.epsilon_range)
+    return [
+        ("if everybody else colludes", f"epsilon from {low:.3g} to {high:.3g} instead"),
+        *(("keyholder", key) for key in study.blind.keyholders),
+    ]
+
+
+def charged_events(study: Study, epsilon: float, page: BlindPage | None = None) -> Sequence[Event]:
+    """Return what a training of a blind study costs, by what the data owner accepted.
+
+    Without a page, or with keyholders that are not confirmed, it is what holds if everybody else
+    colludes.
+    """
+    shared = build_for(study, epsilon).planned(1)
+    return shared if page is not None and page.is_accepted else alone(shared)
 
 
 def _release_rows(study: Study) -> Rows:
@@ -101,9 +190,9 @@ def _release_rows(study: Study) -> Rows:
     ]
 
 
-def _name_with(name: str, settings: Mapping[str, Any]) -> str:
+def _with(name: str, settings: Mapping[str, Any]) -> Quoted:
     listed = ", ".join(f"{setting} = {value}" for setting, value in settings.items())
-    return f"{name} with {listed}" if listed else name
+    return Quoted(f"{name} with {listed}" if listed else name)
 
 
 def promise(study: Study, epsilon: float | None) -> Guarantee:
@@ -125,14 +214,16 @@ def of_training(
     number: int,
     head: str,
     unasked: Sequence[str] = (),
+    blind: BlindPage | None = None,
 ) -> Page:
     """Return the page that a data officer files before a training is approved.
 
     `balance` is that of the data set that would be charged. There is no `epsilon` if the study's
     hub is trusted. The `number` of the contribution and the `head` of the ledger make the page that
     of one training only. `unasked` are the studies whose hubs will not be asked what they have of
-    the site.
+    the site. `blind` is what the site was shown of a study with a blind hub.
     """
+    facts = FACTS | (MASKED_FACTS if study.is_blind else {})
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     exact = (
         "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
@@ -154,7 +245,7 @@ def of_training(
                 "What will leave this site",
                 [
                     "One signed file, once someone runs 'site submit', with these facts: "
-                    f"{'; '.join(FACTS.values())}.",
+                    f"{'; '.join(facts.values())}.",
                     "A hub also sees the site's signed requests: when the site joins, submits, "
                     "fetches, recovers or trains, also for a study of another hub, and from which "
                     "address.",
@@ -169,15 +260,17 @@ def of_training(
             (
                 "What is promised",
                 [
-                    *meaning(promise(study, epsilon), against=against),
+                    *meaning(_promised(study, epsilon), against=against),
                     *([exact] if study.trusted else []),
+                    *_without_others(study, epsilon),
                 ],
                 [],
             ),
+            *([] if blind is None else blind.sections()),
             (
                 "What it costs",
                 [_NOT_COMPARED.format(", ".join(unasked))] if unasked else [],
-                _cost_rows(study, epsilon, balance),
+                _cost_rows(study, epsilon, balance, blind),
             ),
             (
                 "Approval",
@@ -205,25 +298,46 @@ def _content(study: Study, site: str, epsilon: float | None) -> Rows:
     return [
         ("learner", study.learner),
         *([] if chosen is None else [("chosen by rule", chosen)]),
-        ("numbers", LEARNERS[study.learner].describe_state(study.schema)),
+        ("numbers", learner.describe_state(study.schema)),
         ("number", learner.describe_size()),
         ("site", site),
     ]
 
 
-def _cost_rows(study: Study, epsilon: float | None, balance: Balance) -> Rows:
+def _promised(study: Study, epsilon: float | None) -> Guarantee:
+    """Return what a file of this training promises, under what it assumes of others."""
+    if study.blind is None or epsilon is None:
+        return promise(study, epsilon)
+    return total(build_for(study, epsilon).planned(1))
+
+
+def _without_others(study: Study, epsilon: float | None) -> list[str]:
+    """Say what a masked sum's promise rests on, and what is left without it."""
+    if study.blind is None or epsilon is None:
+        return []
+    assumed = build_for(study, epsilon).assumed()
+    by_itself = total(charged_events(study, epsilon))
+    return [
+        f"This holds if {'; and if '.join(assumed)}.",
+        f"If everybody else colludes, the same holds with epsilon = {by_itself.epsilon:.6g} "
+        "instead, because this site's own share of the noise is then all that hides its records.",
+    ]
+
+
+def _cost_rows(
+    study: Study, epsilon: float | None, balance: Balance, blind: BlindPage | None = None
+) -> Rows:
     dataset = f"data set {balance.dataset!r} of this site's ledger"
     if epsilon is None:
         return [
             ("recorded in", f"{dataset}, before any computation, as an exact contribution"),
             ("bounded by", "nothing: no epsilon is paid, and no limit holds for an exact model"),
         ]
-    cost = balance.cost(promise(study, epsilon))
+    if study.is_blind:
+        cost, bound = balance.charge(charged_events(study, epsilon, blind)), ""
+    else:
+        cost, bound = _most_charged(study, epsilon, balance)
     assert cost.epsilon is not None
-    learner = study.build(epsilon)
-    learner.n_features_in_ = study.schema.n_features
-    # Some noise costs less than was asked for; how much less depends on the number of records.
-    bound = "at most " if learner.cost(study.max_size) < epsilon * (1 - 1e-6) else ""
     delta = f", delta = {cost.delta:.6g}" if cost.delta else ""
     restated = (
         ""
@@ -236,7 +350,50 @@ def _cost_rows(study: Study, epsilon: float | None, balance: Balance) -> Rows:
         ("left before", _describe_left(balance, Amounts(0.0, 0.0, None))),
         ("this training", f"{bound}epsilon = {show_amount(cost.epsilon)}{delta}{restated}"),
         ("left after", f"{bound and 'at least '}{_describe_left(balance, cost)}"),
+        *_kept_rows(study, epsilon, blind),
     ]
+
+
+def _kept_rows(study: Study, epsilon: float, blind: BlindPage | None) -> Rows:
+    """Say which of the two costs of a masked sum is charged."""
+    if blind is None:
+        return []
+    if not blind.is_accepted:
+        return [
+            (
+                "why so much",
+                "The data owner has not confirmed all keyholders of the study, so that nothing "
+                "but this site's own share of the noise counts: consilience site trust-keyholder",
+            )
+        ]
+    cost = total(charged_events(study, epsilon)).epsilon
+    kept = f"epsilon = {cost:.6g}, in an account of its own"
+    return [("kept, if everybody else colludes", kept)]
+
+
+def _most_charged(study: Study, epsilon: float, balance: Balance) -> tuple[Amounts, str]:
+    """Return what is charged, and "at most " where that depends on the number of records.
+
+    Some noise costs less than was asked for. How much less, the page cannot say: it is written
+    before anybody looks at the table.
+    """
+    most = balance.cost(promise(study, epsilon))
+    if (study.schema.max_records_per_person or 1) > MOST_PLANNED:
+        return most, "at most "  # so many plans of this kind would take minutes
+    learner = build_for(study, epsilon)
+    sizes = {min(10**power, study.max_size) for power in range(10)}
+    charged = [balance.charge(learner.planned(size)) for size in sizes]
+    largest = max(charged, key=lambda one: one[:2])
+    if all(_are_close(one, largest) for one in charged):
+        return (most if _are_close(most, largest) else largest), ""
+    return most, "at most "
+
+
+def _are_close(one: Amounts, other: Amounts) -> bool:
+    return all(
+        math.isclose(a or 0.0, b or 0.0, rel_tol=1e-6)
+        for a, b in zip(one[:2], other[:2], strict=True)
+    )
 
 
 def _describe_left(balance: Balance, cost: Amounts) -> str:

@@ -12,13 +12,16 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict, Unpack
 
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
+from consilience.blind.masked import Masking
+from consilience.blind.pads import Words
+from consilience.blind.roster import Rule
 from consilience.errors import ConsilienceError, SchemaMismatch, SettingsError
 from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
@@ -27,19 +30,26 @@ from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS
 from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
+from consilience.privacy.spending import Spending
+from consilience.statistics.base import Sharing, Statistic
 from consilience.study import toml
 from consilience.study.check import (
+    PLANNED_SIZES,
     StudyRefused,
+    build_for,
     check_contribution,
     find_problems,
     list_problems,
+    plan_quickly,
 )
 from consilience.study.collect import Publication, collect
 from consilience.study.records import PublicFile
 from consilience.tables.public import Public
 from consilience.tables.schema import Schema
+from consilience.text import quote
 
 Settings = Mapping[str, Any]
+STEPS = 256  # that sites scale their records by if a blind study lets them choose an epsilon
 
 
 class Sender(TypedDict):
@@ -57,6 +67,14 @@ class Sender(TypedDict):
     key: NotRequired[str | None]
 
 
+class Masker(TypedDict):
+    """Who masks a sum: the site's name and its key, and the number of its contribution."""
+
+    site: str
+    signing: SigningKey
+    sequence: NotRequired[int]
+
+
 @dataclass(frozen=True)
 class Study:
     """What all sites of one collaboration agreed on.
@@ -70,6 +88,9 @@ class Study:
         The public facts of the records.
     learner, learner_settings
         What sites train, and how.
+    alternatives
+        Learners that a site may train instead, by name, and their settings. The aggregator must be
+        one that combines models of different kinds.
     aggregator, aggregator_settings
         How the hub combines it.
     neighbours
@@ -85,7 +106,8 @@ class Study:
         members than 1 / max_weight all weigh the same.
     hub
         ``"untrusted"``: it sees only what is private already. ``"trusted"``: sites hand it exact
-        learners, and the aggregator adds the noise.
+        learners, and the aggregator adds the noise. ``"blind"``: sites hand it masked sums with a
+        share of the noise, of which it can open totals only; `blind` says by which rule.
     public, test
         Files of public records, for aggregators that need them and for measuring releases.
     withhold_far
@@ -105,6 +127,7 @@ class Study:
     epsilon_range: tuple[float, float]
     purpose: str = ""
     learner_settings: Settings = field(default_factory=dict)
+    alternatives: Mapping[str, Settings] = field(default_factory=dict)
     aggregator_settings: Settings = field(default_factory=dict)
     neighbours: str = "replace-one"
     delta: float = 0.0
@@ -115,8 +138,11 @@ class Study:
     public: PublicFile | None = None
     test: PublicFile | None = None
     withhold_far: bool = toml.DEFAULTS["withhold_far"]
+    blind: Rule | None = None
     version: int = toml.VERSION
     stored: bool = field(default=False, repr=False, compare=False)
+    # The study that this is one site's choice of, with one learner of several.
+    _whole: Study | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.stored:
@@ -124,7 +150,9 @@ class Study:
 
     def require_valid(self) -> None:
         """Refuse a study that has problems, with all of them."""
-        if self._problems:
+        if self._whole is not None:
+            self._whole.require_valid()
+        elif self._problems:
             raise StudyRefused(self._problems)
 
     @cached_property
@@ -175,6 +203,8 @@ class Study:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the facts, which identifies the study; comments and layout do not matter."""
+        if self._whole is not None:
+            return self._whole.digest
         return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()
 
     @property
@@ -188,6 +218,11 @@ class Study:
     def trusted(self) -> bool:
         """Whether sites hand the hub exact learners."""
         return self.hub == "trusted"
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether sites hand the hub masked sums, of which it can open totals only."""
+        return self.hub == "blind"
 
     @property
     def files(self) -> list[PublicFile]:
@@ -238,19 +273,58 @@ class Study:
         unit, neighbours = self.hidden
         return not self.trusted or count_is_public(self.unit, unit=unit, neighbours=neighbours)
 
+    @property
+    def learners(self) -> Mapping[str, Settings]:
+        """The learners that a site may train, by name, the default first, and their settings."""
+        return {self.learner: self.learner_settings, **self.alternatives}
+
+    def choose(self, learner: str | None = None) -> Study:
+        """Return this study as a site sees it that trains this one of its learners.
+
+        It has the digest of the whole study. None is the default.
+        """
+        name = self.learner if learner is None else learner
+        if name not in self.learners:
+            raise SettingsError(
+                f"Study {self.name!r} does not let sites train {quote(name, 100)}, but "
+                f"{' or '.join(self.learners)}. Nothing was trained or charged."
+            )
+        return self._choices[name] if self.alternatives else self
+
+    @property
+    def choices(self) -> Sequence[Study]:
+        """The study as each of its learners makes it."""
+        return [self.choose(name) for name in self.learners]
+
+    @cached_property
+    def _choices(self) -> Mapping[str, Study]:
+        made = {
+            name: replace(
+                self, learner=name, learner_settings=settings, alternatives={}, stored=True
+            )
+            for name, settings in self.learners.items()
+        }
+        for choice in made.values():
+            object.__setattr__(choice, "_whole", self)
+        return made
+
     def build(self, epsilon: float) -> PrivateLearner[Any, Any]:
         """Return the learner that a site trains: an exact one if the hub is trusted."""
         kind = LEARNERS[self.learner]
-        unnamed = dict(kind.trusted_settings) if self.trusted else {}
+        settings = {**(kind.trusted_settings if self.trusted else {}), **self.learner_settings}
         if self.version == 1:
-            unnamed = dict(kind.first_settings)
-        return kind.for_schema(
+            settings = kind.read_settings(self.learner_settings)
+        made = kind.for_schema(
             self.schema,
             epsilon=math.inf if self.trusted else float(epsilon),
             delta=0.0 if self.trusted else self.delta,
             neighbours=self.neighbours,
-            **{**unnamed, **self.learner_settings},
+            **settings,
         )
+        if self.blind is not None and isinstance(made, Statistic):
+            low, high = self.epsilon_range
+            made.sharing = Sharing(self.blind.shares, high, 1 if low == high else STEPS)
+        return made
 
     def build_aggregator(self) -> Aggregator:
         """Return the aggregator."""
@@ -276,12 +350,19 @@ class Study:
     ) -> Contribution:
         """Train on a site's table and sign the result.
 
+        Where the study lets sites choose between learners, `choose` one first.
+
         Privacy
         -------
         `epsilon` per record or person, against everyone who sees the contribution; the ledger is
         charged before any noise is drawn. Nothing is promised if the study's hub is trusted.
         """
         self.check_epsilon(epsilon)
+        if self.is_blind:
+            raise SettingsError(
+                f"Study {self.name!r} has a blind hub, to which sites send masked sums. Nothing "
+                "was trained or charged. Use mask_sum, with the roster that all have signed."
+            )
         learner = self.build(epsilon)
         charge: dict[str, Any] = {}
         if not self.trusted:
@@ -294,24 +375,79 @@ class Study:
                 "dataset": sender["dataset"],
                 "key": sender.get("key"),
             }
+        whose: dict[str, Any] = {
+            "study": self.reference,
+            "site": sender["site"],
+            "sequence": sender.get("sequence", 1),
+            "key": sender["signing"],
+        }
+        drawn = plan_quickly(self, epsilon, PLANNED_SIZES[0])
+        Contribution.rehearse(build_for(self, epsilon), drawn, **whose)
         try:
             learner.schema = self.schema
             learner.fit(table, **charge)
         except ConsilienceError:
             raise
         except ValueError as problem:  # of scikit-learn, such as a table without records
-            raise SchemaMismatch(
-                f"The table cannot be trained on: {problem} Charges made so far remain. Check that "
-                "the table has records."
-            ) from None
-        return Contribution.make(
-            learner,
-            study=self.reference,
-            site=sender["site"],
-            sequence=sender.get("sequence", 1),
-            key=sender["signing"],
-            trusted=self.trusted,
-        )
+            raise _untrainable(problem) from None
+        return Contribution.make(learner, trusted=self.trusted, **whose)
+
+    def mask_sum(
+        self,
+        table: object,
+        spending: Spending,
+        masking: Masking,
+        *,
+        epsilon: float | None = None,
+        **sender: Unpack[Masker],
+    ) -> bytes:
+        """Add up a site's table and a share of the noise, mask it, and return the signed file.
+
+        Without a `table` the file holds a share of the noise only, no record, and costs nothing. A
+        retry under the account's key returns the same bytes.
+
+        Privacy
+        -------
+        `epsilon` per record or person, against everyone, if enough others and a keyholder follow
+        the protocol: the file states that assumption, and what holds without it. The ledger is
+        charged before any noise is drawn.
+        """
+        high = self.epsilon_range[1]
+        self.check_epsilon(high if epsilon is None else epsilon)
+        if self.blind is None or masking.rule != self.blind or (table is None) != (epsilon is None):
+            raise SettingsError(
+                f"Nothing can be masked for study {self.name!r}: it has no blind hub or another "
+                "rule, or an epsilon was given without a table. Nothing was trained or charged."
+            )
+        learner = build_for(self, high if epsilon is None else epsilon)
+        assert isinstance(learner, Statistic)
+        assert learner.sharing is not None
+        if table is None:
+            learner.sharing = replace(learner.sharing, only_noise=True)
+        learner.schema = self.schema
+        whose: dict[str, Any] = {
+            "study": self.reference,
+            "site": sender["site"],
+            "sequence": sender.get("sequence", 1),
+            "key": sender["signing"],
+        }
+        Contribution.rehearse(learner, learner.planned(1), **whose)
+
+        def write(fitted: Statistic, words: Words) -> bytes:
+            seal = partial(masking.seal, only_noise=table is None)
+            made = Contribution.make_masked(fitted, words, seal, **whose)
+            return self.accept(made).sealed.to_bytes()
+
+        ledger = spending.account.ledger
+        if ledger is not None:
+            own = replace(spending.account, ledger=ledger.within(self.digest))
+            spending = replace(spending, account=own)
+        try:
+            return learner.mask(table, write, spending)
+        except ConsilienceError:
+            raise
+        except ValueError as problem:  # of scikit-learn, such as a table without records
+            raise _untrainable(problem) from None
 
     def check_epsilon(self, epsilon: float) -> None:
         """Refuse to train a study with problems, or with an epsilon that it does not allow."""
@@ -338,6 +474,13 @@ class Study:
     ) -> Release:
         """Combine the sites' contributions into a signed release, as `collect` describes."""
         return collect(self, contributions, public=public, test=test, publication=publication)
+
+
+def _untrainable(problem: ValueError) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"The table cannot be trained on: {problem} Charges made so far remain. Check that the "
+        "table has records."
+    )
 
 
 def check(path: str | os.PathLike[str]) -> list[str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from consilience.blind.roster import Rule
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.files.contribution import from_plain, to_plain
 from consilience.files.durable import read_regular
+from consilience.files.sealed import MOST_DIGITS
 from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
@@ -29,9 +30,12 @@ MOST_DEPTH = 20  # of parts within parts
 MOST_PARTS = 32  # of a dotted key: the time to read one grows with their square
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MOST_PARTS}}}")
-PARTS = ("study", "privacy", "schema", "learner", "aggregator", "public", "test")
-# The settings of each part. [learner] and [aggregator] may have any: the classes they name check
-# them. Schema checks its own.
+PARTS = (
+    *("study", "privacy", "schema", "learner", "alternatives", "aggregator", "statistic"),
+    *("public", "test", "blind"),
+)
+# The settings of each part. [learner], [aggregator] and [statistic] may have any: the classes they
+# name check them. Schema checks its own.
 ALLOWED = {
     "study": {"name", "purpose", "version"},
     "privacy": {
@@ -40,6 +44,7 @@ ALLOWED = {
     },
     "public": {"file", "sha256", "labelled"},
     "test": {"file", "sha256", "labelled"},
+    "blind": {"shares", "spare", "keyholders"},
 }
 # Whose defaults a study means for what [learner] does not name. A file without a version is of the
 # first one; what it means does not change.
@@ -52,6 +57,7 @@ REQUIRED = {
     "learner": ("name",),
     "aggregator": ("name",),
 }
+TOTAL = "Total"  # the aggregator of every statistic
 
 
 # ------------------------------------------------------------------ writing
@@ -71,9 +77,15 @@ def to_facts(study: Study) -> Facts:
             "hub": study.hub,
         },
         "schema": study.schema.to_dict(),
-        "learner": {"name": study.learner, **_plain(study.learner_settings)},
-        "aggregator": {"name": study.aggregator, **_plain(study.aggregator_settings)},
     }
+    method = {"name": study.learner, **_plain(study.learner_settings)}
+    if study.aggregator == TOTAL and not study.aggregator_settings:
+        facts["statistic"] = method
+    else:
+        facts["learner"] = method
+        facts["aggregator"] = {"name": study.aggregator, **_plain(study.aggregator_settings)}
+    if study.alternatives:
+        facts["alternatives"] = {name: _plain(one) for name, one in study.alternatives.items()}
     if study.version != 1:
         facts["study"]["version"] = study.version
     limits = {name: getattr(study, name) for name in DEFAULTS}
@@ -81,6 +93,8 @@ def to_facts(study: Study) -> Facts:
     for name, part in (("public", study.public), ("test", study.test)):
         if part is not None:
             facts[name] = {"file": part.file, "sha256": part.sha256, "labelled": part.labelled}
+    if study.blind is not None:
+        facts["blind"] = study.blind.as_dict()
     return facts
 
 
@@ -148,6 +162,11 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
             files[name] = _read_file(name, parts[name]) if parts[name] else None
         except SettingsError as problem:
             problems.append(str(problem))
+    blind: Rule | None = None
+    try:
+        blind = Rule.from_dict(parts["blind"]) if "blind" in facts else None
+    except SettingsError as problem:
+        problems.append(f"[blind]: {problem}")
     incomplete = bool(problems)
     schema: Schema | None = None
     try:
@@ -166,6 +185,7 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         "schema": schema,
         "learner": parts["learner"].pop("name"),
         "learner_settings": _from_plain(parts["learner"]),
+        "alternatives": {name: _from_plain(one) for name, one in parts["alternatives"].items()},
         "aggregator": parts["aggregator"].pop("name"),
         "aggregator_settings": _from_plain(parts["aggregator"]),
         "neighbours": privacy.get("neighbours", "replace-one"),
@@ -173,6 +193,7 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         "delta": privacy.get("delta", 0.0),
         "min_sites": privacy.get("min_sites", 2),
         "hub": privacy.get("hub", "untrusted"),
+        "blind": blind,
         **{name: privacy.get(name, default) for name, default in DEFAULTS.items()},
     }
     return arguments | files, problems
@@ -185,7 +206,8 @@ def _is_plain(value: object, depth: int = 0) -> bool:
         return depth < MOST_DEPTH and all(_is_plain(each, depth + 1) for each in inner)
     if isinstance(value, str):
         return not any("\ud800" <= character <= "\udfff" for character in value)
-    return not isinstance(value, int) or abs(value) <= sys.float_info.max
+    # One digit less than in files, for a sign.
+    return not isinstance(value, int) or abs(value) < 10 ** (MOST_DIGITS - 1)
 
 
 def _split(facts: Mapping[str, Any]) -> tuple[dict[str, Facts], list[str]]:
@@ -202,10 +224,26 @@ def _split(facts: Mapping[str, Any]) -> tuple[dict[str, Facts], list[str]]:
     for name, allowed in ALLOWED.items():
         unknown = (key for key in parts[name] if key not in allowed)
         problems += [f"[{name}] has no setting {quoted(key, 100)}" for key in unknown]
+    odd = [name for name, one in parts["alternatives"].items() if not isinstance(one, Mapping)]
+    problems += [f"[alternatives.{quoted(name, 100)}] must be a table" for name in odd]
+    if "statistic" in facts:
+        problems += _take_statistic(parts)
     for name, required in REQUIRED.items():
         missing = (key for key in required if key not in parts[name])
         problems += [f"[{name}] lacks {key!r}" for key in missing]
     return parts, problems
+
+
+def _take_statistic(parts: dict[str, Facts]) -> list[str]:
+    """Read a statistic as the learner that it is, whose sums the total adds up."""
+    both = [f"[{name}]" for name in ("learner", "alternatives", "aggregator") if parts[name]]
+    if both:
+        return [f"[statistic] takes the place of [learner] and [aggregator]: drop {both[0]}"]
+    if "name" not in parts["statistic"]:
+        parts["learner"], parts["aggregator"] = {"name": ""}, {"name": TOTAL}
+        return ["[statistic] lacks 'name'"]
+    parts["learner"], parts["aggregator"] = parts["statistic"], {"name": TOTAL}
+    return []
 
 
 def _part(name: object) -> str:

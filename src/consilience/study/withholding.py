@@ -7,15 +7,28 @@ a coordinator, who can publish the release all the same.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from consilience.aggregators.base import Ensemble
 from consilience.errors import ConsilienceError
 from consilience.evaluation.baselines import MEDIAN_ROW, PUBLIC_ROW, compare_rows, guess
-from consilience.evaluation.compare import Gap, Joining, paired_gap
-from consilience.evaluation.measures import Evaluation, Predictor, evaluate, main_metric
+from consilience.evaluation.compare import Gap, paired_gap
+from consilience.evaluation.measures import (
+    AUC,
+    ERROR,
+    METRICS,
+    Evaluation,
+    Metric,
+    Predictor,
+    evaluate,
+    main_metric,
+    measures,
+)
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.tables.public import Public
@@ -23,10 +36,13 @@ from consilience.tables.public import Public
 if TYPE_CHECKING:
     from consilience.study.study import Study
 
-# Of the error, or of what guessing costs in other units, by any one member: no more than .03 with
-# what an honest one in its place would have gained.
+# Of the error or of what the AUC falls short of 1, which are shares of records and of pairs of
+# them, or of what guessing costs in other units, by any one member: no more than .03 with what an
+# honest one in its place would have gained.
 MOST_RISE = 0.025
-MOST_LEFT_OUT = 16  # members that are left out one by one to see what the others make
+Gaps = Mapping[Metric, Gap]
+MOST_LEFT_OUT = 16  # members without which the others are combined, those that cost most
+KEPT_GROUPS = 4  # of as many groups of more members, at least; those that cost most
 FEWEST = 4  # members of which each is left out; of fewer, honest noise decides too much
 FEWEST_RECORDS = 500  # that are tested; fewer cannot show so small a rise
 
@@ -85,46 +101,83 @@ class Candidate:
         what it is, or if it costs more than `MOST_RISE`: whoever knows what raises an alert can
         stay below it, but cannot hide what comes of it.
         """
-        rows = compare_rows(self.release.sealed.facts["quality"])
-        gaps = {} if rows is None else dict(rows.gaps)
-        rivals = {"a model of the public records alone": gaps.get(PUBLIC_ROW)}
-        rivals["always giving the same answer"] = judge.compare(judge.guess)
+        rivals = {
+            "a model of the public records alone": judge.find_loss(self._gaps(judge, PUBLIC_ROW)),
+            "always giving the same answer": judge.find_loss(judge.guessed),
+        }
         if self.far:
-            rivals["the median site's own model"] = gaps.get(MEDIAN_ROW)
+            gaps = self._gaps(judge, MEDIAN_ROW)
+            rivals["the median site's own model"] = judge.find_loss(gaps)
         if self._suspects and self.last is not None:
-            since = judge.compare(self.last.ensemble)
+            gaps = judge.compare(self.last.ensemble)
             title = f"release {self.last.sequence}, which sites have"
-            rivals[title] = since if self.far or judge.is_costly(since) else None
+            rivals[title] = judge.find_loss(gaps, costly=not self.far)
         if self._suspects and self.unread is not None:
             yield f"Release {self.unread}, which sites have, cannot be read to compare it."
-        for title, gap in rivals.items():
-            if gap is not None and judge.is_worse(gap):
-                metric, joined, other = judge.show(gap)
+        for title, loss in rivals.items():
+            if loss is not None:
+                metric, joined, other = loss
                 shown = f"{metric} {joined} against {other}"
                 yield f"On the study's test records it is worse than {title} ({shown})."
         for sites in self._groups(judge):
             model = self._without(sites)
             if model is None:
                 continue
-            gap = judge.compare(model)
-            if judge.is_worse(gap) if set(sites) & set(self.far) else judge.is_costly(gap):
-                metric, joined, other = judge.show(gap)
+            loss = judge.find_loss(judge.compare(model), costly=not set(sites) & set(self.far))
+            if loss is not None:
+                metric, joined, other = loss
                 names = " and ".join(map(repr, sites))
                 yield f"Without {names} the {metric} is {other} instead of {joined}."
+
+    def _gaps(self, judge: _Judge, method: str) -> Gaps:
+        """Return how the release compares with a row of its own table."""
+        rows = self.release.sealed.facts["quality"]
+        found = {metric: compare_rows(rows, metric.name) for metric in judge.metrics}
+        return {
+            metric: joining.gaps[method]
+            for metric, joining in found.items()
+            if joining is not None and method in joining.gaps
+        }
 
     def _groups(self, judge: _Judge) -> list[tuple[str, ...]]:
         """Return whom to leave out: each member alone, and all suspects together.
 
-        Of few members, or with few test records, suspects only; of very many, suspects and those
-        that the release contradicts most.
+        Of few members, or with few test records, suspects only; of very many, those that cost most.
         """
-        suspects = tuple(self._suspects)
+        if self.study.is_blind:  # nobody can leave one out of a total
+            return []
+        suspects = list(self._suspects)
         enough = len(self.contributions) >= FEWEST and judge.n_records >= FEWEST_RECORDS
-        others = [one for one in self.contributions if enough and one.site not in suspects]
-        if len(suspects) + len(others) > MOST_LEFT_OUT:
-            others.sort(key=lambda one: judge.compare(one.learner).other, reverse=True)
-        alone = [*suspects, *(one.site for one in others)][:MOST_LEFT_OUT]
-        return [(site,) for site in alone] + ([suspects] if len(suspects) > 1 else [])
+        others = [one.site for one in self.contributions if enough and one.site not in suspects]
+        together = [tuple(suspects)] if len(suspects) > 1 else []
+        alone = self._find_costly(judge, suspects) + self._find_costly(judge, others)
+        return [(site,) for site in alone] + together
+
+    def _find_costly(self, judge: _Judge, sites: Sequence[str]) -> list[str]:
+        """Return the few of some members without which the others do best.
+
+        They are left out in groups, and then those of the worst groups in smaller ones. Whatever
+        is estimated from what a member says by itself can be hidden behind others, or by a member
+        whose part of a sum says nothing alone. No member knows its group: the release's digest
+        decides.
+        """
+
+        def shuffled(site: str) -> bytes:
+            return hashlib.sha256(f"{self.release.digest} {site}".encode()).digest()
+
+        left = list(sites)
+        while len(left) > MOST_LEFT_OUT:
+            left.sort(key=shuffled)
+            groups = [left[place::MOST_LEFT_OUT] for place in range(MOST_LEFT_OUT)]
+            groups.sort(key=lambda group: self._estimate_cost(judge, group), reverse=True)
+            kept = max(KEPT_GROUPS, MOST_LEFT_OUT // -(-len(left) // MOST_LEFT_OUT))
+            left = [site for group in groups[:kept] for site in group]
+        return left
+
+    def _estimate_cost(self, judge: _Judge, sites: Sequence[str]) -> float:
+        """Return by how much members make the release worse, in units of what is allowed."""
+        model = self._without(sites)
+        return np.inf if model is None else judge.estimate_cost(model)
 
     def _without(self, sites: Sequence[str]) -> Predictor | None:
         """Return what the others make, or None if they make nothing."""
@@ -136,12 +189,19 @@ class Candidate:
 
 
 class _Judge:
-    """The test records, and how the release does on them."""
+    """The test records, and how the release does on them by every measure that decides.
+
+    Where few records have the outcome, all errors are near the share of those that have it,
+    whatever a model learned, so classifiers are compared by their AUC too.
+    """
 
     def __init__(self, test: Public, release: Ensemble) -> None:
         self.test = test
         self.release = self._measure(release)
-        self.guess = guess(test.y, numeric=release.classes is None)
+        main = METRICS[main_metric(self.release.measures)]
+        self.metrics = [main] + [AUC] * (AUC.name in self.release.measures)
+        self.guessed = self.compare(guess(test.y, numeric=release.classes is None))
+        self._errors_tell = self.guessed[main].verdict == "better"
 
     @property
     def n_records(self) -> int:
@@ -149,25 +209,40 @@ class _Judge:
         return int(self.test.X.shape[0])
 
     def _measure(self, model: Predictor) -> Evaluation:
-        found: Evaluation = evaluate(model, self.test.X, self.test.y)
+        # Nothing that is compared here needs a bootstrap.
+        found: Evaluation = evaluate(model, self.test.X, self.test.y, resamples=1)
         return found
 
-    def compare(self, model: Predictor) -> Gap:
+    def compare(self, model: Predictor) -> Gaps:
         """Compare the release with another model, record by record."""
-        return paired_gap(self._measure(model), self.release)
+        found = self._measure(model)
+        return {
+            metric: paired_gap(found, self.release, metric=metric)
+            for metric in self.metrics
+            if metric.name in found.measures
+        }
 
-    def is_worse(self, gap: Gap) -> bool:
-        """Tell whether the release is clearly worse than the other model."""
-        return gap.verdict == "worse"
+    def find_loss(self, gaps: Gaps, *, costly: bool = False) -> tuple[str, str, str] | None:
+        """Return a measure by which the release is clearly worse, its own value and the other.
 
-    def is_costly(self, gap: Gap) -> bool:
-        """Tell whether the release is clearly worse than the other model, by more than a little."""
-        is_share = main_metric(self.release.measures) == "error"
-        unit = 1.0 if is_share else self.compare(self.guess).other
-        return self.is_worse(gap) and gap.joined - gap.other > MOST_RISE * unit
+        If it has to be `costly`, it counts only if it is worse by more than a little. So does an
+        AUC wherever errors tell that something was learned.
+        """
+        for metric, gap in gaps.items():
+            allowed = costly or (metric is AUC and self._errors_tell)
+            least = self._allowed(metric) if allowed else 0.0
+            if gap.verdict == "worse" and metric.gain(gap.other, gap.joined) < -least:
+                return metric.title, metric.show(gap.joined), metric.show(gap.other)
+        return None
 
-    def show(self, gap: Gap) -> tuple[str, str, str]:
-        """Return the metric, the release's loss and the other's, as a sentence states them."""
-        metric = main_metric(self.release.measures)
-        show = Joining({}, metric).show
-        return metric, show(gap.joined), show(gap.other)
+    def estimate_cost(self, model: Predictor) -> float:
+        """Return by how much the other model is better, in units of what is allowed."""
+        found = measures(model, self.test.X, self.test.y)
+        return max(
+            metric.gain(self.release[metric.name].value, found[metric.name]) / self._allowed(metric)
+            for metric in self.metrics
+        )
+
+    def _allowed(self, metric: Metric) -> float:
+        is_share = metric in (ERROR, AUC)
+        return MOST_RISE * (1.0 if is_share else max(self.guessed[metric].other, 1e-300))

@@ -91,7 +91,7 @@ class ParquetRows:
             )
             self.n_records = int(self.keep.sum())
 
-    def persons(self) -> NDArray[np.str_]:
+    def persons(self) -> NDArray[np.object_]:
         """Return the person id of every record of the file, kept or not, for `cap_records`."""
         name = self.schema.person
         if name is None:
@@ -99,7 +99,7 @@ class ParquetRows:
                 "Person ids were asked for, but the schema declares no person column. No record "
                 "was read. Declare person='<id column>' and max_records_per_person."
             )
-        parts = [np.empty(0, np.str_)]
+        parts = [np.empty(0, np.object_)]
         for where, batch in self._batches([name]):
             ids, problems = self._encoder.read_persons(batch.column(name))
             if problems:

@@ -28,8 +28,10 @@ from consilience.errors import SettingsError
 from consilience.tables.problems import quietly, require
 from consilience.tables.schema import Schema
 from consilience.tables.values import as_number
+from consilience.text import shorten
 
 MOST_TEXT = 1 << 22
+MOST_WHOLE = 10**19
 _COLUMNS = ("numeric", "categorical")
 _KINDS = (*_COLUMNS, "label", "person", "skip")
 _LISTS = ("categories", "missing_values", "cuts")
@@ -111,10 +113,21 @@ def _from_yaml(text: str, name: str) -> list[dict[str, Any]]:
     listed = quietly(lambda: _load_yaml(text))
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise SettingsError(
-            f"The code book {name!r} is no list of variables, or says something twice. No schema "
-            "was made. Write one entry for each: '- {name: age, kind: numeric, low: 0, high: 120}'."
+            f"The code book {name!r} is no list of variables, or says something twice or by an "
+            "alias. No schema was made. Write one entry for each: '- {name: age, kind: numeric, "
+            "low: 0, high: 120}'."
         )
+    _require_small(listed)
     return [{str(key): value for key, value in one.items()} for one in listed]
+
+
+def _require_small(value: object) -> None:
+    """Refuse whole numbers beyond all that a file of a study may state."""
+    if isinstance(value, dict | list):
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
+            _require_small(each)
+    elif isinstance(value, int) and abs(value) >= MOST_WHOLE:
+        require(False, "a number in the code book", "one of many digits", f"below {MOST_WHOLE:g}")
 
 
 def _load_yaml(text: str) -> Any:
@@ -123,6 +136,11 @@ def _load_yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+        def compose_node(self, parent: object, index: object) -> object:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError  # a few of them stand for more than a machine can hold
+            return super().compose_node(parent, index)
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -151,7 +169,10 @@ def _read(key: str, text: str) -> Any:
     parts: list[Any] = [part.strip() for part in text.split("|")]
     if key in _NUMBERS:
         parts = list(map(_number, parts))
-    return parts if key in _LISTS else parts[0]
+    if key in _LISTS:
+        return parts
+    require(len(parts) == 1, f"{key} in the code book", shorten(text), "one value, without a bar")
+    return parts[0]
 
 
 def _read_cuts(text: str) -> Any:
@@ -167,7 +188,9 @@ def _read_cuts(text: str) -> Any:
 def _number(text: str) -> Any:
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             continue
+        _require_small(number)
+        return number
     return text

@@ -7,6 +7,7 @@ changed record changes one encoded row. See docs/guarantees/preprocessing.md.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +35,25 @@ CHUNK_RECORDS = 65536
 FEW, SEEN = 20, 1000  # records that are looked at for warnings: at least, and about at most
 # Records, and numbers, that are encoded together so that they stay in the processor's cache.
 BLOCK_RECORDS, BLOCK_ENTRIES = 4096, 1 << 16
+
+
+class Remembered:
+    """Arrays that were made here, as long as they live: no other array is taken for one."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, weakref.ref[NDArray[Any]]] = {}
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Remember this very array."""
+        place = id(rows)
+        self._made[place] = weakref.ref(rows, lambda _: self._made.pop(place, None))
+
+    def __contains__(self, rows: object) -> bool:
+        made = self._made.get(id(rows))
+        return made is not None and made() is rows
+
+
+ENCODED = Remembered()  # by `Schema.encode`
 
 
 class _Read(NamedTuple):
@@ -169,7 +189,9 @@ class Encoder:
 
     def encode(self, source: object, needed: tuple[str, ...]) -> Encoded:
         """Encode the `needed` columns of anything `read_table` takes."""
-        return self.encode_batches(self._batches(source, needed), needed)
+        encoded = self.encode_batches(self._batches(source, needed), needed)
+        ENCODED.add(encoded.X)
+        return encoded
 
     def _batches(self, source: object, needed: tuple[str, ...]) -> list[pa.RecordBatch]:
         table = read_table(source, self.schema)
@@ -198,7 +220,7 @@ class Encoder:
         labels: list[NDArray[Any]] = [
             np.empty(0, np.float64 if self.schema.classes is None else np.int64)
         ]
-        persons: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
+        persons: list[NDArray[np.object_]] = [np.empty(0, np.object_)]
         problems: list[str] = []
         room = _Room(self.schema)
         stop = 0
@@ -299,8 +321,11 @@ class Encoder:
                 misfits.append(name)
         return misfits
 
-    def read_persons(self, column: pa.Array) -> tuple[NDArray[np.str_], list[str]]:
-        """Return the person ids of a column, and problems with them."""
+    def read_persons(self, column: pa.Array) -> tuple[NDArray[np.object_], list[str]]:
+        """Return the person ids of a column, and problems with them.
+
+        As objects: an array of NumPy's texts would drop what is not visible at their ends.
+        """
         texts = quietly(partial(as_texts, column))
         ids = None if texts is None or texts.null_count else quietly(texts.to_pylist)
         problems = (
@@ -308,7 +333,7 @@ class Encoder:
             if ids is None
             else []
         )
-        return np.asarray(ids or [], np.str_), problems
+        return np.array(ids or [], np.object_), problems
 
     def check_columns(
         self, table: pa.Schema, needed: Sequence[str], where: str = "The table"

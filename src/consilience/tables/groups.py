@@ -13,6 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 from consilience.tables.problems import mismatch, quietly, require
 from consilience.tables.values import as_array, as_texts, is_readable
 
+# Of one person. Noise grows with it, so that more are no use; and a study's author chooses it,
+# whereas every site pays.
+MOST_RECORDS = 10_000
+CAP = f"a whole number from 1 to {MOST_RECORDS:,}"
+
+
+def is_cap(limit: object) -> bool:
+    """Tell whether a person's records may be limited to that many."""
+    whole = isinstance(limit, int) and not isinstance(limit, bool)
+    return whole and 0 < limit <= MOST_RECORDS  # type: ignore[operator]
+
 
 def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[np.bool_]:
     """Mark the records to keep: at most `limit` of each person, drawn uniformly at random.
@@ -24,7 +35,7 @@ def cap_records(persons: ArrayLike, limit: int, priority: ArrayLike) -> NDArray[
     priority
         One independent uniform draw for each record; the lowest of each person are kept.
     """
-    require(isinstance(limit, int) and limit > 0, "limit", limit, "a positive whole number")
+    require(is_cap(limit), "limit", limit, CAP)
     ids = identify(persons)
     order = np.lexsort((_priorities(priority, len(ids)), ids))
     _, first, size = np.unique(ids[order], return_index=True, return_counts=True)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Type
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from consilience.errors import SettingsError
+from consilience.tables.groups import CAP, is_cap
 from consilience.tables.problems import require
 from consilience.tables.steps import MOST_BINS, bin_features
 from consilience.tables.values import (
@@ -135,10 +136,7 @@ class Numeric:
             return self.cuts or ()
         middle, half = self.scale(self.low, self.high)
         places = middle + half * np.linspace(-1, 1, self.cuts + 1)[1:-1]
-        if self.transform == "log":
-            places = np.exp(places)
-        elif self.transform == "log1p":
-            places = np.sign(places) * np.expm1(np.abs(places))
+        places = self.undo_transform(places)
         # Twelve digits: 1000 rather than 999.9999999999998, and the same on every machine.
         return tuple(float(f"{place:.12g}") for place in places.tolist())
 
@@ -181,6 +179,13 @@ class Numeric:
         if self.transform == "log":
             return np.log(values)
         return np.sign(values) * np.log1p(np.abs(values)) if self.transform else values
+
+    def undo_transform(self, values: ArrayLike) -> NDArray[Any]:
+        """Return values of that scale in the column's own unit."""
+        if self.transform == "log":
+            return np.asarray(np.exp(values))
+        plain = np.asarray(values)
+        return np.sign(plain) * np.expm1(np.abs(plain)) if self.transform else plain
 
     def scale(self, low: float, high: float) -> tuple[float, float]:
         """Return the middle of the bounds and half their distance."""
@@ -270,7 +275,7 @@ class Encoded(NamedTuple):
 
     X: NDArray[np.float64]
     y: NDArray[Any]
-    persons: NDArray[np.str_] | None
+    persons: NDArray[np.object_] | None
 
     def __repr__(self) -> str:
         return "Encoded(X, y, persons)"  # a printed record is a leak
@@ -380,13 +385,8 @@ class Schema:
                 "left out, or declared with person='<id column>'",
             )
         else:
-            whole = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
-            require(
-                whole,
-                "max_records_per_person",
-                limit,
-                "a positive whole number when a person column is declared",
-            )
+            must = f"{CAP} when a person column is declared"
+            require(is_cap(limit), "max_records_per_person", limit, must)
 
     @cached_property
     def table_columns(self) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """A schema as a step of scikit-learn's pipelines."""
 
-import weakref
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,15 +8,15 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
 from consilience.errors import shield
+from consilience.tables.encoding import Remembered
 from consilience.tables.schema import Schema
 
-_made: dict[int, "weakref.ref[NDArray[Any]]"] = {}
+_made = Remembered()
 
 
 def is_untouched(rows: object) -> bool:
-    """Tell whether a `SchemaTransformer` made this very array; nobody can have changed it since."""
-    made = _made.get(id(rows))
-    return made is not None and made() is rows
+    """Tell whether a `SchemaTransformer` made this very array and nobody may write to it."""
+    return rows in _made and not cast(NDArray[Any], rows).flags.writeable
 
 
 @shield
@@ -38,13 +37,12 @@ class SchemaTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def transform(self, X: object) -> NDArray[np.float64]:
         """Encode the declared columns of anything `read_table` takes.
 
-        The array cannot be written to, so that a learner behind this step knows that no other one
-        changed it.
+        The array cannot be written to unless somebody lifts that, so that a learner behind this
+        step knows that no other one changed it.
         """
         rows = self.schema.encode_features(X)
         rows.flags.writeable = False
-        place = id(rows)
-        _made[place] = weakref.ref(rows, lambda _: _made.pop(place, None))
+        _made.add(rows)
         return rows
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[Any]:

@@ -17,7 +17,6 @@ from consilience.learners.trees.bins import Bins
 from consilience.learners.trees.forest import (
     PrivateForestClassifier,
     PrivateTreeClassifier,
-    TreeTask,
     candidates_of,
     plan_trees,
 )
@@ -369,8 +368,9 @@ def test_the_guarantee_is_what_was_asked_and_never_more(
         splitter=splitter,
         **who,
     )
-    model._check()
-    task = TreeTask(np.zeros((9, 1), np.uint8), np.zeros(9, np.int64), 2)
+    X, y = np.full((9, 1), 0.5), np.arange(9) % 2
+    persons = None if cap is None else np.arange(9)
+    task, _ = model.set_params(bounds=(0, 1), classes=[0, 1]).make_task(X, y, persons)
     plan = model._plan(task)
     stated = total(plan.events)
     assert stated.epsilon <= epsilon
@@ -397,23 +397,21 @@ def epsilon_of_one_tree(plan):
 
 
 def test_a_record_weighs_in_leaves_as_the_proof_says():
+    def tree(**settings_):
+        return PrivateTreeClassifier(epsilon=1.0, split_share=0.5, **settings_)
+
     def leaves(**settings_):
-        return plan_trees(PrivateTreeClassifier(epsilon=1.0, **settings_), depth=2, runs=1).leaves
+        return plan_trees(tree(**settings_), depth=2, runs=1).leaves
 
     assert leaves().sensitivity == 1.0
     assert leaves(neighbours="replace-one").sensitivity == 2.0
     assert leaves(delta=1e-5).sensitivity == 1.0
     assert leaves(delta=1e-5, neighbours="replace-one").sensitivity == math.sqrt(2)
     assert leaves(unit="person", records_per_person=3, neighbours="replace-one").sensitivity == 6.0
-    grained = plan_trees(PrivateTreeClassifier(epsilon=1.0), depth=2, runs=1, grain=256)
+    grained = plan_trees(tree(), depth=2, runs=1, grain=256)
     assert grained.leaves.sensitivity == 256.0
-    assert (
-        grained.selections
-        == plan_trees(PrivateTreeClassifier(epsilon=1.0), depth=2, runs=1).selections
-    )
-    assert grained.leaf_variance == pytest.approx(
-        plan_trees(PrivateTreeClassifier(epsilon=1.0), depth=2, runs=1).leaf_variance
-    )
+    assert grained.selections == plan_trees(tree(), depth=2, runs=1).selections
+    assert grained.leaf_variance == pytest.approx(plan_trees(tree(), depth=2, runs=1).leaf_variance)
 
 
 def test_a_retry_returns_the_same_forest_and_a_new_fit_another(tmp_path):
@@ -665,8 +663,76 @@ def test_the_auto_settings_look_at_public_facts_alone():
         )
         shapes.add(model.fit(X[:n], y[:n]).shape_.feature.shape)
     assert len(shapes) == 1
-    for n, share in ((1000, 0.5), (10**6, 20.0)):
-        assume_fits = PrivateForestClassifier(epsilon=share, public_size=n, bounds=(0, 1))
-        trees_, depth = trees._suggest_size(assume_fits, n, disjoint=True, greedy=True)
-        assert 3 <= trees_ <= 20
-        assert 2 <= depth <= 6
+
+
+@pytest.mark.parametrize(
+    ("n", "n_features", "classes", "delta", "shape"),
+    [
+        (300, 40, [0, 1], 0.0, (1, 2)),
+        (30_000, 40, [0, 1], 0.0, (10, 6)),
+        (30_000, 40, [0, 1, 2, 3], 0.0, (5, 6)),
+        (30_000, 10, [0, 1], 0.0, (19, 6)),
+        (10**8, 10, [0, 1], 0.0, (60, 6)),
+        (300, 40, [0, 1], 1e-6, (5, 4)),
+        (3_000, 40, [0, 1], 1e-6, (47, 4)),
+        (3_000, 100, [0, 1], 1e-6, (19, 4)),
+    ],
+)
+def test_the_size_of_a_forest_follows_from_budget_records_columns_and_classes(
+    n, n_features, classes, delta, shape
+):
+    X, y = table(50, n_features=n_features)
+    model = PrivateForestClassifier(
+        epsilon=1.0, delta=delta, bounds=(0, 1), public_size=n, classes=classes
+    ).fit(X, y % len(classes))
+    n_trees, n_inner = model.shape_.feature.shape
+    assert (n_trees, (n_inner + 1).bit_length() - 1) == shape
+
+
+def test_more_is_spent_on_splits_where_many_columns_compete_without_a_delta():
+    cases = ((12, 0.0, 300, 0.5), (40, 0.0, 300, 0.7), (40, 0.0, 90, 0.5), (40, 1e-6, 300, 0.5))
+    for n_features, delta, size, share in cases:
+        X, y = table(50, n_features=n_features)
+        facts = {"epsilon": 1.0, "delta": delta, "bounds": (0, 1), "classes": [0, 1, 2]}
+        spent = [
+            PrivateForestClassifier(**facts, public_size=size, split_share=wish).fit(X, y).events_
+            for wish in ("auto", share)
+        ]
+        assert spent[0] == spent[1]
+
+
+def test_files_and_studies_of_the_first_version_mean_its_rule():
+    """Of 40,000 records with pure ε = 0.5: 20,000/1,000 trees of log2(20,000/700) levels."""
+    named = {"n_trees": "auto", "max_depth": "auto", "max_features": "auto", "split_share": 0.5}
+    meant = PrivateForestClassifier.read_settings(named)
+    assert meant == PrivateForestClassifier.first_settings | {"max_features": "auto"}
+    assert PrivateForestClassifier.read_settings(named | {"calibrate": True}) == {
+        **named,
+        "calibrate": True,
+    }
+    assert "n_trees" not in PrivateTreeClassifier.read_settings({"max_depth": 3})
+    X, y = table(50)
+    facts = {"epsilon": 0.5, "bounds": (0, 1), "classes": [0, 1, 2], "public_size": 40_000, **meant}
+    for delta, shape in ((0.0, (20, 31)), (1e-6, (40, 63))):
+        fitted = PrivateForestClassifier(delta=delta, **facts).fit(X, y)
+        assert fitted.shape_.feature.shape == shape
+
+
+def test_one_tree_learns_where_several_would_drown_in_noise():
+    """300 records with pure ε = 1 and 30 columns: three trees were as good as a coin."""
+    X, y = table(300, n_features=30)
+    y = (X[:, 0] > 0.5).astype(int)
+    right = {}
+    for n_trees in ("auto", 20):
+        settings_ = {"bounds": (0, 1), "bins": 4, "classes": [0, 1], "public_size": 300}
+        right[n_trees] = np.mean(
+            [
+                PrivateForestClassifier(
+                    epsilon=1.0, n_trees=n_trees, noise=Noise(seed=seed), **settings_
+                )
+                .fit(X, y)
+                .score(X, y)
+                for seed in range(8)
+            ]
+        )
+    assert right["auto"] > right[20] + 0.2

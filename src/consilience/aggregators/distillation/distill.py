@@ -40,7 +40,7 @@ ROW_BY_ROW = "members label each record by itself, whatever the others are"
 class Distillation(HidesSites):
     """What the two distillations share."""
 
-    needs_public = asks_votes = True
+    needs_public = asks_votes = combines_kinds = True
     majority: ClassVar[bool]
     mechanisms: ClassVar[tuple[str, ...]]
 

@@ -93,6 +93,7 @@ class HidesSites(Aggregator):
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work."""
+        super().check_settings()
         self._check_budget()
         fits = self.neighbours in ("replace-one", "null-one")
         self._require("neighbours", fits, "'replace-one' or 'null-one'")

@@ -13,10 +13,12 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from consilience.blind.roster import MOST_SITES
 from consilience.hub import auth
 from consilience.hub.hub import Hub
 from consilience.hub.store import Row
 from consilience.protocol import HEADER, Refusal, Signed, digest, read_request
+from consilience.study.study import Study
 
 MOST_STRANGE = 16 << 10  # bytes of a body from someone whom the hub does not know yet
 MOST_KNOWN = 1 << 20  # bytes in memory from a coordinator
@@ -134,6 +136,12 @@ class Rotation(_Body):
     proof: str = Field(max_length=128)
 
 
+class Freezing(_Body):
+    """Who checked that each enrolled key is the site's own, by the site's name."""
+
+    checked_by: dict[str, str] = Field(max_length=MOST_SITES)
+
+
 class Command(_Body):
     """A coordinator's request for a release; one made under the same key is returned again.
 
@@ -236,6 +244,31 @@ def site_changing(request: Request, study: str, body: Body) -> tuple[Signed, Row
     return signed, site
 
 
+def keyholder_of(request: Request, study: str) -> tuple[Signed, Study]:
+    """Return who signed a request as a keyholder, and the study that names this key."""
+    signed = signature_of(request)
+    request.app.state.by_key.take(signed.key)
+    return signed, hub_of(request).keyholder(_safe_name(study), signed.key)
+
+
+def keyholder(request: Request, study: str, body: Body) -> tuple[str, Study]:
+    """Return the key of a keyholder whose small request is signed and new, and its study."""
+    signed, agreed = keyholder_of(request, study)
+    signed.check_body(digest(body))
+    hub_of(request).store.spend_nonce(signed.key, signed.nonce)
+    return signed.key, agreed
+
+
+def party(request: Request, study: str, body: Body) -> Study:
+    """Return the study of a keyholder, a site or a coordinator who asks for what all may see."""
+    if "authorization" not in request.headers:
+        named = hub_of(request).names_keyholder(_safe_name(study), signature_of(request).key)
+        if named:
+            return keyholder(request, study, body)[1]
+    anyone(request, study, body)
+    return hub_of(request).study(study)[1]
+
+
 def anyone(request: Request, study: str, body: Body) -> Row | None:
     """Return the site that signed a request to read; None if a coordinator sent it."""
     if "authorization" in request.headers:
@@ -249,3 +282,5 @@ def anyone(request: Request, study: str, body: Body) -> Row | None:
 
 SiteChanging = Annotated[tuple[Signed, Row], Depends(site_changing)]
 Anyone = Annotated[Row | None, Depends(anyone)]
+Keyholder = Annotated[tuple[str, Study], Depends(keyholder)]
+Party = Annotated[Study, Depends(party)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from hmac import compare_digest
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -14,6 +16,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from consilience.blind.masked import MOST_NUMBERS
 from consilience.files.sealed import software
 from consilience.hub import auth
 from consilience.hub.api.requests import (
@@ -22,9 +25,12 @@ from consilience.hub.api.requests import (
     Command,
     Coordinator,
     Enrolment,
+    Freezing,
     Invitation,
+    Keyholder,
     LargeBody,
     Login,
+    Party,
     Rotation,
     Sender,
     SiteChanging,
@@ -33,6 +39,7 @@ from consilience.hub.api.requests import (
     coordinator,
     hub_of,
     is_local,
+    keyholder_of,
     parse_body,
     receive_body,
     receive_file,
@@ -42,18 +49,22 @@ from consilience.hub.api.requests import (
     site_in,
     upload_place,
 )
+from consilience.hub.blind import require_blind
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import new_link
 from consilience.hub.state import invitation_state
 from consilience.hub.store import Row, hashed
-from consilience.protocol import Refusal, digest
+from consilience.protocol import Refusal, Signed, digest
+from consilience.study.study import Study
 
 FILE = "application/octet-stream"
 MOST_IN_PAGE = 1000  # digests of releases
+MOST_OPENING = 8 * MOST_NUMBERS + (64 << 10)  # bytes
 SHOWN = {
     "study": ("name", "digest", "status", "created", "problem"),
     "site": ("name", "key", "status", "fetch_only", "enrolled"),
     "contribution": ("digest", "site", "sequence", "state", "guarantee", "size", "received"),
+    "batch": ("digest", "number", "state", "listed", "changed"),
     "release": ("digest", "sequence", "state", "n_sites", "guarantee", "size", "created"),
 }
 
@@ -353,6 +364,116 @@ def open_dashboard(request: Request, study: str, site: Anyone) -> Response:
     return JSONResponse({"path": f"/visits/{token}", "expires": until}, 201)
 
 
+# ------------------------------------------------------------------------------- for blind studies
+
+
+def freeze_roster(request: Request, study: str, body: LargeBody, actor: Coordinator) -> Response:
+    """Freeze the roster of a blind study: the sites that are enrolled now, and no other ever."""
+    asked, hub = parse_body(Freezing, body), hub_of(request)
+    roster = hub.blind.freeze(hub.study(study)[1], asked.checked_by, actor)
+    facts = {"digest": roster.digest, "sites": roster.sealed.facts["sites"]}
+    return JSONResponse(facts, 201)
+
+
+def read_blind(request: Request, agreed: Party) -> Row:
+    """Return what a blind study agreed on: the study, its roster and the cards of pad holders."""
+    hub = hub_of(request)
+    require_blind(agreed)
+    row = hub.store.roster(agreed.name)
+    return {
+        "study": agreed.to_dict(),
+        "hub_key": hub.key.public,
+        "roster": None if row is None else _as_text(row["content"]),
+        "cards": [_as_text(card["content"]) for card in hub.store.cards(agreed.name)],
+    }
+
+
+def _as_text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def add_card(request: Request, study: str, body: Body, sender: Keyholder) -> Response:
+    """Countersign the roster, as a keyholder; the same card again changes nothing."""
+    key, agreed = sender
+    with _noting(request, key, "card refused", study):
+        is_new = hub_of(request).blind.take_card(agreed, key, body)
+    return JSONResponse({"holder": key}, 201 if is_new else 200)
+
+
+def list_masked(
+    request: Request, sender: Keyholder, skip: Annotated[int, Query(ge=0, lt=2**31)] = 0
+) -> Row:
+    """List signed facts of files that the keyholder has not acknowledged, a page of them."""
+    key, agreed = sender
+    return {"files": hub_of(request).blind.list_files(agreed, key, skip)}
+
+
+def acknowledge(request: Request, study: str, body: Body, sender: Keyholder) -> Response:
+    """Acknowledge a file, as a keyholder; the same again changes nothing."""
+    key, agreed = sender
+    with _noting(request, key, "acknowledgement refused", study):
+        is_new = hub_of(request).blind.take_acknowledgement(agreed, key, body)
+    hub_of(request).changed.set()
+    return JSONResponse({"holder": key}, 201 if is_new else 200)
+
+
+def list_batch(request: Request, study: str, actor: Coordinator) -> Response:
+    """List a batch of all files that can be opened together now."""
+    hub = hub_of(request)
+    row = hub.blind.list_batch(hub.study(study)[1], actor)
+    return JSONResponse(_show("batch", row), 201)
+
+
+def leave_out_batch(request: Request, study: str, number: int, actor: Coordinator) -> Row:
+    """Leave a whole batch out of all later releases; nobody can take out one of its files."""
+    hub = hub_of(request)
+    row = hub.store.leave_out_batch(study, min(number, 2**53), actor)
+    hub.changed.set()
+    return _show("batch", row)
+
+
+def list_batches(request: Request, sender: Keyholder) -> Row:
+    """List the batches that the keyholder has not opened."""
+    key, agreed = sender
+    batches = hub_of(request).blind.list_batches(agreed, key)
+    return {"batches": [batch.as_dict() for batch in batches]}
+
+
+async def add_opening(request: Request, study: str) -> Response:
+    """Open a batch, as a keyholder (the file itself); the same again changes nothing."""
+    settings = hub_of(request).settings
+    # Nothing is received, and no place is given, before the hub knows who sends.
+    signed, agreed = await run_in_threadpool(keyholder_of, request, study)
+    async with upload_place(request, f"{study}/{signed.key}") as arrived:
+        sha256 = await receive_file(request, arrived, min(settings.most_bytes, MOST_OPENING))
+        is_new = await run_in_threadpool(_take_opening, request, (signed, agreed), arrived, sha256)
+    return JSONResponse({"holder": signed.key}, 201 if is_new else 200)
+
+
+def _take_opening(
+    request: Request, sender: tuple[Signed, Study], arrived: Path, sha256: str
+) -> bool:
+    (signed, agreed), hub = sender, hub_of(request)
+    with _noting(request, signed.key, "opening refused", agreed.name):
+        signed.check_body(sha256)
+        hub.store.spend_nonce(signed.key, signed.nonce)
+        small = arrived.stat().st_size <= hub.settings.small_bytes
+        content = arrived.read_bytes() if small else arrived
+        return hub.take_opening(agreed, signed.key, content, sha256)[1]
+
+
+@contextmanager
+def _noting(request: Request, key: str, action: str, study: str) -> Iterator[None]:
+    """Write what a keyholder is refused into the audit log, where the study's page finds it."""
+    try:
+        yield
+    except Refusal as refusal:
+        if refusal.code not in ("not-authenticated", "replayed", "unavailable"):
+            notes: auth.Notes = request.app.state.notes
+            notes.add(f"keyholder:{key}", action, study, code=refusal.code, why=refusal.message)
+        raise
+
+
 # ------------------------------------------------------------------------------------- the routes
 
 
@@ -417,5 +538,14 @@ ROUTES = (
     Route("GET", f"{STUDY}/release", read_newest_release),
     Route("GET", f"{STUDY}/log", read_log),
     Route("POST", f"{STUDY}/visits", open_dashboard),
+    Route("GET", f"{STUDY}/blind", read_blind),
+    Route("POST", f"{STUDY}/blind/roster", freeze_roster, _json(Freezing)),
+    Route("POST", f"{STUDY}/blind/cards", add_card, _bytes(FILE)),
+    Route("GET", f"{STUDY}/blind/files", list_masked),
+    Route("POST", f"{STUDY}/blind/acknowledgements", acknowledge, _bytes(FILE)),
+    Route("GET", f"{STUDY}/blind/batches", list_batches),
+    Route("POST", f"{STUDY}/blind/batches", list_batch),
+    Route("POST", STUDY + "/blind/batches/{number}/withdrawal", leave_out_batch),
+    Route("POST", f"{STUDY}/blind/openings", add_opening, _bytes(FILE)),
     Route("GET", "/api/audit", read_audit),
 )

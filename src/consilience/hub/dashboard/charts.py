@@ -25,6 +25,7 @@ _STEPS = (
 )
 _STATES = {
     "accepted": "in use",
+    "listed": "in a batch",
     "superseded": "superseded by a newer one",
     "withdrawn": "withdrawn",
 }

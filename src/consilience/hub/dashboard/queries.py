@@ -18,6 +18,7 @@ from consilience.hub.store import Row, Store, now
 from consilience.hub.store.audit import entry_hash
 from consilience.hub.store.database import fetch_row, fetch_rows
 from consilience.hub.store.tables import (
+    IN_USE,
     audit,
     contributions,
     members,
@@ -82,7 +83,7 @@ def site_pages(store: Store, study: str, page: int, size: int, *, like: str = ""
         listed = _get_page(db, query, page, size)
         names = [row["name"] for row in listed.rows]
         of_sites = contributions.c.study == study, contributions.c.site.in_(names)
-        used = sa.select(contributions).where(*of_sites, contributions.c.state == "accepted")
+        used = sa.select(contributions).where(*of_sites, contributions.c.state.in_(IN_USE))
         accepted = {row["site"]: row for row in fetch_rows(db, used)}
         others = [name for name in names if name not in accepted]
         newest = {name: _get_newest(db, study, name) for name in others}

@@ -271,9 +271,10 @@ def _list_verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return [NOT_COMPARED]
     said = [_compare(joining.measure, title, gap) for title, gap in joining.gaps.items()]
     said.append(_ANSWERS[joining.helps])
-    if joining.caution:
-        said.append(joining.caution)
-        if ranked := compare_rows(rows, AUC.name):
+    ranked = compare_rows(rows, AUC.name)
+    if caution := joining.caution(has_auc=ranked is not None):
+        said.append(caution)
+        if ranked is not None:
             said += [_compare(AUC, title, gap) for title, gap in ranked.gaps.items()]
             said.append(f"By AUC, joining {ranked.answer} on these records.")
     return said

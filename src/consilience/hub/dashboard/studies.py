@@ -11,12 +11,13 @@ from fastapi import Response
 from fastapi.responses import FileResponse
 
 from consilience.errors import ConsilienceError
+from consilience.hub.blind import require_blind
 from consilience.hub.dashboard import charts, queries
 from consilience.hub.dashboard.releases import release_facts
 from consilience.hub.dashboard.sites import add_totals, show_spending
 from consilience.hub.dashboard.texts import list_tasks
 from consilience.hub.dashboard.visits import HEADERS, Visit, download, form_boundary
-from consilience.hub.state import SiteState, read_studies, read_study
+from consilience.hub.state import SiteState, read_blind, read_studies, read_study
 from consilience.hub.store import now
 from consilience.hub.store.audit import MOST_WALKED, Chain
 from consilience.protocol import ERRORS, Refusal
@@ -77,6 +78,7 @@ def show_study(visit: Visit) -> Response:
     store, who, name = visit.hub.store, visit.someone, row["name"]
     state = read_study(store, row, study)
     current = state.current
+    blind = read_blind(visit.hub.blind, store, study)
     facts = {
         "row": row,
         "study": study,
@@ -84,6 +86,7 @@ def show_study(visit: Visit) -> Response:
         "state": state,
         "releases": queries.release_pages(store, name, visit.number("releases"), FEW),
         "hub_key": visit.hub.key.public,
+        "blind": blind,
         **release_facts(visit, study, current, page=1, size=FEW),
     }
     if who.site is not None:
@@ -97,9 +100,10 @@ def show_study(visit: Visit) -> Response:
     facts |= {
         "sites": add_totals(queries.site_pages(store, name, 1, FEW)),
         "chart": chart if received else None,
-        "todo": list_tasks(state),
+        "todo": list_tasks(state, blind),
     }
-    return visit.page("study.html", 200, state.confirmed, **facts)
+    confirmed = state.confirmed | (blind.confirmed if blind is not None else set())
+    return visit.page("study.html", 200, confirmed, **facts)
 
 
 def show_study_text(visit: Visit) -> Response:
@@ -119,6 +123,48 @@ def close_study(visit: Visit) -> Response:
     row, _ = visit.study()
     visit.hub.close_study(row["name"], visit.someone.actor)
     return visit.redirect(f"/studies/{row['name']}?done=closed")
+
+
+def show_roster(visit: Visit, problem: str | None = None, status: int = 200) -> Response:
+    """Ask whether to freeze the roster of a blind study."""
+    row, study = visit.study()
+    require_blind(study)
+    keys = visit.hub.store.enrolled_keys(row["name"])
+    facts = {"row": row, "keys": sorted(keys.items()), "problem": problem}
+    blind = read_blind(visit.hub.blind, visit.hub.store, study)
+    return visit.page("roster.html", status, **facts, blind=blind)
+
+
+def freeze_roster(visit: Visit) -> Response:
+    """Freeze the roster of a blind study."""
+    row, study = visit.study()
+    who = visit.form.get("checked_by", "").strip()
+    sites = visit.hub.store.enrolled_keys(row["name"])
+    try:
+        visit.hub.blind.freeze(study, dict.fromkeys(sites, who), visit.someone.actor)
+    except Refusal as refusal:
+        if refusal.code not in ("malformed", "too-few-sites"):
+            raise
+        return show_roster(visit, refusal.message, refusal.status)
+    return visit.redirect(f"/studies/{row['name']}?done=frozen#blind")
+
+
+def list_batch(visit: Visit) -> Response:
+    """List a batch of all files that can be opened together now."""
+    row, study = visit.study()
+    visit.hub.blind.list_batch(study, visit.someone.actor)
+    return visit.redirect(f"/studies/{row['name']}#blind")
+
+
+def leave_out_batch(visit: Visit) -> Response:
+    """Leave a whole batch out of all later releases."""
+    row, _ = visit.study()
+    number = visit["number"]
+    if not (number.isascii() and number.isdigit() and len(number) < 9):
+        raise Refusal("not-found", "A batch is named by its number.")
+    visit.hub.store.leave_out_batch(row["name"], int(number), visit.someone.actor)
+    visit.hub.changed.set()
+    return visit.redirect(f"/studies/{row['name']}#blind")
 
 
 def show_audit(visit: Visit) -> Response:

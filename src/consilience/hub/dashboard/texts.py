@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from consilience.files.certificate import UNITS
 from consilience.hub.dashboard import charts
-from consilience.hub.state import StudyState
+from consilience.hub.state import BlindState, StudyState
 from consilience.privacy.guarantee import Guarantee, Unit
 from consilience.text import printable
 
@@ -24,6 +24,7 @@ from consilience.text import printable
 NOTICES = {
     "created": "The study is open. Invite its sites next.",
     "closed": "The study is closed.",
+    "frozen": "The roster is frozen. Its keyholders can sign it now.",
     "revoked": "The key is revoked. The site can no longer sign anything in this study.",
     "released": "The release was made and signed.",
     "allowed": "The budget is set.",
@@ -65,7 +66,7 @@ class Task(NamedTuple):
     alarm: bool = False
 
 
-def list_tasks(state: StudyState) -> list[Task]:
+def list_tasks(state: StudyState, blind: BlindState | None = None) -> list[Task]:
     """Return what a coordinator should know or do about a study."""
     row, study, current = state.row, state.study, state.current
     at, tasks = f"/studies/{row['name']}", []
@@ -89,6 +90,18 @@ def list_tasks(state: StudyState) -> list[Task]:
         for file in state.missing:
             text = f"{file['file']} is needed for {file['uses']}. No release is made without it."
             tasks.append(Task("A public file is missing", text, f"{at}#files", "Upload it"))
+    if blind is not None:
+        task = Task("What this study waits for", blind.awaited, f"{at}#blind", "Its batches")
+        if blind.roster is None and state.sites:
+            task = task._replace(link=f"{at}/roster", action="Freeze the roster")
+        tasks.append(task)
+        if blind.refusals:
+            text = (
+                "The hub refused something that a keyholder sent. If that keyholder cannot say "
+                "why, do not rely on it: ask the sites before the next batch is opened."
+            )
+            task = Task("A keyholder was refused", text, f"{at}#blind", "What it was")
+            tasks.append(task._replace(alarm=True))
     if state.is_open and not state.sites:
         text = (
             "Each site joins with a one-time invitation, and at least "

@@ -8,6 +8,11 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
+from consilience.hub.store.blind import (
+    check_not_frozen,
+    has_listed_records,
+    withdraw_batches,
+)
 from consilience.hub.store.database import (
     Database,
     Row,
@@ -22,6 +27,7 @@ from consilience.hub.store.database import (
 from consilience.hub.store.studies import get_open_study, offer_newest
 from consilience.hub.store.tables import (
     CHANGED,
+    IN_USE,
     add_guarantee,
     bodies,
     contributions,
@@ -259,6 +265,7 @@ def _withdraw(db: sa.Connection, row: Row, actor: str) -> Row:
     same = contributions.update().where(contributions.c.digest == row["digest"])
     at = now()
     db.execute(same.values(state="withdrawn", changed=at))
+    withdraw_batches(db, row["study"], row["site"], actor)
     # Also releases that rest on what the site contributed earlier.
     own = sa.select(contributions.c.digest).where(
         contributions.c.study == row["study"], contributions.c.site == row["site"]
@@ -284,6 +291,8 @@ class Sites(Database):
     ) -> None:
         """Store an invitation by the hash of its code: `site`, `fetch_only` and when it expires."""
         get_open_study(db, study)
+        if not facts["fetch_only"]:
+            check_not_frozen(db, study)
         if isinstance(site := facts["site"], str):
             _check_site_name(db, study, site)
         made = {"hash": code_hash, "study": study, "created": now(), "created_by": actor}
@@ -336,6 +345,8 @@ class Sites(Database):
         if known and not (known["status"] == "revoked" and invitation["site"] == site):
             _count_name(db, invitation)
             return None
+        if not (invitation["fetch_only"] or fetch_only):
+            check_not_frozen(db, study)
         _add_key(db, study, site, key)
         facts = {"key": key, "fetch_only": bool(invitation["fetch_only"] or fetch_only)}
         row = {"study": study, "name": site, "enrolled": now(), "status": "enrolled", **facts}
@@ -369,6 +380,8 @@ class Sites(Database):
         """Replace a site's key by another one that the site has proven to hold."""
         _spend_nonce(db, key, nonce)
         site = _get_signer(db, study, key)
+        if not site["fetch_only"]:
+            check_not_frozen(db, study)
         own = keys.c.study == study, keys.c.site == site["name"]
         lately = sa.select(sa.func.count()).where(*own, keys.c.added > now(seconds=-86400))
         if (db.execute(lately).scalar() or 0) >= MOST_KEYS_DAILY:
@@ -392,7 +405,7 @@ class Sites(Database):
             append_entry(db, actor, "key revoked", study, site=site, key=known["key"])
         if withdraw:
             own = contributions.c.study == study, contributions.c.site == site
-            accepted = sa.select(contributions).where(*own, contributions.c.state == "accepted")
+            accepted = sa.select(contributions).where(*own, contributions.c.state.in_(IN_USE))
             for row in fetch_rows(db, accepted):
                 _withdraw(db, row, actor)
         return {**known, "status": "revoked"}
@@ -439,12 +452,15 @@ class Sites(Database):
         if same is not None:
             return same, False
         n_superseded = 0
+        if newest is not None and not row.get("only_noise"):
+            _check_not_listed(db, study, site)
         if newest is not None:
             _check_daily(db, row, self.most_daily)
             n_superseded = _SUPERSEDE.change(db, of_study=study, of_site=site, at=at)
         if not is_durable():  # the same file, sent twice at once, was refused and removed
             raise Refusal("unavailable", "The file was removed while it was checked.")
-        full = {**row, "state": "accepted", "received": at, "changed": at, "kept": True}
+        full = {"only_noise": False, **row, "state": "accepted", "kept": True}
+        full |= {"received": at, "changed": at}
         full["total"] = add_guarantee(newest and newest["total"], row["guarantee"])
         _ADD_CONTRIBUTION.change(db, **full)
         if content is not None:
@@ -530,6 +546,16 @@ def _count_name(db: sa.Connection, invitation: Row) -> None:
         used = invitations.update().where(invitations.c.hash == invitation["hash"])
         db.execute(used.values(used=now(), used_by=""))
         append_entry(db, "hub", "invitation void", invitation["study"], names_tried=tried)
+
+
+def _check_not_listed(db: sa.Connection, study: str, site: str) -> None:
+    """Refuse to add the same records up twice."""
+    if has_listed_records(db, study, site):
+        raise Refusal(
+            "listed",
+            "The site's records are in a batch that was listed to the keyholders, and would be "
+            "added up twice.",
+        )
 
 
 def _add_key(db: sa.Connection, study: str, site: str, key: str) -> None:

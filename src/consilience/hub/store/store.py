@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from consilience.errors import SettingsError
 from consilience.hub.store.audit import AuditLog, Chain, append_entry
+from consilience.hub.store.blind import Blind
 from consilience.hub.store.database import Database, fetch_row, now, set_setting, writing
 from consilience.hub.store.files import Bucket, Files, is_whole
 from consilience.hub.store.sites import Sites
@@ -29,6 +30,7 @@ from consilience.hub.store.tables import (
     contributions,
     files,
     invitations,
+    openings,
     releases,
     sessions,
     settings,
@@ -42,7 +44,7 @@ from consilience.study.records import file_digest
 _BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of"))
 
 
-class Store(AuditLog, Studies, Sites):
+class Store(AuditLog, Studies, Sites, Blind):
     """Open the hub's database and folder, or create them.
 
     Opening brings the tables up to date and removes files that a crash left behind. Any number of
@@ -89,7 +91,7 @@ class Store(AuditLog, Studies, Sites):
     @writing
     def remove_unnamed(self, db: sa.Connection, sha256: str) -> None:
         """Remove a file unless a row names it; no row is added meanwhile."""
-        for table in (files, contributions, releases):
+        for table in (files, contributions, releases, openings):
             if fetch_row(db, sa.select(table.c.sha256).where(table.c.sha256 == sha256)) is not None:
                 return
         with suppress(OSError):  # the next start removes what is left
@@ -97,7 +99,7 @@ class Store(AuditLog, Studies, Sites):
 
     def _named_digests(self) -> set[str]:
         """Return the digests of the bytes that some row says the hub has."""
-        holders = (files, contributions, releases)
+        holders = (files, contributions, releases, openings)
         queries = {table: sa.select(table.c.sha256) for table in holders}
         for table in (contributions, releases):
             queries[table] = queries[table].where(table.c.kept)

@@ -20,11 +20,13 @@ from consilience.hub.store.database import (
 )
 from consilience.hub.store.tables import (
     CHANGED,
+    batches,
     claims,
     contributions,
     coordinators,
     files,
     known_addresses,
+    listed,
     members,
     releases,
     sessions,
@@ -114,7 +116,12 @@ def _rests_on_withdrawn(db: sa.Connection, digests: Sequence[str]) -> bool:
     gone = sa.select(contributions.c.digest).where(
         contributions.c.digest.in_(digests), withdrawn.exists()
     )
-    return fetch_row(db, gone) is not None
+    if fetch_row(db, gone) is not None:
+        return True
+    # Or that a batch of theirs was withdrawn as a whole.
+    in_batch = sa.select(batches.c.digest).join(listed, listed.c.batch == batches.c.digest)
+    left_out = in_batch.where(listed.c.contribution.in_(digests), batches.c.state == "withdrawn")
+    return fetch_row(db, left_out) is not None
 
 
 class Studies(Database):
@@ -165,9 +172,12 @@ class Studies(Database):
         if fetch_row(db, sa.select(files).where(files.c.sha256 == sha256)) is None:
             db.execute(files.insert().values(sha256=sha256, size=size, received=now()))
         append_entry(db, actor, "public file received", study, file=file, sha256=sha256)
-        # Studies that name this file and could not be combined may have waited for it.
+        # Studies that name this file and could not be combined may have waited for it. So may one
+        # that is claimed at this moment: whoever has the claim may have looked for the file before
+        # it came, and would state in a later transaction that it is missing.
         names_it = studies.c.text.contains(sha256, autoescape=True)
-        waiting = studies.update().where(studies.c.problem.is_not(None), names_it)
+        is_claimed = sa.select(claims.c.study).where(claims.c.study == studies.c.name).exists()
+        waiting = studies.update().where(studies.c.problem.is_not(None) | is_claimed, names_it)
         db.execute(waiting.values(CHANGED | {"changed": now()}))
 
     def file(self, sha256: str) -> Row | None:

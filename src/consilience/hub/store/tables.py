@@ -78,6 +78,8 @@ studies = _table(
 )
 # What another set of members makes of a study's row: nothing was tried with them.
 CHANGED = {"changes": studies.c.changes + 1, "problem": None, "withheld": False, "tries": 0}
+# States of contributions that count: taken by themselves, or in a batch that was listed.
+IN_USE = ("accepted", "listed")
 files = _table("files", _text("sha256", primary_key=True), _whole("size"), _text("received"))
 sites = _table(
     "sites",
@@ -125,6 +127,8 @@ contributions = _table(
     # What everything that the site submitted so far promises, so that no page adds it up again.
     sa.Column("total", _Facts),
     sa.Column("kept", sa.Boolean, nullable=False, server_default=sa.true()),  # its bytes
+    # Whether it holds a share of noise and no record, in a blind study.
+    sa.Column("only_noise", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.ForeignKeyConstraint(["study", "site"], ["sites.study", "sites.name"]),
     sa.UniqueConstraint("study", "site", "sequence"),
     sa.Index(
@@ -150,6 +154,13 @@ contributions = _table(
         "sequence",
         sqlite_where=sa.text("kept = 1"),
         postgresql_where=sa.text("kept"),
+    ),
+    sa.Index(
+        "listed_contributions",
+        "study",
+        "site",
+        sqlite_where=sa.text("state = 'listed'"),
+        postgresql_where=sa.text("state = 'listed'"),
     ),
 )
 # A small contribution is kept in the database: one transaction, one disk flush, and no file that a
@@ -180,6 +191,54 @@ members = _table(
     "members",
     _text("release", sa.ForeignKey("releases.digest"), primary_key=True),
     _text("contribution", sa.ForeignKey("contributions.digest"), primary_key=True, index=True),
+)
+# A blind study: who takes part, who holds pads, and what keyholders acknowledged and opened.
+rosters = _table(
+    "rosters",
+    _text("study", sa.ForeignKey("studies.name"), primary_key=True),
+    _text("digest"),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    _text("frozen"),
+)
+cards = _table(
+    "cards",
+    _text("study", sa.ForeignKey("studies.name"), primary_key=True),
+    _text("holder", primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    _text("received"),
+)
+acknowledgements = _table(
+    "acknowledgements",
+    _text("contribution", sa.ForeignKey("contributions.digest"), primary_key=True),
+    _text("holder", primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    _text("received"),
+)
+batches = _table(
+    "batches",
+    _text("digest", primary_key=True),
+    _text("study", sa.ForeignKey("studies.name")),
+    _whole("number"),
+    _text("state"),
+    _text("listed"),
+    _text("changed"),
+    sa.UniqueConstraint("study", "number"),
+)
+listed = _table(  # which batch a contribution is in: one at most, for good
+    "listed",
+    _text("contribution", sa.ForeignKey("contributions.digest"), primary_key=True),
+    _text("batch", sa.ForeignKey("batches.digest"), index=True),
+)
+openings = _table(
+    "openings",
+    _text("batch", sa.ForeignKey("batches.digest"), primary_key=True),
+    _text("holder", primary_key=True),
+    _whole("number"),  # in the keyholder's log
+    _text("digest"),
+    _text("sha256"),
+    _whole("size"),
+    _text("received"),
+    sa.Index("openings_by_holder", "holder", "number", unique=True),
 )
 claims = _table(
     "claims",
@@ -282,6 +341,17 @@ def _record_outcomes(db: sa.Connection) -> None:
             db.execute(same.values(problem=None))
 
 
+def _add_blind_studies(db: sa.Connection) -> None:
+    """Say of each contribution whether it holds noise alone: so far none."""
+    if "only_noise" not in {each["name"] for each in sa.inspect(db).get_columns("contributions")}:
+        column = "only_noise BOOLEAN NOT NULL DEFAULT FALSE"
+        db.execute(sa.text(f"ALTER TABLE contributions ADD COLUMN {column}"))
+    for made in (rosters, cards, acknowledgements, batches, listed, openings):
+        made.create(db, checkfirst=True)
+    for index in contributions.indexes:
+        index.create(db, checkfirst=True)
+
+
 def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return what a contribution promises together with all that its site submitted before."""
     if before is None:
@@ -297,4 +367,5 @@ MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _limit_history,
     _limit_releases,
     _record_outcomes,
+    _add_blind_studies,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -94,8 +94,9 @@ class PrivateAdaBoostClassifier(TreeLearner):
     algorithm: str = "real"
     learning_rate: float = 0.5
 
-    def _check(self) -> None:
-        super()._check()
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work, before any record is looked at."""
+        super().check_settings()
         fits = is_count(self.n_rounds, MOST_ROUNDS)
         self._require("n_rounds", fits, f"a whole number from 1 to {MOST_ROUNDS:,}")
         self._require("max_depth", is_count(self.max_depth), "a whole number")
@@ -126,8 +127,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
 
     def _public_plan(self, n_trees: int, depth: int) -> TreePlan:
         runs = int(self.n_rounds)
-        plan = plan_trees(self, depth=int(self.max_depth), runs=runs, grain=GRAIN)
-        return replace(plan, n_trees=runs)
+        return plan_trees(self, depth=int(self.max_depth), runs=runs, grain=GRAIN, n_trees=runs)
 
     def _totals(self, plan: TreePlan, size: int, noise: float) -> tuple[float, float]:
         # In the first round every record weighs one, later less.

@@ -66,7 +66,7 @@ from consilience.privacy.mechanisms import (
     laplace_counts,
     select_many,
 )
-from consilience.privacy.vector_noise import public_sum
+from consilience.privacy.vector_noise import RADIUS_PROBABILITY, public_sum
 from consilience.tables.encoding import SEEN
 from consilience.tables.groups import cap_records
 from consilience.tables.schema import Schema
@@ -89,6 +89,8 @@ class Generator(Protocol):
         """Return the numbers below `n` in random order."""
 
 
+# What `n_trees` and `max_depth` may name: today's rule, and that which version 0.1 called "auto".
+RULES = ("auto", "first")
 MOST_LEVELS = 16
 MOST_TREES = 1 << 14  # in a file, and so in a training
 # The epsilon of a level over that of the level above, whose nodes hold twice as many records.
@@ -96,6 +98,7 @@ GROWTH = 2 ** (1 / 3)
 DRAWN = 1 << 20  # records whose trees are drawn at once
 # Counts held at once; a level that needs more is counted in several passes, some trees in each.
 MOST_COUNTS = 1 << 25
+MOST_COUNTED = 1 << 60  # below which counts in files, and their sums, must be
 MARGIN = 1 - 1e-12  # the share of the budget that is planned, so that rounding cannot exceed it
 
 
@@ -124,16 +127,25 @@ class TreePlan:
 
 
 def plan_trees(
-    learner: TreeLearner, *, depth: int, runs: int, greedy: bool = True, grain: int = 1
+    learner: TreeLearner,
+    *,
+    depth: int,
+    runs: int,
+    share: float | None = None,
+    grain: int = 1,
+    n_trees: int = 1,
 ) -> TreePlan:
-    """Divide the budget over the levels and leaves of `runs` trees that see the same records."""
+    """Divide the budget over the levels and leaves of `runs` trees that see the same records.
+
+    Splits get that `share` of it, or what the learner's setting says; without one they are random.
+    """
     if math.isinf(learner.epsilon):
-        return TreePlan((), None, (), depth, grain)
+        return TreePlan((), None, (), depth, grain, n_trees)
     replaced = learner.neighbours == "replace-one"
     who: dict[str, Any] = {"unit": Unit(learner.unit), "neighbours": Neighbours(learner.neighbours)}
     cap = int(learner.records_per_person or 1) if learner.unit == "person" else 1
-    share = float(learner.split_share) if greedy else 0.0
-    growth = GROWTH ** np.arange(depth if greedy else 0)
+    share = float(learner.split_share) if share is None else share
+    growth = GROWTH ** np.arange(depth if share else 0)
     asked, delta = float(learner.epsilon) * MARGIN, float(learner.delta)
     leaves: Laplace | DiscreteGaussian
     if delta > 0:
@@ -147,6 +159,14 @@ def plan_trees(
         budgets = share * epsilon * growth / max(1.0, growth.sum())
         moved = cap * grain * (2.0 if replaced else 1.0)
         leaves = Laplace(sensitivity=moved, scale=moved / ((1 - share) * epsilon), **who)
+    n_counts = n_trees * 2**depth << 12  # of as many classes as a file can name
+    noise = public_sum(leaves, n_counts, probability=RADIUS_PROBABILITY)
+    if noise > MOST_COUNTED / 2:
+        raise SettingsError(
+            f"The noise of a {type(learner).__name__} with these settings would be wider than any "
+            "count that a file can hold. Nothing was trained or charged. Ask for a larger epsilon, "
+            "or fewer or smaller trees, or let a person count with fewer records."
+        )
     # A record that is added raises the impurity of every split by 0 to 2. One that is replaced may
     # raise some and lower others.
     facts: dict[str, Any] = {
@@ -157,7 +177,7 @@ def plan_trees(
     reach = 2.0 * cap * (2 if replaced else 1)
     selections = tuple(Selection(scale=reach / budget, **facts) for budget in budgets.tolist())
     whole = Composed(parts=(*selections, leaves), times=runs, at_delta=delta, **who)
-    return TreePlan(selections, leaves, (whole,), depth, grain)
+    return TreePlan(selections, leaves, (whole,), depth, grain, n_trees)
 
 
 @dataclass(frozen=True)
@@ -399,12 +419,14 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
 
     default_neighbours: ClassVar[str] = "add-remove"
     state_check: ClassVar[StateCheck] = "rows"  # a row of each array is one tree
+    study_decides: ClassVar[frozenset[str]] = frozenset(("bins", "bounds"))
+    named_features: ClassVar[tuple[str, ...]] = ("sqrt",)  # values of max_features
 
     epsilon: float
     delta: float = 0.0
     max_depth: int | str = "auto"
     max_features: int | float | str | None = None
-    split_share: float = 0.5
+    split_share: float | str = 0.5
     bins: int | Bins = 16
     bounds: ArrayLike | None = None
     classes: ArrayLike | None = None
@@ -429,7 +451,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
 
         The bins of a table in chunks are kept in a temporary file that is removed after training.
         """
-        self._check()
+        self.check_settings()
         classes, assumptions, source = declared_classes(self), [], as_chunks(X, y)
         missing = isinstance(self.bins, Bins) and self.bins.missing != "error"
         if source is not None:
@@ -462,10 +484,10 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
 
     def n_released(self, n_classes: int) -> int:
         """Return how many counts all leaves have, in as many trees as were asked for."""
-        self._check()  # a study asks this before anybody is charged
+        self.check_settings()  # a study asks this before anybody is charged
         n_trees = getattr(self, "n_trees", getattr(self, "n_rounds", 1))
         asked = zip((n_trees, self.max_depth), MOST_SUGGESTED, strict=True)
-        trees, depth = (most if wish == "auto" else int(wish) for wish, most in asked)
+        trees, depth = (most if isinstance(wish, str) else int(wish) for wish, most in asked)
         return trees * int(2**depth) * max(1, n_classes)
 
     def implied(self, shapes: Mapping[str, Sequence[int]]) -> Implied:
@@ -474,7 +496,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         A count is not below zero by more than its noise, nor above the number of records, which is
         the public one, or differs from it by the noise of all counts together.
         """
-        self._check()
+        self.check_settings()
         size = getattr(self, "public_size_", 0)
         if not is_count(size):
             raise ContributionRejected("size")
@@ -502,11 +524,17 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
             },
         )
 
+    def planned(self, size: int) -> Sequence[Event]:
+        """Return what a fit on so many records or persons draws, by public facts alone."""
+        self.check_settings()
+        self.public_size_ = size
+        return self._public_plan(1, 1).events
+
     @classmethod
     def for_schema(cls, schema: Schema, *, n_bins: int = 16, **settings: Any) -> Self:
         """Return an unfitted learner for tables of `schema`, cut into `n_bins` by its bounds."""
         learner = super().for_schema(schema, bins=Bins.of(schema, n_bins=n_bins), **settings)
-        learner._check()
+        learner.check_settings()
         return learner
 
     def adopt_schema(self) -> None:
@@ -523,25 +551,29 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
             fits = isinstance(self.bins, Bins)
             self._require("bins", fits, f"a whole number from 2 to {MOST_BINS}, or Bins")
 
-    @classmethod
-    def describe_state(cls, schema: Schema) -> str:
+    def describe_state(self, schema: Schema) -> str:
         """Say what leaves a site."""
         return "the splits of trees and noisy counts in their leaves"
 
-    def _check(self) -> None:
+    def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
+        super().check_settings()
         self._check_privacy(("trees",))
+        self._check_random_state()
         need, depth = self._require, self.max_depth
-        fits = depth == "auto" or (is_count(depth) and int(depth) <= MOST_LEVELS)
+        fits = depth in RULES or (is_count(depth) and int(depth) <= MOST_LEVELS)
         need("max_depth", fits, f"a whole number from 1 to {MOST_LEVELS}, or 'auto'")
         size = getattr(self, "public_size", None)
         need("public_size", size is None or is_count(size), "None or a whole number >= 1")
-        fits = is_positive(self.split_share) and self.split_share < 1
-        need("split_share", fits, "a number in (0, 1)")
-        try:
-            check_random_state(self.random_state)
-        except ValueError:
-            need("random_state", False, "None, a whole number or a numpy RandomState")
+        self._check_split_share()
+        share, named = self.max_features, self.named_features
+        fits = share in (None, *named) or (is_count(share) or (is_positive(share) and share <= 1))  # type: ignore[operator]
+        words = ", ".join(map(repr, named))
+        need("max_features", fits, f"a whole number >= 1, a share in (0, 1], {words} or None")
+
+    def _check_split_share(self) -> None:
+        fits = is_positive(self.split_share) and float(self.split_share) < 1
+        self._require("split_share", fits, "a number in (0, 1)")
 
     def check_state(self, state: State) -> bool:
         """Tell whether trees are complete and split only at bins that exist.
@@ -561,10 +593,11 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
             and 1 <= n_trees <= MOST_TREES
             and feature.shape == (n_trees, n_leaves - 1)
             and are_splits(feature, last, declared_bins(self, self.n_features_in_))
-            and np.abs(counts).max() < 2**60
+            and -MOST_COUNTED < counts.min()
+            and counts.max() < MOST_COUNTED
         ):
             return False
-        if not (size.shape == () and size.dtype == np.int64 and 1 <= int(size) < 2**60):
+        if not (size.shape == () and size.dtype == np.int64 and 1 <= int(size) < MOST_COUNTED):
             return False
         rest = {name: state[name] for name in state if name not in common}
         return self._check_values(rest, counts.shape)
@@ -646,7 +679,8 @@ class PrivateForestClassifier(TreeLearner):
         trees see the same records.
     n_trees, max_depth
         Number of trees, and of splits from root to leaf: every tree is complete, whatever the data.
-        ``"auto"`` chooses by the budget and the public number of records.
+        ``"auto"`` chooses by the budget, the public number of records, columns and classes;
+        ``"first"`` is what version 0.1 meant by it.
     max_features
         How many features each tree may split on, drawn from public randomness: a number, a share,
         ``"sqrt"``, or None for all. ``"auto"``: half of them if trees share records and would
@@ -658,7 +692,8 @@ class PrivateForestClassifier(TreeLearner):
         ``"disjoint"`` gives each record to one tree, at full budget; ``"all"`` gives all of them to
         every tree, at a part of it. ``"auto"``: all with a delta, disjoint without.
     split_share
-        Part of the budget spent on splits.
+        Part of the budget spent on splits. ``"auto"``: more than half of it without a delta, if
+        there are many columns to choose among and enough records to fill leaves, else half.
     bounds, bins
         Declared (low, high) of all columns, or one pair for each, and the number of even bins
         between them; or `Bins`, which need no bounds.
@@ -695,10 +730,17 @@ class PrivateForestClassifier(TreeLearner):
     """
 
     shorthand: ClassVar[str | None] = "forest"
-    first_settings: ClassVar[Mapping[str, Any]] = {"calibrate": False}
+    first_settings: ClassVar[Mapping[str, Any]] = {
+        "n_trees": "first",
+        "max_depth": "first",
+        "split_share": 0.5,
+        "calibrate": False,
+    }
+    named_features: ClassVar[tuple[str, ...]] = ("sqrt", "auto")
 
     n_trees: int | str = "auto"
     max_features: int | float | str | None = "auto"
+    split_share: float | str = "auto"
     splitter: str = "greedy"
     assignment: str = "auto"
     prune: bool = False
@@ -712,10 +754,11 @@ class PrivateForestClassifier(TreeLearner):
     def _disjoint(self) -> bool:
         return self.assignment == "disjoint" or (self.assignment == "auto" and self.delta == 0)
 
-    def _check(self) -> None:
-        super()._check()
+    def check_settings(self) -> None:
+        """Refuse settings that cannot work, before any record is looked at."""
+        super().check_settings()
         need, number = self._require, self.n_trees
-        fits = number == "auto" or is_count(number, MOST_TREES)
+        fits = number in RULES or is_count(number, MOST_TREES)
         need("n_trees", fits, f"a whole number from 1 to {MOST_TREES}, or 'auto'")
         need("splitter", self.splitter in ("greedy", "random"), "'greedy' or 'random'")
         need(
@@ -723,11 +766,31 @@ class PrivateForestClassifier(TreeLearner):
             self.assignment in ("auto", "disjoint", "all"),
             "'auto', 'disjoint' or 'all'",
         )
-        share = self.max_features
-        fits = share in (None, "auto", "sqrt") or (
-            is_positive(share) and (is_count(share) or cast(float, share) <= 1)
-        )
-        need("max_features", fits, "a whole number >= 1, a share in (0, 1], 'sqrt', 'auto' or None")
+
+    def _share(self, size: int | None) -> float:
+        """Return the part of the budget for splits, by public facts; 0 where they are random."""
+        if self.splitter == "random":
+            return 0.0
+        if self.split_share != "auto":
+            return float(self.split_share)
+        if self.delta > 0 or size is None or size * self.epsilon < LEAST_FOR_SPLITS:
+            return 0.5
+        columns = len(declared_bins(self, self.n_features_in_).splittable)
+        return MOST_ON_SPLITS if columns > FEW_COLUMNS else 0.5
+
+    def _check_split_share(self) -> None:
+        if self.split_share != "auto":
+            fits = is_positive(self.split_share) and float(self.split_share) < 1
+            self._require("split_share", fits, "a number in (0, 1), or 'auto'")
+
+    @classmethod
+    def read_settings(cls, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what settings mean that a file, or a study of the first version, names."""
+        found = super().read_settings(named)
+        if "calibrate" not in named:  # nothing of version 0.1 names it
+            for name in ("n_trees", "max_depth"):
+                found |= {name: "first"} if found.get(name) == "auto" else {}
+        return found
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -736,28 +799,30 @@ class PrivateForestClassifier(TreeLearner):
 
     def _plan(self, task: Task) -> TreePlan:
         size = self.public_size if self.neighbours == "add-remove" else task.n_units
-        greedy = self.splitter == "greedy"
-        return self._plan_trees(*_suggest_size(self, size, disjoint=self._disjoint, greedy=greedy))
+        return self._plan_trees(*_suggest_size(self, size), None if self._hides_size else size)
 
-    def _plan_trees(self, n_trees: int, depth: int) -> TreePlan:
+    @property
+    def _hides_size(self) -> bool:
+        """Whether only the site knows how many persons it has, by which it chose."""
+        replaced = self.neighbours == "replace-one" and self.unit == "person"
+        return replaced and math.isfinite(self.epsilon)
+
+    def _plan_trees(self, n_trees: int, depth: int, size: int | None) -> TreePlan:
         """Return the plan of these trees, or of those that the settings declare."""
-        greedy = self.splitter == "greedy"
-        n_trees = n_trees if self.n_trees == "auto" else int(self.n_trees)
-        depth = depth if self.max_depth == "auto" else int(self.max_depth)
-        plan = plan_trees(self, depth=depth, runs=1 if self._disjoint else n_trees, greedy=greedy)
-        return replace(plan, n_trees=n_trees)
+        n_trees = n_trees if isinstance(self.n_trees, str) else int(self.n_trees)
+        depth = depth if isinstance(self.max_depth, str) else int(self.max_depth)
+        runs = 1 if self._disjoint else n_trees
+        share = self._share(size)
+        return plan_trees(self, depth=depth, runs=runs, share=share, n_trees=n_trees)
 
     def _public_plan(self, n_trees: int, depth: int) -> TreePlan:
-        hidden = math.isfinite(self.epsilon) and self.neighbours == "replace-one"
-        if hidden and self.unit == "person":
-            # Only the site knows how many persons it has, by which it chose.
+        if self._hides_size:
             most_trees, most_depth = MOST_SUGGESTED
             return self._plan_trees(
-                min(max(1, n_trees), most_trees), min(max(1, depth), most_depth)
+                min(max(1, n_trees), most_trees), min(max(1, depth), most_depth), None
             )
         size = self.public_size if self.neighbours == "add-remove" else self.public_size_
-        greedy = self.splitter == "greedy"
-        return self._plan_trees(*_suggest_size(self, size, disjoint=self._disjoint, greedy=greedy))
+        return self._plan_trees(*_suggest_size(self, size), size)
 
     def _totals(self, plan: TreePlan, size: int, noise: float) -> tuple[float, float]:
         copies = 1 if self._disjoint else plan.n_trees
@@ -846,37 +911,55 @@ class PrivateTreeClassifier(PrivateForestClassifier):
 
     shorthand: ClassVar[str | None] = "tree"
 
+    first_settings: ClassVar[Mapping[str, Any]] = {
+        name: value
+        for name, value in PrivateForestClassifier.first_settings.items()
+        if name != "n_trees"
+    }
+
     n_trees: int | str = field(default=1, init=False)
     max_features: int | float | str | None = None
     assignment: str = field(default="all", init=False)
 
 
 MOST_SUGGESTED = (60, 6)  # trees and levels
+# Fixed on tables of 12, 13 and 50 columns. With fewer records times epsilon leaves need their half,
+# or else noise names a rare class.
+MOST_ON_SPLITS, FEW_COLUMNS, LEAST_FOR_SPLITS = 0.7, 20, 100
 
 
-def _suggest_size(
-    learner: TreeLearner, size: int | None, *, disjoint: bool, greedy: bool
-) -> tuple[int, int]:
-    """Return the number and the depth of trees that suit a budget and a number of records.
+def _suggest_size(learner: PrivateForestClassifier, size: int | None) -> tuple[int, int]:
+    """Return the number and the depth of trees that suit a budget and public facts of a table.
 
-    The rule was measured, not derived (benchmarks/forests.md). It depends on the number of records
-    times epsilon (or times √ρ): a node's best split should still stand out of the noise.
+    The rule was measured, not derived (benchmarks/defaults.md). It depends on the number of records
+    times epsilon (or times √ρ): a node's best split should still stand out of the noise. The more
+    columns there are, the more of that a split needs, and of trees that share no record few classes
+    can be told apart by more than one tree. `"first"` is the rule of version 0.1.
     """
+    disjoint, greedy = learner._disjoint, learner.splitter == "greedy"
     if size is None or math.isinf(learner.epsilon):
         return (10 if disjoint and greedy else 20), 4
 
     def between(low: int, value: float, high: int) -> int:
         return round(min(max(low, value), high))
 
+    columns = len(declared_bins(learner, learner.n_features_in_).splittable)
+    first = "first" in (learner.n_trees, learner.max_depth)
     if learner.delta > 0 and not disjoint:
         strength = size * math.sqrt(zcdp_rho(epsilon=learner.epsilon, delta=learner.delta))
-        return between(10, strength / 12, 40), between(
-            2, math.log2(strength / 60), 6
-        ) if greedy else 4
+        if not greedy or first:
+            depth = between(2, math.log2(strength / 60), 6) if greedy else 4
+            return between(10, strength / 12, 40), depth
+        n_trees = between(5, strength / max(10, columns / 4), 60)
+        return n_trees, between(4, math.log2(strength / 30), 6)
     strength = size * learner.epsilon
     if not greedy:
         return between(20, strength / 100, 60), 4
-    return between(3, strength / 1000, 20), between(2, math.log2(strength / 700), 6)
+    if first:
+        return between(3, strength / 1000, 20), between(2, math.log2(strength / 700), 6)
+    each = strength / (2 * columns)
+    n_trees = between(1, math.sqrt(each) / len(learner.classes_), 60)
+    return n_trees, between(2, math.log2(each), 6)
 
 
 def owners(task: Task, n_trees: int, source: Source) -> Array:

@@ -1,0 +1,1 @@
+"""Statistics: sums over records that sites hand over instead of models."""

@@ -1,0 +1,140 @@
+"""Statistics, and records for each of them, shared by the tests of sums."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.base import clone
+
+from consilience.learners.base import PrivateLearner
+from consilience.learners.trees.bins import Bins
+from consilience.statistics.gradient_step import GradientStep
+from consilience.statistics.label_tables import LabelTables
+from consilience.statistics.leaf_counts import LeafCounts
+from consilience.statistics.model_sum import ModelSum
+from consilience.statistics.moments import Moments, MomentsRegressor
+from consilience.statistics.score import Score
+from consilience.statistics.summary import NumberSummary, Summary
+
+DELTA = 1e-6
+N_FEATURES = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A statistic with settings of its own, shown by its name."""
+
+    name: str
+    kind: type
+    settings: dict
+    classes: int | None = None
+    takes_bins: bool = False
+
+    def __repr__(self):
+        return self.name
+
+
+STATISTICS = [
+    Case("two classes", Moments, {"classes": [0, 1]}, 2),
+    Case("four classes", Moments, {"classes": [0, 1, 2, 3]}, 4),
+    Case("a number", MomentsRegressor, {"label_bound": 1.0}),
+    Case("a step, two classes", GradientStep, {"classes": [0, 1], "start": [[0.5, -1, 0, 0.2]]}, 2),
+    Case(
+        "a step, three classes",
+        GradientStep,
+        {"classes": [0, 1, 2], "start": [[0.5, -1, 0, 0.2], [0, 1, 0, 0], [0.3, 0, 0, -0.2]]},
+        3,
+    ),
+    Case(
+        "tables",
+        LabelTables,
+        {"classes": [0, 1, 2], "columns": [[[0, -0.5], [0, 0], [0, 0.5]], [[1, 0], [2, 0.2]]]},
+        3,
+        takes_bins=True,
+    ),
+    Case(
+        "leaves",
+        LeafCounts,
+        {
+            "classes": [0, 1, 2],
+            "bins": Bins.even(-1, 1, n_features=N_FEATURES, n_bins=4),
+            "n_trees": 3,
+            "max_depth": 2,
+        },
+        3,
+        takes_bins=True,
+    ),
+    Case(
+        "a summary",
+        Summary,
+        {
+            "classes": [0, 1, 2],
+            "columns": [
+                [[[0, -0.5], [0, 0], [0, 0.5]], [0, 1.5], []],
+                [[[1, 0], [2, 0.2]], [], [0]],
+            ],
+        },
+        3,
+        takes_bins=True,
+    ),
+    Case(
+        "a summary of numbers",
+        NumberSummary,
+        {"label_bound": 1.0, "columns": [[[[0, 0]], [0, 1.0], []], [[[3, 0]], [3, 1.0], []]]},
+        takes_bins=True,
+    ),
+    Case("scores", Score, {"classes": [0, 1], "model": [[3.0, -1, 0.5, 0.2]]}, 2),
+    Case(
+        "scores of subgroups",
+        Score,
+        {
+            "classes": [0, 1, 2],
+            "model": [[3.0, -1, 0, 0.2], [-3.0, 1, 0, 0], [0.3, 3.0, 0, -0.2]],
+            "subgroups": [[1, 0.0]],
+            "bins": 8,
+        },
+        3,
+        takes_bins=True,
+    ),
+]
+
+# Of what sites train, and no sum over records: neighbours are tables, not records.
+MODELS = [
+    Case("a model, two classes", ModelSum, {"classes": [0, 1], "regularization": 1e-3}, 2),
+    Case("a model, three classes", ModelSum, {"classes": [0, 1, 2], "regularization": 1e-3}, 3),
+]
+
+
+class Chunks:
+    """A table in chunks of so many records."""
+
+    def __init__(self, X, y, size):
+        self.X, self.y, self.size = X, y, size
+        self.n_features, self.n_records = X.shape[1], len(y)
+
+    def chunks(self):
+        for start in range(0, len(self.y), self.size):
+            yield self.X[start : start + self.size], self.y[start : start + self.size]
+
+
+def make(statistic, **changes):
+    """Return the statistic with these settings."""
+    if isinstance(statistic, PrivateLearner):
+        return clone(statistic).set_params(**changes)
+    return statistic.kind(**{"epsilon": 1.0, "delta": DELTA, **statistic.settings, **changes})
+
+
+def exact(statistic, X, y=None, **whose):
+    """Return the statistic fitted without noise."""
+    return make(statistic, epsilon=math.inf, delta=0.0).fit(X, y, **whose)
+
+
+def records(statistic, n, seed=0):
+    """Return rows around the unit sphere and labels that the first columns explain."""
+    draw = np.random.default_rng(seed)
+    X = draw.normal(size=(n, N_FEATURES))
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    if statistic.classes is None:
+        return X, np.clip(X[:, 0] + 0.1 * draw.normal(size=n), -1, 1)
+    places = np.floor((X[:, 0] + 1) / 2 * statistic.classes).astype(int)
+    return X, np.clip(places, 0, statistic.classes - 1)
