@@ -201,7 +201,7 @@ def test_no_marked_value_leaves_a_site(tmp_path, monkeypatch, capfd):
 
     hub = Hub(Settings(tmp_path / "hub"))
     hub.add_study(study_text(), "operator")
-    hub.store.add_coordinator("ann", "scrypt:none", "operator")
+    hub.store.add_account("ann", "scrypt:none", "operator")
     server = HubProcess(tmp_path / "hub", log=tmp_path / "hub.log")
     server.start()
     server.wait()

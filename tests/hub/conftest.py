@@ -273,7 +273,7 @@ class World:
         self.app: Any = client.app
         self.hub: Hub = self.app.state.hub
         self.combiner = self.app.state.combiner
-        self.hub.store.add_coordinator("ann", "scrypt:none", "operator")
+        self.hub.store.add_account("ann", "scrypt:none", "operator")
         token, _ = new_token(self.hub.store, "ann", hours=1, kind="test")
         self.coordinator = {"authorization": f"Bearer {token}"}
         self.wards: dict[str, Ward] = {}

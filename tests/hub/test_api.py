@@ -457,7 +457,7 @@ def test_coordinators_log_in_with_a_password(sqlite_world: Any, tools: Any) -> N
     token = log_in("bea", "correct horse battery").json()["token"]
     bearer = {"authorization": f"Bearer {token}"}
     assert world.client.get("/api/studies", headers=bearer).status_code == 200
-    stored = "".join(map(str, world.hub.store.coordinator("bea").values()))
+    stored = "".join(map(str, world.hub.store.account("bea").values()))
     assert "correct horse" not in stored
     assert world.hub.store.session(token) is None  # the database knows its hash only
     world.client.delete("/api/sessions", headers=bearer)
@@ -613,7 +613,7 @@ def test_the_audit_log_names_every_change(world: Any) -> None:
     world.combiner.run(at_once=True)
     entries = world.client.get("/api/audit", headers=world.coordinator).json()["entries"]
     actions = [entry["action"] for entry in entries]
-    assert actions[0] == "coordinator added"
+    assert actions[0] == "account added"
     for action in (
         "study created",
         "site invited",

@@ -335,7 +335,7 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
         world = tools.World(served, folder)
         world.add_study()
         world.add_study(forest_text(tools))
-        world.hub.store.add_coordinator("bea", hash_password(PASSWORD), "operator")
+        world.hub.store.add_account("bea", hash_password(PASSWORD), "operator")
         liars = enrol_liars(world, tools)
         member = world.ward("mallory")
         kept = {row["digest"] for name in ("demo", "trees") for row in rows(world.hub, name)}

@@ -69,7 +69,7 @@ def live(tools: Any, tmp_path: Any, password: str) -> Iterator[Any]:
     client.app = app
     world = tools.World(client, tmp_path)
     world.address = address
-    app.state.hub.store.add_coordinator("bea", password, "operator")
+    app.state.hub.store.add_account("bea", password, "operator")
     try:
         yield world
     finally:

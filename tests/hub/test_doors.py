@@ -176,7 +176,7 @@ def test_an_account_has_a_limit_of_its_own(
 ) -> None:
     world = sqlite_world
     for name in ("bea", "cyd"):
-        world.hub.store.add_coordinator(name, password, "operator")
+        world.hub.store.add_account(name, password, "operator")
     assert _log_in(world, "bea", PASSWORD).status_code == 200
     from_elsewhere = "consilience.hub.api.routes.address_of"
     guesses = []
@@ -194,7 +194,7 @@ def test_failed_logins_and_refused_files_are_in_the_audit_log_and_do_not_fill_it
     sqlite_world: Any, tools: Any, password: str, monkeypatch: Any
 ) -> None:
     world = sqlite_world
-    world.hub.store.add_coordinator("bea", password, "operator")
+    world.hub.store.add_account("bea", password, "operator")
     world.add_study()
     ward = world.ward("north")
     for _ in range(3):
@@ -510,7 +510,7 @@ def test_strangers_who_guess_leave_room_for_a_coordinator_where_she_logged_in_be
     sqlite_world: Any, password: str, monkeypatch: Any
 ) -> None:
     world, gate = sqlite_world, threading.Event()
-    world.hub.store.add_coordinator("bea", password, "operator")
+    world.hub.store.add_account("bea", password, "operator")
     logins = world.app.state.logins
     logins.log_in("bea", PASSWORD, "10.0.0.9", hours=1)
     checked = auth.fits_password

@@ -392,7 +392,7 @@ class Target:
             self.honest.append(self._train(self.ward, study))
         self.beside = beside
         self.others = [one.sealed.to_bytes() for one in self.honest[1:] + self.honest[:1]]
-        world.hub.store.add_coordinator("bob", hash_password("correct horse battery"), "operator")
+        world.hub.store.add_account("bob", hash_password("correct horse battery"), "operator")
         self.taken, self.answers, self.sequence = 0, Counter(), 1
         self.release = self._release()
 

@@ -126,11 +126,11 @@ def test_a_changed_password_also_ends_logins_that_have_begun(
 ) -> None:
     """The password is compared outside the transaction that adds the session."""
     store = world.hub.store
-    store.add_coordinator("eve", hash_password("correct horse battery"), "operator")
+    store.add_account("eve", hash_password("correct horse battery"), "operator")
 
     def change_meanwhile(password: str, stored: str) -> bool:
         fits = fits_password(password, stored)
-        store.add_coordinator("eve", hash_password("another password"), "operator")
+        store.set_password("eve", hash_password("another password"), "operator")
         return fits
 
     logins: Logins = world.app.state.logins

@@ -12,7 +12,7 @@ from consilience.hub.api.server import Lobby
 from consilience.hub.auth import Buckets, Logins, Notes, Rate, hash_password, network_of
 from consilience.hub.hub import Settings
 from consilience.hub.operating import add_coordinator
-from consilience.hub.store.studies import KNOWN_SECONDS, MOST_KNOWN
+from consilience.hub.store.accounts import KNOWN_SECONDS, MOST_KNOWN
 from consilience.hub.store.tables import known_addresses, sites
 from consilience.protocol import Refusal, check_new_name, fold_name
 
@@ -88,9 +88,11 @@ def test_studies_and_coordinators_have_names_that_differ_for_people(
         assert tools.code(answer) == "name-taken"
     for name in ("Ann", "аnn", "a.n.n "):
         with pytest.raises(Refusal):
-            world.hub.store.add_coordinator(name, "scrypt:none", "operator")
-    world.hub.store.add_coordinator("ann", "scrypt:none", "operator")  # a new password
-    add_coordinator(tmp_path / "other", "ann", PASSWORD)
+            world.hub.store.add_account(name, "scrypt:none", "operator")
+    with pytest.raises(Refusal):
+        world.hub.store.add_account("ann", "scrypt:none", "operator")
+    for _ in range(2):  # a new password
+        add_coordinator(tmp_path / "other", "ann", PASSWORD)
     with pytest.raises(SettingsError, match="'ann'"):
         add_coordinator(tmp_path / "other", "ANN", PASSWORD)
 
@@ -113,7 +115,7 @@ def test_the_limit_of_an_account_is_not_forgotten_for_other_names(
     world: Any, monkeypatch: Any
 ) -> None:
     store = world.hub.store
-    store.add_coordinator("bea", hash_password(PASSWORD), "operator")
+    store.add_account("bea", hash_password(PASSWORD), "operator")
     monkeypatch.setattr(auth, "fits_password", lambda *_: False)
     monkeypatch.setattr(auth, "MOST_NAMES", 50)
     free, notes = Buckets(Rate(1e6, 1e6)), Notes(store, Rate(1e6, 1e6))
@@ -148,7 +150,7 @@ def test_a_hub_that_starts_again_knows_where_coordinators_log_in(
     world: Any, monkeypatch: Any
 ) -> None:
     store = world.hub.store
-    store.add_coordinator("bea", hash_password(PASSWORD), "operator")
+    store.add_account("bea", hash_password(PASSWORD), "operator")
     monkeypatch.setattr(auth, "fits_password", lambda given, _: given == PASSWORD)
 
     def start() -> Logins:
@@ -157,7 +159,7 @@ def test_a_hub_that_starts_again_knows_where_coordinators_log_in(
 
     start().log_in("bea", PASSWORD, "2001:db8::1", hours=1)
     again = start()
-    with pytest.raises(Refusal, match="no coordinator"):
+    with pytest.raises(Refusal, match="no account"):
         again.log_in("bea", "wrong", "10.0.0.1", hours=1)
     with pytest.raises(Refusal, match="Too many"):  # the account's limit, for strangers
         again.log_in("bea", PASSWORD, "10.0.0.2", hours=1)
@@ -173,5 +175,5 @@ def test_a_hub_that_starts_again_knows_where_coordinators_log_in(
     assert not store.knows("bea", "10.0.1.24")
     start().log_in("bea", PASSWORD, "10.0.2.1", hours=1)
     assert len(store.fetch_all(known_addresses.select())) == 1
-    store.add_coordinator("bea", hash_password(PASSWORD), "operator")
+    store.set_password("bea", hash_password(PASSWORD), "operator")
     assert not store.knows("bea", "10.0.2.1")  # whoever knew the old password could be there

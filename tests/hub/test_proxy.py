@@ -49,7 +49,7 @@ def prepared(folder: Path, url: str | None, tools: Any, n_wards: int) -> Iterato
         world.study = world.add_study()
         for i in range(n_wards):
             world.ward(f"ward {i}")
-        world.hub.store.add_coordinator("bea", hash_password(PASSWORD), "operator")
+        world.hub.store.add_account("bea", hash_password(PASSWORD), "operator")
         yield world
 
 

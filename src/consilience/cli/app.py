@@ -19,7 +19,7 @@ import typer
 from typer import Option
 
 from consilience import __version__
-from consilience.cli import files, hub, keyholder, ledger, prepare, site, study
+from consilience.cli import accounts, files, keyholder, ledger, prepare, site, study
 from consilience.cli.command import Commands, UsageError, ask_for_command, show
 from consilience.errors import ConsilienceError, PrivacyLeakWarning, RecordsWarning
 
@@ -47,7 +47,7 @@ app.add_typer(study.commands, name="study")
 app.add_typer(site.commands, name="site")
 app.add_typer(files.contribution, name="contribution")
 app.add_typer(files.release, name="release")
-app.add_typer(hub.commands, name="hub")
+app.add_typer(accounts.commands, name="hub")  # with all other commands of the hub
 app.add_typer(keyholder.commands, name="keyholder")
 app.add_typer(ledger.commands, name="ledger")
 

@@ -137,7 +137,7 @@ def add_coordinator(
     ] = None,
     place: Place,
 ) -> Answer:
-    """Add a coordinator, or give one a new password."""
+    """Add a coordinator of every study, or give an account a new password."""
     from consilience.hub import operating
 
     if password is None:

@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from consilience.errors import SettingsError
-from consilience.hub.store import Store, hashed, now
+from consilience.hub.roles import Account
+from consilience.hub.store import Row, Store, hashed, now
+from consilience.hub.store.accounts import actor_of
 from consilience.protocol import Refusal
 
 COOKIE = "consilience"
@@ -42,7 +44,7 @@ def hash_password(password: str) -> str:
     """Return what is stored of a password: the cost of guessing it, a salt, and its hash."""
     if len(password) < LEAST_PASSWORD or len(password) > 1000:
         raise SettingsError(
-            f"A coordinator's password must have {LEAST_PASSWORD} to 1000 characters. Nothing was "
+            f"A password must have {LEAST_PASSWORD} to 1000 characters. Nothing was "
             "stored. Choose another password."
         )
     salt = secrets.token_bytes(18)
@@ -79,24 +81,22 @@ def _scrypt(password: str, salt: bytes, cost: tuple[int, int, int]) -> str:
     return base64.b64encode(key).decode()
 
 
-def new_token(
-    store: Store, coordinator: str, *, hours: float, kind: str, **login: str
-) -> tuple[str, str]:
-    """Return a token for a new session of a coordinator, and when it expires.
+def new_token(store: Store, name: str, *, hours: float, kind: str, **login: str) -> tuple[str, str]:
+    """Return a token for a new session of an account, and when it expires.
 
     `login` holds the `address` and the stored `password` that was compared, as in `add_session`.
     """
     token, expires = secrets.token_urlsafe(32), now(seconds=hours * 3600)
-    store.add_session(hashed(token), coordinator, kind, expires, **login)
+    store.add_session(hashed(token), name, kind, expires, **login)
     return token, expires
 
 
-def coordinator_of(store: Store, token: str | None) -> str:
-    """Return the coordinator whose session has this token, or refuse."""
-    session = store.session(hashed(token)) if token else None
-    if session is None:
+def account_of(store: Store, token: str | None) -> Account:
+    """Return the account whose session has this token, or refuse."""
+    account = store.session(hashed(token)) if token else None
+    if account is None:
         raise Refusal("not-authenticated", "Nobody is logged in with this token.")
-    return str(session["coordinator"])
+    return account
 
 
 # -------------------------------------------------------------------------------------------- rates
@@ -214,7 +214,7 @@ class Logins:
     """Logging in: limited for each address and for each account; failures are in the audit log.
 
     An address from which an account has logged in is not subject to that account's limit, so that
-    strangers who guess cannot keep a coordinator out.
+    strangers who guess cannot keep its owner out.
     """
 
     def __init__(self, store: Store, by_guess: Buckets, by_account: Buckets, notes: Notes) -> None:
@@ -234,23 +234,31 @@ class Logins:
         """
         network = network_of(address)
         self._by_guess.take(network)
-        row = self._store.coordinator(name) if name.isprintable() else None
+        row = self._store.account(name) if name.isprintable() else None
         is_known = row is not None and self._store.knows(name, network)
         if not is_known:
             (self._by_other_name if row is None else self._by_account).take(name)
-        place = self._kept_free if is_known else self._threads
+        fits = self._fits(password, row, self._kept_free if is_known else self._threads)
+        if row is None or not fits or row["status"] != "active":
+            # Somebody may have typed a password for a name: only known names are written down.
+            actor = "stranger" if row is None else actor_of(row)
+            self._notes.add(actor, "login failed", address=address)
+            raise Refusal("not-authenticated", "There is no account with this name and password.")
+        login = {"address": network, "password": row["password"]}
+        return new_token(self._store, name, hours=hours, kind="session", **login)
+
+    def check_own(self, name: str, password: str) -> None:
+        """Refuse whoever is logged in and does not know the account's password."""
+        self._by_account.take(name)
+        row = self._store.account(name)
+        if row is None or not self._fits(password, row, self._threads):
+            self._notes.add("stranger" if row is None else actor_of(row), "wrong password")
+            raise Refusal("not-allowed", "The password until now is another one.")
+
+    def _fits(self, password: str, row: Row | None, place: threading.BoundedSemaphore) -> bool:
         if not place.acquire(blocking=False):
             raise Refusal("too-many", "Too many people are logging in at this moment.")
         try:
-            fits = fits_password(password[:1001], row["password"] if row else _NOBODY)
+            return fits_password(password[:1001], row["password"] if row else _NOBODY)
         finally:
             place.release()
-        if row is None or not fits or row["status"] != "active":
-            # Somebody may have typed a password for a name: only known names are written down.
-            actor = "stranger" if row is None else f"coordinator:{name}"
-            self._notes.add(actor, "login failed", address=address)
-            raise Refusal(
-                "not-authenticated", "There is no coordinator with this name and password."
-            )
-        login = {"address": network, "password": row["password"]}
-        return new_token(self._store, name, hours=hours, kind="session", **login)

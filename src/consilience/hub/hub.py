@@ -13,6 +13,7 @@ from pathlib import Path
 from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
+from consilience.hub.accounts import AccountDesk
 from consilience.hub.auth import Rate
 from consilience.hub.blind import BlindStudies
 from consilience.hub.state import why_no_release
@@ -97,6 +98,7 @@ class Hub:
         self.store.return_seconds = settings.return_seconds
         self.store.most_daily = settings.most_daily
         self.key = self._agreed_key()
+        self.accounts = AccountDesk(self.store)
         self.blind = BlindStudies(self.store, self.key, settings.batch_seconds)
         self._ledger: Ledger | None = None
         self._studies: dict[str, Study] = {}

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from consilience.errors import SettingsError
-from consilience.hub.auth import hash_password
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store import Row, Store
 from consilience.privacy.ledger import Ledger
@@ -98,15 +97,12 @@ def _is_local(host: str) -> bool:
 
 
 def add_coordinator(folder: PathLike, name: str, password: str, *, url: str | None = None) -> None:
-    """Add a coordinator, or change a known one's password."""
-    if not (1 <= len(name) <= 100 and name.isprintable()):
-        raise SettingsError(
-            "A coordinator's name must have 1 to 100 printable characters. Nothing was stored. "
-            "Choose another name."
-        )
-    stored = hash_password(password)
+    """Add a coordinator of every study, or change a known account's password."""
     with opened(folder, url) as hub:
-        hub.store.add_coordinator(name, stored, OPERATOR)
+        if hub.store.account(name) is None:
+            hub.accounts.add(name, password, OPERATOR)
+        else:
+            hub.accounts.set_password(name, password, OPERATOR)
 
 
 def add_study(folder: PathLike, path: PathLike, *, url: str | None = None) -> Row:

@@ -38,6 +38,7 @@ from consilience.hub.dashboard.visits import (
 )
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.outages import OUTAGES, describe_outage
+from consilience.hub.roles import Action
 from consilience.hub.store.audit import Chain
 from consilience.protocol import ERRORS, Refusal
 
@@ -132,12 +133,12 @@ def _endpoint(page: Page) -> Callable[..., Awaitable[Response]]:
 
 
 async def _upload_file(request: Request) -> Response:
-    """Stream a coordinator's form with a file to disk, then let its page take it."""
+    """Stream a form with a file to disk, then let its page take it."""
 
     def take(visit: Visit) -> Response:
         return take_file(visit, arrived)
 
-    hub, page = hub_of(request), Page("POST", request.url.path, "coordinator", take)
+    hub, page = hub_of(request), Page("POST", request.url.path, Action.CHANGE, take)
     if refused := await run_in_threadpool(refuse_visitor, page, request):
         return refused
     visitor = await run_in_threadpool(visitor_of, hub, request.cookies)

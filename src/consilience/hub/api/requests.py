@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from consilience.blind.roster import MOST_SITES
 from consilience.hub import auth
 from consilience.hub.hub import Hub
+from consilience.hub.roles import Account, Action
 from consilience.hub.store import Row
 from consilience.protocol import HEADER, Refusal, Signed, digest, read_request
 from consilience.study.study import Study
@@ -106,7 +107,7 @@ class _Body(BaseModel):
 
 
 class Login(_Body):
-    """A coordinator's name and password."""
+    """An account's name and password."""
 
     name: str = Field(max_length=200)
     password: str = Field(max_length=1000)
@@ -213,13 +214,27 @@ def bearer_token(request: Request) -> str:
     """Return the token that a coordinator sends, or refuse."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
-        raise Refusal("not-authenticated", "This needs a coordinator's token.")
+        raise Refusal("not-authenticated", "This needs the token of an account.")
     return token.strip()
 
 
+def check_account(request: Request, action: Action) -> None:
+    """Find whose token a request carries, and refuse what this account may not do.
+
+    A request that has to carry none is refused where somebody asks for the `coordinator`.
+    """
+    if action is not Action.OPEN and "authorization" in request.headers:
+        account = auth.account_of(hub_of(request).store, bearer_token(request))
+        account.check(action, request.path_params.get("study"))
+        request.state.account = account
+
+
 def coordinator(request: Request) -> str:
-    """Return who is logged in, as the audit log names them, or refuse."""
-    return f"coordinator:{auth.coordinator_of(hub_of(request).store, bearer_token(request))}"
+    """Return who is logged in and may do this, as the audit log names them, or refuse."""
+    account: Account | None = getattr(request.state, "account", None)
+    if account is None:
+        raise Refusal("not-authenticated", "This needs the token of an account.")
+    return account.actor
 
 
 Body = Annotated[bytes, Depends(read_body)]
@@ -227,7 +242,7 @@ Coordinator = Annotated[str, Depends(coordinator)]
 
 
 async def read_large_body(request: Request, _: Coordinator) -> bytes:
-    """Read a body that only coordinators may send; the hub knows them before it reads."""
+    """Read a body that only accounts may send; the hub knows them before it reads."""
     return await receive_body(request, MOST_KNOWN)
 
 

@@ -11,7 +11,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
@@ -36,6 +36,7 @@ from consilience.hub.api.requests import (
     SiteChanging,
     address_of,
     bearer_token,
+    check_account,
     coordinator,
     hub_of,
     is_local,
@@ -52,6 +53,7 @@ from consilience.hub.api.requests import (
 from consilience.hub.blind import require_blind
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import new_link
+from consilience.hub.roles import Account, Action
 from consilience.hub.state import invitation_state
 from consilience.hub.store import Row, hashed
 from consilience.protocol import Refusal, Signed, digest
@@ -92,6 +94,7 @@ def metrics(request: Request) -> Response:
     state, stated = request.app.state, hub_of(request).settings.metrics_token
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     if not (is_local(request) or (stated and compare_digest(given.encode(), stated.encode()))):
+        check_account(request, Action.LOOK)
         coordinator(request)
     text = state.metrics.text(state.hub.store.counts(), state.combiner)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
@@ -112,7 +115,7 @@ def about(request: Request) -> Row:
 
 
 def log_in(request: Request, body: Body) -> Row:
-    """Exchange a coordinator's name and password for a token."""
+    """Exchange an account's name and password for a token."""
     hub = hub_of(request)
     asked = parse_body(Login, body)
     logins: auth.Logins = request.app.state.logins
@@ -138,8 +141,10 @@ def add_study(request: Request, body: LargeBody, actor: Coordinator) -> Response
 
 
 def list_studies(request: Request, _: Coordinator) -> Row:
-    """List all studies."""
-    return {"studies": [_show("study", row) for row in hub_of(request).store.studies()]}
+    """List the studies that the account is for."""
+    account: Account = request.state.account
+    rows = hub_of(request).store.studies()
+    return {"studies": [_show("study", row) for row in rows if account.sees(row["name"])]}
 
 
 async def put_file(request: Request, study: str, file: str) -> Row:
@@ -478,21 +483,30 @@ def _noting(request: Request, key: str, action: str, study: str) -> Iterator[Non
 
 
 class Route(NamedTuple):
-    """One address, its method and its endpoint, and the body that the endpoint reads itself."""
+    """One address: what it lets an account do, its endpoint, and the body that this reads itself.
+
+    Whoever signs the request needs no account: the endpoint asks for the signature.
+    """
 
     method: str
     path: str
+    action: Action
     endpoint: Callable[..., Any]
     body: Mapping[str, Any] | None = None
 
     def add_to(self, app: FastAPI) -> None:
         """Add the route to an application."""
-        name = self.endpoint.__name__
+        name, action = self.endpoint.__name__, self.action
+
+        def check(request: Request) -> None:
+            check_account(request, action)
+
         content = {"required": True, "content": self.body}
         app.add_api_route(
             self.path,
             self.endpoint,
             methods=[self.method],
+            dependencies=[] if action is Action.OPEN else [Depends(check)],
             name=name,
             operation_id=name,
             response_model=None,
@@ -510,42 +524,42 @@ def _bytes(kind: str) -> dict[str, Any]:
 
 STUDY = "/api/studies/{study}"
 ROUTES = (
-    Route("GET", "/healthz", health),
-    Route("GET", "/readyz", ready),
-    Route("GET", "/metrics", metrics),
-    Route("GET", "/api/hub", about),
-    Route("POST", "/api/sessions", log_in, _json(Login)),
-    Route("DELETE", "/api/sessions", log_out),
-    Route("POST", "/api/studies", add_study, _bytes("application/toml")),
-    Route("GET", "/api/studies", list_studies),
-    Route("GET", STUDY, read_study),
-    Route("POST", f"{STUDY}/close", close_study),
-    Route("PUT", STUDY + "/files/{file}", put_file, _bytes(FILE)),
-    Route("GET", STUDY + "/files/{file}", read_public_file),
-    Route("POST", f"{STUDY}/invitations", invite, _json(Invitation)),
-    Route("GET", f"{STUDY}/invitations", list_invitations),
-    Route("GET", f"{STUDY}/sites", list_sites),
-    Route("DELETE", STUDY + "/sites/{site}/key", revoke_key),
-    Route("POST", "/api/enrolments", enrol, _json(Enrolment)),
-    Route("POST", "/api/keys/rotation", rotate_key, _json(Rotation)),
-    Route("POST", f"{STUDY}/contributions", submit, _bytes(FILE)),
-    Route("GET", f"{STUDY}/contributions", list_contributions),
-    Route("GET", STUDY + "/contributions/{digest}", read_contribution),
-    Route("POST", f"{STUDY}/withdrawals", withdraw),
-    Route("POST", f"{STUDY}/releases", combine, _json(Command)),
-    Route("GET", f"{STUDY}/releases", list_releases),
-    Route("GET", STUDY + "/releases/{sequence}", read_release),
-    Route("GET", f"{STUDY}/release", read_newest_release),
-    Route("GET", f"{STUDY}/log", read_log),
-    Route("POST", f"{STUDY}/visits", open_dashboard),
-    Route("GET", f"{STUDY}/blind", read_blind),
-    Route("POST", f"{STUDY}/blind/roster", freeze_roster, _json(Freezing)),
-    Route("POST", f"{STUDY}/blind/cards", add_card, _bytes(FILE)),
-    Route("GET", f"{STUDY}/blind/files", list_masked),
-    Route("POST", f"{STUDY}/blind/acknowledgements", acknowledge, _bytes(FILE)),
-    Route("GET", f"{STUDY}/blind/batches", list_batches),
-    Route("POST", f"{STUDY}/blind/batches", list_batch),
-    Route("POST", STUDY + "/blind/batches/{number}/withdrawal", leave_out_batch),
-    Route("POST", f"{STUDY}/blind/openings", add_opening, _bytes(FILE)),
-    Route("GET", "/api/audit", read_audit),
+    Route("GET", "/healthz", Action.OPEN, health),
+    Route("GET", "/readyz", Action.OPEN, ready),
+    Route("GET", "/metrics", Action.OPEN, metrics),
+    Route("GET", "/api/hub", Action.OPEN, about),
+    Route("POST", "/api/sessions", Action.OPEN, log_in, _json(Login)),
+    Route("DELETE", "/api/sessions", Action.LEAVE, log_out),
+    Route("POST", "/api/studies", Action.ADD, add_study, _bytes("application/toml")),
+    Route("GET", "/api/studies", Action.LOOK, list_studies),
+    Route("GET", STUDY, Action.VIEW, read_study),
+    Route("POST", f"{STUDY}/close", Action.CHANGE, close_study),
+    Route("PUT", STUDY + "/files/{file}", Action.CHANGE, put_file, _bytes(FILE)),
+    Route("GET", STUDY + "/files/{file}", Action.VIEW, read_public_file),
+    Route("POST", f"{STUDY}/invitations", Action.CHANGE, invite, _json(Invitation)),
+    Route("GET", f"{STUDY}/invitations", Action.LOOK, list_invitations),
+    Route("GET", f"{STUDY}/sites", Action.LOOK, list_sites),
+    Route("DELETE", STUDY + "/sites/{site}/key", Action.CHANGE, revoke_key),
+    Route("POST", "/api/enrolments", Action.OPEN, enrol, _json(Enrolment)),
+    Route("POST", "/api/keys/rotation", Action.OPEN, rotate_key, _json(Rotation)),
+    Route("POST", f"{STUDY}/contributions", Action.OPEN, submit, _bytes(FILE)),
+    Route("GET", f"{STUDY}/contributions", Action.VIEW, list_contributions),
+    Route("GET", STUDY + "/contributions/{digest}", Action.VIEW, read_contribution),
+    Route("POST", f"{STUDY}/withdrawals", Action.OPEN, withdraw),
+    Route("POST", f"{STUDY}/releases", Action.CHANGE, combine, _json(Command)),
+    Route("GET", f"{STUDY}/releases", Action.VIEW, list_releases),
+    Route("GET", STUDY + "/releases/{sequence}", Action.VIEW, read_release),
+    Route("GET", f"{STUDY}/release", Action.VIEW, read_newest_release),
+    Route("GET", f"{STUDY}/log", Action.VIEW, read_log),
+    Route("POST", f"{STUDY}/visits", Action.VIEW, open_dashboard),
+    Route("GET", f"{STUDY}/blind", Action.VIEW, read_blind),
+    Route("POST", f"{STUDY}/blind/roster", Action.CHANGE, freeze_roster, _json(Freezing)),
+    Route("POST", f"{STUDY}/blind/cards", Action.OPEN, add_card, _bytes(FILE)),
+    Route("GET", f"{STUDY}/blind/files", Action.OPEN, list_masked),
+    Route("POST", f"{STUDY}/blind/acknowledgements", Action.OPEN, acknowledge, _bytes(FILE)),
+    Route("GET", f"{STUDY}/blind/batches", Action.OPEN, list_batches),
+    Route("POST", f"{STUDY}/blind/batches", Action.CHANGE, list_batch),
+    Route("POST", STUDY + "/blind/batches/{number}/withdrawal", Action.CHANGE, leave_out_batch),
+    Route("POST", f"{STUDY}/blind/openings", Action.OPEN, add_opening, _bytes(FILE)),
+    Route("GET", "/api/audit", Action.LOG, read_audit),
 )

@@ -6,7 +6,7 @@ from fastapi import Response
 from fastapi.responses import FileResponse
 
 from consilience.hub import auth
-from consilience.hub.dashboard import releases, sites, studies
+from consilience.hub.dashboard import accounts, releases, sites, studies
 from consilience.hub.dashboard.texts import LOGIN_FIXES
 from consilience.hub.dashboard.visits import (
     FORM_COOKIE,
@@ -20,6 +20,7 @@ from consilience.hub.dashboard.visits import (
     read_link,
     use_link,
 )
+from consilience.hub.roles import Action
 from consilience.hub.store import hashed
 from consilience.protocol import ERRORS, Refusal
 
@@ -49,20 +50,20 @@ def show_api(visit: Visit) -> Response:
 def show_home(visit: Visit) -> Response:
     """Send visitors to their first page."""
     who = visit.someone
-    return visit.redirect("/studies" if who.is_coordinator else f"/studies/{who.study}")
+    return visit.redirect("/studies" if who.account else f"/studies/{who.study}")
 
 
 def show_login(visit: Visit) -> Response:
-    """Ask for a coordinator's name and password."""
-    if visit.visitor is not None and visit.visitor.is_coordinator:
+    """Ask for a name and a password."""
+    if visit.visitor is not None and visit.visitor.account:
         return visit.redirect("/studies")
     target = _next_page(visit.request.query_params.get("next"))
-    confirmed = () if visit.visitor else ("out",)
+    confirmed = () if visit.visitor else ("out", "password")
     return visit.page("login.html", 200, confirmed, next=target, name="", problem=None)
 
 
 def log_in(visit: Visit) -> Response:
-    """Begin a coordinator's session."""
+    """Begin an account's session."""
     settings, request = visit.hub.settings, visit.request
     name, target = visit.form.get("name", "").strip(), _next_page(visit.form.get("next"))
     try:
@@ -87,7 +88,7 @@ def log_in(visit: Visit) -> Response:
 
 def log_out(visit: Visit) -> Response:
     """End the session."""
-    if visit.someone.is_coordinator:
+    if visit.someone.account:
         visit.hub.store.end_session(hashed(visit.someone.secret))
     else:
         end_view(visit.hub, visit.someone)
@@ -111,7 +112,7 @@ def show_link(visit: Visit) -> Response:
 def open_view(visit: Visit) -> Response:
     """Use a site's link and open its view."""
     view, facts = use_link(visit.hub, visit["link"], visit.request.app.state.notes)
-    if visit.visitor is not None and visit.visitor.is_coordinator:
+    if visit.visitor is not None and visit.visitor.account:
         visit.hub.store.end_session(hashed(visit.visitor.secret))
     answer = visit.redirect(f"/studies/{facts['study']}")
     answer.delete_cookie(auth.COOKIE)
@@ -128,44 +129,53 @@ SITE = f"{STUDY}/sites/{{site}}"
 CONTRIBUTION = f"{STUDY}/contributions/{{digest}}"
 RELEASE = f"{STUDY}/releases/{{number}}"
 PAGES = (
-    Page(READ, "/static/{file}", "anyone", show_static),
-    Page(READ, "/docs", "anyone", show_api),
-    Page(READ, "/", "known", show_home),
-    Page(READ, "/login", "anyone", show_login),
-    Page("POST", "/login", "anyone", log_in),
-    Page("POST", "/logout", "known", log_out),
-    Page(READ, "/visits/{link}", "anyone", show_link),
-    Page("POST", "/visits/{link}", "anyone", open_view),
-    Page(READ, "/studies", "coordinator", studies.show_studies),
-    Page(READ, "/new-study", "coordinator", studies.show_new_study),
-    Page("POST", "/new-study", "coordinator", studies.add_study, is_large=True),
-    Page(READ, STUDY, "known", studies.show_study),
-    Page(READ, f"{STUDY}/text", "known", studies.show_study_text),
-    Page(READ, f"{STUDY}/files/{{file}}", "known", studies.show_public_file),
-    Page(READ, f"{STUDY}/invite", "coordinator", sites.show_invite),
-    Page("POST", f"{STUDY}/invite", "coordinator", sites.invite),
-    Page(READ, f"{STUDY}/close", "coordinator", studies.show_close),
-    Page("POST", f"{STUDY}/close", "coordinator", studies.close_study),
-    Page(READ, f"{STUDY}/roster", "coordinator", studies.show_roster),
-    Page("POST", f"{STUDY}/roster", "coordinator", studies.freeze_roster),
-    Page("POST", f"{STUDY}/batches", "coordinator", studies.list_batch),
-    Page("POST", f"{STUDY}/batches/{{number}}", "coordinator", studies.leave_out_batch),
-    Page(READ, f"{STUDY}/aggregate", "coordinator", releases.show_aggregate),
-    Page("POST", f"{STUDY}/aggregate", "coordinator", releases.aggregate),
-    Page("POST", f"{STUDY}/budget", "coordinator", releases.set_budget),
-    Page(READ, f"{STUDY}/sites", "coordinator", sites.show_sites),
-    Page(READ, SITE, "known", sites.show_site),
-    Page(READ, f"{SITE}/revoke", "coordinator", sites.show_revoke),
-    Page("POST", f"{SITE}/revoke", "coordinator", sites.revoke_key),
-    Page(READ, CONTRIBUTION, "known", sites.show_contribution),
+    Page(READ, "/static/{file}", Action.OPEN, show_static),
+    Page(READ, "/docs", Action.OPEN, show_api),
+    Page(READ, "/", Action.VIEW, show_home),
+    Page(READ, "/login", Action.OPEN, show_login),
+    Page("POST", "/login", Action.OPEN, log_in),
+    Page("POST", "/logout", Action.LEAVE, log_out),
+    Page(READ, "/visits/{link}", Action.OPEN, show_link),
+    Page("POST", "/visits/{link}", Action.OPEN, open_view),
+    Page(READ, "/studies", Action.LOOK, studies.show_studies),
+    Page(READ, "/new-study", Action.ADD, studies.show_new_study),
+    Page("POST", "/new-study", Action.ADD, studies.add_study, is_large=True),
+    Page(READ, STUDY, Action.VIEW, studies.show_study),
+    Page(READ, f"{STUDY}/text", Action.VIEW, studies.show_study_text),
+    Page(READ, f"{STUDY}/files/{{file}}", Action.VIEW, studies.show_public_file),
+    Page(READ, f"{STUDY}/invite", Action.CHANGE, sites.show_invite),
+    Page("POST", f"{STUDY}/invite", Action.CHANGE, sites.invite),
+    Page(READ, f"{STUDY}/close", Action.CHANGE, studies.show_close),
+    Page("POST", f"{STUDY}/close", Action.CHANGE, studies.close_study),
+    Page(READ, f"{STUDY}/roster", Action.CHANGE, studies.show_roster),
+    Page("POST", f"{STUDY}/roster", Action.CHANGE, studies.freeze_roster),
+    Page("POST", f"{STUDY}/batches", Action.CHANGE, studies.list_batch),
+    Page("POST", f"{STUDY}/batches/{{number}}", Action.CHANGE, studies.leave_out_batch),
+    Page(READ, f"{STUDY}/aggregate", Action.CHANGE, releases.show_aggregate),
+    Page("POST", f"{STUDY}/aggregate", Action.CHANGE, releases.aggregate),
+    Page("POST", f"{STUDY}/budget", Action.CHANGE, releases.set_budget),
+    Page(READ, f"{STUDY}/sites", Action.LOOK, sites.show_sites),
+    Page(READ, SITE, Action.VIEW, sites.show_site),
+    Page(READ, f"{SITE}/revoke", Action.CHANGE, sites.show_revoke),
+    Page("POST", f"{SITE}/revoke", Action.CHANGE, sites.revoke_key),
+    Page(READ, CONTRIBUTION, Action.VIEW, sites.show_contribution),
     Page(
         READ,
         f"{CONTRIBUTION}/certificate.{{kind}}",
-        "known",
+        Action.VIEW,
         sites.download_contribution_certificate,
     ),
-    Page(READ, RELEASE, "known", releases.show_release),
-    Page(READ, f"{RELEASE}/certificate.{{kind}}", "known", releases.download_release_certificate),
-    Page(READ, f"{RELEASE}/file", "known", releases.download_release),
-    Page(READ, "/audit", "coordinator", studies.show_audit),
+    Page(READ, RELEASE, Action.VIEW, releases.show_release),
+    Page(
+        READ, f"{RELEASE}/certificate.{{kind}}", Action.VIEW, releases.download_release_certificate
+    ),
+    Page(READ, f"{RELEASE}/file", Action.VIEW, releases.download_release),
+    Page(READ, "/audit", Action.LOG, studies.show_audit),
+    Page(READ, "/account", Action.OWN, accounts.show_own),
+    Page("POST", "/account/password", Action.OWN, accounts.change_password),
+    Page(READ, "/accounts", Action.MANAGE, accounts.show_accounts),
+    Page(READ, "/new-account", Action.MANAGE, accounts.show_new_account),
+    Page("POST", "/new-account", Action.MANAGE, accounts.add_account),
+    Page(READ, "/accounts/{account}", Action.MANAGE, accounts.show_account),
+    Page("POST", "/accounts/{account}", Action.MANAGE, accounts.change_account),
 )

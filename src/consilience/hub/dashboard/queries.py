@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,13 @@ def _get_page(db: sa.Connection, query: Select, page: int, size: int) -> Paged:
     return Paged(rows, page, size, total)
 
 
-def study_pages(store: Store, page: int, size: int) -> Paged:
-    """Return a page of studies, newest first."""
+def study_pages(
+    store: Store, page: int, size: int, *, only: Collection[str] | None = None
+) -> Paged:
+    """Return a page of studies, or `only` of some, newest first."""
     query = sa.select(studies).order_by(studies.c.created.desc(), studies.c.name)
+    if only is not None:
+        query = query.where(studies.c.name.in_(only))
     with store.reading() as db:
         return _get_page(db, query, page, size)
 

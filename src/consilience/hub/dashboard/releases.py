@@ -99,7 +99,7 @@ def _get_release(visit: Visit) -> tuple[Row, Study, Row]:
 
 
 def _is_hidden(visit: Visit, release: Row) -> bool:
-    return release["state"] == "withdrawn" and not visit.someone.is_coordinator
+    return release["state"] == "withdrawn" and not visit.someone.account
 
 
 @lru_cache(maxsize=32)

@@ -99,7 +99,7 @@ def revoke_key(visit: Visit) -> Response:
 def _get_site(visit: Visit) -> tuple[Row, Study, SiteState]:
     row, study = visit.study()
     name, who = visit["site"], visit.someone
-    may_see = SITE_NAME.fullmatch(name) and (who.is_coordinator or who.name == name)
+    may_see = SITE_NAME.fullmatch(name) and (who.account or who.name == name)
     site = queries.site(visit.hub.store, row["name"], name) if may_see else None
     if site is None:
         raise Refusal("not-found", "There is no such site in this study.")
@@ -151,7 +151,7 @@ def _get_contribution(visit: Visit) -> tuple[Row, Study, Row, certificate.Page]:
     digest, who = visit["digest"], visit.someone
     is_digest = DIGEST.fullmatch(digest)
     own = queries.contribution(visit.hub.store, row["name"], digest) if is_digest else None
-    if own is None or not (who.is_coordinator or who.name == own["site"]):
+    if own is None or not (who.account or who.name == own["site"]):
         raise Refusal("not-found", "There is no such contribution in this study.")
     if not own["kept"]:
         raise Refusal("not-found", FORGOTTEN)

@@ -28,8 +28,10 @@ FEW, MANY = 10, 50  # rows of a list within another page, and of a page of its o
 
 
 def show_studies(visit: Visit) -> Response:
-    """List the studies."""
-    listed = queries.study_pages(visit.hub.store, visit.number(), MANY)
+    """List the studies that an account is for."""
+    account = visit.someone.account
+    only = account.studies if account else ()
+    listed = queries.study_pages(visit.hub.store, visit.number(), MANY, only=only)
     asked = [(row, visit.hub.agreed(row["name"])) for row in listed.rows]
     states = read_studies(visit.hub.store, asked)
     return visit.page("studies.html", studies=listed, states=states)

@@ -30,6 +30,10 @@ NOTICES = {
     "allowed": "The budget is set.",
     "uploaded": "The file is here, and its digest is the one that the study names.",
     "out": "You are logged out.",
+    "password": "The password is changed. Log in with the new one.",
+    "role": "The role is changed.",
+    "disabled": "The account is disabled, and its sessions have ended.",
+    "enabled": "The account is enabled again.",
 }
 HEADINGS = {
     "not-found": "This page does not exist",

@@ -1,6 +1,6 @@
 """Who visits the dashboard, what is asked, and how a page is answered.
 
-Coordinators log in with a password. A site has no password: it signs a request for a link, which
+People log in with a password. A site has no password: it signs a request for a link, which
 works once within five minutes and opens a view of one study for an hour. Revoking or replacing the
 site's key ends the view at once. Links and views are statements that the hub signed, so nothing
 secret is stored, and a copy of the database lets nobody in.
@@ -32,6 +32,7 @@ from consilience.hub import auth
 from consilience.hub.dashboard.texts import FIXES, HEADINGS, NOTICES, TEMPLATES
 from consilience.hub.hub import Hub
 from consilience.hub.outages import OUTAGES, describe_outage
+from consilience.hub.roles import Account, Action, check_site
 from consilience.hub.store import Row
 from consilience.protocol import ERRORS, Refusal
 from consilience.study.study import Study
@@ -45,22 +46,36 @@ _MOST = 2000  # characters of a statement
 
 @dataclass(frozen=True)
 class Visitor:
-    """A coordinator who is logged in, or a site that looks at its own study."""
+    """An account that is logged in, or a site that looks at its own study."""
 
     name: str
     secret: str  # the cookie that proves it
+    account: Account | None = None
     study: str | None = None
     site: Row | None = None
 
     @property
-    def is_coordinator(self) -> bool:
-        """Whether the visitor is a coordinator, who may see and change every study."""
-        return self.study is None
+    def kind(self) -> str:
+        """What the visitor is called."""
+        return "site" if self.account is None else str(self.account.role)
 
     @property
     def actor(self) -> str:
         """The visitor as the audit log names it."""
-        return f"{'coordinator' if self.is_coordinator else 'site'}:{self.name}"
+        return f"{self.kind}:{self.name}"
+
+    def check(self, action: Action, study: str | None) -> None:
+        """Refuse what the visitor may not do."""
+        if self.account is not None:
+            self.account.check(action, study)
+        else:
+            check_site(action)
+            if study is not None and study != self.study:
+                raise Refusal("not-found", "There is no such study.")
+
+    def may(self, action: str, study: str | None = None) -> bool:
+        """Tell whether an account may do what a page offers; sites may do none of it."""
+        return self.account is not None and self.account.may(Action(action), study)
 
 
 def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
@@ -68,7 +83,8 @@ def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
     token = cookies.get(auth.COOKIE)
     if token:
         try:
-            return Visitor(auth.coordinator_of(hub.store, token), token)
+            account = auth.account_of(hub.store, token)
+            return Visitor(account.name, token, account)
         except Refusal:
             pass
     stated = cookies.get(SITE_COOKIE)
@@ -79,7 +95,7 @@ def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
         site = hub.store.signer(facts["study"], facts["key"])
     except Refusal:  # the key was revoked or replaced
         return None
-    return Visitor(site["name"], stated, facts["study"], site)
+    return Visitor(site["name"], stated, None, facts["study"], site)
 
 
 def new_link(hub: Hub, study: str, site: Row) -> tuple[str, str]:
@@ -195,11 +211,8 @@ class Visit:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 1
 
     def study(self) -> tuple[Row, Study]:
-        """Return the study in the address; a site sees only its own."""
-        name = self["study"]
-        if not self.someone.is_coordinator and name != self.someone.study:
-            raise Refusal("not-found", "There is no such study.")
-        return self.hub.study(name)
+        """Return the study in the address, which the visitor may see."""
+        return self.hub.study(self["study"])
 
     def page(
         self,
@@ -297,14 +310,14 @@ logger = logging.getLogger("consilience.hub")
 
 
 class Page(NamedTuple):
-    """An address of the dashboard, and who may see it: anyone, someone known, or a coordinator.
+    """An address of the dashboard, and what it lets its visitor do.
 
-    Only a page for coordinators can have large forms: its visitor is known before one is read.
+    Only a page for accounts can have large forms: its visitor is known before one is read.
     """
 
     methods: str
     path: str
-    who: str
+    action: Action
     show: Callable[[Visit], Response]
     is_large: bool = False
 
@@ -329,10 +342,14 @@ def refuse_visitor(page: Page, request: Request) -> Response | None:
 
 
 def _turn_away(page: Page, visit: Visit) -> Response | None:
-    if page.who != "anyone" and visit.visitor is None:
+    if page.action is Action.OPEN:
+        return None
+    if visit.visitor is None:
         return _log_in_first(visit)
-    if page.who == "coordinator" and not visit.someone.is_coordinator:
-        raise Refusal("not-allowed", "This page is for the study's coordinators.")
+    study = visit.request.path_params.get("study")
+    if page.action is Action.LOG:
+        study = visit.request.query_params.get("study") or None
+    visit.visitor.check(page.action, study)
     return None
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from consilience.errors import SettingsError
+from consilience.hub.store.accounts import Accounts
 from consilience.hub.store.audit import AuditLog, Chain, append_entry
 from consilience.hub.store.blind import Blind
 from consilience.hub.store.database import Database, fetch_row, now, set_setting, writing
@@ -44,7 +45,7 @@ from consilience.study.records import file_digest
 _BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of"))
 
 
-class Store(AuditLog, Studies, Sites, Blind):
+class Store(AuditLog, Accounts, Studies, Sites, Blind):
     """Open the hub's database and folder, or create them.
 
     Opening brings the tables up to date and removes files that a crash left behind. Any number of

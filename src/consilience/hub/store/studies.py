@@ -1,4 +1,4 @@
-"""Rows about studies: public files, releases and the claims to make them, and coordinators."""
+"""Rows about studies: public files, releases and the claims to make them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,15 @@ from consilience.hub.store.tables import (
     batches,
     claims,
     contributions,
-    coordinators,
     files,
-    known_addresses,
     listed,
     members,
     releases,
-    sessions,
     settings,
     studies,
 )
 from consilience.protocol import Refusal, check_new_name
 
-MOST_KNOWN = 20  # addresses at which a coordinator's limit does not count
-KNOWN_SECONDS = 90 * 86400.0
 MOST_OLD = 20  # releases that are not current and whose bytes are kept whatever became of them
 
 
@@ -125,7 +120,7 @@ def _rests_on_withdrawn(db: sa.Connection, digests: Sequence[str]) -> bool:
 
 
 class Studies(Database):
-    """Studies, their public files and releases, who makes the next one, and coordinators."""
+    """Studies, their public files and releases, and who makes the next one."""
 
     most_old = MOST_OLD
 
@@ -384,92 +379,6 @@ class Studies(Database):
         """Allow noise again, because someone looked at a restored ledger and set a budget."""
         kept = settings.delete().where(settings.c.name == restored_setting(dataset))
         self.write(lambda db: db.execute(kept))
-
-    # ------------------------------------------------------------------------------ coordinators
-
-    @writing
-    def add_coordinator(self, db: sa.Connection, name: str, password: str, actor: str) -> None:
-        """Add a coordinator, or change a known one's password, which ends all their sessions."""
-        known = coordinators.update().where(coordinators.c.name == name)
-        if db.execute(known.values(password=password)).rowcount:
-            db.execute(sessions.delete().where(sessions.c.coordinator == name))
-            db.execute(known_addresses.delete().where(known_addresses.c.coordinator == name))
-            append_entry(db, actor, "password changed", None, coordinator=name)
-        else:
-            check_new_name(name, db.execute(sa.select(coordinators.c.name)).scalars())
-            row = {"name": name, "password": password, "created": now(), "status": "active"}
-            db.execute(coordinators.insert().values(row))
-            append_entry(db, actor, "coordinator added", None, coordinator=name)
-
-    def coordinator(self, name: str) -> Row | None:
-        """Return a coordinator's row."""
-        return self.fetch_one(sa.select(coordinators).where(coordinators.c.name == name))
-
-    @writing
-    def add_session(
-        self,
-        db: sa.Connection,
-        token_hash: str,
-        coordinator: str,
-        kind: str,
-        expires: str,
-        *,
-        address: str | None = None,
-        password: str | None = None,
-    ) -> None:
-        """Store a session by the hash of its token, and the `address` where it began.
-
-        `password` is the stored hash that was compared: if it has changed since, or the account was
-        closed, the session is refused. Sessions and addresses that have expired are deleted.
-        """
-        same = sa.select(coordinators).where(coordinators.c.name == coordinator)
-        row = fetch_row(db, same.where(coordinators.c.status == "active"))
-        if row is None or password not in (None, row["password"]):
-            raise Refusal("not-authenticated", "The password was changed while it was compared.")
-        if address is not None:
-            _add_address(db, coordinator, address)
-        db.execute(sessions.delete().where(sessions.c.expires < now()))
-        row = {"hash": token_hash, "coordinator": coordinator, "kind": kind, "expires": expires}
-        db.execute(sessions.insert().values(**row, created=now()))
-        append_entry(db, f"coordinator:{coordinator}", "logged in", None, kind=kind)
-
-    def knows(self, coordinator: str, address: str) -> bool:
-        """Tell whether a coordinator has logged in from an address of late."""
-        known = known_addresses.c
-        same = known.coordinator == coordinator, known.address == address
-        query = sa.select(known_addresses).where(*same, known.seen > now(seconds=-KNOWN_SECONDS))
-        return self.fetch_one(query) is not None
-
-    def session(self, token_hash: str) -> Row | None:
-        """Return a session that has not expired."""
-        return self.fetch_one(
-            sa.select(sessions).where(sessions.c.hash == token_hash, sessions.c.expires > now())
-        )
-
-    @writing
-    def end_session(self, db: sa.Connection, token_hash: str) -> None:
-        """Delete a session."""
-        same = sessions.c.hash == token_hash
-        if (row := fetch_row(db, sa.select(sessions).where(same))) is not None:
-            db.execute(sessions.delete().where(same))
-            actor = f"coordinator:{row['coordinator']}"
-            append_entry(db, actor, "logged out", None, kind=row["kind"])
-
-
-def _add_address(db: sa.Connection, coordinator: str, address: str) -> None:
-    """Remember where a coordinator logged in: the newest addresses, for a while."""
-    known = known_addresses.c
-    same = (known.coordinator == coordinator) & (known.address == address)
-    old = known.seen < now(seconds=-KNOWN_SECONDS)
-    db.execute(known_addresses.delete().where(same | old))
-    db.execute(
-        known_addresses.insert().values(coordinator=coordinator, address=address, seen=now())
-    )
-    own = sa.select(known.address).where(known.coordinator == coordinator)
-    rest = own.order_by(known.seen.desc()).limit(MOST_KNOWN).offset(MOST_KNOWN)
-    oldest = list(db.execute(rest).scalars())
-    of_own = known.coordinator == coordinator, known.address.in_(oldest)
-    db.execute(known_addresses.delete().where(*of_own))
 
 
 def _end_claim(db: sa.Connection, study: str, worker: str) -> None:

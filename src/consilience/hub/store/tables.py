@@ -39,12 +39,14 @@ def _whole(name: str) -> sa.Column[int]:
 
 versions = _table("versions", sa.Column("version", sa.Integer, primary_key=True), _text("applied"))
 settings = _table("settings", _text("name", primary_key=True), _text("value"))
-coordinators = _table(
+accounts = _table(  # the name of the table is from when no account had another role
     "coordinators",
     _text("name", primary_key=True),
     _text("password"),
     _text("created"),
     _text("status"),
+    _text("role"),
+    sa.Column("every_study", sa.Boolean, nullable=False),
 )
 sessions = _table(
     "sessions",
@@ -59,6 +61,11 @@ known_addresses = _table(  # from which coordinators have logged in
     _text("coordinator", sa.ForeignKey("coordinators.name"), primary_key=True),
     _text("address", primary_key=True),
     _text("seen"),
+)
+assignments = _table(  # the studies of accounts that are not for every study
+    "assignments",
+    _text("account", sa.ForeignKey("coordinators.name"), primary_key=True),
+    _text("study", sa.ForeignKey("studies.name"), primary_key=True),
 )
 studies = _table(
     "studies",
@@ -352,6 +359,17 @@ def _add_blind_studies(db: sa.Connection) -> None:
         index.create(db, checkfirst=True)
 
 
+def _add_roles(db: sa.Connection) -> None:
+    """Give each account a role: so far all were coordinators of every study."""
+    if "role" not in {column["name"] for column in sa.inspect(db).get_columns(accounts.name)}:
+        for column in (
+            "role TEXT NOT NULL DEFAULT 'coordinator'",
+            "every_study BOOLEAN NOT NULL DEFAULT TRUE",
+        ):
+            db.execute(sa.text(f"ALTER TABLE {accounts.name} ADD COLUMN {column}"))
+    assignments.create(db, checkfirst=True)
+
+
 def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return what a contribution promises together with all that its site submitted before."""
     if before is None:
@@ -368,4 +386,5 @@ MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _limit_releases,
     _record_outcomes,
     _add_blind_studies,
+    _add_roles,
 )

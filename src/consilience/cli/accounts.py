@@ -1,0 +1,109 @@
+"""The commands `consilience hub …` for accounts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from typer import Argument, Option
+
+from consilience.cli.command import Answer
+from consilience.cli.hub import OPERATOR, Place, commands
+
+__all__ = ["commands"]
+
+Name = Annotated[str, Argument(help="The account's name.")]
+RoleName = Annotated[
+    Literal["operator", "coordinator", "auditor"],
+    Option(
+        help="An operator may do everything, an auditor only read, a coordinator everything for "
+        "its studies but manage accounts."
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    Option("--study", help="A study of this coordinator; can be repeated. Without it: every one."),
+]
+Password = Annotated[
+    str | None,
+    Option(
+        help="You are asked for it if you do not give it.",
+        envvar="CONSILIENCE_PASSWORD",
+        show_envvar=True,
+    ),
+]
+
+
+def _ask(password: str | None) -> str:
+    if password is None:
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    return str(password)
+
+
+@commands.add("accounts", "hub accounts")
+def list_accounts(place: Place) -> Answer:
+    """List the accounts, their roles and studies."""
+    with place.open() as hub:
+        rows = hub.store.accounts()
+    listed = [
+        {name: row[name] for name in ("name", "role", "studies", "status", "created")}
+        for row in rows
+    ]
+    lines = [
+        f"{row['name']}: {row['role']}"
+        + ("" if row["studies"] is None else f" of {', '.join(row['studies']) or 'no study'}")
+        + ("" if row["status"] == "active" else f", {row['status']}")
+        for row in rows
+    ]
+    return Answer({"accounts": listed}, "\n".join(lines) or "There are no accounts.")
+
+
+@commands.add("add-account", "hub add-account lee --role auditor")
+def add_account(
+    *,
+    name: Name,
+    role: RoleName = "coordinator",
+    study: Only = None,
+    password: Password = None,
+    place: Place,
+) -> Answer:
+    """Add an account for the dashboard and the API."""
+    from consilience.hub.roles import Role
+
+    with place.open() as hub:
+        hub.accounts.add(name, _ask(password), OPERATOR, role=Role(role), only=study)
+    return Answer({"account": name, "role": role}, f"{name} can log in.")
+
+
+@commands.add("set-role", "hub set-role anna --role coordinator --study heart-risk")
+def set_role(*, name: Name, role: RoleName, study: Only = None, place: Place) -> Answer:
+    """Change what an account may do, from its next request on."""
+    from consilience.hub.roles import Role
+
+    with place.open() as hub:
+        hub.store.set_role(name, OPERATOR, role=Role(role), only=study)
+    return Answer({"account": name, "role": role}, f"{name} is now {role}.")
+
+
+@commands.add("set-password", "hub set-password anna")
+def set_password(*, name: Name, password: Password = None, place: Place) -> Answer:
+    """Give an account another password, which ends its sessions."""
+    with place.open() as hub:
+        hub.accounts.set_password(name, _ask(password), OPERATOR)
+    return Answer({"account": name}, f"{name} can log in with the new password.")
+
+
+@commands.add("disable", "hub disable anna")
+def disable(name: Name, place: Place) -> Answer:
+    """Disable an account: its sessions end at once, and nobody can log in with it."""
+    with place.open() as hub:
+        hub.store.set_status(name, OPERATOR, active=False)
+    return Answer({"account": name, "status": "disabled"}, f"{name} can no longer log in.")
+
+
+@commands.add("enable", "hub enable anna")
+def enable(name: Name, place: Place) -> Answer:
+    """Enable an account that was disabled."""
+    with place.open() as hub:
+        hub.store.set_status(name, OPERATOR, active=True)
+    return Answer({"account": name, "status": "active"}, f"{name} can log in again.")

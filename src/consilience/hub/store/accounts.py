@@ -1,0 +1,203 @@
+"""Rows about accounts: who may log in, with which role and for which studies; and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from consilience.hub.roles import Account, Role
+from consilience.hub.store.audit import append_entry
+from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
+from consilience.hub.store.tables import accounts, assignments, known_addresses, sessions, studies
+from consilience.protocol import Refusal, check_new_name
+
+MOST_KNOWN = 20  # addresses at which an account's limit does not count
+KNOWN_SECONDS = 90 * 86400.0
+
+
+def actor_of(row: Row) -> str:
+    """Return an account as the audit log names it."""
+    return f"{row['role']}:{row['name']}"
+
+
+def get_account(db: sa.Connection, name: str) -> Row:
+    """Return an account's row, or refuse."""
+    row = fetch_row(db, sa.select(accounts).where(accounts.c.name == name))
+    if row is None:
+        raise Refusal("not-found", "There is no such account.")
+    return row
+
+
+class Accounts(Database):
+    """Accounts, the studies that they are for, and their sessions."""
+
+    @writing
+    def add_account(
+        self,
+        db: sa.Connection,
+        name: str,
+        password: str,
+        actor: str,
+        *,
+        role: Role = Role.COORDINATOR,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Add an account for every study, or `only` for some; `password` is a hash."""
+        check_new_name(name, db.execute(sa.select(accounts.c.name)).scalars())
+        row = {"name": name, "password": password, "created": now(), "status": "active"}
+        db.execute(accounts.insert().values(**row, role=role, every_study=only is None))
+        _assign(db, name, role, only)
+        facts = {"account": name, "role": str(role), "studies": _said(only)}
+        append_entry(db, actor, "account added", None, **facts)
+
+    @writing
+    def set_role(
+        self,
+        db: sa.Connection,
+        name: str,
+        actor: str,
+        *,
+        role: Role,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Change an account's role and studies; both hold from its next request on."""
+        get_account(db, name)
+        same = accounts.update().where(accounts.c.name == name)
+        db.execute(same.values(role=role, every_study=only is None))
+        _assign(db, name, role, only)
+        facts = {"account": name, "role": str(role), "studies": _said(only)}
+        append_entry(db, actor, "role changed", None, **facts)
+
+    @writing
+    def set_password(self, db: sa.Connection, name: str, password: str, actor: str) -> None:
+        """Change an account's password, which ends all its sessions."""
+        get_account(db, name)
+        db.execute(accounts.update().where(accounts.c.name == name).values(password=password))
+        _end_sessions(db, name)
+        append_entry(db, actor, "password changed", None, account=name)
+
+    @writing
+    def set_status(self, db: sa.Connection, name: str, actor: str, *, active: bool) -> None:
+        """Disable an account, which ends its sessions at once, or enable it again."""
+        row, status = get_account(db, name), "active" if active else "disabled"
+        if row["status"] == status:
+            return
+        db.execute(accounts.update().where(accounts.c.name == name).values(status=status))
+        if not active:
+            _end_sessions(db, name)
+        append_entry(
+            db, actor, f"account {'enabled' if active else 'disabled'}", None, account=name
+        )
+
+    def account(self, name: str) -> Row | None:
+        """Return an account's row."""
+        return self.fetch_one(sa.select(accounts).where(accounts.c.name == name))
+
+    def accounts(self) -> list[Row]:
+        """Return all accounts by name, each with the studies that it is for."""
+        with self.snapshot() as db:
+            rows = fetch_rows(db, sa.select(accounts).order_by(accounts.c.name))
+            for row in rows:
+                row["studies"] = None if row["every_study"] else _studies_of(db, row["name"])
+        return rows
+
+    # --------------------------------------------------------------------------------- sessions
+
+    @writing
+    def add_session(
+        self,
+        db: sa.Connection,
+        token_hash: str,
+        name: str,
+        kind: str,
+        expires: str,
+        *,
+        address: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        """Store a session by the hash of its token, and the `address` where it began.
+
+        `password` is the stored hash that was compared: if it has changed since, or the account was
+        disabled, the session is refused. Sessions and addresses that have expired are deleted.
+        """
+        row = fetch_row(db, _ACTIVE.where(accounts.c.name == name))
+        if row is None or password not in (None, row["password"]):
+            raise Refusal("not-authenticated", "The password was changed while it was compared.")
+        if address is not None:
+            _add_address(db, name, address)
+        db.execute(sessions.delete().where(sessions.c.expires < now()))
+        new = {"hash": token_hash, "coordinator": name, "kind": kind, "expires": expires}
+        db.execute(sessions.insert().values(**new, created=now()))
+        append_entry(db, actor_of(row), "logged in", None, kind=kind)
+
+    def knows(self, name: str, address: str) -> bool:
+        """Tell whether an account was logged in from an address of late."""
+        known = known_addresses.c
+        same = known.coordinator == name, known.address == address
+        query = sa.select(known_addresses).where(*same, known.seen > now(seconds=-KNOWN_SECONDS))
+        return self.fetch_one(query) is not None
+
+    def session(self, token_hash: str) -> Account | None:
+        """Return the account of a session that has not expired."""
+        same = sessions.c.hash == token_hash, sessions.c.expires > now()
+        query = _ACTIVE.join(sessions, sessions.c.coordinator == accounts.c.name).where(*same)
+        with self.reading() as db:
+            if (row := fetch_row(db, query)) is None:
+                return None
+            only = None if row["every_study"] else frozenset(_studies_of(db, row["name"]))
+        return Account(row["name"], Role(row["role"]), only)
+
+    @writing
+    def end_session(self, db: sa.Connection, token_hash: str) -> None:
+        """Delete a session."""
+        same = sessions.c.hash == token_hash
+        if (row := fetch_row(db, sa.select(sessions).where(same))) is not None:
+            db.execute(sessions.delete().where(same))
+            actor = actor_of(get_account(db, row["coordinator"]))
+            append_entry(db, actor, "logged out", None, kind=row["kind"])
+
+
+_ACTIVE = sa.select(accounts).where(accounts.c.status == "active")
+
+
+def _assign(db: sa.Connection, name: str, role: Role, only: Collection[str] | None) -> None:
+    """Make an account one for these studies only."""
+    if only is not None and role is not Role.COORDINATOR:
+        raise Refusal("malformed", f"An {role} is for every study, and cannot be limited to some.")
+    db.execute(assignments.delete().where(assignments.c.account == name))
+    there = set(db.execute(sa.select(studies.c.name)).scalars())
+    for study in sorted(set(only or ())):
+        if study not in there:
+            raise Refusal("not-found", f"There is no study named {study!r}.")
+        db.execute(assignments.insert().values(account=name, study=study))
+
+
+def _said(only: Collection[str] | None) -> str:
+    return "every study" if only is None else ", ".join(sorted(set(only))) or "none"
+
+
+def _studies_of(db: sa.Connection, name: str) -> list[str]:
+    query = sa.select(assignments.c.study).where(assignments.c.account == name)
+    return list(db.execute(query.order_by(assignments.c.study)).scalars())
+
+
+def _end_sessions(db: sa.Connection, name: str) -> None:
+    """End all sessions of an account, and forget where it was logged in."""
+    db.execute(sessions.delete().where(sessions.c.coordinator == name))
+    db.execute(known_addresses.delete().where(known_addresses.c.coordinator == name))
+
+
+def _add_address(db: sa.Connection, name: str, address: str) -> None:
+    """Remember where an account logged in: the newest addresses, for a while."""
+    known = known_addresses.c
+    same = (known.coordinator == name) & (known.address == address)
+    old = known.seen < now(seconds=-KNOWN_SECONDS)
+    db.execute(known_addresses.delete().where(same | old))
+    row = {"coordinator": name, "address": address, "seen": now()}
+    db.execute(known_addresses.insert().values(row))
+    own = sa.select(known.address).where(known.coordinator == name)
+    rest = own.order_by(known.seen.desc()).limit(MOST_KNOWN).offset(MOST_KNOWN)
+    oldest = list(db.execute(rest).scalars())
+    of_own = known.coordinator == name, known.address.in_(oldest)
+    db.execute(known_addresses.delete().where(*of_own))
