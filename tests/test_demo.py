@@ -1,5 +1,4 @@
 import json
-import time
 import urllib.request
 
 import numpy as np
@@ -23,6 +22,7 @@ from consilience.errors import SettingsError
 from consilience.evaluation.baselines import EXACT, LOCAL, OWN, PUBLIC
 from consilience.files.certificate import of_release
 from consilience.files.release import Release
+from consilience.keyholder.keyholder import Keyholder
 from consilience.privacy.ledger import Ledger
 from consilience.site.site import Site
 from consilience.study.study import Study
@@ -62,8 +62,8 @@ def test_the_whole_story_ends_in_a_release_that_all_six_are_in(outcome):
     for hospital in HOSPITALS:
         if hospital is module.AGAIN:
             assert 1.2 * hospital.epsilon < promised[hospital.name] <= 2 * hospital.epsilon + 1e-6
-        else:
-            assert promised[hospital.name] == pytest.approx(hospital.epsilon)
+        else:  # records are scaled by whole parts, so that a little less may be paid than allowed
+            assert 0.98 * hospital.epsilon < promised[hospital.name] <= hospital.epsilon + 1e-6
     assert steps == [(i, steps[-1][1]) for i in range(1, len(steps) + 1)]
     assert steps[-1][0] == steps[-1][1]
 
@@ -77,15 +77,38 @@ def test_every_site_has_a_key_and_a_ledger_of_its_own(outcome):
         ledger = Ledger(site.folder / "ledger.sqlite")
         ledger.verify()
         assert ledger.balance(module.DATASET).spent.epsilon == pytest.approx(state.spent)
-        assert len(ledger.charges()) == (2 if state.name == module.AGAIN.name else 1)
+        assert site.alone_balance(ledger).spent.epsilon == pytest.approx(state.alone)
+        assert state.alone > 1.5 * state.spent
+        n_sums = 2 if state.name == module.AGAIN.name else 1
+        assert len(ledger.charges(module.DATASET)) == n_sums
     assert len(keys) == len(HOSPITALS)
-    assert next(state for state in report.sites if state.name == LATE.name).note == "joined late"
+    assert next(one for one in report.sites if one.name == LATE.name).note == "handed over last"
+
+
+def test_both_keyholders_opened_the_sum_of_all_six_and_nothing_else(outcome):
+    folder, report, _ = outcome
+    release = Release.load(report.release)
+    logs = [Keyholder(folder / "keyholders" / name).log() for name in module.KEYHOLDERS]
+    assert [[entry.n_files for entry in log] for log in logs] == [[len(HOSPITALS)]] * 2
+    assert logs[0][0].batch == logs[1][0].batch
+    assert release.total.files == len(HOSPITALS)
+    text = report.verdict
+    assert "2 keyholders opened the sum of all six" in text
+    assert "never open one of fewer than 5" in text
+
+
+def test_a_keyholder_signs_no_roster_with_other_keys_than_the_sites_told(outcome):
+    folder, _, _ = outcome
+    place = folder / "keyholders" / module.KEYHOLDERS[0]
+    with module._running_hub(folder / "hub") as address:
+        with pytest.raises(SettingsError, match="other keys than the sites told"):
+            module.hold(place, address, {"Northgate": "0" * 64})
 
 
 @pytest.mark.statistical
 def test_adapted_models_are_better_than_own_ones_and_the_release_comes_near_them(outcome):
-    # Noise is real, so the bounds are wide: with seeds, adapted models gained 0.002 to 0.005 of
-    # AUC over own ones, the release was within 0.003 of those, and one site alone 0.03 below.
+    # Noise is real, so the bounds are wide: in twelve draws adapted models gained 0.0012 to
+    # 0.0047 of AUC over own ones, the release -0.0002 to 0.0048; one site alone lost 0.04.
     _, report, _ = outcome
     joined, own = report.method(JOINED).auc, report.method(OWN).auc
     assert report.method(ADAPTED).auc > own - 0.01
@@ -114,24 +137,20 @@ def test_every_method_and_baseline_is_shown(outcome):
 
 def test_the_hub_of_the_demo_opens_again_and_sites_go_on_with_it(outcome):
     folder, _, _ = outcome
-    place = folder / "sites" / "riverside"
+    places = [folder / "sites" / name for name in ("riverside", "st-anne")]
     with module._running_hub(folder / "hub") as address:
         assert module._answers(address)
-        site, kept = Site(place), place / "studies" / module.STUDY / "study.json"
-        # The hub has another port now.
-        kept.write_text(json.dumps({**json.loads(kept.read_text()), "hub": address}))
+        for place in places:  # the hub has another port now
+            kept = place / "studies" / module.STUDY / "study.json"
+            kept.write_text(json.dumps({**json.loads(kept.read_text()), "hub": address}))
+        site, other = map(Site, places)
         with urllib.request.urlopen(site.open_view(module.STUDY)) as page:
             assert page.status == 200
-        assert site.submit(module.STUDY)["state"] == "accepted"  # again: changes nothing
-        old = site.key.public
-        assert site.rotate_key() != old
-        assert Site(place).fetch(module.STUDY).sequence >= 1  # signed with the new key
-        assert Site(place).withdraw(module.STUDY)["state"] == "withdrawn"
-        # Releases that it was in are gone from the hub; one without it follows.
-        until = time.monotonic() + 60
-        while (found := Site(place).fetch(module.STUDY)) is None and time.monotonic() < until:
-            time.sleep(0.3)
-        assert "Riverside" not in {source.site for source in found.sources}
+        assert site.submit(module.STUDY)["state"] == "listed"  # again: changes nothing
+        assert site.fetch(module.STUDY).sequence == 1
+        assert site.withdraw(module.STUDY)["state"] == "withdrawn"
+        # Its numbers cannot be taken out of the sum, so that the whole batch is gone.
+        assert other.fetch(module.STUDY) is None
 
 
 def test_the_certificate_shows_how_good_the_release_is(outcome):

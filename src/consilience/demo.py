@@ -1,12 +1,13 @@
 """Six made-up hospitals learn one classifier together on this machine, in about a minute.
 
 The demo runs the whole system: a study, six sites with a key and a ledger each, every one in its
-own process, and a hub over HTTP. Sites hand over noisy sums of moments. One site joins late and one
-adds up its records twice. The signed release is fetched, checked, adapted to each hospital's own
-records, and compared with what each hospital could do instead. The patients do not exist:
-`cohort` computes them from a fixed public formula, chosen so that joining can help. Whether it
-helps with other records is a question for `consilience.plan`. Noise is real and unseeded, so the
-guarantees hold and every run differs a little.
+own process, two keyholders, and a hub over HTTP that sees sums only. Sites share the noise of one
+sum of moments. One site is late and one adds up its records twice; then the keyholders open the
+total. The signed release is fetched, checked, adapted to each hospital's own records, and compared
+with what each hospital could do instead. The patients do not exist: `cohort` computes them from a
+fixed public formula, chosen so that joining can help. Whether it helps with other records is a
+question for `consilience.plan`. Noise is real and unseeded, so the guarantees hold and every run
+differs a little.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,12 +52,15 @@ from consilience.evaluation.baselines import (
 from consilience.evaluation.compare import MAJORITY, Gap, Joining, paired_gap
 from consilience.evaluation.measures import AUC, CALIBRATION, ERROR, LOG_LOSS, Predictor, evaluate
 from consilience.files.certificate import of_release
-from consilience.files.contribution import Contribution
 from consilience.files.release import Release
+from consilience.keyholder.desk import find_desk, serve
+from consilience.keyholder.keyholder import Keyholder
+from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.mechanisms import Noise
 from consilience.site.site import Site
+from consilience.statistics.base import Statistic
 from consilience.study.records import file_digest
 from consilience.study.study import Study
 from consilience.tables.public import Public
@@ -67,8 +71,11 @@ Cells = list[list[str]]
 STUDY = "readmission"
 DATASET = "patients"
 COORDINATOR = "anna"
+KEYHOLDERS = ("ethics-office", "university")
+SHARES, SPARE = 4, 1
 N_PUBLIC, N_TEST = 100, 6_000
 SECONDS_TO_START = 60.0
+SECONDS_BETWEEN_LOOKS = 0.5  # of a keyholder
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ HOSPITALS = (
 DELTA = 1e-6
 BY_NAME = {hospital.name: hospital for hospital in HOSPITALS}
 AGAIN = BY_NAME["Lakeside"]  # trains a second time, which replaces its first contribution
-LATE = BY_NAME["Coast General"]
+LATE = BY_NAME["Coast General"]  # hands over when all others have
 
 STUDY_TEXT = """\
 # What the six hospitals agreed on. Check it with: consilience study check study.toml
@@ -109,13 +116,18 @@ purpose = "Predict on discharge who will be readmitted within 30 days. The patie
 [privacy]
 neighbours = "replace-one"
 epsilon_min = 0.1
-epsilon_max = 3.0
+epsilon_max = 1.5
 delta = 1e-6
-min_sites = 3
-hub = "untrusted"
+min_sites = {least}
+hub = "blind"
 
 [statistic]
 name = "Moments"
+
+[blind]
+shares = {shares}
+spare = {spare}
+keyholders = {keyholders}
 
 [schema]
 label = "readmitted"
@@ -152,24 +164,31 @@ img {{ max-width: 100%; background: #fff; border: 1px solid var(--line); border-
 table {{ border-collapse: collapse; width: 100%; font-size: .92rem }}
 th, td {{ padding: .45rem .8rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line) }}
-th:first-child, td:first-child, .note {{ text-align: left; white-space: normal }}
+th:first-child, td:first-child {{ text-align: left; white-space: normal; min-width: 10rem }}
 tr:last-child td {{ border-bottom: 0 }}
 </style>
 <main>
 <p class="quiet">{about}</p>
 <h1>{headline}</h1>
-<p>{verdict}</p>
+{verdict}
 <img src="errors.png" alt="The error of each way to a model, with its 95 % interval; the table below
 has the same numbers.">
 <h2>Ways to a model</h2>
 {methods}
 <h2>The hospitals</h2>
+<p class="quiet">{spending}</p>
 {sites}
 <p><a href="certificate.html">The release and what it promises</a></p>
 </main>
 </html>
 """
 ABOUT = "Readmission of made-up patients: they are computed from a formula and do not exist."
+SPENDING = (
+    f"“Spent” is the epsilon per record if at most {SPARE} of the other sites, and not every "
+    "keyholder, colludes with the hub; “if all collude” is what holds if everybody else does. Own "
+    "exact models and adapted ones are measured on public test records here; at a real site they "
+    "never leave it."
+)
 NUMBERS = {
     "age": (30, 95),
     "systolic": (90, 150),
@@ -242,7 +261,7 @@ def split_patients() -> dict[str, pa.Table]:
     return {name: patients.take(chosen) for name, chosen in rows.items()}
 
 
-def _write_study(folder: Path, tables: Mapping[str, pa.Table]) -> Path:
+def _write_study(folder: Path, tables: Mapping[str, pa.Table], keyholders: Sequence[str]) -> Path:
     folder.mkdir()
     for name in ("public", "test"):
         pcsv.write_csv(tables[name], folder / f"{name}.csv")
@@ -257,12 +276,28 @@ def _write_study(folder: Path, tables: Mapping[str, pa.Table]) -> Path:
     ]
     text = STUDY_TEXT.format(
         columns="".join(columns),
+        least=SHARES + SPARE,
+        shares=SHARES,
+        spare=SPARE,
+        keyholders=json.dumps(list(keyholders)),
         public=file_digest(folder / "public.csv"),
         test=file_digest(folder / "test.csv"),
     )
     path = folder / "study.toml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+@contextmanager
+def _running(code: str, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Python code in a process of its own, and end it."""
+    with log.open("wb") as said:
+        process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=said)  # noqa: S603
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 @contextmanager
@@ -277,22 +312,48 @@ def _running_hub(folder: Path) -> Iterator[str]:
         "from consilience.hub.operating import serve\n"
         "serve(Settings(Path(sys.argv[1])), port=int(sys.argv[2]))"
     )
-    log = (folder.parent / "hub.log").open("wb")
-    hub = subprocess.Popen([sys.executable, "-c", code, str(folder), str(port)], stderr=log)  # noqa: S603
-    address = f"http://127.0.0.1:{port}"
-    try:
+    address, log = f"http://127.0.0.1:{port}", folder.parent / "hub.log"
+    with _running(code, log, str(folder), str(port)) as hub:
         until = time.monotonic() + SECONDS_TO_START
         while not _answers(address):
             if hub.poll() is not None or time.monotonic() > until:
                 raise HubUnavailable(
-                    f"The hub did not start. Nothing was trained. See its log, {log.name}."
+                    f"The hub did not start. Nothing was trained. See its log, {log}."
                 )
             time.sleep(0.1)
         yield address
-    finally:
-        hub.terminate()
-        hub.wait(30)
-        log.close()
+
+
+@contextmanager
+def _running_keyholders(folder: Path, address: str, told: Mapping[str, str]) -> Iterator[None]:
+    """Run the keyholders, each in a process of its own; `told` are the keys as sites tell them."""
+    code = (
+        "import json, sys; from pathlib import Path\n"
+        "from consilience.demo import hold\n"
+        "hold(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))"
+    )
+    with ExitStack() as running:
+        for name in KEYHOLDERS:
+            place = folder / "keyholders" / name
+            log = folder / f"{name}.log"
+            running.enter_context(_running(code, log, str(place), address, json.dumps(told)))
+        yield
+
+
+def hold(place: Path, address: str, told: Mapping[str, str]) -> None:
+    """Do what a keyholder does: compare the roster's keys, sign it, then answer until stopped."""
+    keyholder = Keyholder(place)
+    desk = find_desk(address, STUDY, keyholder.key)
+    agreed = desk.agree()
+    if {name: key for key, name in agreed.roster.names.items()} != told:
+        raise SettingsError(
+            "The roster lists other keys than the sites told. Nothing was signed. Ask the sites."
+        )
+    card = keyholder.countersign(agreed.roster, agreed.rule, agreed.hub)
+    keyholder.remember(agreed.study.digest, address)
+    desk.post_card(card)
+    for _ in serve(keyholder, SECONDS_BETWEEN_LOOKS):
+        pass
 
 
 def _answers(address: str) -> bool:
@@ -304,30 +365,47 @@ def _answers(address: str) -> bool:
         return False
 
 
-def contribute(folder: Path, hospital: Hospital, address: str, invitation: str) -> None:
-    """Do what a site does, in its own process: create a key and a ledger, join, train, submit."""
+def join(folder: Path, hospital: Hospital, address: str, invitation: str) -> str:
+    """Make a site with a key and a ledger, in its own process, and join; return its public key."""
     place = _place(folder, hospital)
-    if invitation:
-        budget = Budget(epsilon=2 * hospital.epsilon, delta=2 * DELTA)
-        Site.init(place, name=hospital.name, dataset=DATASET, budget=budget)
-        Site(place).join(address, invitation)
-    site = Site(place)
+    budget = Budget(epsilon=2 * hospital.epsilon, delta=2 * DELTA)
+    site = Site.init(place, name=hospital.name, dataset=DATASET, budget=budget)
+    site.join(address, invitation)
+    return site.key.public
+
+
+def contribute(folder: Path, hospital: Hospital, keyholders: Sequence[str]) -> None:
+    """Do what a site does once the roster is frozen, in its own process: train and submit."""
+    site = Site(_place(folder, hospital))
+    _wait_for_signatures(site)
+    # The data owner compared these keys with what the keyholders said: the ledger then charges the
+    # guarantee that rests on them.
+    site.trust_keyholders(STUDY, keyholders)
     # A real site passes approve=..., which shows the page about this training and asks.
     site.train(STUDY, folder / f"{hospital.slug}.csv", epsilon=hospital.epsilon)
     site.submit(STUDY)
     site.ledger.verify()
 
 
-def fetch(folder: Path, n_sites: int, epsilon: float) -> Path:
-    """Wait, as a site, for a release of so many sites at this epsilon; return its file."""
+def _wait_for_signatures(site: Site) -> None:
+    """Wait until all pad holders have signed the roster."""
+    until = time.monotonic() + SECONDS_TO_START
+    while True:
+        try:
+            site.terms(STUDY)
+            return
+        except SettingsError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.3)
+
+
+def fetch(folder: Path, n_sites: int) -> Path:
+    """Wait, as a site, for a release of so many sites; return its file."""
     site, until = Site(_place(folder, HOSPITALS[0])), time.monotonic() + SECONDS_TO_START
     while time.monotonic() < until:
         release = site.fetch(STUDY)
-        if (
-            release is not None
-            and len(release.sources) >= n_sites
-            and release.guarantee.epsilon > epsilon - 1e-6
-        ):
+        if release is not None and len(release.sources) >= n_sites:
             return site.folder / "studies" / STUDY / release.filename
         time.sleep(0.3)
     raise HubUnavailable("The hub published no release in time. Nothing was lost. See hub.log.")
@@ -345,10 +423,9 @@ class SiteState:
     n_records: int
     epsilon: float
     spent: float
-    left: float
+    alone: float  # what was spent if everybody else colludes
     own_auc: float
     adapted_auc: float
-    weight: float
     promised: float
     note: str
 
@@ -390,11 +467,11 @@ class DemoReport:
 
     def tables(self) -> tuple[Cells, Cells]:
         """Return the sites and the methods as rows of cells, the first row a heading."""
-        sites = [["site", "records", "epsilon", "spent", "left", "own AUC", "adapted", "weight"]]
+        sites = [["site", "records", "epsilon", "spent", "if all collude", "own AUC", "adapted"]]
         sites += [
             [
-                *(s.name, f"{s.n_records:,}", f"{s.epsilon:g}", f"{s.spent:.2g}", f"{s.left:.2g}"),
-                *(f"{s.own_auc:.3f}", f"{s.adapted_auc:.3f}", f"{s.weight:.2f}"),
+                *(s.name, f"{s.n_records:,}", f"{s.epsilon:g}", f"{s.spent:.2f}"),
+                *(f"{s.alone:.2f}", f"{s.own_auc:.3f}", f"{s.adapted_auc:.3f}"),
             ]
             for s in self.sites
         ]
@@ -416,7 +493,7 @@ class DemoReport:
         lines = [
             f"{line}  {note}".rstrip() for line, note in zip(_align(sites), notes, strict=True)
         ]
-        verdict = textwrap.fill(self.verdict, 100)
+        verdict = "\n\n".join(textwrap.fill(part, 100) for part in self.verdict.split("\n"))
         return "\n".join([ABOUT, "", *lines, "", *_align(methods), "", verdict])
 
     def as_html(self) -> str:
@@ -428,9 +505,10 @@ class DemoReport:
         return PAGE.format(
             about=html.escape(ABOUT),
             headline=html.escape(f"{headline}."),
-            verdict=html.escape(rest),
+            verdict="".join(f"<p>{html.escape(part)}</p>" for part in rest.split("\n")),
             methods=_to_html(methods),
             sites=_to_html(sites),
+            spending=html.escape(SPENDING),
         )
 
 
@@ -454,10 +532,11 @@ def _to_html(rows: Cells) -> str:
     return f'<div class="wide"><table>\n{body}\n</table></div>'
 
 
-JOINED, ADAPTED = "joined", "adapted"
+JOINED, ADAPTED, APART = "joined", "adapted", "joined-apart"
 TITLES = {
     ADAPTED: "the release adapted at each site, kept there (mean of six)",
-    JOINED: "six sites joined: the release",
+    JOINED: "six sites joined, noise shared: the release",
+    APART: "the same sums, whole noise at every site",
     LOCAL: "one site alone, private (mean of six)",
     BEST: "one site alone, private (best, in hindsight)",
     PUBLIC: f"{N_PUBLIC} public records alone, tuned on them",
@@ -472,34 +551,39 @@ def demo(
 ) -> DemoReport:
     """Run the whole collaboration on this machine and write a report.
 
-    Afterwards `folder` has everything: the study, the hub, the six sites with their ledgers, the
-    release. An earlier demo there is replaced if nothing of it
-    was changed since. A folder with anything else in it is refused.
+    Afterwards `folder` has everything: the study, the hub, the keyholders, the six sites with their
+    ledgers, the release. An earlier demo there is replaced if nothing of it was changed since. A
+    folder with anything else in it is refused.
 
     Privacy
     -------
     Each record of site i has its site's own epsilon (replace-one, delta 1e-6), composed over its
     trainings, against everyone who sees the site's files or the release, if no patient is at two
-    sites. The measures shown are not covered: they come from test records, which are made up.
-    Adapted models and own exact ones have no guarantee: here, too, they would stay at their sites.
+    sites, at most one other site colludes with the hub, and one keyholder does not; the table shows
+    what holds if everybody else colludes. The measures shown are not covered: they come from test
+    records, which are made up. Adapted models and own exact ones have no guarantee: here, too, they
+    would stay at their sites. The private models that the release is compared with are charged to
+    no ledger: a site would pay for one as much again.
     """
     started = time.perf_counter()
     folder = prepare_folder(Path(folder))
-    steps = iter(range(1, 7 + len(HOSPITALS)))
+    n_steps = 6 + 2 * len(HOSPITALS)
+    steps = iter(range(1, 1 + n_steps))
 
     def done() -> None:
         if progress is not None:
-            progress(next(steps), 6 + len(HOSPITALS))
+            progress(next(steps), n_steps)
 
     tables = split_patients()
-    study_path = _write_study(folder / "study", tables)
+    holders = [Keyholder.create(folder / "keyholders" / name).key.public for name in KEYHOLDERS]
+    study_path = _write_study(folder / "study", tables, holders)
     for hospital in HOSPITALS:
         pcsv.write_csv(tables[hospital.name], folder / f"{hospital.slug}.csv")
     done()
     password = secrets.token_urlsafe(9)
     invitations = _prepare_hub(folder / "hub", study_path, password)
     done()
-    n_early, release_path = _collaborate(folder, invitations, done)
+    release_path = _collaborate(folder, invitations, holders, done)
     # The site checks the signature against the hub's key, which it learned when it joined.
     release = Site(_place(folder, HOSPITALS[0])).release(STUDY)
     (folder / "certificate.html").write_text(of_release(release).as_html(), encoding="utf-8")
@@ -507,7 +591,7 @@ def demo(
     report = DemoReport(
         methods,
         tuple(_describe_site(one, folder, release, sites[one.name]) for one in HOSPITALS),
-        _verdict(methods, joining, sites, n_early),
+        _verdict(methods, joining, sites),
         tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
         str(release_path),
         f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with "
@@ -572,36 +656,50 @@ def _prepare_hub(folder: Path, study_path: Path, password: str) -> dict[str, str
 
 
 def _collaborate(
-    folder: Path, invitations: Mapping[str, str], done: Callable[[], None]
-) -> tuple[int, Path]:
-    """Let five sites contribute, then the late one while another trains again.
-
-    Returns the number of sites in the first release, and the file of the last one.
-    """
+    folder: Path,
+    invitations: Mapping[str, str],
+    keyholders: Sequence[str],
+    done: Callable[[], None],
+) -> Path:
+    """Let six sites join, freeze the roster, let them contribute; return the release's file."""
     # Each site has a process of its own, two at a time. They are spawned, so that no process starts
     # with a copy of another's memory.
     pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1)
     with _running_hub(folder / "hub") as address, pool:
-
-        def contribute_all(invited: Mapping[str, str]) -> None:
-            running = [
-                pool.submit(contribute, folder, BY_NAME[name], address, invitation)
-                for name, invitation in invited.items()
-            ]
-            for future in running:
-                future.result()
-                done()
-
-        first = {name: code for name, code in invitations.items() if name != LATE.name}
-        contribute_all(first)
-        early = Release.load(pool.submit(fetch, folder, len(first), 0.0).result())
+        joining = {
+            name: pool.submit(join, folder, BY_NAME[name], address, code)
+            for name, code in invitations.items()
+        }
+        told = dict[str, str]()
+        for name, future in joining.items():
+            told[name] = future.result()
+            done()
+        _freeze_roster(folder / "hub")
         done()
-        # A site that has joined needs no invitation. After its second sum the release costs it
-        # more than it costs any other site.
-        contribute_all({AGAIN.name: "", LATE.name: invitations[LATE.name]})
-        release = pool.submit(fetch, folder, len(HOSPITALS), 1.2 * AGAIN.epsilon).result()
-        done()
-    return len(early.sources), release
+        with _running_keyholders(folder, address, told):
+
+            def contribute_all(*hospitals: Hospital) -> None:
+                running = [pool.submit(contribute, folder, one, keyholders) for one in hospitals]
+                for future in running:
+                    future.result()
+                    done()
+
+            contribute_all(*(one for one in HOSPITALS if one is not LATE))
+            # Until a batch is listed, a second sum takes the place of the first, and both cost.
+            contribute_all(AGAIN)
+            contribute_all(LATE)
+            release = pool.submit(fetch, folder, len(HOSPITALS)).result()
+            done()
+    return release
+
+
+def _freeze_roster(folder: Path) -> None:
+    """Freeze the roster as `consilience hub roster` does: the registrar compared all keys."""
+    from consilience.hub.operating import OPERATOR, opened
+
+    with opened(folder) as hub:
+        (_, study), sites = hub.study(STUDY), hub.store.enrolled_keys(STUDY)
+        hub.blind.freeze(study, dict.fromkeys(sites, "the registrar"), OPERATOR)
 
 
 def _compare(
@@ -621,19 +719,21 @@ def _compare(
         return model
 
     names = [hospital.name for hospital in HOSPITALS]
-    private = {}
-    for hospital in HOSPITALS:
-        newest = Site(_place(folder, hospital)).contribution(STUDY)
-        private[hospital.name] = Contribution.load(newest).learner
+    public = Public(encoded["public"].X, labels[encoded["public"].y])
+    private = {
+        one.name: _train_apart(study, one.epsilon, encoded[one.name].X, labels[encoded[one.name].y])
+        for one in HOSPITALS
+    }
+    apart = study.build_aggregator().combine(list(private.values()), public)
     alone = {name: float(np.mean(model.predict(X) != y)) for name, model in private.items()}
     adapted = {
         name: adapt(release, (encoded[name].X, labels[encoded[name].y]), compare=False)
         for name in names
     }
-    public = Public(encoded["public"].X, labels[encoded["public"].y])
     models: dict[str, list[Predictor]] = {
         ADAPTED: list(adapted.values()),
         JOINED: [release.ensemble],
+        APART: [apart],
         LOCAL: list(private.values()),
         BEST: [private[min(names, key=lambda name: alone[name])]],
         PUBLIC: [public_only(clone(learner), public)],
@@ -662,7 +762,7 @@ def _compare(
         Method(
             name,
             TITLES[name],
-            name in (JOINED, LOCAL, BEST),
+            name in (JOINED, APART, LOCAL, BEST),
             *np.mean([astuple(one[ERROR.name]) for one in of_name], axis=0).tolist(),
             *(
                 float(np.mean([one[metric.name].value for one in of_name]))
@@ -674,27 +774,33 @@ def _compare(
     return methods, pays, Joining(gaps, AUC.name)
 
 
+def _train_apart(study: Study, epsilon: float, X: Array, y: Array) -> PrivateLearner[Any, Any]:
+    """Return the sum that a hospital would hand over with all of the noise, at the same epsilon."""
+    learner = study.build(epsilon)
+    assert isinstance(learner, Statistic)
+    learner.sharing = None
+    return learner.fit(X, y)
+
+
 def _describe_site(hospital: Hospital, folder: Path, release: Release, gap: Gap) -> SiteState:
-    balance = Site(_place(folder, hospital)).ledger.balance(DATASET)
+    site = Site(_place(folder, hospital))
+    collude = site.alone_balance(site.ledger)
     at = [source.site for source in release.sources].index(hospital.name)
-    notes = {LATE.name: "joined late", AGAIN.name: "trained twice, so it spent twice"}
+    notes = {LATE.name: "handed over last", AGAIN.name: "trained twice, so it spent twice"}
     return SiteState(
         hospital.name,
         hospital.n_records,
         hospital.epsilon,
-        float(balance.spent.epsilon or 0.0),
-        float(balance.left.epsilon or 0.0),
+        float(site.ledger.balance(DATASET).spent.epsilon or 0.0),
+        float(collude.spent.epsilon or 0.0) if collude else math.inf,
         gap.other,
         gap.joined,
-        float(release.sealed.facts["sources"][at]["weight"]),
         release.sources[at].guarantee.epsilon,
         notes.get(hospital.name, ""),
     )
 
 
-def _verdict(
-    methods: Sequence[Method], joining: Joining, sites: Mapping[str, Gap], n_early: int
-) -> str:
+def _verdict(methods: Sequence[Method], joining: Joining, sites: Mapping[str, Gap]) -> str:
     """Say whether joining pays, for whom, and beside everything that a site could do instead."""
     aucs = {method.name: method.auc for method in methods}
     clear = {
@@ -708,9 +814,11 @@ def _verdict(
         f"Joining {joining.answer}. Adapted to a site's own records, the release has an AUC of "
         f"{aucs[ADAPTED]:.3f}, a site's own exact model {aucs[OWN]:.3f}, and the release by itself "
         f"{aucs[JOINED]:.3f} (means of six). {words} {best} gains most: "
-        f"{sites[best].other:.3f} becomes {sites[best].joined:.3f}. The adapted models are "
-        f"{joining.comparison}. Pooling all records without privacy gives {aucs[EXACT]:.3f}. "
-        f"The first release had {n_early} sites, the last one {len(HOSPITALS)}."
+        f"{sites[best].other:.3f} becomes {sites[best].joined:.3f}.\nThe adapted models are "
+        f"{joining.comparison}. With its whole noise at every site the same sums give "
+        f"{aucs[APART]:.3f}, and pooling all records without privacy {aucs[EXACT]:.3f}.\nThe hub "
+        f"saw masked numbers only: {len(KEYHOLDERS)} keyholders opened the sum of all six, and "
+        f"never open one of fewer than {SHARES + SPARE}."
     )
 
 

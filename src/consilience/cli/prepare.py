@@ -36,8 +36,9 @@ def demo(
 ) -> Answer:
     """Let six made-up hospitals learn together through a hub on this machine.
 
-    Compares the result with what each hospital reaches alone. The patients are computed from a
-    formula and do not exist. Takes about a minute.
+    Two keyholders see to it that the hub sees the sum of all hospitals and nothing else. The result
+    is compared with what each hospital reaches alone. The patients are computed from a formula and
+    do not exist. Takes about a minute.
     """
     from consilience.demo import demo as run
     from consilience.progress import showing
