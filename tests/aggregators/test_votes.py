@@ -8,7 +8,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
 from consilience import Budget, Ledger, Noise, PrivateLogisticRegression
-from consilience.aggregators import accuracy as accuracy_module
 from consilience.aggregators.accuracy import (
     HELD_OUT,
     PrivateAccuracy,
@@ -21,6 +20,7 @@ from consilience.aggregators.members import DISJOINT, Member, as_members
 from consilience.aggregators.votes import WEIGHTS, WeightedVote
 from consilience.auditing.sampled import audit_samples
 from consilience.errors import BudgetExceeded, SchemaMismatch, SettingsError
+from consilience.learners import scored as accuracy_module
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.accounting import Laplace, total
 from consilience.privacy.guarantee import Guarantee

@@ -215,7 +215,7 @@ def test_a_release_that_the_studys_statistic_cannot_have_made_is_refused(tmp_pat
     counts, variance = score.tensors["counts"], score.tensors["variance"]
     lies = [
         forged(score, model=-score.tensors["model"]),
-        forged(score, counts=counts[:, :, :4]),
+        forged(score, counts=counts[:, :, :4], parts=score.tensors["parts"][:, :8]),
         forged(score, counts=counts * 1e6),
         forged(score, variance=[0.0]),
         forged(score, variance=variance * 100),

@@ -1,13 +1,12 @@
-"""How well a member does on records of its own site that were kept from training.
+"""How well a member does on records of its own site, counted apart from its training.
 
-An accuracy is computed from records, so it can reveal them like any other number. The only one that
-leaves a site is a `PrivateAccuracy`: a noisy count, charged to the site's ledger.
+In a study a site hands its score over with its model (`learners/scored.py`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -17,48 +16,18 @@ from consilience.aggregators.base import Array, Charge
 from consilience.aggregators.members import Classifier, Member, as_members
 from consilience.errors import SchemaMismatch, SettingsError, shielded
 from consilience.learners.base import LEAST_EPSILON, is_epsilon
+from consilience.learners.scored import PrivateAccuracy, RightAnswers
 from consilience.learners.tuning import mark_errors
-from consilience.privacy.accounting import Event, Laplace
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, compose, compose_disjoint
-from consilience.privacy.mechanisms import Noise, Source, laplace_counts
-from consilience.privacy.spending import Account, Receipt, run_charged, state_guarantee
-from consilience.privacy.vector_noise import noise_variance
-from consilience.tables.groups import CAP, cap_records, identify, is_cap
+from consilience.privacy.accounting import Event
+from consilience.privacy.guarantee import Neighbours, Unit, compose, compose_disjoint
+from consilience.privacy.mechanisms import Noise, Source
+from consilience.privacy.spending import Account, run_charged, state_guarantee
+from consilience.tables.groups import CAP, identify, is_cap
 from consilience.tables.values import as_doubles, to_python
 
 HELD_OUT = (
     "the records that accuracy was counted on were kept from training by slot, whatever they hold"
 )
-
-
-@dataclass(frozen=True)
-class PrivateAccuracy:
-    """Noisy counts of right predictions and of all, with what they cost.
-
-    Privacy
-    -------
-    ``guarantee``, per unit and neighbours as named there. Under replace-one ``total`` is the public
-    number of records.
-    """
-
-    correct: int
-    total: int
-    events: tuple[Event, ...]
-    guarantee: Guarantee
-    receipt: Receipt | None = field(default=None, repr=False)
-
-    @property
-    def value(self) -> float:
-        """The accuracy these counts imply, in [0, 1]."""
-        return min(max(self.correct / max(self.total, 1), 0.0), 1.0)
-
-    @property
-    def variance(self) -> float:
-        """A bound on how far `value` errs, squared: by the noise, and by the number of records."""
-        noise = math.fsum(
-            noise_variance(event) for event in self.events if isinstance(event, Laplace)
-        )
-        return noise / max(self.total, 1) ** 2 + 0.25 / max(self.total, 1)
 
 
 @shielded
@@ -150,19 +119,15 @@ def private_accuracy(
         learner, X, y, settings.get("persons"), settings.get("records_per_person")
     )
     unit = Unit.RECORD if held.persons is None else Unit.PERSON
-    replaced = relation is Neighbours.REPLACE_ONE
-    both = held.persons is not None or not replaced
-    # A unit that is replaced can leave one count and enter the other.
-    moved = float(held.cap * (2 if both and replaced else 1))
-    event = Laplace(sensitivity=moved, scale=moved / epsilon, unit=unit, neighbours=relation)
+    counting = RightAnswers(unit, relation, held.cap, float(epsilon))
+    event = counting.event
+    assert event is not None
 
     # A retry must not state the first count over another table's number.
-    n_public = None if both else len(held.wrong)
+    n_public = None if counting.counts_wrong else len(held.wrong)
 
     def draw(source: Source) -> dict[str, Array]:
-        right, wrong = held.count(source)
-        exact = np.array([right, wrong] if both else [right], dtype=np.int64)
-        return {"counts": laplace_counts(exact, event=event, source=source)}
+        return {"counts": counting.draw(held.wrong, held.persons, source)}
 
     noise = settings.get("noise")
     account = Account(settings.get("ledger"), settings.get("dataset"), settings.get("key"))
@@ -175,10 +140,8 @@ def private_accuracy(
         purpose="private_accuracy",
         means=lambda: repr((member.fingerprint(), held.cap, str(unit), str(relation), n_public)),
     )
-    noisy = state["counts"].tolist()
     guarantee = state_guarantee((event,), noise=noise, unit=unit, neighbours=relation)
-    total = max(1, sum(noisy)) if n_public is None else n_public
-    return PrivateAccuracy(noisy[0], total, (event,), guarantee, receipt)
+    return PrivateAccuracy(*counting.read(state["counts"], n_public), (event,), guarantee, receipt)
 
 
 @dataclass(frozen=True)
@@ -221,16 +184,6 @@ class _HeldOut:
         ids = None if persons is None else identify(persons)
         return cls(mark_errors(learner, rows, labels), ids, cap)
 
-    def count(self, source: Source) -> tuple[int, int]:
-        """Return the numbers of right and wrong predictions."""
-        kept = (
-            slice(None)
-            if self.persons is None
-            else cap_records(self.persons, self.cap, source.uniform(len(self.wrong)))
-        )
-        wrong = self.wrong[kept]
-        return int((~wrong).sum()), int(wrong.sum())
-
 
 def _relation(learner: object, neighbours: str | None) -> Neighbours:
     asked = getattr(learner, "neighbours", None) if neighbours is None else neighbours
@@ -246,12 +199,17 @@ def _relation(learner: object, neighbours: str | None) -> Neighbours:
 class ScoredMember(Member):
     """A member with an accuracy that its site paid for; its guarantee and events cover both."""
 
-    accuracy: PrivateAccuracy
+    brought: PrivateAccuracy
+
+    @property
+    def accuracy(self) -> PrivateAccuracy:
+        """How well it does on its own site's records."""
+        return self.brought
 
     @property
     def training_events(self) -> tuple[Event, ...]:
         """What was drawn to train it."""
-        return self.events[: len(self.events) - len(self.accuracy.events)]
+        return self.events[: len(self.events) - len(self.brought.events)]
 
 
 @shielded
@@ -271,4 +229,4 @@ def add_accuracy(
             compose_disjoint(*parts, assumption=HELD_OUT) if held_out else compose(*parts)
         )
     facts["events"] = (*one.events, *accuracy.events)
-    return ScoredMember(**facts, accuracy=accuracy)
+    return ScoredMember(**facts, brought=accuracy)

@@ -184,6 +184,11 @@ class Aggregator(Settings, ABC):
         return self.draws_noise
 
     @property
+    def weighs_accuracy(self) -> bool:
+        """Whether weights depend on accuracies: on public records, or that members bring."""
+        return False
+
+    @property
     def hidden_neighbours(self) -> Neighbours | None:
         """The neighbour relation of its own noise; None is the members' own."""
         return None

@@ -21,6 +21,7 @@ from consilience.errors import ContributionRejected, SchemaMismatch, SettingsErr
 from consilience.learners.ball import scale_to_user
 from consilience.learners.base import PrivateLearner, spell_out
 from consilience.learners.linear import best_class, class_chances
+from consilience.learners.scored import PrivateAccuracy
 from consilience.privacy.accounting import Event, GradientSteps
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
 from consilience.privacy.vector_noise import is_vector_noise, minimum_variance, ridge_beside
@@ -55,6 +56,16 @@ class Member:
     size: int | None  # public number of units, where there is one
     coef: Array | None  # (1 or K, d); None for a learner that is not linear
     intercept: Array | None
+
+    @property
+    def accuracy(self) -> PrivateAccuracy | None:
+        """How well it does on its own site's records, if the site paid for that."""
+        return getattr(self.learner, "accuracy_", None)
+
+    @property
+    def training_events(self) -> tuple[Event, ...]:
+        """What was drawn to train it, without the cost of its accuracy."""
+        return tuple(getattr(self.learner, "training_events", self.events))
 
     def fingerprint(self) -> str:
         """Return what tells this member from others."""

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 
-from consilience.aggregators.accuracy import ScoredMember
 from consilience.aggregators.average import WEIGHING
 from consilience.aggregators.base import (
     Aggregator,
@@ -52,10 +51,10 @@ WEIGHTS = {  # how members count, in words
     "size-epsilon": "A member counts for more the more records it was trained on and the larger "
     "its epsilon.",
     "size": WEIGHING["size"],
-    "accuracy-size": "A member counts for more the better it does on the public records and the "
-    "more records it has.",
-    "accuracy": "A member counts for more the better it does on the public records; its size "
-    "matters little.",
+    "accuracy-size": "A member counts for more the better it does on the public records, or by the "
+    "score of its own site if there are none, and the more records it has.",
+    "accuracy": "A member counts for more the better it does on the public records, or by the "
+    "score of its own site if there are none; its size matters little.",
     "equal": WEIGHING["equal"],
 }
 # beyond which less noise makes hardly a better member: a choice, to which results are not sensitive
@@ -74,8 +73,9 @@ class WeightedVote(Aggregator):
     weights
         ``"size-epsilon"``: number of units × min(epsilon, `epsilon_cap`). ``"size"``, ``"equal"``.
         ``"accuracy-size"``: accuracy × size; ``"accuracy"``: accuracy × exp(size / total size), as
-        in Xiang et al. (2018). An accuracy is measured on labelled public records, or brought by a
-        `ScoredMember`, never otherwise. Or numbers, one per member, that are public.
+        in Xiang et al. (2018). An accuracy is measured on labelled public records, or brought by
+        the member, never otherwise: its study's learner has a ``score_share``, or it is a
+        `ScoredMember`. Or numbers, one per member, that are public.
     voting
         ``"soft"`` adds up probabilities (the label, of a member that has none), ``"hard"`` labels.
     classes
@@ -123,6 +123,11 @@ class WeightedVote(Aggregator):
             numbers = raw.ndim == 1 and all(is_positive(one) or one == 0 for one in raw)
             fits = numbers and any(is_positive(one) for one in raw)
             self._require("weights", fits, "numbers >= 0, not all 0, one for each member")
+
+    @property
+    def weighs_accuracy(self) -> bool:
+        """Whether weights depend on how well members do."""
+        return isinstance(self.weights, str) and self.weights.startswith("accuracy")
 
     def problem_with(self, learner: Learner, settings: Mapping[str, Any]) -> str | None:
         """Return why such learners cannot vote, or None."""
@@ -181,7 +186,7 @@ class WeightedVote(Aggregator):
             raw = np.exp(raw / raw.sum())
         if self.weights == "size-epsilon":
             raw = raw * np.minimum(_epsilons(members), self.epsilon_cap)
-        if self.weights.startswith("accuracy"):
+        if self.weighs_accuracy:
             raw = raw * _accuracies(members, public)
         whole = raw.sum()
         return np.asarray(raw / whole if whole > 0 else np.full(len(raw), 1 / len(raw)))
@@ -206,8 +211,7 @@ def _voter(member: Member) -> Any:
 
 def _epsilons(members: Sequence[Member]) -> Array:
     """Return the epsilon of each member's training, also if a seed voided its guarantee."""
-    events = [m.training_events if isinstance(m, ScoredMember) else m.events for m in members]
-    stated = [total(drawn) if drawn else None for drawn in events]
+    stated = [total(m.training_events) if m.training_events else None for m in members]
     mixed = len({guarantee.neighbours for guarantee in stated if guarantee is not None}) > 1
     return np.array(
         [
@@ -228,13 +232,13 @@ def _accuracies(members: Sequence[Member], public: Public | None) -> Array:
         return np.array(
             [np.mean(np.asarray(_voter(member).predict(public.X)) == y) for member in members]
         )
-    brought = [member.accuracy for member in members if isinstance(member, ScoredMember)]
+    brought = [one for one in (member.accuracy for member in members) if one is not None]
     if len(brought) < len(members):
         raise SettingsError(
             "Weights by accuracy need labelled public records, or members that bring a private "
             "accuracy, and a member brings none. Nothing was combined. Pass public=Public(X, y), "
-            "or let each site use private_accuracy and add_accuracy; an exact accuracy on a site's "
-            "records would not be private."
+            "let a study's learner have a score_share, or let each site use private_accuracy and "
+            "add_accuracy; an exact accuracy on a site's records would not be private."
         )
     values, variance = np.array([[one.value, one.variance] for one in brought]).T
     mean = np.average(values, weights=1 / variance)

@@ -78,7 +78,8 @@ def audit(
         raise SettingsError(
             f"The 'kind' parameter of audit must be 'exact' or 'sample'. Got {kind!r} instead."
         )
-    attacked = _find_learner(learner, epsilon)
+    # The count of a score is private given the model: docs/guarantees/integration.md.
+    attacked = _find_learner(learner, epsilon).without_score()
     has_density = attacked.is_linear or isinstance(attacked, Statistic)
     if kind == "exact" and not has_density:
         raise SettingsError(

@@ -214,7 +214,7 @@ def _check_accounting(learner: Learner, events: Sequence[Event]) -> tuple[Check,
     shared = isinstance(learner, Statistic) and learner.sharing is not None
     whole = total(learner.planned(1) if shared else events)
     same = all((e.unit, e.neighbours) == (learner.unit, learner.neighbours) for e in events)
-    fits = whole.epsilon <= learner.epsilon * (1 + 1e-9) and whole.delta <= learner.delta * (
+    fits = whole.epsilon <= learner.total_epsilon * (1 + 1e-9) and whole.delta <= learner.delta * (
         1 + 1e-9
     )
     return (

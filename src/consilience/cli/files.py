@@ -156,12 +156,13 @@ def scores(
     study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
     html: Annotated[Path | None, Option("--html", help="Also write it as a web page.")] = None,
 ) -> Answer:
-    """Print how good a model is on the sites' own records: accuracy, AUC and calibration."""
+    """Print how good a model, or each site's own, is on the sites' own records."""
     from consilience.evaluation.own_records import describe_scores
     from consilience.files.certificate import Page
 
     agreed, loaded = _load_agreed(file, study)
-    sections = describe_scores(loaded.ensemble, agreed.schema)
+    sites = [source.site for source in loaded.sources]
+    sections = describe_scores(loaded.ensemble, agreed.schema, sites)
     title = f"Scores of {loaded.study['name']}, release {loaded.sequence}"
     page = Page(title, sections)
     if html is not None:

@@ -6,12 +6,15 @@ sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from consilience.errors import SettingsError
+from consilience.learners.scored import PrivateAccuracy
 from consilience.statistics.label_tables import columns_of
 from consilience.statistics.score import Estimate, ScoredModel
 from consilience.tables.schema import Categorical, Numeric, Schema
+from consilience.text import Quoted
 
 # A heading, paragraphs, and rows of (name, value): a section of a page.
 Section = tuple[str, Sequence[str], Sequence[tuple[str, str]]]
@@ -19,18 +22,37 @@ Section = tuple[str, Sequence[str], Sequence[tuple[str, str]]]
 WIDEST = 0.5
 
 
-def describe_scores(scored: object, schema: Schema) -> list[Section]:
-    """Return the measures of a scored model, of its subgroups, and its calibration by class."""
-    if not isinstance(scored, ScoredModel):
-        raise SettingsError(
-            f"A {type(scored).__name__} has no scores of sites' own records. Nothing was shown. "
-            'Take the release of a study with [statistic] name = "Score".'
-        )
+def describe_scores(scored: object, schema: Schema, sites: Sequence[str] = ()) -> list[Section]:
+    """Return how well a released model does, or each of its members, on the sites' own records.
+
+    Of a scored model these are its measures, those at each of the `sites` by name and of each
+    subgroup, and its calibration by class.
+    """
     meaning = (
         "In brackets: 95 % intervals, which include the noise that protects the records and that "
         "these records are a sample."
     )
+    own = [getattr(member, "accuracy_", None) for member in getattr(scored, "members", ())]
+    if any(one is not None for one in own):
+        rows = [
+            (Quoted(site), f"accuracy {_show(_estimate(one))}")
+            for site, one in zip(sites, own, strict=True)
+            if one is not None
+        ]
+        return [("Each site's own model on its own records", [_TRAINED_ON, meaning], rows)]
+    if not isinstance(scored, ScoredModel):
+        raise SettingsError(
+            f"A {type(scored).__name__} has no scores of sites' own records. Nothing was shown. "
+            'Take the release of a study with [statistic] name = "Score", or of WeightedVote with '
+            "score_share among the settings of its learner."
+        )
     sections: list[Section] = [("On the sites' own records", [meaning], _measures(scored))]
+    by_site = [
+        (Quoted(site), "; ".join(map(" ".join, _measures(part))))
+        for site, part in zip(sites, scored.sites, strict=False)
+    ]
+    if by_site:
+        sections.append(("Site by site", [], by_site))
     for name, group in zip(_name_groups(scored, schema), scored.groups, strict=False):
         sections.append((name, [], _measures(group)))
     labels = scored.classes.tolist()
@@ -40,6 +62,16 @@ def describe_scores(scored: object, schema: Schema) -> list[Section]:
     for label in labels[1:] if len(labels) == 2 else labels:
         sections.append((f"Calibration of {label}", [f"{said} on the left."], _bins(scored, label)))
     return sections
+
+
+_TRAINED_ON = (
+    "These are the records that the model was trained on: on others it does a little worse, the "
+    "more so the fewer records a site has and the larger its epsilon."
+)
+
+
+def _estimate(found: PrivateAccuracy) -> Estimate:
+    return Estimate(found.value, math.sqrt(found.variance))
 
 
 def _measures(scored: ScoredModel) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ from consilience.files.sealed import (
 from consilience.learners.base import UNSTATED, PrivateLearner, State
 from consilience.learners.implied import Extent, Implied
 from consilience.learners.inputs import MAY_ASSUME
-from consilience.learners.registry import LEARNERS
+from consilience.learners.registry import LEARNERS, find_kind
 from consilience.learners.trees.bins import Bins
 from consilience.privacy.accounting import (
     Event,
@@ -117,7 +117,7 @@ def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[
 
 def _unfitted(facts: Mapping[str, Any]) -> Any:
     """Return the learner that facts describe, with what is public of its fit but its tensors."""
-    kind: Any = LEARNERS[facts["learner"]]
+    kind: Any = find_kind(facts["learner"], facts["settings"])
     named = kind.read_settings(facts["settings"])
     settings = {name: from_plain(value) for name, value in named.items()}
     numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
@@ -333,7 +333,7 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
         whole.promises_same(stated)
         and declared == (stated.unit, stated.neighbours)
         # Two events may cost an ulp more together than the epsilon that was split among them.
-        and whole.epsilon <= learner.epsilon * (1 + _SPLIT)
+        and whole.epsilon <= learner.total_epsilon * (1 + _SPLIT)
         and whole.delta <= learner.delta * (1 + _SPLIT)
     ):
         raise refused("its guarantee is not the one that its events have")

@@ -249,6 +249,20 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         seeded = self.noise is not None and self.noise.seed is not None
         return math.isfinite(self.epsilon) and not seeded
 
+    @property
+    def total_epsilon(self) -> float:
+        """What a fit may cost, with everything that it releases beside the model."""
+        return float(self.epsilon)
+
+    def without_score(self) -> PrivateLearner[Any, Any]:
+        """Return an unfitted learner that only trains, as this one does before it is scored."""
+        return self
+
+    def set_budget(self, epsilon: float, delta: float | None = None) -> Self:
+        """Set what a fit may cost, with everything that it releases; None leaves delta."""
+        more = {} if delta is None else {"delta": delta}
+        return self.set_params(epsilon=epsilon, **more)
+
     @abstractmethod
     def make_task(
         self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None

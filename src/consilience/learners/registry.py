@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from consilience.errors import SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
+from consilience.learners.scored import SHARE, scored
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 
@@ -34,6 +36,14 @@ def register(learner: LearnerT) -> LearnerT:
         )
     LEARNERS[name] = learner
     return learner
+
+
+def find_kind(name: str, settings: Mapping[str, Any]) -> type[PrivateLearner[Any, Any]]:
+    """Return the class that these settings of a learner are of: with a score, if they ask for one.
+
+    Raise a `KeyError` if no learner has that name.
+    """
+    return scored(LEARNERS[name]) if SHARE in settings else LEARNERS[name]
 
 
 for _learner in (

@@ -326,7 +326,7 @@ class Joining:
 
     def _member_facts(self, n_records: int, epsilon: float) -> Member:
         """Return the public facts of a site's model, which weights may depend on."""
-        learner = clone(self.learner).set_params(epsilon=epsilon)
+        learner = clone(self.learner).set_budget(epsilon)
         events = tuple(self.noise(n_records, epsilon).plan.events)
         n_features = self.dimension - bool(learner.fit_intercept)
         coef, intercept = np.zeros((1, n_features)), np.zeros(1)

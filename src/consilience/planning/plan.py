@@ -357,7 +357,7 @@ def _ask_study(
         )
     learner = study.build(sites.epsilon)
     # Where the hub is trusted the sites' models are exact; a site alone would add noise itself.
-    learner.set_params(epsilon=sites.epsilon, delta=study.delta)
+    learner.set_budget(sites.epsilon, study.delta)
     if learner.has_known_noise and learner.neighbours == "add-remove":
         learner.set_params(public_size=sites.n_records)
     n_rows = MOST_ROWS if high > low else 1

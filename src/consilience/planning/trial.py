@@ -287,7 +287,7 @@ class _Trial:
 
     def _train(self, records: Public, epsilon: float, draw: Source) -> Predictor:
         n = len(records.y)
-        model = clone(self.learner).set_params(epsilon=epsilon, noise=_seeded(draw))
+        model = clone(self.learner).set_params(noise=_seeded(draw)).set_budget(epsilon)
         if math.isinf(epsilon):
             model.set_params(delta=0.0)
         if "public_size" in model.get_params() and model.neighbours == "add-remove":

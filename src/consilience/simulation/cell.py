@@ -136,7 +136,7 @@ class Setup:
 
     def epsilons(self, name: str) -> dict[str, tuple[float, ...]]:
         """Return the epsilon of each site at each level of this learner."""
-        own = self.learners[name].epsilon
+        own = self.learners[name].total_epsilon
         levels = {f"{own:g}": np.asarray(own)} if self.levels is None else self.levels
         return {
             level: tuple(np.broadcast_to(epsilon, self.divider.n_sites).tolist())
@@ -173,7 +173,7 @@ class Setup:
         made: Learner = clone(self.learners[name])
         known = made.get_params(deep=False)
         noise = noise if math.isfinite(epsilon) else self.noise(name, *who, "exact")
-        facts: dict[str, Any] = {"epsilon": epsilon, "noise": noise}
+        facts: dict[str, Any] = {"noise": noise}
         if known.get("classes", ()) is None:
             facts["classes"] = np.unique(self.divider.records.y) if is_classifier(made) else None
         if known.get("public_size") is not None and size is not None:
@@ -181,7 +181,7 @@ class Setup:
         if known.get("random_state", 0) is None:
             facts["random_state"] = derive_seed(self.divider.split_seed, name, *who) % 2**32
         made.set_params(**facts)
-        return made
+        return made.set_budget(epsilon)
 
     def aggregator(
         self, name: str, epsilons: Sequence[float], cell: tuple[object, ...], draw: Sequence[str]

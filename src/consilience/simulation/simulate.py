@@ -323,8 +323,7 @@ def _set_up_study(
         )
     low = float(study.epsilon_range[0])
     kinds = {
-        choice.learner: choice.build(low).set_params(epsilon=low, delta=study.delta)
-        for choice in study.choices
+        choice.learner: choice.build(low).set_budget(low, study.delta) for choice in study.choices
     }
     for name in beside:
         require("beside", name, name in LEARNERS, f"of {list(LEARNERS)}")

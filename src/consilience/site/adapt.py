@@ -161,7 +161,7 @@ def _subtract_own(
     if not made.has_records:
         return None
     fitted: Statistic = made.learner
-    learner = study.build(fitted.epsilon)
+    learner = study.build(fitted.total_epsilon)
     assert isinstance(learner, Statistic)
     learner.schema = study.schema
     task, _ = plan_fit(learner, table, None)

@@ -226,6 +226,10 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
     def finish(self, total: Summed, public: Public | None = None) -> Ensemble:
         """Return the model of a noisy total; labelled public records may join it."""
 
+    def keep_parts(self, finished: Ensemble, parts: Sequence[Summed]) -> Ensemble:
+        """Return a finished total with what is to be kept of each member's own noisy sum."""
+        return finished
+
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
         self._check_privacy(("sum",))

@@ -207,7 +207,18 @@ class Score(ClassStatistic, RowStatistic):
             isinstance(ensemble, ScoredModel)
             and np.array_equal(ensemble.model, read_rows(self.model, MODEL))
             and self.may_total(ensemble.counts, ensemble.variance, other, sizes)
+            and len(ensemble.parts) in (0, len(sizes))
+            and all(
+                self.may_total(counts, variance, other, [size])
+                for (counts, variance), size in zip(ensemble.parts, sizes, strict=False)
+            )
         )
+
+    def keep_parts(self, finished: Ensemble, parts: Sequence[Summed]) -> ScoredModel:
+        """Return the scored model with each site's own counts, for its score on each site's."""
+        assert isinstance(finished, ScoredModel)
+        kept = ((part.values.reshape(self._shape), float(part.variance[0])) for part in parts)
+        return replace(finished, parts=tuple(kept))
 
     def weights(self) -> Array:
         """Return 1 for each count."""
@@ -245,7 +256,8 @@ class ScoredModel(Ensemble):
     ``counts`` are by subgroup, table, bin of the score and whether the class is the record's own;
     ``variance`` is that of the noise in each. There is one table for two classes (the second is
     the record's own or not), otherwise one for each class. Probabilities are recalibrated by the
-    counts of all subgroups together.
+    counts of all subgroups together. ``parts`` are counts and noise variance of each site by
+    itself, where sites add all of the noise; of an opened total nobody knows them.
     """
 
     kind: ClassVar[str] = "scored"
@@ -258,13 +270,24 @@ class ScoredModel(Ensemble):
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+    parts: tuple[tuple[Array, float], ...] = field(default=(), repr=False)
+
+    @property
+    def sites(self) -> tuple[ScoredModel, ...]:
+        """The same of each site's records alone, where each site's counts are known."""
+        return tuple(
+            replace(self, counts=counts, variance=variance, parts=())
+            for counts, variance in self.parts
+        )
 
     @property
     def groups(self) -> tuple[ScoredModel, ...]:
         """The same of each subgroup's records alone; of none if there are no subgroups."""
         if len(self.counts) == 1:
             return ()
-        return tuple(replace(self, counts=part[None], subgroups=()) for part in self.counts)
+        return tuple(
+            replace(self, counts=part[None], subgroups=(), parts=()) for part in self.counts
+        )
 
     @property
     def _tables(self) -> Array:
@@ -355,6 +378,9 @@ class ScoredModel(Ensemble):
             "counts": np.asarray(self.counts, np.float64),
             "variance": np.array([self.variance]),
         }
+        if self.parts:
+            tensors["parts"] = np.stack([counts.ravel() for counts, _ in self.parts])
+            tensors["part_variances"] = np.array([variance for _, variance in self.parts])
         facts: Facts = {"n_features": self.model.shape[1] - 1}
         if self.subgroups:
             facts["subgroups"] = [list(mark) for mark in self.subgroups]
@@ -377,8 +403,14 @@ class ScoredModel(Ensemble):
         tables = 1 if len(labels) == 2 else len(labels)
         if counts.ndim == 2:  # as of the first releases, which had one table
             counts = counts[None, None]
+        parts = tensors.get("parts", np.zeros((0, counts.size)))
+        variances = tensors.get("part_variances", np.zeros(0))
         if not (
-            len(tensors) == 3
+            len(tensors) == 3 + 2 * ("parts" in tensors)
+            and parts.shape == (len(variances), counts.size)
+            and len(variances) in (0, len(weights))
+            and variances.ndim == 1
+            and (variances >= 0).all()
             and len(labels) >= 2
             and model.shape == (tables, facts["n_features"] + 1)
             and counts.ndim == 4
@@ -399,6 +431,7 @@ class ScoredModel(Ensemble):
             weights,
             guarantee,
             (),
+            tuple(zip(parts.reshape(-1, *counts.shape), variances.tolist(), strict=True)),
         )
 
     def _scores(self, X: Table) -> Array:

@@ -107,7 +107,7 @@ class Total(Aggregator):
             float(scales @ sizes) if known else None,
             float(np.square(scales) @ sizes) if known else None,
         )
-        return self._model(first, total, public, shares, found)
+        return first.keep_parts(self._model(first, total, public, shares, found), parts)
 
     def open(
         self, members: Sequence[Any], words: Array, public: Public | None = None

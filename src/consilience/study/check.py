@@ -22,7 +22,8 @@ from consilience.files.release import Release, Source, joint_guarantee
 from consilience.files.sealed import canonical, parse_facts
 from consilience.learners.base import spell_out
 from consilience.learners.inputs import MAY_ASSUME
-from consilience.learners.registry import LEARNERS
+from consilience.learners.registry import LEARNERS, find_kind
+from consilience.learners.scored import SHARE, can_be_scored
 from consilience.privacy.accounting import Event, SharedSum, events_from_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, compose_disjoint
 from consilience.protocol import DIGEST, STUDY_NAME, is_site_name
@@ -243,6 +244,8 @@ def _method_checks(study: Study) -> Iterable[Check]:
         yield not twice, f"[{part}] may not set {twice}: other parts of the study decide that"
         # Asked here, and not of Python, whose own errors repeat a name as if it were our word.
         has = set(inspect.signature(registered[name]).parameters) if name in known else settings
+        if part == "learner" and name in known and can_be_scored(LEARNERS[name]):
+            has = {*has, SHARE}
         for setting in settings:
             yield setting in has, f"[{part}] {name} has no setting {quote(setting, 100)}"
 
@@ -345,7 +348,7 @@ def _aggregator_problems(study: Study) -> list[str]:
         aggregator = study.build_aggregator()
         aggregator.check_settings()
         reasons = [
-            aggregator.problem_with(LEARNERS[name], settings)
+            aggregator.problem_with(find_kind(name, settings), settings)
             for name, settings in study.learners.items()
         ]
     except Exception as problem:
@@ -371,6 +374,14 @@ def _aggregator_problems(study: Study) -> list[str]:
             (
                 public is None or public.labelled or not aggregator.needs_labels,
                 f"{name} needs labelled public records",
+            ),
+            (
+                not aggregator.weighs_accuracy
+                or (public is not None and public.labelled)
+                or all(SHARE in settings for settings in study.learners.values()),
+                f"{name} with these weights needs accuracies: add labelled public records as "
+                f"[public], or {SHARE} = 0.1 to each learner, which lets sites pay for a score of "
+                "their own models",
             ),
             (
                 epsilon is None or aggregator.draws_noise,
@@ -493,7 +504,8 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
         yield math.isinf(guarantee.epsilon), "the hub is trusted, and it is not exact"
         return
     low, high = study.epsilon_range
-    yield low <= learner.epsilon <= high, f"its epsilon is not between {low:g} and {high:g}"
+    within = low * (1 - 1e-9) <= learner.total_epsilon <= high * (1 + 1e-9)
+    yield within, f"its epsilon is not between {low:g} and {high:g}"
     yield (
         guarantee.epsilon <= high * (1 + 1e-9) and guarantee.delta <= study.delta,
         "it promises less than agreed",

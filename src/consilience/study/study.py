@@ -27,7 +27,7 @@ from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
 from consilience.learners.base import PrivateLearner
-from consilience.learners.registry import LEARNERS
+from consilience.learners.registry import find_kind
 from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Spending
@@ -310,7 +310,7 @@ class Study:
 
     def build(self, epsilon: float) -> PrivateLearner[Any, Any]:
         """Return the learner that a site trains: an exact one if the hub is trusted."""
-        kind = LEARNERS[self.learner]
+        kind = find_kind(self.learner, self.learner_settings)
         settings = {**(kind.trusted_settings if self.trusted else {}), **self.learner_settings}
         if self.version == 1:
             settings = kind.read_settings(self.learner_settings)
@@ -321,6 +321,7 @@ class Study:
             neighbours=self.neighbours,
             **settings,
         )
+        made.set_budget(math.inf if self.trusted else float(epsilon))
         if self.blind is not None and isinstance(made, Statistic):
             low, high = self.epsilon_range
             made.sharing = Sharing(self.blind.shares, high, 1 if low == high else STEPS)
