@@ -21,6 +21,7 @@ from consilience.hub import operating
 from consilience.hub.auth import new_token
 from consilience.hub.hub import Hub, Settings
 from consilience.protocol import Refusal
+from consilience.statistics.total import Total
 from consilience.study.check import check_release
 
 
@@ -64,6 +65,36 @@ def test_a_batch_of_the_whole_roster_becomes_a_release(world: Any) -> None:
     ]
     assert [len(each.log()) for each in blind.keyholders] == [1, 1]
     assert world.hub.store.verify()
+
+
+def test_a_file_that_breaks_the_total_is_named(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can be taken out of a sum, but a coordinator can withdraw it with its batch."""
+    blind = make(world)
+    blind.freeze()
+    blind.hand_over(*range(4))
+    blind.work()
+    world.combiner.run(at_once=True)
+    blind.work()
+    assert states(blind) == ["opened"]
+    load, opens = Contribution.load.__func__, Total.open
+
+    def marked(cls: Any, source: Any, **options: Any) -> Contribution:
+        contribution = load(cls, source, **options)
+        contribution.learner.poison = contribution.site == "site 2"
+        return contribution
+
+    def fragile(self: Any, members: Any, *more: Any) -> Any:
+        if any(getattr(member, "poison", False) for member in members):
+            raise OverflowError("broken")
+        return opens(self, members, *more)
+
+    monkeypatch.setattr(Contribution, "load", classmethod(marked))
+    monkeypatch.setattr(Total, "open", fragile)
+    world.combiner.run(at_once=True)
+    problem = blind.hub.store.study(blind.name)["problem"]
+    assert "'site 2' is left out: OverflowError" in problem
+    assert "the whole batch leaves" in problem
+    assert "site 1" not in problem
 
 
 def refusals(blind: BlindHub) -> list[tuple[str, str]]:

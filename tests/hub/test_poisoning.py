@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from consilience import Budget
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed
@@ -115,14 +116,10 @@ def test_too_few_members_are_left_and_the_problem_names_the_wrong_one(
     assert world.hub.store.due() == []
 
 
-@pytest.mark.parametrize("error", [OverflowError, TypeError, np.linalg.LinAlgError])
-def test_a_member_that_breaks_combining_is_found_and_left_out(
-    world: Any, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+def break_combining(
+    monkeypatch: pytest.MonkeyPatch, study: Any, digest: str, error: type[Exception]
 ) -> None:
-    """Whatever the aggregator raises, it is the member's own fault and nobody else's."""
-    study = world.add_study()
-    wards = world.fill(study, 5)
-    poison = world.hub.store.contributions("demo", site=wards[3].name)[0]["digest"]
+    """Let the aggregator raise `error` whenever this contribution is among its members."""
     combine = type(study.build_aggregator()).combine
 
     def fragile(self: Any, members: Any, public: Any = None, **charge: Any) -> Any:
@@ -134,14 +131,64 @@ def test_a_member_that_breaks_combining_is_found_and_left_out(
 
     def marked(cls: Any, source: Any, **options: Any) -> Contribution:
         contribution = load(cls, source, **options)
-        contribution.learner.poison = contribution.digest == poison
+        contribution.learner.poison = contribution.digest == digest
         return contribution
 
     monkeypatch.setattr(type(study.build_aggregator()), "combine", fragile)
     monkeypatch.setattr(Contribution, "load", classmethod(marked))
+
+
+@pytest.mark.parametrize("error", [OverflowError, TypeError, np.linalg.LinAlgError])
+def test_a_member_that_breaks_combining_is_found_and_left_out(
+    world: Any, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Whatever the aggregator raises, it is the member's own fault and nobody else's."""
+    study = world.add_study()
+    wards = world.fill(study, 5)
+    poison = world.hub.store.contributions("demo", site=wards[3].name)[0]["digest"]
+    break_combining(monkeypatch, study, poison, error)
     world.combiner.run(at_once=True)
     assert [source.site for source in newest(world).sources] == [f"ward {i}" for i in (0, 1, 2, 4)]
     assert "ward 3" in world.hub.store.absent("demo")
+
+
+NOISY = 'name = "Average"\nepsilon = 1.0\nweights = "equal"'
+
+
+def test_a_member_that_breaks_combining_where_it_draws_noise_is_found_before_the_charge(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.add_study(tools.study_text(hub="trusted", aggregator=NOISY, min_sites=4))
+    wards = world.fill(study, 5)
+    world.hub.allow("demo", Budget(epsilon=1.0), "operator")
+    poison = world.hub.store.contributions("demo", site=wards[3].name)[0]["digest"]
+    break_combining(monkeypatch, study, poison, OverflowError)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # after the charge
+        patch.setattr("consilience.hub.combining.Combiner._publish", die)
+        with pytest.raises(KeyboardInterrupt):
+            world.combiner.combine("demo", request="one")
+    world.combiner.combine("demo", request="one")
+    assert [source.site for source in newest(world).sources] == [f"ward {i}" for i in (0, 1, 2, 4)]
+    assert "'ward 3' is left out: It cannot be combined" in world.hub.store.absent("demo")
+    assert "Overflow" not in world.hub.store.absent("demo")  # it may tell of exact numbers
+    assert world.hub.balance("demo").spent.epsilon == pytest.approx(1.0)
+
+
+def test_nobody_is_charged_if_too_few_can_be_combined(
+    world: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = world.add_study(tools.study_text(hub="trusted", aggregator=NOISY, min_sites=4))
+    wards = world.fill(study, 4)
+    world.hub.allow("demo", Budget(epsilon=1.0), "operator")
+    poison = world.hub.store.contributions("demo", site=wards[3].name)[0]["digest"]
+    break_combining(monkeypatch, study, poison, OverflowError)
+    with pytest.raises(Refusal, match="needs 4 sites, and 3 can be combined.*'ward 3' is left out"):
+        world.combiner.combine("demo", request="one")
+    assert world.hub.balance("demo").spent.epsilon == 0
 
 
 def test_the_failure_of_one_study_does_not_touch_another(

@@ -366,13 +366,18 @@ def test_settings_of_another_type_are_other_settings(tmp_path):
         study.accept(respell(one))
 
 
-@pytest.mark.parametrize("place", [0, 2, 4])
-def test_no_member_decides_by_its_place_whom_the_others_have_to_be_like(place, tmp_path):
-    """As a hub finds one that an earlier version accepted."""
+@pytest.mark.parametrize("places", [{0}, {2}, {0, 6}, {0, 1}])
+def test_no_member_decides_by_its_place_whom_the_others_have_to_be_like(places, tmp_path):
+    """As a hub finds those that an earlier version accepted.
+
+    Two of seven are missed if one of them comes first in all orders: less than once in 20,000.
+    """
     study = Study.from_text(statistic_text())
-    made = parts_of(study, tmp_path, 5)
-    made[place] = respell(made[place])
-    assert list(find_breaking(study, made)) == [f"site {place}"]
+    made = parts_of(study, tmp_path, 7)
+    assert find_breaking(study, made) == {}
+    for place in places:
+        made[place] = respell(made[place])
+    assert set(find_breaking(study, made)) == {f"site {place}" for place in places}
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypedDict, Unpa
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from consilience.errors import shield
+from consilience.errors import ConsilienceError, shield
 from consilience.learners.base import PrivateLearner, Settings, spell_out
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -110,6 +110,10 @@ class Ensemble(ABC):
 ENSEMBLES: dict[str, type[Ensemble]] = {}
 
 
+class _Rehearsed(ConsilienceError):
+    """Everything before a charge went well."""
+
+
 class Charge(TypedDict, total=False):
     """Where the noise that combining draws is charged."""
 
@@ -165,6 +169,7 @@ class Aggregator(Settings, ABC):
     # What its own noise hides; None is the members' own unit, a record or a person.
     hidden_unit: ClassVar[Unit | None] = None
     makes: ClassVar[str | None] = None  # the kind of ensemble that `combine` returns; None: any
+    _is_rehearsal: bool = False
 
     def __init_subclass__(cls, **more: object) -> None:
         super().__init_subclass__(**more)
@@ -306,6 +311,9 @@ class Aggregator(Settings, ABC):
     ) -> Tensors:
         """Charge, then draw; `members` returns fingerprints of what the result is made of."""
         settings = self._spelled()  # refused here if it cannot be spelled, not after the charge
+        if self._is_rehearsal:
+            members()
+            raise _Rehearsed
         state, _ = run_charged(
             draw,
             events,
@@ -333,6 +341,16 @@ class Aggregator(Settings, ABC):
         subtracted, what remains has not seen them. None where it cannot.
         """
         return None
+
+    def rehearse(self, members: Sequence[Any], public: Public | None = None) -> None:
+        """Do all of `combine` that comes before a charge, and raise what it would raise.
+
+        Nothing is charged or drawn, so this tells who breaks combining where it draws noise.
+        """
+        try:
+            self._with(_is_rehearsal=True).combine(members, public)
+        except _Rehearsed:
+            return
 
     @abstractmethod
     def combine(

@@ -335,11 +335,9 @@ class Combiner:
         study.require_valid()
         public, test = (self._records(study, part) for part in (study.public, study.test))
         members, absent = self._members(study, accepted)
-        if absent and study.is_blind:
-            raise Refusal(
-                "cannot-combine",
-                f"{describe_absent(absent)} Nobody can take one file out of the sum of a batch.",
-            )
+        if study.draws_noise:  # before anything is charged, and alike whenever it is tried again
+            members = _leave_out_breaking(study, members, absent, public, test)
+        _require_whole(study, absent)
         _require_enough(study, members, absent)
         try:
             release = self._collect(study, members, contributions, request, public, test)
@@ -348,14 +346,13 @@ class Combiner:
         except (Refusal, BudgetExceeded):
             raise
         except Exception:
-            breaking: dict[str, str] = {}
-            if not (study.draws_noise or study.is_blind):
-                breaking = find_breaking(study, members, public=public, test=test)
-            if not breaking:
+            if study.draws_noise:
                 raise
-            logger.warning("study %s: %d members are left out", study.name, len(breaking))
-            absent |= breaking
-            members = [member for member in members if member.site not in breaking]
+            kept = _leave_out_breaking(study, members, absent, public, test)
+            if len(kept) == len(members):
+                raise
+            members = kept
+            _require_whole(study, absent)
             _require_enough(study, members, absent)
             release = self._collect(study, members, contributions, request, public, test)
         # What is unusual about an exact member is not private, and nobody sees a masked one.
@@ -531,6 +528,32 @@ def _require_enough(
             "cannot-combine",
             f"A release needs {study.min_sites} sites, and {len(members)} can be combined. "
             f"{describe_absent(absent)}",
+        )
+
+
+def _leave_out_breaking(
+    study: Study,
+    members: list[Contribution],
+    absent: dict[str, str],
+    *records: Public | None,
+) -> list[Contribution]:
+    """Return the members that can be combined; say in `absent` why the others cannot."""
+    public, test = records
+    breaking = find_breaking(study, members, public=public, test=test)
+    if breaking:
+        logger.warning("study %s: %d members are left out", study.name, len(breaking))
+    absent.update(breaking)
+    return [member for member in members if member.site not in breaking]
+
+
+def _require_whole(study: Study, absent: Mapping[str, str]) -> None:
+    """Refuse to leave a member out of sums that are masked."""
+    if absent and study.is_blind:
+        raise Refusal(
+            "cannot-combine",
+            f"{describe_absent(absent)} Nobody can take one file out of the sum of a batch. "
+            "Withdraw that contribution: the whole batch leaves, and the others can hand over "
+            "again.",
         )
 
 

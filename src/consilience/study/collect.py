@@ -6,6 +6,7 @@ every release is checked, charged, measured and signed in the same way.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import uuid
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from consilience.blind.masked import MaskedFile, Opening, unmask
 from consilience.blind.pads import SealKey, Words, add_words
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_BREAKING = 16  # members that are left out; more of them are no exception any more
+N_ORDERS = 8  # in which breaking members are looked for
+CANNOT_BE_JOINED = "It cannot be combined with the others, which can be combined without it."
 
 
 @dataclass(frozen=True)
@@ -220,51 +225,75 @@ def find_breaking(
 ) -> dict[str, str]:
     """Return the sites without which the others can be combined, and what each one caused.
 
-    For contributions that could not be combined although each fits the study. Empty if the fault
-    is no member's, because no two of them can be combined. Nothing is drawn, so this is not for
-    aggregators that draw noise.
+    For contributions that could not be combined although each fits the study. Empty if all can, or
+    if the fault is no member's, because no two of them can be combined. Nothing is drawn or
+    charged: where combining draws noise, only what comes before is tried, and of masked sums only
+    what is stated beside them.
 
     Members are added one by one, and whoever breaks what the ones before it make is left out. So
-    the first one would decide whom the others have to be like: they are added from the last one on
-    too, and the fewest are left out.
+    the first one would decide whom the others have to be like: they are added in several orders
+    that nobody knows before, and the fewest are left out.
     """
-    tries = (
-        _leave_out(study, ordered, public, test)
-        for ordered in (list(contributions), list(contributions)[::-1])
-    )
-    found = [breaking for breaking in tries if breaking]
-    return min(found, key=len, default={})
+    trial = partial(_try_combining, study, public=public, test=test)
+    problem = trial(contributions)
+    if problem is None:
+        return {}
+    best: dict[str, str] = {}
+    for _ in range(N_ORDERS):
+        salt, most = os.urandom(16), len(best) - 1 if best else MOST_BREAKING
+        shuffled = sorted(contributions, key=partial(_place, salt))
+        best = _leave_out(shuffled, trial, problem, most) or best
+    # What exact members are told about is computed from them.
+    return dict.fromkeys(best, CANNOT_BE_JOINED) if study.trusted else best
+
+
+def _place(salt: bytes, contribution: Contribution) -> bytes:
+    return hashlib.sha256(salt + contribution.digest.encode()).digest()
 
 
 def _leave_out(
-    study: Study, left: list[Contribution], public: Public | None, test: Public | None
+    left: list[Contribution],
+    trial: Callable[[Sequence[Contribution]], str | None],
+    problem: str,
+    most: int,
 ) -> dict[str, str]:
-    """Return who is left out, and why, if members are added in this order."""
+    """Return who is left out if members are added in this order, and why; none if over `most`.
+
+    `problem` is what all of them together cause.
+    """
     breaking = dict[str, str]()
-    while len(left) > 1 and len(breaking) < MOST_BREAKING:
-        works, fails, cause = 0, len(left), ""  # how many of `left`, from the first on
+    while len(left) > 1 and len(breaking) < most:
+        works, fails, cause = 0, len(left), problem  # how many of `left`, from the first on
         while fails - works > 1:
             middle = (works + fails) // 2
-            problem = _try_combining(study, left[:middle], public, test)
-            works, fails = (middle, fails) if problem is None else (works, middle)
-            cause = problem or cause
-        culprit = left.pop(fails - 1)
-        breaking[culprit.site] = cause
-        problem = _try_combining(study, left, public, test)
-        if problem is None:
-            return {site: why or "the others can be combined" for site, why in breaking.items()}
-        breaking = {site: why or problem for site, why in breaking.items()}
+            found = trial(left[:middle])
+            works, fails = (middle, fails) if found is None else (works, middle)
+            cause = found or cause
+        breaking[left.pop(fails - 1).site] = cause
+        left_over = trial(left)
+        if left_over is None:
+            return breaking
+        problem = left_over
     return {}
 
 
 def _try_combining(
-    study: Study, contributions: Sequence[Contribution], public: Public | None, test: Public | None
+    study: Study,
+    contributions: Sequence[Contribution],
+    *,
+    public: Public | None,
+    test: Public | None,
 ) -> str | None:
-    """Combine without publishing; return what went wrong, or None."""
+    """Combine without publishing, charging or drawing; return what went wrong, or None."""
     try:
         members = [contribution.learner for contribution in contributions]
-        made = _combine(study, members, public, test, Account())
-        check_finite(made.ensemble)
+        aggregator = study.build_aggregator()
+        if isinstance(aggregator, Total) and study.is_blind:
+            aggregator.open(members, np.zeros(members[0].length, np.int64), public)
+        elif study.draws_noise:
+            aggregator.rehearse(members, public)
+        else:
+            check_finite(_combine(study, members, public, test, Account()).ensemble)
     except Exception as problem:
         return name_problem(problem)
     return None
