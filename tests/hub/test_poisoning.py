@@ -186,7 +186,8 @@ def test_nobody_is_charged_if_too_few_can_be_combined(
     world.hub.allow("demo", Budget(epsilon=1.0), "operator")
     poison = world.hub.store.contributions("demo", site=wards[3].name)[0]["digest"]
     break_combining(monkeypatch, study, poison, OverflowError)
-    with pytest.raises(Refusal, match=r"needs 4 sites, and 3 can be combined.*'ward 3' is left out"):
+    why = r"needs 4 sites, and 3 can be combined.*'ward 3' is left out"
+    with pytest.raises(Refusal, match=why):
         world.combiner.combine("demo", request="one")
     assert world.hub.balance("demo").spent.epsilon == 0
 
