@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load as load_tensors
 
 from consilience import Budget
 from consilience.files.contribution import Contribution
@@ -247,13 +248,13 @@ def test_an_error_of_the_machine_leaves_the_study_due(
     assert newest(world).sequence == 1
 
 
-def add_measured_study(world: Any, tools: Any) -> Any:
+def add_measured_study(world: Any, tools: Any, **parts: str) -> Any:
     folder = world.folder
     shas = {
         part: tools.write_csv(folder / f"{part}.csv", tools.table(n, seed))
         for part, n, seed in (("public", 30, 77), ("test", 600, 78))
     }
-    study = world.add_study(tools.study_text(**shas))
+    study = world.add_study(tools.study_text(**shas, **parts))
     for part, sha in shas.items():
         answer = world.client.put(
             f"/api/studies/demo/files/{part}.csv",
@@ -343,6 +344,40 @@ def test_no_key_publishes_what_nobody_was_warned_of(world: Any, tools: Any) -> N
     form = dict(re.findall(r'name="(token|key|change)" value="([^"]*)"', clicked.text))
     assert world.client.post(place, data=form, headers=cookie).status_code == 303
     assert newest(world).sequence == 2
+
+
+def test_a_release_that_draws_noise_is_judged_after_the_draw_and_published_as_it_was_drawn(
+    world: Any, tools: Any
+) -> None:
+    aggregator = 'name = "Average"\nepsilon = 5.0\nweights = "equal"'
+    study = add_measured_study(world, tools, hub="trusted", aggregator=aggregator)
+    wards = [world.ward(f"ward {i}") for i in range(3)]
+    for ward in wards:  # all of them wrong, as far as a hub accepts
+        assert world.submit(ward, flip_loudly(ward.train(study), ward)).status_code == 201
+    world.hub.allow("demo", Budget(epsilon=10.0), "operator")
+
+    def ask(key: str, **more: Any) -> Any:
+        place = "/api/studies/demo/releases"
+        return world.client.post(place, json={"key": key, **more}, headers=world.coordinator)
+
+    assert tools.code(ask("one")) == "withheld"
+    problem = world.hub.store.study("demo")["problem"]
+    assert "worse than always giving the same answer" in problem
+    assert "Its noise is charged" in problem
+    assert "Without" not in problem  # nothing is said of exact contributions
+    assert world.hub.store.alerts("demo") == {}
+    assert "A release is withheld" in read_page(world, "/studies/demo")
+    assert "Its noise is charged already" in read_page(world, "/studies/demo/aggregate")
+    for key in ("one", "two"):  # nothing is drawn that nobody may see
+        assert tools.code(ask(key)) == "withheld"
+    assert world.hub.balance("demo").spent.epsilon == pytest.approx(5.0)
+    change = world.client.get("/api/studies/demo", headers=world.coordinator).json()["withheld"]
+    drawn = world.hub.ledger.sealed(world.hub.ledger.charges(study.digest)[0].key)
+    assert ask("three", change=change).status_code == 201
+    assert world.hub.balance("demo").spent.epsilon == pytest.approx(5.0)
+    np.testing.assert_array_equal(newest(world).sealed.tensors["coef"], load_tensors(drawn)["coef"])
+    assert ask("three").json()["sequence"] == 1
+    assert world.hub.store.study("demo")["problem"] is None
 
 
 def flip_loudly(contribution: Contribution, ward: Any) -> bytes:

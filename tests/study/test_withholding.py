@@ -14,9 +14,16 @@ from consilience.aggregators.registry import AGGREGATORS
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.study.collect import Publication, collect
-from consilience.study.withholding import MOST_LEFT_OUT, MOST_RISE, Candidate
+from consilience.study.pages import of_study
+from consilience.study.withholding import (
+    MOST_LEFT_OUT,
+    MOST_RISE,
+    Candidate,
+    allowed_rise,
+    describe_waiting,
+)
 from consilience.tables.public import Public
-from studies import overstate, study_text, table
+from studies import PUBLIC_PART, overstate, study_text, table
 
 KEY = SigningKey.generate()
 
@@ -51,8 +58,8 @@ def rare(n, seed):
     return drawn.set_column(drawn.num_columns - 1, "ill", [(score > 1.8).astype(np.int64)])
 
 
-def make_candidate(study, contributions, test=True, table=table, **facts):
-    encoded = study.schema.encode(table(1500, seed=99))
+def make_candidate(study, contributions, test=True, table=table, n_records=1500, **facts):
+    encoded = study.schema.encode(table(n_records, seed=99))
     records = Public(encoded.X, np.asarray(encoded.y).astype(int)) if test else None
     release = collect(study, contributions, test=records, publication=Publication(KEY))
     names = study.schema.feature_names
@@ -184,6 +191,40 @@ def test_whatever_a_member_that_nobody_names_costs_has_a_limit(aggregator, tmp_p
     assert reasons
     assert reasons[0].startswith("Without 'site 3' the error is ")
     assert max(rises) <= MOST_RISE
+
+
+@pytest.mark.parametrize("n_records", [60, 240, 1500])
+def test_what_a_member_costs_has_a_limit_with_few_test_records_too(n_records, tmp_path):
+    """A member that makes many answers differ, so that no interval shows what it costs."""
+    study = Study.from_text(study_text())
+    made = train(study, tmp_path)
+    allowed, rises = allowed_rise(n_records), []
+    for times in np.linspace(0, 3, 13):
+        lie = scale(made[3], -times)
+        candidate = make_candidate(study, [*made[:3], lie], n_records=n_records)
+        candidate = replace(candidate, far={}, heavy={})
+        error, without = (
+            np.mean(np.asarray(model.predict(candidate.test.X)) != candidate.test.y)
+            for model in (candidate.release.ensemble, candidate._without(["site 3"]))
+        )
+        named = [one for one in candidate.find_reasons() if one.startswith("Without 'site 3'")]
+        # AUCs may be a reason too.
+        assert named or error - without <= allowed
+        rises.append(error - without)
+    assert max(rises) > allowed
+    assert allowed_rise(500) == allowed_rise(10**6) == MOST_RISE
+    assert allowed_rise(125) == 2 * MOST_RISE
+
+
+def test_a_study_says_when_its_releases_wait():
+    tested = study_text() + PUBLIC_PART.replace("public", "test")
+    (told,) = of_study(Study.from_text(tested)).sections[-2][1:2]
+    assert "costs it more than 2.5% of the test records, or 0.56 / √n of them" in " ".join(told)
+    assert "5.0% of the 125 test records" in " ".join(
+        describe_waiting(Study.from_text(tested), 125)
+    )
+    (told,) = of_study(Study.from_text(study_text())).sections[-2][1:2]
+    assert "no labelled test records" in " ".join(told)
 
 
 @pytest.mark.parametrize("named", [True, False])

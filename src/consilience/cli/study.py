@@ -124,6 +124,7 @@ def new(
 def check(study: FilePath) -> Answer:
     """List all problems of a study together; the exit code is 1 if there are any."""
     from consilience.study.study import check as find_problems
+    from consilience.study.withholding import describe_waiting
 
     problems = find_problems(study)
     if problems:
@@ -131,7 +132,11 @@ def check(study: FilePath) -> Answer:
         return Answer({"fits": False, "problems": problems}, text, code=1)
     valid = cs.Study.load(study)
     facts = {"fits": True, "name": valid.name, "digest": valid.digest}
-    return Answer(facts, f"{valid.name} is complete. Digest {valid.digest}")
+    text = f"{valid.name} is complete. Digest {valid.digest}"
+    if valid.test is not None and (study.parent / valid.test.file).exists():
+        test = valid.test.read(valid.schema, study.parent)
+        text = "\n".join([text, *describe_waiting(valid, test.X.shape[0])])
+    return Answer(facts, text)
 
 
 @commands.add("show", "study show study.toml")

@@ -286,9 +286,11 @@ class Combiner:
             if (n := len({one["site"] for one in accepted})) < study.min_sites:
                 message = f"A release needs {study.min_sites} contributions; {n} are in use."
                 raise Refusal("too-few-sites", message)
-            made, candidate = self._release(study, accepted, contributions, request)
-            is_agreed = asked.change == row["changes"] and row["withheld"]
-            if candidate is not None and not is_agreed:
+            is_agreed = bool(asked.change == row["changes"] and row["withheld"])
+            made, candidate = self._release(
+                study, accepted, contributions, request, is_agreed=is_agreed
+            )
+            if not is_agreed:
                 _require_good(candidate, row["changes"])
             return self._publish(made, row, request, worker)
         except OUTAGES:
@@ -297,9 +299,9 @@ class Combiner:
             if not isinstance(problem, Refusal | ConsilienceError):
                 logger.exception("study %s cannot be combined", name)
             refusal = _as_refusal(problem)
-            expected = refusal.code == "too-few-sites" or study.draws_noise
-            reported = None if expected else refusal.message
             withheld = refusal.code == "withheld"
+            expected = refusal.code == "too-few-sites" or (study.draws_noise and not withheld)
+            reported = None if expected else refusal.message
             store.give_up(name, row["changes"], worker, reported, withheld=withheld)
             raise refusal from None
 
@@ -330,8 +332,10 @@ class Combiner:
         accepted: Sequence[Row],
         contributions: Sequence[Row],
         request: str | None,
-    ) -> tuple[_Made, Candidate | None]:
-        """Make a release, and say how to judge it; nobody judges one that draws noise again."""
+        *,
+        is_agreed: bool = False,
+    ) -> tuple[_Made, Candidate]:
+        """Make a release, and say how to judge it; one that is agreed was made and shown before."""
         study.require_valid()
         public, test = (self._records(study, part) for part in (study.public, study.test))
         members, absent = self._members(study, accepted)
@@ -339,6 +343,8 @@ class Combiner:
             members = _leave_out_breaking(study, members, absent, public, test)
         _require_whole(study, absent)
         _require_enough(study, members, absent)
+        if study.draws_noise and is_agreed:
+            request = self._paid_request(study, members)
         try:
             release = self._collect(study, members, contributions, request, public, test)
         except OUTAGES:
@@ -361,8 +367,6 @@ class Combiner:
         places = {} if is_hidden else find_heavy(release.ensemble)
         heavy = {members[place].site: text for place, text in places.items()}
         made = _Made(release, [member.digest for member in members], absent, heavy | far)
-        if study.draws_noise:
-            return made, None
         last, unread = self._last_release(study)
         return made, Candidate(study, release, members, far, heavy, last, public, test, unread)
 
@@ -424,10 +428,9 @@ class Combiner:
             if row["digest"] not in used:
                 earlier.setdefault(row["site"], []).append(Guarantee.from_dict(row["guarantee"]))
         log = ReleaseLog(digests=store.release_digests(study.name))
-        # The same request with other members would be another draw.
-        whole = hashlib.sha256("".join(sorted(used)).encode()).hexdigest()
         with self.hub.charging() if study.draws_noise else nullcontext() as ledger:
-            key = f"{request}:{whole[:32]}"
+            # The same request with other members would be another draw.
+            key = f"{request}:{_fingerprint(members)}"
             if ledger is not None:
                 _require_new(ledger, study, key)
             account = Account(ledger, study.digest, key)
@@ -435,6 +438,19 @@ class Combiner:
             if study.is_blind:
                 publication = replace(publication, opened=self._open(study, members))
             return collect(study, members, public=public, test=test, publication=publication)
+
+    def _paid_request(self, study: Study, members: Sequence[Contribution]) -> str:
+        """Return the key under which the release of these members that was withheld was paid."""
+        with self.hub.charging() as ledger:
+            keys = [charge.key.rpartition(":") for charge in ledger.charges(study.digest)]
+        paid = [request for request, _, whole in keys if whole == _fingerprint(members)]
+        if not paid:
+            raise Refusal(
+                "cannot-combine",
+                "The release that was withheld is not in the hub's ledger. Nothing was charged. "
+                "Ask for another one after the next contribution.",
+            )
+        return paid[-1]
 
     def _open(self, study: Study, members: Sequence[Contribution]) -> Opened:
         """Return the batches that all keyholders opened, with what they answered."""
@@ -511,6 +527,11 @@ class Combiner:
             thread.join()
 
 
+def _fingerprint(members: Sequence[Contribution]) -> str:
+    digests = sorted({member.digest for member in members})
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+
+
 def _begin(settings: Settings) -> Callable[[Sequence[Any], str], Row]:
     """Open the hub in a process of its own, and return what combines a study there."""
     # What a crash left behind is swept by hubs that start, not at any moment: a file that another
@@ -560,11 +581,13 @@ def _require_whole(study: Study, absent: Mapping[str, str]) -> None:
 def _require_good(candidate: Candidate, change: int) -> None:
     """Refuse to publish what may be spoilt, unless a coordinator was told so."""
     if reasons := candidate.find_reasons():
+        paid = " Its noise is charged, and publishing it costs nothing more."
+        paid = paid if candidate.study.draws_noise else ""
         raise Refusal(
             "withheld",
             f"A release was made and withheld. {' '.join(reasons)} A contribution may be wrong, or "
-            "there is more noise than the records outweigh. A coordinator can publish it all the "
-            f"same, as change {change}.",
+            f"there is more noise than the records outweigh.{paid} A coordinator can publish it "
+            f"all the same, as change {change}.",
         )
 
 

@@ -132,6 +132,12 @@ class StudyState:
         """Whether a coordinator can ask for a release."""
         return self.row["withheld"] or (self.study.draws_noise and self.is_enough)
 
+    @property
+    def can_draw(self) -> bool:
+        """Whether a release that draws noise would be made of other contributions than the last."""
+        is_new = self.current is None or self.current["change"] < self.row["changes"]
+        return is_new and self.is_enough and not self.withheld
+
     # -------------------------------------------------------------------------------- in words
 
     @property
@@ -273,7 +279,12 @@ class StudyState:
     def before_publishing(self) -> list[str]:
         """Say what to consider before a withheld release is published."""
         said = ["Ask the sites that changed last whether their contributions are right."]
-        if self.in_use > self.study.min_sites:
+        if self.study.draws_noise:
+            said.append(
+                "Its noise is charged already. A release of other contributions, or another one of "
+                "these after you published it, costs as much again."
+            )
+        elif self.in_use > self.study.min_sites:
             said.append(
                 "Revoking a site's key and withdrawing its contribution makes the hub combine the "
                 "others."

@@ -16,6 +16,7 @@ from consilience.privacy.guarantee import Guarantee, Neighbours
 from consilience.privacy.ledger import Amounts, Balance, show_amount
 from consilience.study.check import MOST_PLANNED, build_for
 from consilience.study.study import Study
+from consilience.study.withholding import describe_waiting
 from consilience.text import Quoted
 
 Rows = list[tuple[str, str]]
@@ -101,6 +102,7 @@ def of_study(study: Study) -> Page:
                 [_QUOTED],
                 _column_rows(study),
             ),
+            ("When a release waits", describe_waiting(study), []),
             ("Digest", [], [("sha256", study.digest)]),
         ],
     )

@@ -8,6 +8,7 @@ a coordinator, who can publish the release all the same.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,22 +41,56 @@ if TYPE_CHECKING:
 # them, or of what guessing costs in other units, by any one member: no more than .03 with what an
 # honest one in its place would have gained.
 MOST_RISE = 0.025
+# Test records that this takes. Chance among fewer makes honest members look as if they cost more,
+# in inverse proportion to the square root of their number.
+ENOUGH_RECORDS = 500
 Gaps = Mapping[Metric, Gap]
 MOST_LEFT_OUT = 16  # members without which the others are combined, those that cost most
 KEPT_GROUPS = 4  # of as many groups of more members, at least; those that cost most
 FEWEST = 4  # members of which each is left out; of fewer, honest noise decides too much
-FEWEST_RECORDS = 500  # that are tested; fewer cannot show so small a rise
+
+
+def allowed_rise(n_records: int) -> float:
+    """Return by how much one member may raise the error of so many test records unasked."""
+    return MOST_RISE * math.sqrt(max(1.0, ENOUGH_RECORDS / max(n_records, 1)))
+
+
+def describe_waiting(study: Study, n_records: int | None = None) -> list[str]:
+    """Say when a release of a study waits for a coordinator; `n_records` is that of its tests."""
+    waits = ["A release that waits is published only when a coordinator has seen why."]
+    if study.withhold_far:
+        waits.insert(0, "Every release with a member that is unlike the others waits.")
+    if study.test is None or not study.test.labelled:
+        none = "The study names no labelled test records, so nobody sees what a wrong site does"
+        return [*waits, f"{none} to a release."]
+    said = "A release waits if the test records show it to be worse than public records alone"
+    said += " or than guessing."
+    waits.insert(0, said)
+    if study.draws_noise or study.is_blind:
+        return [*waits, "No single site can be left out to see what it costs."]
+    few = math.sqrt(ENOUGH_RECORDS) * MOST_RISE
+    costs = f"more than {MOST_RISE:.1%} of the test records"
+    if n_records is None:
+        costs += f", or {few:.2f} / √n of them if n is below {ENOUGH_RECORDS}"
+    elif n_records < ENOUGH_RECORDS:
+        costs = f"more than {allowed_rise(n_records):.1%} of the {n_records:,} test records"
+        costs += f"; with {ENOUGH_RECORDS} it would be {MOST_RISE:.1%}"
+    return [
+        *waits,
+        f"Of {FEWEST} sites or more it also waits if any one of them costs it {costs}. On other "
+        "records a site may cost more, the fewer test records there are.",
+    ]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A release that nobody asked for, and what is known when it could be published.
+    """A release, and what is known when it could be published.
 
     Parameters
     ----------
     study, release, contributions
-        What was combined, into what. Nothing is drawn to judge it, so the study must not draw
-        noise.
+        What was combined, into what. Nothing is drawn to judge it: where the study draws noise,
+        only the release itself is judged, as anybody who has it could.
     far
         What `find_far` says about some members, by site.
     heavy
@@ -98,8 +133,9 @@ class Candidate:
 
         The noise of honest members often makes it a little worse than the last release or than
         without one of them, so this counts only if there is a member whose noise does not explain
-        what it is, or if it costs more than `MOST_RISE`: whoever knows what raises an alert can
-        stay below it, but cannot hide what comes of it.
+        what it is, or if it costs more than `allowed_rise`: whoever knows what raises an alert can
+        stay below it, but cannot hide what comes of it. What a member costs needs no interval: it
+        can make answers differ on so many records that no interval shows anything.
         """
         rivals = {
             "a model of the public records alone": judge.find_loss(self._gaps(judge, PUBLIC_ROW)),
@@ -123,7 +159,8 @@ class Candidate:
             model = self._without(sites)
             if model is None:
                 continue
-            loss = judge.find_loss(judge.compare(model), costly=not set(sites) & set(self.far))
+            gaps, is_far = judge.compare(model), bool(set(sites) & set(self.far))
+            loss = judge.find_cost(gaps) or (judge.find_loss(gaps) if is_far else None)
             if loss is not None:
                 metric, joined, other = loss
                 names = " and ".join(map(repr, sites))
@@ -142,12 +179,13 @@ class Candidate:
     def _groups(self, judge: _Judge) -> list[tuple[str, ...]]:
         """Return whom to leave out: each member alone, and all suspects together.
 
-        Of few members, or with few test records, suspects only; of very many, those that cost most.
+        Of few members suspects only; of very many, those that cost most.
         """
-        if self.study.is_blind:  # nobody can leave one out of a total
+        # Nobody can leave one out of a total, and what exact members make is no private release.
+        if self.study.is_blind or self.study.draws_noise:
             return []
         suspects = list(self._suspects)
-        enough = len(self.contributions) >= FEWEST and judge.n_records >= FEWEST_RECORDS
+        enough = len(self.contributions) >= FEWEST
         others = [one.site for one in self.contributions if enough and one.site not in suspects]
         together = [tuple(suspects)] if len(suspects) > 1 else []
         alone = self._find_costly(judge, suspects) + self._find_costly(judge, others)
@@ -203,11 +241,6 @@ class _Judge:
         self.guessed = self.compare(guess(test.y, numeric=release.classes is None))
         self._errors_tell = self.guessed[main].verdict == "better"
 
-    @property
-    def n_records(self) -> int:
-        """How many test records there are."""
-        return int(self.test.X.shape[0])
-
     def _measure(self, model: Predictor) -> Evaluation:
         # Nothing that is compared here needs a bootstrap.
         found: Evaluation = evaluate(model, self.test.X, self.test.y, resamples=1)
@@ -235,6 +268,13 @@ class _Judge:
                 return metric.title, metric.show(gap.joined), metric.show(gap.other)
         return None
 
+    def find_cost(self, gaps: Gaps) -> tuple[str, str, str] | None:
+        """Return the same for a measure that the other model betters by more than is allowed."""
+        for metric, gap in gaps.items():
+            if metric.gain(gap.other, gap.joined) < -self._allowed(metric):
+                return metric.title, metric.show(gap.joined), metric.show(gap.other)
+        return None
+
     def estimate_cost(self, model: Predictor) -> float:
         """Return by how much the other model is better, in units of what is allowed."""
         found = measures(model, self.test.X, self.test.y)
@@ -244,5 +284,8 @@ class _Judge:
         )
 
     def _allowed(self, metric: Metric) -> float:
-        is_share = metric in (ERROR, AUC)
-        return MOST_RISE * (1.0 if is_share else max(self.guessed[metric].other, 1e-300))
+        n_records = len(np.asarray(self.test.y))
+        if metric is AUC:  # hangs on the class that has the fewest
+            n_records = 2 * int(np.unique(np.asarray(self.test.y), return_counts=True)[1].min())
+        unit = 1.0 if metric in (ERROR, AUC) else max(self.guessed[metric].other, 1e-300)
+        return allowed_rise(n_records) * unit

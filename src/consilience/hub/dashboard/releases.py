@@ -186,8 +186,9 @@ def aggregate(visit: Visit) -> Response:
         actor = visit.someone.actor
         made = combiner.combine(row["name"], request=key, change=change, actor=actor)
     except Refusal as refusal:
-        is_other = refusal.code == "withheld"
-        problem = CHANGED if is_other else f"{refusal.message} {fix_for(refusal)}"
+        problem: str | None = f"{refusal.message} {fix_for(refusal)}"
+        if refusal.code == "withheld":  # the page says why
+            problem = None if change is None else CHANGED
         return show_aggregate(visit, refusal.status, problem)
     return visit.redirect(f"/studies/{row['name']}/releases/{made['sequence']}?done=released")
 

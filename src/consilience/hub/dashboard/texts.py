@@ -120,7 +120,7 @@ def list_tasks(state: StudyState, blind: BlindState | None = None) -> list[Task]
     elif not state.is_enough:
         if current is None:
             tasks.append(Task("There will be no further release", state.next_release))
-    elif study.draws_noise and (current is None or current["change"] < row["changes"]):
+    elif study.draws_noise and state.can_draw:
         text = (
             "This study's aggregator adds random noise, which costs privacy budget, so the hub "
             "makes a release only when you ask for one. The next page shows the cost."
