@@ -14,7 +14,7 @@ from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
-from consilience.learners.trees.forest import PrivateForestClassifier
+from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.text import Quoted
 
@@ -73,7 +73,10 @@ def test_a_certificate_states_what_settings_chose_by_themselves(tmp_path):
     key, study = SigningKey.at(tmp_path / "k.pem"), {"name": "s", "digest": "0" * 64}
     for settings, words in (
         ({}, "mechanism = objective, regularization = {:.3g} at 300 records"),
-        ({"delta": 1e-6}, "mechanism = gradient, regularization = {:.3g} at 300 records"),
+        (
+            {"delta": 1e-6},
+            "mechanism = gradient, steps = {1}, regularization = {0:.3g} at 300 records",
+        ),
         ({"mechanism": "objective", "regularization": 0.1}, None),
     ):
         model = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], **settings)
@@ -83,7 +86,76 @@ def test_a_certificate_states_what_settings_chose_by_themselves(tmp_path):
         assert ("chosen by rule" in page) == (words is not None)
         assert made.learner.regularization_ == model.regularization_
         if words is not None:
-            assert words.format(model.regularization_) in page
+            steps = getattr(model.events_[0], "steps", None)
+            assert words.format(model.regularization_, steps) in page
+
+
+TREE_CHOICES = {"neighbours": "replace-one", "bounds": (0, 1), "random_state": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "names"),
+    [
+        (PrivateLogisticRegression, {"delta": 1e-6}, "mechanism steps regularization"),
+        (PrivateLogisticRegression, {"mechanism": "output"}, "regularization"),
+        (PrivateLogisticRegression, {"regularization": 0.1, "mechanism": "objective"}, ""),
+        (
+            PrivateForestClassifier,
+            TREE_CHOICES,
+            "n_trees max_depth max_features assignment split_share",
+        ),
+        (
+            PrivateForestClassifier,
+            {**TREE_CHOICES, "neighbours": "add-remove", "delta": 1e-6, "max_depth": 3},
+            "n_trees max_features assignment split_share",
+        ),
+        (PrivateTreeClassifier, TREE_CHOICES, "max_depth split_share"),
+        (PrivateAdaBoostClassifier, TREE_CHOICES, ""),
+    ],
+)
+def test_a_file_states_what_settings_chose_and_is_refused_if_it_states_anything_else(
+    kind, settings, names, tmp_path
+):
+    X = Noise(seed=1).open().uniform(600).reshape(300, 2)
+    books, key = Ledger(tmp_path / "books.sqlite"), SigningKey.at(tmp_path / "k.pem")
+    account = {"neighbours": settings.get("neighbours", "replace-one")}
+    books.allow("ward", Budget(epsilon=10, delta=1e-5, **account))
+    model = kind(epsilon=1.0, classes=[0, 1], **settings)
+    model.fit(X, X[:, 0] > 0.5, ledger=books, dataset="ward")
+    study = {"name": "s", "digest": "0" * 64}
+    made = Contribution.make(model, study=study, site="n", sequence=1, key=key)
+    chosen = dict(made.sealed.facts["chosen"])
+    assert list(chosen) == names.split()
+    page = of_contribution(made).as_text(width=400)
+    assert ("chosen by rule" in page) == bool(names)
+    if "n_trees" in chosen:
+        assert model.counts_.shape[0] == chosen["n_trees"]
+    if "max_depth" in chosen:
+        assert model.shape_.depth == chosen["max_depth"]
+    for name, value in chosen.items():
+        said = f"{value:.3g}" if isinstance(value, float) else str(value)
+        assert f"{name} = {said}" in page
+    forgeries = [{**chosen, "huber": 1.0}, None, [1]]
+    forgeries += [{**chosen, name: "none needed: APPROVED"} for name in chosen]
+    for forgery in forgeries:
+        facts = {**made.sealed.facts, "chosen": forgery}
+        for part in ("key", "tensors"):
+            facts.pop(part)
+        sealed = Sealed.seal("contribution", facts, made.sealed.tensors, key)
+        with pytest.raises(ContributionRejected, match="what its settings chose"):
+            Contribution.load(sealed.to_bytes())
+
+
+def test_a_page_shows_what_forests_will_choose_at_several_sizes():
+    forest = PrivateForestClassifier(
+        epsilon=1.0, classes=[0, 1], neighbours="replace-one", bounds=(0, 1)
+    )
+    said = forest.describe_choices(4, None)
+    assert re.match(r"n_trees = \d+ at 100 records, \d+ at 1,000 records, \d+ at 10,000 re", said)
+    assert "assignment = disjoint, split_share" in said
+    # Where the number is hidden and none is declared, nothing depends on it.
+    hidden = PrivateForestClassifier(epsilon=1.0, classes=[0, 1], bounds=(0, 1))
+    assert " at " not in hidden.describe_choices(4, None)
 
 
 def test_no_noise_and_a_void_guarantee_are_called_by_their_names():

@@ -75,6 +75,7 @@ _SPLIT = 1e-12
 FACTS = {
     "learner": "the learner's name",
     "settings": "the learner's settings, with the epsilon of this training",
+    "chosen": "what settings that are 'auto' became, by public facts alone",
     "classes": "the classes that the study declares",
     "n_features": "the number of encoded columns",
     "size": "a number of records or persons: see 'number' below",
@@ -288,6 +289,27 @@ def _check_receipt(facts: Mapping[str, Any]) -> None:
         raise refused("its receipt is not one for its events")
 
 
+def _states_choices(learner: PrivateLearner[Any, Any], facts: Mapping[str, Any]) -> bool:
+    """Tell whether a file states what its settings chose; files of earlier versions state none."""
+    if "chosen" not in facts:
+        return True
+    try:
+        stated, chosen = facts["chosen"], learner.chosen()
+    except (*MALFORMED, ArithmeticError):
+        return False
+    return (
+        isinstance(stated, dict)
+        and stated.keys() == chosen.keys()
+        and all(_is_choice(stated[name], mine) for name, mine in chosen.items())
+    )
+
+
+def _is_choice(stated: object, mine: float | str) -> bool:
+    if isinstance(mine, float):  # rounded elsewhere
+        return type(stated) in (int, float) and math.isclose(stated, mine, rel_tol=_ROUNDED)  # type: ignore[arg-type]
+    return type(stated) is type(mine) and stated == mine
+
+
 def is_nonce(value: object) -> bool:
     """Tell whether a fact is a nonce: 32 random bytes."""
     return isinstance(value, str) and _NONCE.fullmatch(value) is not None
@@ -422,6 +444,7 @@ class Contribution(SignedFile):
             )
         facts, tensors = take_apart(learner)
         facts |= {"site": site, "receipt": learner.receipt_, **cls.stamp(study, sequence)}
+        facts["chosen"] = dict(learner.chosen())
         facts["nonce"] = secrets.token_hex(32)
         return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
@@ -454,6 +477,7 @@ class Contribution(SignedFile):
             },
             "site": site,
             "receipt": statistic.receipt_,
+            "chosen": dict(statistic.chosen()),
             **cls.stamp(study, sequence),
             "nonce": secrets.token_hex(32),
         }
@@ -577,6 +601,8 @@ class Contribution(SignedFile):
             raise refused("a fact is missing or of the wrong kind")
         _check_implied(looked.implied, facts, looked.extents)
         check_guarantee(self.learner, trusted=trusted)
+        if not _states_choices(self.learner, facts):
+            raise refused("what its settings chose is not what they imply")
         if facts.get("receipt") is not None and self.events:
             _check_receipt(facts)
         if ("blind" in facts) != ("share" in facts) or not self._states_alone():

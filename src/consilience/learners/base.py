@@ -48,7 +48,13 @@ LEAST_EPSILON, LEAST_DELTA = 1e-9, 1e-300
 LARGEST = 1e100
 _MEANING = "meaning"  # sealed beside the released arrays, and never released
 State = Mapping[str, NDArray[Any]]
+Choices = Mapping[str, int | float | str]
+SHOWN_SIZES = (100, 1_000, 10_000)  # at which a page shows what will be chosen
 StateCheck = Literal["whole", "shapes", "rows"]
+
+
+def _shown(choice: float | str) -> str:
+    return f"{choice:.3g}" if isinstance(choice, float) else str(choice)
 
 
 class Plan(Protocol):
@@ -374,12 +380,47 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         exact = math.isinf(self.epsilon)  # promises nothing
         return exact or count_is_public(count, unit=self.unit, neighbours=self.neighbours)
 
+    def choices(self, n_features: int, size: int | None) -> Choices:
+        """Return what follows from settings that are "auto" and from public facts, by name.
+
+        `size` is a number that `sizes_of_choices` returned. Nothing that somebody else set is
+        repeated: the pages that show this speak in our words.
+        """
+        return {}
+
+    def sizes_of_choices(self, size: int | None) -> Sequence[int | None]:
+        """Return the number of records or persons by which is chosen; None if by none.
+
+        `size` is what a file states or, before the training, None: then there may be several, to
+        show what would be chosen.
+        """
+        return SHOWN_SIZES if size is None else (size,)
+
     def describe_choices(self, n_features: int, size: int | None) -> str | None:
         """Say what follows from settings that are "auto", where there are any.
 
         `size` is the number of records or persons, if it is known or declared.
         """
-        return None
+        self.check_settings()
+        sizes = self.sizes_of_choices(size)
+        each = [self.choices(n_features, n) for n in sizes]
+        if not each[0]:
+            return None
+        at = ["" if n is None else f" at {n:,} {self.unit}s" for n in sizes]
+        if len(sizes) == 1:
+            return f"{', '.join(f'{name} = {_shown(x)}' for name, x in each[0].items())}{at[0]}"
+        said = []
+        for name in each[0]:
+            values = [_shown(chosen[name]) for chosen in each]
+            alike = len(set(values)) == 1
+            where = values[:1] if alike else [v + w for v, w in zip(values, at, strict=True)]
+            said.append(f"{name} = {', '.join(where)}")
+        return ", ".join(said)
+
+    def chosen(self) -> Choices:
+        """Return what a file of this fit states that its settings chose."""
+        size = self.sizes_of_choices(getattr(self, "public_size_", None))[0]
+        return self.choices(int(self.n_features_in_), size)
 
     def describe_size(self) -> str:
         """Say which number of records or persons a file of this learner states."""

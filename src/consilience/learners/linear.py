@@ -29,6 +29,7 @@ from consilience.learners.ball import (
     scale_to_user,
 )
 from consilience.learners.base import (
+    Choices,
     PrivateLearner,
     Rows,
     State,
@@ -90,7 +91,6 @@ _NO_THESIS = (
     "mechanism='matrix' only. Nothing was trained. Use calibration='tight'."
 )
 MECHANISMS = ("auto", "objective", "output", "generalized", "matrix", "gradient")
-SHOWN_SIZES = (100, 1_000, 10_000)  # at which a page shows what will be chosen
 MOST_DRAWN_AGAIN = 1 << 10  # columns of a random matrix that is checked: a second's work at most
 UNSEEDED = 64.0  # the factor by which an unknown random matrix may move a convexity or a length
 # What the batch in `simulation/together.py` does in its own way, for models and their scores.
@@ -171,27 +171,26 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
             return super().describe_size()
         return f"the declared number of {self.unit}s ({self.public_size:,}); the true one is hidden"
 
-    def describe_choices(self, n_features: int, size: int | None) -> str | None:
-        """Say which mechanism and which ridge are chosen from public facts.
-
-        Nothing that somebody else set is repeated: the page that shows this speaks in our words.
-        """
-        self.check_settings()
-        by_rule = self.mechanism == "auto" and math.isfinite(self.epsilon)  # exact: none is used
-        if not by_rule and self.regularization != "auto":
-            return None
+    def choices(self, n_features: int, size: int | None) -> Choices:
+        """Return mechanism, steps and ridge, where settings leave them to public facts."""
+        found: dict[str, int | float | str] = {}
+        if size is None or self.unchecked() is not None:
+            return found
         learner = clone(self)
         learner.n_features_in_ = n_features
-        if size is None and not self.may_state(Unit(self.unit)):
-            size = self.public_size  # what is declared counts where the true number is hidden
-        sizes = SHOWN_SIZES if size is None else (size,)
-        plans = [plan_linear(self, learner._public_task(n, self._n_classes)) for n in sizes]
-        ridges = [
-            f"{plan.regularization / n:.3g} at {n:,} {self.unit}s"
-            for plan, n in zip(plans, sizes, strict=True)
-        ]
-        mechanism = f"mechanism = {mechanism_of(self)}, " if by_rule else ""
-        return f"{mechanism}regularization = {', '.join(ridges)}"
+        plan = plan_linear(self, learner._public_task(size, self._n_classes))
+        if self.mechanism == "auto" and math.isfinite(self.epsilon):  # exact: none is used
+            found["mechanism"] = mechanism_of(self)
+        if isinstance(plan, GradientPlan):
+            found["steps"] = plan.event.steps
+        if isinstance(self.regularization, str):
+            found["regularization"] = plan.regularization / size
+        return found
+
+    def sizes_of_choices(self, size: int | None) -> Sequence[int | None]:
+        """Return the public number of units: the declared one where the true one is hidden."""
+        hidden = not self.may_state(Unit(self.unit))
+        return super().sizes_of_choices(self.public_size if hidden else size)
 
     def can_train_together(self) -> bool:
         """Tell whether exact models of many sites can be trained in one batch.
@@ -360,7 +359,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     def regularization_(self) -> float:
         """Λ as it was used, raised where the noise asked for it; of noisy gradients the largest.
 
-        It follows from settings and public facts, and so stands in no file.
+        It follows from settings and public facts, and so anyone can compute it again.
         """
         check_is_fitted(self, "coef_")
         task = self._public_task(self.public_size_, len(getattr(self, "classes_", ())))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, Self, cast
@@ -24,6 +25,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import ContributionRejected, SettingsError
 from consilience.learners.base import (
+    Choices,
     PrivateLearner,
     Rows,
     State,
@@ -801,6 +803,50 @@ class PrivateForestClassifier(TreeLearner):
         size = self.public_size if self.neighbours == "add-remove" else task.n_units
         return self._plan_trees(*_suggest_size(self, size), None if self._hides_size else size)
 
+    def choices(self, n_features: int, size: int | None) -> Choices:
+        """Return trees, depth and how both are used, where settings leave them to public facts.
+
+        Where persons are hidden by whose number was chosen, trees and depth are left out: the form
+        of the counts states them.
+        """
+        learner = copy(self)
+        learner.n_features_in_ = n_features
+        found: dict[str, int | float | str] = {}
+        if size is not None or not self._hides_size:
+            suggested = _suggest_size(learner, size)
+            for name, chosen in zip(("n_trees", "max_depth"), suggested, strict=True):
+                if isinstance(getattr(self, name), str):
+                    found[name] = chosen
+        if self.max_features == "auto":
+            columns = declared_bins(learner, n_features).splittable
+            found["max_features"] = _n_features(learner._wish, len(columns))
+        if self.assignment == "auto":
+            found["assignment"] = "disjoint" if self._disjoint else "all"
+        exact = math.isinf(self.epsilon)  # spends nothing
+        if self.split_share == "auto" and self.splitter == "greedy" and not exact:
+            found["split_share"] = learner._share(None if self._hides_size else size)
+        return found
+
+    def sizes_of_choices(self, size: int | None) -> Sequence[int | None]:
+        """Return the declared number of records under add-remove, and otherwise the true one."""
+        if math.isinf(self.epsilon):
+            return (None,)
+        if self.neighbours == "add-remove":
+            return (self.public_size,)
+        return (None,) if self._hides_size and size is not None else super().sizes_of_choices(size)
+
+    @property
+    def _n_classes(self) -> int:
+        known = getattr(self, "classes_", self.classes)
+        return 2 if known is None else len(cast(Any, known))
+
+    @property
+    def _wish(self) -> int | float | str | None:
+        """How many features a tree may split on, as `some_features` takes it."""
+        if self.max_features != "auto":
+            return self.max_features
+        return None if self._disjoint else 0.5
+
     @property
     def _hides_size(self) -> bool:
         """Whether only the site knows how many persons it has, by which it chose."""
@@ -836,10 +882,7 @@ class PrivateForestClassifier(TreeLearner):
         task = cap_persons(task, self, source)
         generator = check_random_state(self.random_state)
         owner = owners(task, plan.n_trees, source) if self._disjoint else None
-        wish = (
-            (None if self._disjoint else 0.5) if self.max_features == "auto" else self.max_features
-        )
-        one, splittable = np.ones(1, np.int64), self.bins_.splittable
+        one, wish, splittable = np.ones(1, np.int64), self._wish, self.bins_.splittable
         if self.splitter == "greedy":
             features = [some_features(wish, splittable, generator) for _ in range(plan.n_trees)]
             dealt = Dealt.of(task, plan.n_trees, one, owner)
@@ -958,7 +1001,7 @@ def _suggest_size(learner: PrivateForestClassifier, size: int | None) -> tuple[i
     if first:
         return between(3, strength / 1000, 20), between(2, math.log2(strength / 700), 6)
     each = strength / (2 * columns)
-    n_trees = between(1, math.sqrt(each) / len(learner.classes_), 60)
+    n_trees = between(1, math.sqrt(each) / learner._n_classes, 60)
     return n_trees, between(2, math.log2(each), 6)
 
 
@@ -978,15 +1021,19 @@ def some_features(
     among = np.arange(features) if isinstance(features, int) else features
     if wish is None:
         return among
-    number = (
-        math.sqrt(len(among))
-        if isinstance(wish, str)
-        else wish
-        if is_count(wish)
-        else wish * len(among)
-    )
-    chosen = generator.permutation(len(among))[: min(len(among), max(1, math.ceil(number)))]
+    chosen = generator.permutation(len(among))[: _n_features(wish, len(among))]
     return np.asarray(among[np.sort(chosen)], dtype=np.int64)
+
+
+def _n_features(wish: int | float | str | None, among: int) -> int:
+    """Return how many of so many features are wished for."""
+    if wish is None:
+        return among
+    if isinstance(wish, str):
+        number = math.sqrt(among)
+    else:
+        number = wish if is_count(wish) else wish * among
+    return min(among, max(1, math.ceil(number)))
 
 
 def stack_trees(shapes: Sequence[Shape]) -> Shape:
