@@ -102,7 +102,7 @@ def write_certificates(folder):
 class Consortium:
     """Sites with outboxes, a coordinator's folder, and the app folder of the guide."""
 
-    def __init__(self, folder, names, text, public=None, *, epsilon=3.0, neighbours="replace-one"):
+    def __init__(self, folder, names, text, public=None, *, epsilon=3.0, delta=0.0):
         self.app, self.heart = folder / "app", folder / "heart"
         self.app.mkdir(parents=True)
         (self.app / "pyproject.toml").write_text(guide_block("app/pyproject.toml"))
@@ -115,7 +115,7 @@ class Consortium:
         self.collection = Collection(self.heart)
         self.sites, self.nodes = {}, {}
         for name, outbox in outboxes.items():
-            budget = Budget(epsilon=epsilon, neighbours=neighbours)
+            budget = Budget(epsilon=epsilon, delta=delta)
             self.sites[name] = Site.init(
                 folder / name / "site", name=name, dataset="ward", budget=budget, allow_exact=True
             )

@@ -23,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 from consilience.adapters.relay import Collection, Outbox
 from consilience.errors import ConsilienceError, ContributionRejected, SettingsError
 from consilience.files.release import Release
+from consilience.protocol import DIGEST
 
 # How long a question waits for its answer: 100 MB over a slow line, or a SuperNode's restart.
 PATIENCE_SECONDS = 180.0
@@ -81,13 +82,25 @@ def _node_setting(context: Context, name: str) -> str:
 
 @client_app.query("collect")
 def collect(message: Message, context: Context) -> Message:
-    """Send the submitted contributions that the coordinator does not hold."""
+    """Send what the coordinator does not hold: contributions, and papers of a keyholder.
 
-    def answer(question: Facts, _: Files) -> RecordDict:
+    What came with the question are papers of a blind study.
+    """
+
+    def answer(question: Facts, papers: Files) -> RecordDict:
         outbox = Outbox.find(_node_setting(context, "outbox"), question["study"])
+        for name, content in papers.items():
+            try:
+                outbox.keep_paper(name, content, key=_node_setting(context, "coordinator"))
+            except ConsilienceError as problem:
+                logger.warning("%s", problem)
         offer = outbox.offer(question["held"])
-        facts = {"present": list(offer.present), "release": offer.release or ""}
-        return _message(facts, offer.files)
+        facts = {
+            "present": list(offer.present),
+            "release": offer.release or "",
+            "papers": outbox.paper_names(),
+        }
+        return _message(facts, {**offer.files, **outbox.papers(question.get("papers", ()))})
 
     return _reply(message, answer)
 
@@ -114,8 +127,9 @@ class Exchange:
     ``waiting`` has the open question and when to give up, ``later`` the time before which a node is
     not asked again, and ``pauses`` how long to leave it alone next time. ``refused`` has the
     digests that were not accepted in this run. ``heard`` has the nodes that have sent everything,
-    and whether they had anything. ``holding`` has the digest of the release at a node. Nodes in
-    ``outside`` have no outbox for this study.
+    and whether they had anything. ``holding`` has the digest of the release at a node, and
+    ``carried`` the names of the papers of a blind study there. Nodes in ``outside`` have no outbox
+    for this study.
     """
 
     grid: Grid
@@ -126,22 +140,24 @@ class Exchange:
     refused: dict[int, set[str]] = field(default_factory=dict)
     heard: dict[int, bool] = field(default_factory=dict)
     holding: dict[int, str] = field(default_factory=dict)
+    carried: dict[int, list[str]] = field(default_factory=dict)
     outside: set[int] = field(default_factory=set)
+    is_settled: bool = False
 
     def collect(self, seconds: float) -> None:
         """Ask until all sites have contributed and all SuperNodes have answered, or time is up."""
         study = self.collection.study.digest
+        self.is_settled = self.collection.is_settled
 
         def question(node: int) -> RecordDict | None:
-            if self.heard.get(node) or (
-                node in self.outside.union(self.heard) and self._complete()
-            ):
+            if self.heard.get(node) or (node in self.outside.union(self.heard) and self.is_settled):
                 return None
             held = self.collection.held(str(node)) | self.refused.get(node, set())
-            return _message({"study": study, "held": sorted(held)}, {})
+            facts = {"study": study, "held": sorted(held), "papers": self.collection.paper_names()}
+            return _message(facts, self.collection.papers(str(node), self.carried.get(node, ())))
 
         def done(nodes: set[int]) -> bool:
-            return self._complete() and nodes | self._senders() <= self.outside.union(self.heard)
+            return self.is_settled and nodes | self._senders() <= self.outside.union(self.heard)
 
         self._run("query.collect", question, self._keep_files, done, seconds)
 
@@ -175,9 +191,6 @@ class Exchange:
     def _senders(self) -> set[int]:
         """Return the SuperNodes that delivered a member; others may have been added by hand."""
         return {int(sender) for sender in self.collection.arrived.values() if sender.isdecimal()}
-
-    def _complete(self) -> bool:
-        return set(self.collection.arrived) == set(self.collection.sites)
 
     def _run(
         self,
@@ -236,7 +249,11 @@ class Exchange:
 
     def _keep_files(self, node: int, facts: Facts, files: Files) -> None:
         present = {str(digest) for digest in facts["present"]}
+        self.carried[node] = [str(name) for name in facts.get("papers", ())]
+        self._keep_papers(node, files)
         for digest, content in files.items():
+            if not DIGEST.fullmatch(digest):
+                continue
             try:
                 kept = self.collection.keep(str(node), content)
                 logger.info("Contribution %d of %s is kept.", kept.sequence, kept.site)
@@ -248,10 +265,25 @@ class Exchange:
         for _ in self.collection.settle(str(node), present):
             logger.info("SuperNode %d: the site has withdrawn a contribution.", node)
         self.holding[node] = str(facts["release"])
+        self.is_settled = self.collection.is_settled
         if present <= self.collection.held(str(node)) | self.refused.get(node, set()):
-            self.heard[node] = bool(present)
+            # A keyholder has more to say as long as files arrive.
+            self.heard[node] = bool(present) and not self.collection.is_keyholder(str(node))
         else:
             self.later.pop(node, None)  # it has more
+
+    def _keep_papers(self, node: int, files: Files) -> None:
+        """Keep papers of a blind study; what is new is sent on without waiting."""
+        for name, content in files.items():
+            if DIGEST.fullmatch(name):
+                continue
+            try:
+                if self.collection.keep_paper(str(node), name, content):
+                    logger.info("SuperNode %d sent %s.", node, name[:40])
+                    self.later.clear()
+                    self.pauses.clear()
+            except ConsilienceError as problem:
+                logger.warning("SuperNode %d: %s", node, problem)
 
     def _note_release(self, node: int, facts: Facts, _: Files) -> None:
         self.holding[node] = str(facts["release"])

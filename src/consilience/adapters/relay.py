@@ -5,6 +5,9 @@ contributions there, the relay sends these and nothing else, and it puts release
 fetch`` finds them. It needs neither the site's key nor its ledger nor its records. At the
 coordinator, `Collection` keeps each file that arrives before it asks for the next, and makes the
 release. After an interruption, both continue from the files.
+
+Where the hub is blind, the coordinator does what a hub does, and the papers of `blind/papers.py` go
+the same ways. A keyholder has an outbox too: it is sent the signed facts of files, never the files.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from consilience.blind.masked import ACKNOWLEDGEMENT, BATCH, OPENING, MaskedFile, Opening
+from consilience.blind.pads import SealKey
+from consilience.blind.papers import FACTS, Carried, Papers
+from consilience.blind.roster import CARD, ROSTER, Card, Roster
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.files.contribution import KIND, Contribution
 from consilience.files.durable import move_durably, write_durably
@@ -33,11 +40,21 @@ from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.privacy.spending import Account
 from consilience.protocol import DIGEST
-from consilience.study.collect import Publication, collect, read_log, read_records
+from consilience.study.batches import Batches, freeze_roster, gather_batches, seal_path
+from consilience.study.collect import (
+    Publication,
+    Submitted,
+    collect,
+    earlier_costs,
+    read_log,
+    read_records,
+)
 from consilience.study.study import Study
 
 MOST_AT_ONCE = 64 << 20  # bytes in one answer, unless a single file has more
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,63}")
+BY_KEYHOLDERS = (CARD, ACKNOWLEDGEMENT, OPENING)  # papers that go to the coordinator
+TO_ALL, TO_KEYHOLDERS = (ROSTER, CARD), (FACTS, BATCH)  # and that come from there
 
 
 # ------------------------------------------------------------------ at a site
@@ -113,6 +130,31 @@ class Outbox:
             part.unlink(missing_ok=True)
         return release
 
+    def papers(self, held: Several[str]) -> dict[str, bytes]:
+        """Return what a keyholder left here, by name, as far as it is not `held`."""
+        papers = Papers(self.folder)
+        return _read_papers(papers, papers.names(BY_KEYHOLDERS), held)
+
+    def paper_names(self) -> list[str]:
+        """Return the names of all papers that are here."""
+        return Papers(self.folder).names((*TO_ALL, *TO_KEYHOLDERS))
+
+    def keep_paper(self, name: str, content: bytes, *, key: str) -> bool:
+        """Keep a paper of a blind study that came from the coordinator, whose public key is `key`.
+
+        Whoever works with it checks everything else: nothing that is carried is believed.
+        """
+        paper, papers = Carried.read(name, content), Papers(self.folder)
+        if self.study.blind is None or paper.study != self.study.reference:
+            raise refused("it was made for another study, or another version of this one")
+        if paper.kind not in (*TO_ALL, *TO_KEYHOLDERS):
+            raise refused("no coordinator has such a paper for anybody")
+        if paper.kind == ROSTER and paper.key != key:
+            raise refused("the coordinator did not sign it")
+        if paper.kind == CARD and paper.key not in (*self.study.blind.keyholders, key):
+            raise refused("it was signed by somebody who holds no pads")
+        return papers.keep(paper)
+
     def _files(self, kind: str) -> dict[str, tuple[Path, Mapping[str, Any]]]:
         """Return the files of this study, and their facts, by digest; ignore all other files."""
         files: dict[str, tuple[Path, Mapping[str, Any]]] = {}
@@ -153,8 +195,10 @@ class Collection:
 
     It holds the study's file and its public files, ``sites.json`` (name and public key of every
     site that may contribute), ``key.pem`` (signs releases),
-    ``contributions/SENDER/DIGEST.safetensors``, ``withdrawn/`` and ``releases/``; and where the
-    aggregator draws noise, ``ledger.sqlite`` and ``draws/``.
+    ``contributions/SENDER/DIGEST.safetensors``, ``withdrawn/`` and ``releases/``; where the
+    aggregator draws noise, ``ledger.sqlite`` and ``draws/``; and where the hub is blind, ``blind/``
+    with all papers, ``key-seal.pem`` (opens the coordinator's own seeds) and ``keyholders.json``
+    (which sender brought which keyholder's card).
 
     Privacy
     -------
@@ -203,7 +247,7 @@ class Collection:
     @property
     def key(self) -> SigningKey:
         """The key that signs releases; made when it is first needed."""
-        return SigningKey.at(self.folder / "key.pem")
+        return SigningKey.at(self._key_path)
 
     @property
     def sites(self) -> dict[str, str]:
@@ -252,6 +296,8 @@ class Collection:
             if known is None or known != file.facts["key"]:
                 raise refused("its site, or the key that signed it, is not in sites.json")
             contribution = self.study.accept(Contribution.inspect(file, trusted=self.study.trusted))
+            if self.study.is_blind:
+                self._check_masked(MaskedFile.of(file.hollow))
             if contribution.digest in self._held:
                 return contribution
             site, sequence = contribution.site, contribution.sequence
@@ -281,6 +327,135 @@ class Collection:
         move_durably(path, target)
         self._held[target.stem] = _Held.read(target)
 
+    # ------------------------------------------------------------------ a blind study
+
+    def freeze(self, checked_by: Mapping[str, str]) -> Roster:
+        """Freeze the roster: all listed sites, and who compared each one's key."""
+        listed = [(name, key, checked_by.get(name, "")) for name, key in self.sites.items()]
+        return freeze_roster(self.study, self.folder, listed, self._key_path)
+
+    def papers(self, sender: str, held: Several[str]) -> dict[str, bytes]:
+        """Return the papers for a sender, by name, as far as they are not `held` there.
+
+        Signed facts of files and batches are for keyholders only.
+        """
+        papers = Papers(self.folder)
+        kinds: tuple[str, ...] = TO_ALL
+        if self.is_keyholder(sender):
+            kinds += TO_KEYHOLDERS
+            for kept in self._held.values():
+                if not kept.withdrawn:
+                    papers.add_facts(MaskedFile.of(kept.contribution.sealed))
+        return _read_papers(papers, papers.names(kinds), held)
+
+    def is_keyholder(self, sender: str) -> bool:
+        """Tell whether this sender brought a keyholder's card."""
+        return sender in self._keyholders().values()
+
+    def paper_names(self) -> list[str]:
+        """Return the names of keyholders' papers that need not be sent again."""
+        return Papers(self.folder).names(BY_KEYHOLDERS)
+
+    def keep_paper(self, sender: str, name: str, content: bytes) -> bool:
+        """Check a keyholder's paper of unknown origin and keep it; return whether it is new.
+
+        Whoever is the first to bring a keyholder's card is its relay: nobody else has that card
+        before it was brought here.
+        """
+        rule, papers, carried = self.study.blind, Papers(self.folder), Carried.read(name, content)
+        roster, paper = papers.roster, carried.paper
+        if rule is None or roster is None or carried.study != self.study.reference:
+            raise refused("it was made for another study, or before the roster was frozen")
+        if carried.kind not in BY_KEYHOLDERS or carried.key not in rule.keyholders:
+            raise refused("no keyholder of the study signed it")
+        if isinstance(paper, Card) and paper.sealed.facts["roster"] != roster.digest:
+            raise refused("it countersigns another roster")
+        if isinstance(paper, Opening):
+            batches = {batch.digest: batch for batch in papers.batches()}
+            if paper.batch not in batches:
+                raise refused("it opens a batch that is not listed")
+            first = self._held[batches[paper.batch].files[0]].contribution.sealed
+            if paper.pads.shape != (MaskedFile.of(first).context.length,):
+                raise refused("its pads have another length than the files of the batch")
+        is_new = papers.keep(carried)
+        known = self._keyholders()
+        if isinstance(paper, Card) and paper.key not in known:
+            known[paper.key] = _check_name(sender)
+            write_durably(self.folder / "keyholders.json", json.dumps(known, indent=1).encode())
+        return is_new
+
+    def gather(self) -> Batches:
+        """Return what is known of batches; list the next one of all files that can be opened."""
+        return gather_batches(self.study, self.folder, self._submitted(), self._key_path)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to be expected: all listed sites are in, and opened if masked."""
+        if set(self.arrived) != set(self.sites):
+            return False
+        if self.study.blind is None:
+            return True
+        acknowledged = Papers(self.folder).acknowledgements()
+        waiting = (acknowledged.get(digest, set()) for digest in self._members().values())
+        if not all(signers >= set(self.study.blind.keyholders) for signers in waiting):
+            return False  # a batch that is listed now would leave out what comes a moment later
+        return {one.site for one in self.gather().opened.files} == set(self.sites)
+
+    @property
+    def _key_path(self) -> Path:
+        return self.folder / "key.pem"
+
+    def _keyholders(self) -> dict[str, str]:
+        try:
+            found = json.loads((self.folder / "keyholders.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return dict(found)
+
+    def _check_masked(self, file: MaskedFile) -> None:
+        """Refuse a file that was made for other terms, or whose seed is not for this one."""
+        rule, roster = self.study.blind, Papers(self.folder).roster
+        if rule is None or roster is None:
+            raise refused("the roster of its study is not frozen yet")
+        file.check_agreed(roster, rule, {*rule.keyholders, self.key.public})
+        file.open_seed(self.key.public, SealKey.load(seal_path(self._key_path)))
+
+    def _submitted(self) -> dict[str, Submitted]:
+        """Return what each listed site submitted, as `read_submitted` does of a shared folder."""
+        found = {}
+        for site, newest in self._members().items():
+            own = {d: held for d, held in self._held.items() if held.contribution.site == site}
+            files = {d: Contribution.load(h.path) for d, h in own.items() if not h.withdrawn}
+            costs = {
+                digest: held.contribution.guarantee
+                for digest, held in own.items()
+                if held.contribution.has_records
+            }
+            found[site] = Submitted(files[newest], list(files.values()), costs)
+        return found
+
+    def _combine_opened(self) -> Path:
+        """Return the release of all batches that every keyholder opened."""
+        done, by_site, batches = self.releases(), self._submitted(), self.gather()
+        members = batches.opened.files
+        if not members:
+            raise SettingsError(
+                f"No batch of study {self.study.name!r} is open yet. Nothing was combined, and "
+                "everything that arrived is kept. Run again when its keyholders have answered. "
+                f"{batches.describe()}".rstrip()
+            )
+        public, test = read_records(self.study, self.folder)
+        sequence, earlier = self._next_number(), earlier_costs(members, by_site)
+        publication = Publication(
+            self.key, sequence, earlier, log=self._log(sequence), opened=batches.opened
+        )
+        release = collect(self.study, members, public=public, test=test, publication=publication)
+        if done and [*Release.load(done[-1]).sources] == [*release.sources]:
+            return done[-1]
+        path = self.folder / "releases" / release.filename
+        release.save(path)
+        return path
+
     # ------------------------------------------------------------------ combining
 
     def allow(self, budget: Budget) -> Balance:
@@ -302,6 +477,8 @@ class Collection:
         If the aggregator draws noise, each `request` has one release, which is returned whenever
         the request is repeated.
         """
+        if self.study.is_blind:
+            return self._combine_opened()
         done, account = self.releases(), Account()
         if self.study.draws_noise:
             members, drawn = self._plan_draw(request)
@@ -317,7 +494,7 @@ class Collection:
         if done and not self.study.draws_noise and [*Release.load(done[-1]).sources] == sources:
             return done[-1]
         public, test = read_records(self.study, self.folder)
-        sequence = self._number(done[-1]) + 1 if done else 1
+        sequence = self._next_number()
         release = collect(
             self.study,
             [Contribution.load(held.path, trusted=self.study.trusted) for held in chosen.values()],
@@ -413,8 +590,21 @@ class Collection:
     def _write_plan(self, request: str, plan: Mapping[str, object]) -> None:
         write_durably(self._plan(request), json.dumps(plan, indent=1).encode())
 
-    def _number(self, path: Path) -> int:
-        return int(SealedFile(path, RELEASE).facts["sequence"])
+    def _next_number(self) -> int:
+        done = self.releases()
+        return int(SealedFile(done[-1], RELEASE).facts["sequence"]) + 1 if done else 1
+
+
+def _read_papers(papers: Papers, names: Several[str], held: Several[str]) -> dict[str, bytes]:
+    """Return the papers of these names that are not `held`, as many as one answer may have."""
+    found, size = dict[str, bytes](), 0
+    for name in sorted(set(names) - set(held)):
+        content = papers.content(name)
+        size += len(content)
+        if found and size > MOST_AT_ONCE:
+            break
+        found[name] = content
+    return found
 
 
 def _digest(path: Path) -> str:

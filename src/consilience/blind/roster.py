@@ -166,6 +166,11 @@ class Card:
         return self.sealed.key
 
     @property
+    def study(self) -> Mapping[str, str]:
+        """Name and digest of the study."""
+        return dict(self.sealed.facts["study"])
+
+    @property
     def seal(self) -> str:
         """The public key that seeds are sealed to."""
         return str(self.sealed.facts["seal"])

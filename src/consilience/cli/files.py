@@ -233,6 +233,7 @@ def make(
     from consilience.study.collect import (
         Publication,
         collect,
+        earlier_costs,
         read_log,
         read_records,
         read_submitted,
@@ -263,8 +264,7 @@ def make(
                 "No batch of this study is open yet. Nothing was combined. "
                 f"{waits or 'Wait for more sites.'}"
             )
-    in_order = sorted(newest, key=lambda one: one.has_records)  # of a site with both, its records
-    earlier = {one.site: by_site[one.site].costs_beside(one) for one in in_order}
+    earlier = earlier_costs(newest, by_site)
     public, test = read_records(study, folder)
     log = read_log(folder, signing.public)
     publication = Publication(signing, log.length + 1, earlier, log=log, opened=opened)

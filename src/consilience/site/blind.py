@@ -54,7 +54,6 @@ class Terms:
     def is_accepted(self) -> bool:
         """Whether the data owner confirmed every keyholder, and with that the roster's rule."""
         return self.page.is_accepted
-        return self.confirmed >= set(self.masking.rule.keyholders)
 
     @property
     def page(self) -> BlindPage:

@@ -348,6 +348,14 @@ class Submitted:
         return [cost for digest, cost in self.costs.items() if digest != contribution.digest]
 
 
+def earlier_costs(
+    members: Sequence[Contribution], by_site: Mapping[str, Submitted]
+) -> dict[str, Sequence[Guarantee]]:
+    """Return what each member's site submitted beside the file of it that is combined."""
+    in_order = sorted(members, key=lambda one: one.has_records)  # of a site with both, its records
+    return {one.site: by_site[one.site].costs_beside(one) for one in in_order}
+
+
 def read_submitted(study: Study, folder: Path) -> dict[str, Submitted]:
     """Return what each site submitted, by name: what was superseded or withdrawn counts too.
 
