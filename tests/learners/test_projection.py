@@ -278,6 +278,20 @@ def test_projecting_never_lengthens_a_row(rows):
 # ---------------------------------------------------------------------------------------- guarantee
 
 
+@pytest.mark.parametrize("n_components", [1, 3, 20])
+def test_a_rows_coordinates_do_not_depend_on_its_company(n_components):
+    X = np.random.default_rng(5).normal(size=(1100, 129))  # a matrix product's last bits differ
+    for kind in (PublicPCA(n_components), PrivatePCA(epsilon=1.0, n_components=n_components)):
+        pca = kind.fit(X[:300])
+        whole = pca.transform(X)
+        for few in (1, 2, 3, 7, 1023, 1099):
+            for rows in (X[:few], np.asfortranarray(X)[:few], sparse.csr_array(X[:few])):
+                np.testing.assert_array_equal(pca.transform(rows), whole[:few], strict=True)
+        order = np.argsort(X[:, 0])
+        np.testing.assert_array_equal(pca.transform(X[order]), whole[order])
+        np.testing.assert_allclose(whole, X @ pca.components_.T, atol=1e-12)
+
+
 def test_the_guarantee_says_what_was_asked(X):
     persons = np.arange(len(X)) // 2
     one = PrivatePCA(epsilon=0.5, n_components=2).fit(X).guarantee_

@@ -53,6 +53,7 @@ Array = NDArray[Any]
 # up to at most 2⁵³ steps: whatever order BLAS adds a block's products in, no sum is ever rounded.
 GRID_BITS = 21
 BLOCK_RECORDS = 2**11
+_AT_ONCE = 1 << 15  # coordinates, so that they stay in the processor's cache
 MOST_RECORDS = 2**31  # at one site; the one public bound that the closing distance needs
 
 
@@ -91,6 +92,23 @@ def _second_moment(X: Any, n_features: int, data_norm: float, *, on_grid: bool) 
     high += low >> 32
     low &= 0xFFFFFFFF
     return np.asarray(plain + (high * 2.0 ** (32 - 2 * GRID_BITS) + low * 2.0 ** (-2 * GRID_BITS)))
+
+
+def _coordinates(X: Any, axes: Array) -> Array:
+    """Return each row's products with the axes, added up in the order of the columns.
+
+    A product of whole dense matrices chooses its order by the number of rows and their layout, and
+    so lets a row's last bit depend on other rows.
+    """
+    if sparse.issparse(X):
+        return np.asarray(X @ axes.T)  # SciPy adds up row by row, in the order of what is stored
+    found = np.zeros((len(X), len(axes)))
+    together = max(1, _AT_ONCE // len(axes))
+    for start in range(0, len(X), together):
+        part = slice(start, start + together)
+        for column, factors in zip(X[part].T, axes.T, strict=True):
+            found[part] += np.multiply.outer(column, factors)
+    return found
 
 
 def as_vector(moment: Array) -> Array:
@@ -144,9 +162,12 @@ class _Projection(Settings, ClassNamePrefixFeaturesOutMixin, TransformerMixin): 
     explained_ratio_: Array
 
     def transform(self, X: Any) -> Array:
-        """Return each row's coordinates along the principal axes; no row gets longer."""
+        """Return each row's coordinates along the principal axes; no row gets longer.
+
+        They depend on that row alone, bit for bit, whatever table it stands in.
+        """
         check_is_fitted(self)
-        return np.asarray(validate_table(self, X, reset=False) @ self.components_.T)
+        return _coordinates(validate_table(self, X, reset=False), self.components_)
 
     def _set_axes(self, moment: Array) -> None:
         """Set the leading eigenvectors and their shares; a negative eigenvalue counts as 0."""
