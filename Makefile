@@ -87,11 +87,14 @@ soak: setup
 format: setup
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-## wheel   build the wheel, install it with its extras in a clean environment, and use it
+## wheel   build the wheel, install it in a clean environment beside packages of known hash, and play a study through
 wheel: setup
 	@rm -rf build/wheel && $(BIN)/python -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir build/wheel .
 	@$(PYTHON) -m venv --clear build/wheel/clean
-	@build/wheel/clean/bin/$(INSTALL) --constraint constraints.txt "$$(ls $(CURDIR)/build/wheel/*.whl)[site,hub,bucket]"
+	@$(BIN)/python .ci/packages.py part build/wheel/requirements.txt
+	@build/wheel/clean/bin/$(INSTALL) --require-hashes --no-deps --only-binary :all: --requirement build/wheel/requirements.txt
+	@build/wheel/clean/bin/$(INSTALL) --no-index --no-deps build/wheel/*.whl
+	@build/wheel/clean/bin/python -m pip check --disable-pip-version-check
 	@cd build/wheel && clean/bin/consilience --help >/dev/null && clean/bin/python -I ../../.ci/try_wheel.py
 
 ## lock    after a change of constraints.txt or pyproject.toml: INDEX=https://…/simple states the hashes of requirements.hashed.txt

@@ -1,6 +1,7 @@
 """What an installation is made of: hashes of packages to install, a list of those installed.
 
     python .ci/packages.py lock INDEX    write requirements.hashed.txt; INDEX ends in /simple
+    python .ci/packages.py part FILE     write the lines of it that sites and hubs need
     python .ci/packages.py sbom FILE     write what is installed here as CycloneDX
 
 `lock` reads the versions of constraints.txt and asks the index for the published hash of every
@@ -26,6 +27,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS, HASHED = ROOT / "constraints.txt", ROOT / "requirements.hashed.txt"
+INSTALLED = "consilience[site,hub,bucket]"
 HEAD = """\
 # Made by `make lock`: the packages of `make setup` and the SHA-256 of every published wheel of each
 # that Linux or macOS can install. pip refuses an archive that is not listed.
@@ -144,6 +146,18 @@ def lock(index: str) -> None:
     HASHED.write_text(HEAD + "\n".join(lines) + "\n")
 
 
+def part(wanted: str) -> str:
+    """Return the packages of the file of hashes that an installation here needs, with hashes."""
+    stated = {
+        canonicalize_name(lines.split("==")[0]): lines
+        for lines in re.split(r"\n(?=\w)", HASHED.read_text().removeprefix(HEAD).strip())
+    }
+    needed = [name for name in closure(wanted, [{}]) if find(name) and name != "consilience"]
+    if missing := [name for name in needed if name not in stated]:
+        sys.exit(f"{HASHED.name} has no hash of {', '.join(missing)}. Nothing was written.")
+    return "\n".join(stated[name] for name in sorted(needed)) + "\n"
+
+
 # ------------------------------------------------------------------------------------------- sbom
 
 
@@ -172,7 +186,7 @@ def describe(package: Distribution) -> dict[str, object]:
     }
 
 
-def make_sbom(wanted: str = "consilience[site,hub,bucket]") -> dict[str, object]:
+def make_sbom(wanted: str = INSTALLED) -> dict[str, object]:
     """Return what an installation of sites and hubs consists of; the same for the same packages."""
     tree = {name: direct for name, direct in closure(wanted, [{}]).items() if find(name)}
     packages = {name: distribution(name) for name in sorted(tree)}
@@ -199,6 +213,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["lock", index]:
             lock(index)
+        case ["part", file]:
+            Path(file).write_text(part(INSTALLED))
         case ["sbom", file]:
             Path(file).write_text(json.dumps(make_sbom(), indent=1) + "\n")
         case _:

@@ -241,3 +241,12 @@ def test_the_list_of_an_installation_names_what_its_sites_and_hubs_run_on(packag
     assert {one["ref"] for one in found["dependencies"]} == known
     assert {to for one in found["dependencies"] for to in one["dependsOn"]} <= known
     assert found == packages.make_sbom()
+
+
+def test_a_wheel_is_installed_beside_packages_of_known_hash(packages):
+    text = packages.part(packages.INSTALLED)
+    needed = {one["name"] for one in packages.make_sbom()["components"]}
+    assert text.count("==") == len(needed)
+    assert set(text.splitlines()) <= set(packages.HASHED.read_text().splitlines())
+    blocks = re.split(r"(?<!\\)\n", text.strip())
+    assert all(re.fullmatch(r"\S+==\S+( \\\n +--hash=sha256:\w{64})+", one) for one in blocks)
