@@ -94,7 +94,7 @@ def _second_moment(X: Any, n_features: int, data_norm: float, *, on_grid: bool) 
     return np.asarray(plain + (high * 2.0 ** (32 - 2 * GRID_BITS) + low * 2.0 ** (-2 * GRID_BITS)))
 
 
-def _coordinates(X: Any, axes: Array) -> Array:
+def _coordinates(X: Rows, axes: Array) -> Array:
     """Return each row's products with the axes, added up in the order of the columns.
 
     A product of whole dense matrices chooses its order by the number of rows and their layout, and
