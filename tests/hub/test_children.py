@@ -71,6 +71,23 @@ def test_one_study_does_not_stop_the_others(live: Any, tools: Any) -> None:
     assert len(live.hub.store.audit(limit=1000)) == length
 
 
+def test_a_study_that_takes_long_goes_on_beside_the_others(
+    tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consilience.hub.combining.STOP_SECONDS", 0.1)
+    more = {"combine_itself": True, "quiet_seconds": 0.05, "longest_wait_seconds": 1.0}
+    with tools.Client(create_app(tools.quick(tmp_path / "hub", **more))) as client:
+        world = tools.World(client, tmp_path)
+        fill_slow_study(world, tools)
+        wait_for(lambda: world.combiner._children._busy)
+        world.fill(world.add_study(), 2)
+        wait_for(lambda: world.hub.store.release("demo"))
+        # Nothing was ended: its limit is ten minutes.
+        assert [row["name"] for row in world.hub.store.due()] == ["slow"]
+        assert world.hub.store.study("slow")["problem"] is None
+        assert world.combiner._find_beside() == "slow"
+
+
 def test_a_hub_stops_in_the_middle_of_a_study(tmp_path: Path, tools: Any) -> None:
     settings = tools.quick(tmp_path / "hub", combine_itself=True, quiet_seconds=0.05)
     with tools.Client(create_app(settings)) as client:
@@ -233,7 +250,7 @@ def test_a_process_runs_out_of_memory_before_the_hub_does(children: Children) ->
 def test_processes_share_the_memory_that_there_is(tmp_path: Path) -> None:
     assert find_memory(Settings(tmp_path, combine_bytes=7)) == 7
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert LEAST_BYTES <= find_memory(Settings(tmp_path)) <= max(LEAST_BYTES, pages // 4)
+    assert LEAST_BYTES <= find_memory(Settings(tmp_path)) <= max(LEAST_BYTES, pages // 5)
 
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:

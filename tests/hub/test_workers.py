@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import boto3
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from consilience.errors import SettingsError
 from consilience.files.release import Release
@@ -18,6 +20,7 @@ from consilience.files.sealed import Sealed
 from consilience.hub import operating as commands
 from consilience.hub.api.app import create_app
 from consilience.hub.hub import Hub
+from consilience.hub.store import Store
 from consilience.hub.store.files import Bucket
 from consilience.privacy.guarantee import Budget
 from consilience.protocol import HEADER, digest, sign_request
@@ -54,6 +57,33 @@ def test_a_backup_of_any_database_is_restored_on_any_other(
     if other is not None:
         with pytest.raises(SettingsError, match="has rows of a hub"):
             commands.restore(world.folder / "copy", world.folder / "third", url=other)
+
+
+# ---------------------------------------------------------------------- room for their connections
+
+
+def test_workers_that_postgresql_has_no_room_for_are_told_so(postgres: Any, tmp_path: Path) -> None:
+    url = postgres.database()
+    with closing(Store(tmp_path / "hub", url)) as first, closing(Store(tmp_path, url)) as second:
+        assert first.find_shortage() is None
+        assert second.find_shortage() is None
+        with first.reading() as db:
+            db.execute(sa.text("ALTER ROLE hub CONNECTION LIMIT 119"))
+            db.commit()
+        try:
+            said = first.find_shortage()
+        finally:
+            with first.reading() as db:
+                db.execute(sa.text("ALTER ROLE hub CONNECTION LIMIT -1"))
+                db.commit()
+    assert said is not None
+    assert "allows this hub 119 connections, and may be asked for 120" in said
+    assert "60 by each of 2 running workers" in said
+
+
+def test_a_database_in_a_file_has_room_for_any_worker(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        assert store.find_shortage() is None
 
 
 # ---------------------------------------------------------------------------- what workers agree on

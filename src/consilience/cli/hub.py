@@ -87,7 +87,7 @@ def serve(
     combine_memory: Annotated[
         int | None,
         Option(
-            help="MiB of memory that combining a study may take; by default a quarter of what "
+            help="MiB of memory that combining a study may take; by default a fifth of what "
             "the machine, or the hub's control group, has.",
             envvar="CONSILIENCE_COMBINE_MEMORY",
             show_envvar=True,

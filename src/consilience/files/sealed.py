@@ -64,9 +64,13 @@ def software() -> str:
 
 def canonical(facts: object) -> str:
     """Return the canonical JSON text of facts: sorted keys, no spaces, exact finite numbers."""
-    return json.dumps(
-        facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    return _WRITER.encode(facts)
+
+
+# Made once: `json.dumps` would make one for each text.
+_WRITER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
 
 
 class SigningKey:
@@ -459,34 +463,10 @@ def _parse(text: object, most: int) -> Any:
     """Parse JSON of limited length, depth and size of numbers, in which no key is repeated."""
     if not isinstance(text, str | bytes) or len(text) > most:
         raise refused("its facts are too long")
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) < len(pairs):
-            raise ValueError
-        return entries
-
-    def whole(digits: str) -> int:
-        if len(digits) > MOST_DIGITS:
-            raise ValueError
-        return int(digits)
-
-    def finite(digits: str) -> float:
-        number = float(digits)  # JSON has 1e999, Python also NaN; no signed text can hold them
-        if not math.isfinite(number):
-            raise ValueError
-        return number
-
     try:
         nesting = text.decode() if isinstance(text, bytes) else text
         nesting.encode()  # fails for half a character
-        parsed = json.loads(
-            nesting,
-            object_pairs_hook=once,
-            parse_constant=finite,
-            parse_int=whole,
-            parse_float=finite,
-        )
+        parsed = _READER.decode(nesting)
         deep = _depth(parsed)
     except (ValueError, RecursionError):
         raise refused("its facts are not valid JSON") from None
@@ -495,10 +475,36 @@ def _parse(text: object, most: int) -> Any:
     return parsed
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError
+    return entries
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)  # JSON has 1e999, Python also NaN; no signed text can hold them
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+_READER = json.JSONDecoder(
+    object_pairs_hook=_once, parse_constant=_finite, parse_int=_whole, parse_float=_finite
+)
+
+
 def _depth(value: object) -> int:
-    if isinstance(value, dict):
-        return 1 + max(map(_depth, value.values()), default=0)
-    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
+    if not isinstance(value, dict | list):
+        return 0
+    parts = value.values() if isinstance(value, dict) else value
+    return 1 + max((_depth(part) for part in parts if type(part) in (dict, list)), default=0)
 
 
 def refused(problem: str) -> ContributionRejected:

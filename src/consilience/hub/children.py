@@ -27,7 +27,7 @@ from consilience.protocol import Refusal
 
 Work = Callable[..., Row]
 START_SECONDS = 120.0  # to load the program and open the database, on a busy machine
-MOST_ASKED = 2  # processes that work for people at the same time, beside one for the hub itself
+MOST_ASKED = 2  # processes that work for people at the same time, beside two for the hub itself
 LEAST_BYTES = 512 << 20  # of memory for a process that combines
 _STOPPING = "The hub is being stopped."
 
@@ -48,7 +48,7 @@ class Children:
     def __init__(self, begin: Callable[[Settings], Work], settings: Settings) -> None:
         self._begin, self._settings = begin, settings
         self._lock, self._is_stopped = threading.Lock(), False
-        self._busy = list[_Child]()
+        self._busy = dict[_Child, bool]()  # and whether someone waits for it
         self._ready = list[_Child]()
 
     def work(self, *arguments: object, is_asked: bool = False) -> Row:
@@ -70,17 +70,17 @@ class Children:
         with self._lock:
             if self._is_stopped:
                 raise Refusal("unavailable", _STOPPING)
-            if is_asked and len(self._busy) >= MOST_ASKED:
+            if is_asked and sum(self._busy.values()) >= MOST_ASKED:
                 raise Refusal("unavailable", "The hub is combining as much as it can at once.")
             if self._ready and not self._ready[-1].is_alive:  # something ended it while it waited
                 self._ready.pop().end()
             child = self._ready.pop() if self._ready else _Child(self._begin, self._settings)
-            self._busy.append(child)
+            self._busy[child] = is_asked
         try:
             yield child
         finally:
             with self._lock:
-                self._busy.remove(child)
+                del self._busy[child]
                 if child.is_idle and not self._ready:
                     self._ready.append(child)
                 else:
@@ -168,9 +168,9 @@ def _noticing_the_end() -> Iterator[None]:
 
 
 def find_memory(settings: Settings) -> int:
-    """Return how many bytes a process may have: those of the settings, or a quarter of what is.
+    """Return how many bytes a process may have: those of the settings, or a fifth of what there is.
 
-    There are up to four, the hub and three that combine. One that does nothing takes half of the
+    There are up to five, the hub and four that combine. One that does nothing takes half of the
     least.
     """
     if settings.combine_bytes is not None:
@@ -181,7 +181,7 @@ def find_memory(settings: Settings) -> int:
         for place in (Path(group), *Path(group).parents):
             with suppress(OSError, ValueError):  # no such file, or "max"
                 whole = min(whole, int(Path("/sys/fs/cgroup", place, "memory.max").read_text()))
-    return max(LEAST_BYTES, whole // 4)
+    return max(LEAST_BYTES, whole // 5)
 
 
 # ----------------------------------------------------------------------------- in the other process

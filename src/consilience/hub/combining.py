@@ -2,8 +2,8 @@
 
 Where combining is post-processing, the hub does it by itself after every change; where it draws
 noise, a coordinator has to ask. Changes that arrive together are combined together, by one worker
-at a time. A running hub combines in processes of their own (`children.py`), so that no study holds
-up the others for longer than the hub's time limit.
+at a time. A running hub combines in processes of their own (`children.py`): one study that takes
+long goes on beside the others, and two of them hold these up until one is done or is ended.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ class Combiner:
         # Seconds that each study took last time. It waits as long before the next: requests and
         # other studies keep half of the machine.
         self._took: dict[str, float] = {}
+        self._beside: tuple[str, threading.Thread] | None = None  # a study that takes long
+        self._counting = threading.Lock()
         self.combined, self.seconds = 0, 0.0  # attempts, and how long they took together
 
     def start(self) -> None:
@@ -110,9 +112,14 @@ class Combiner:
         self._stopped.set()
         self.hub.changed.set()
         if self._thread is not None and self._children is not None:
+            until = time.monotonic() + STOP_SECONDS
             self._thread.join(STOP_SECONDS)
+            if (beside := self._beside) is not None:
+                beside[1].join(max(0.0, until - time.monotonic()))
             self._children.stop()
             self._thread.join()
+            if (beside := self._beside) is not None:
+                beside[1].join()
 
     def _run(self) -> None:
         delay, pause = POLL_SECONDS, min(POLL_SECONDS, self.hub.settings.quiet_seconds / 2)
@@ -131,31 +138,64 @@ class Combiner:
         """Combine the due studies that have had no change for a while, the quickest first.
 
         Return how many others still wait for that. With `at_once`, none waits. After a study that
-        took long, the others wait for the next look, which may find quicker ones.
+        took long, the others wait for the next look, which may find quicker ones. While one goes on
+        beside the others, no other that is known to take long is begun.
         """
+        beside = self._find_beside()
         self._list_batches()
         due = [row for row in self.hub.store.due() if self._combines_itself(row)]
         names = {row["name"] for row in due}
         self._waiting = {name: since for name, since in self._waiting.items() if name in names}
         waiting, is_late = 0, False
         for row in sorted(due, key=lambda row: self._took.get(row["name"], math.inf)):
-            since = self._waiting.setdefault(row["name"], time.monotonic())
+            name = row["name"]
+            since = self._waiting.setdefault(name, time.monotonic())
             is_ready = at_once or self._is_quiet(row, time.monotonic() - since)
+            if beside is not None:
+                is_ready = is_ready and name != beside and not self._takes_long(name)
             if is_late or not is_ready or self._stopped.is_set():
                 waiting += 1
                 continue
-            self._waiting.pop(row["name"])
-            began = time.monotonic()
-            try:
-                self.combine(row["name"])
-            except Refusal as refusal:  # the study's row says why, or another worker combines it
-                logger.info("study %s was not combined: %s", row["name"], refusal.code)
-            except Exception:  # the study stays due, and the others have their turn
-                logger.exception("combining study %s was interrupted", row["name"])
-            took = self._took[row["name"]] = time.monotonic() - began
-            is_late = took > self.hub.settings.longest_wait_seconds
-            self.combined, self.seconds = self.combined + 1, self.seconds + took
+            self._waiting.pop(name)
+            is_late = self._give_turn(name)
         return waiting
+
+    def _give_turn(self, name: str) -> bool:
+        """Combine a study, and tell whether it takes long: such a one goes on beside the others."""
+        if self._children is None:
+            self._combine_due(name)
+            return self._takes_long(name)
+        turn = threading.Thread(target=self._combine_due, args=(name,), daemon=True)
+        turn.start()
+        turn.join(self.hub.settings.longest_wait_seconds)
+        while turn.is_alive() and self._find_beside() is not None:
+            turn.join(POLL_SECONDS)  # two are as many as there may be
+        if turn.is_alive():
+            self._beside = name, turn
+            return True
+        return self._takes_long(name)
+
+    def _combine_due(self, name: str) -> None:
+        began = time.monotonic()
+        try:
+            self.combine(name)
+        except Refusal as refusal:  # the study's row says why, or another worker combines it
+            logger.info("study %s was not combined: %s", name, refusal.code)
+        except Exception:  # the study stays due, and the others have their turn
+            logger.exception("combining study %s was interrupted", name)
+        took = self._took[name] = time.monotonic() - began
+        with self._counting:
+            self.combined, self.seconds = self.combined + 1, self.seconds + took
+
+    def _takes_long(self, name: str) -> bool:
+        """Tell whether a study took long the last time."""
+        return self._took.get(name, 0.0) > self.hub.settings.longest_wait_seconds
+
+    def _find_beside(self) -> str | None:
+        """Return the study that is being combined beside the others, if there is one."""
+        if self._beside is not None and not self._beside[1].is_alive():
+            self._beside = None
+        return None if self._beside is None else self._beside[0]
 
     def _list_batches(self) -> None:
         """List the batches of blind studies that keyholders can open now."""

@@ -75,7 +75,7 @@ class Settings:
     longest_wait_seconds: float = 30.0
     lease_seconds: float = 15.0
     combine_seconds: float = 600.0  # for one attempt to combine a study
-    combine_bytes: int | None = None  # of memory for it; None is a quarter of what there is
+    combine_bytes: int | None = None  # of memory for it; None is a fifth of what there is
     sweep_after_seconds: float = 3600.0
     most_daily: int = MOST_DAILY  # contributions of a site to a study
     return_seconds: float = RETURN_SECONDS  # before a site that withdrew twice may submit again

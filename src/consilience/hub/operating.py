@@ -6,6 +6,7 @@ Every command works beside a running hub, on the same folder and database.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import shutil
 import tempfile
@@ -25,6 +26,8 @@ OPERATOR = "operator"
 PORT = 8440
 
 PathLike = str | os.PathLike[str]
+
+logger = logging.getLogger("consilience.hub")
 
 
 @contextmanager
@@ -76,7 +79,10 @@ def serve(
         _check_proxy(proxy)
     files = [None if path is None else os.fspath(path) for path in (cert, key)]
     tls = (files[0], files[1])
-    run(create_app(settings), settings, address=(host, port), tls=tls, proxies=proxies)
+    app = create_app(settings)
+    if shortage := app.state.hub.store.find_shortage():
+        logger.warning(shortage)
+    run(app, settings, address=(host, port), tls=tls, proxies=proxies)
 
 
 def _check_proxy(address: str) -> None:

@@ -544,6 +544,8 @@ def spell_out(value: object) -> str:
     """
     if value is None or type(value) in (str, float, int, bool):  # nearly all of them
         return repr(value)
+    if type(value) in (list, tuple):
+        return f"[{', '.join(map(spell_out, cast(Sequence[object], value)))}]"
     if isinstance(value, PrivateLearner):
         return value._settings()
     if isinstance(value, np.ndarray | np.generic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from hmac import compare_digest
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
@@ -482,6 +483,20 @@ def _noting(request: Request, key: str, action: str, study: str) -> Iterator[Non
 # ------------------------------------------------------------------------------------- the routes
 
 
+class _BareRoute(APIRoute):
+    """A route whose endpoint takes a request and the parts of its path, and no dependencies."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what hands the endpoint a request."""
+        assert not self.dependencies  # nothing would ask them
+        endpoint: Callable[..., Coroutine[Any, Any, Response]] = self.endpoint
+
+        async def answer(request: Request) -> Response:
+            return await endpoint(request, **request.path_params)
+
+        return answer
+
+
 class Route(NamedTuple):
     """One address: what it lets an account do, its endpoint, and the body that this reads itself.
 
@@ -493,6 +508,7 @@ class Route(NamedTuple):
     action: Action
     endpoint: Callable[..., Any]
     body: Mapping[str, Any] | None = None
+    is_bare: bool = False  # nothing of the request but its path is read for the endpoint
 
     def add_to(self, app: FastAPI) -> None:
         """Add the route to an application."""
@@ -502,9 +518,10 @@ class Route(NamedTuple):
             check_account(request, action)
 
         content = {"required": True, "content": self.body}
-        app.add_api_route(
+        app.router.add_api_route(
             self.path,
             self.endpoint,
+            route_class_override=_BareRoute if self.is_bare else None,
             methods=[self.method],
             dependencies=[] if action is Action.OPEN else [Depends(check)],
             name=name,
@@ -524,6 +541,8 @@ def _bytes(kind: str) -> dict[str, Any]:
 
 STUDY = "/api/studies/{study}"
 ROUTES = (
+    # First, because addresses are tried in this order, and this one is asked for most.
+    Route("POST", f"{STUDY}/contributions", Action.OPEN, submit, _bytes(FILE), is_bare=True),
     Route("GET", "/healthz", Action.OPEN, health),
     Route("GET", "/readyz", Action.OPEN, ready),
     Route("GET", "/metrics", Action.OPEN, metrics),
@@ -542,7 +561,6 @@ ROUTES = (
     Route("DELETE", STUDY + "/sites/{site}/key", Action.CHANGE, revoke_key),
     Route("POST", "/api/enrolments", Action.OPEN, enrol, _json(Enrolment)),
     Route("POST", "/api/keys/rotation", Action.OPEN, rotate_key, _json(Rotation)),
-    Route("POST", f"{STUDY}/contributions", Action.OPEN, submit, _bytes(FILE)),
     Route("GET", f"{STUDY}/contributions", Action.VIEW, list_contributions),
     Route("GET", STUDY + "/contributions/{digest}", Action.VIEW, read_contribution),
     Route("POST", f"{STUDY}/withdrawals", Action.OPEN, withdraw),

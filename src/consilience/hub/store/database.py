@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import stat
 import threading
 import time
@@ -35,8 +36,26 @@ Waiting = tuple[Work, Future[Any]]
 Outcome = tuple[Any, Exception | None]
 
 MOST_TOGETHER = 256  # writes that share one transaction
+_POOL = {"pool_size": 8, "max_overflow": 40}  # connections that are kept, and more at a busy time
+WORKER_CONNECTIONS = 60  # these, and a few for each process in which a worker combines
+_WORKER = "consilience worker"
 _LOCK = 0x434E534C  # "CNSL": PostgreSQL's writers take this advisory lock one after the other
 _NO_DATABASE = (sa.exc.OperationalError, sa.exc.InterfaceError)
+# How many connections the hub's role may have to its database, and how many workers have some.
+_ROOM = sa.text(
+    """
+    SELECT least(
+        current_setting('max_connections')::int
+            - current_setting('superuser_reserved_connections')::int
+            - coalesce(current_setting('reserved_connections', true)::int, 0),
+        (SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user),
+        (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database())
+    ), (
+        SELECT count(DISTINCT application_name) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE :worker
+    )
+    """
+)
 _FORGET_NONCES = nonces.delete().where(nonces.c.expires < sa.bindparam("now"))
 
 
@@ -74,14 +93,19 @@ class Statement:
         given = {**compiled.values, **values}
         for name, convert in compiled.write.items():
             given[name] = convert(given[name])
-        cursor = db.connection.cursor()
-        try:
-            cursor.execute(compiled.text, given)
-        except dialect.loaded_dbapi.Error as problem:
-            cursor.close()
-            kind = dialect.loaded_dbapi.Error
-            raise sa.exc.DBAPIError.instance(compiled.text, None, problem, kind) from problem
-        return cursor, compiled
+        return _run(db, compiled.text, given), compiled
+
+
+def _run(db: sa.Connection, text: str, values: Row) -> Any:
+    """Let the driver itself run a statement; return its cursor, or raise SQLAlchemy's errors."""
+    cursor = db.connection.cursor()
+    try:
+        cursor.execute(text, values)
+    except db.dialect.loaded_dbapi.Error as problem:
+        cursor.close()
+        kind = db.dialect.loaded_dbapi.Error
+        raise sa.exc.DBAPIError.instance(text, None, problem, kind) from problem
+    return cursor
 
 
 class _Compiled(NamedTuple):
@@ -210,7 +234,7 @@ class Database:
         """Return the engines for reading and for writing."""
         if not self.is_sqlite:
             checked = {"pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
-            engine = sa.create_engine(self.url, pool_size=8, max_overflow=40, **checked)
+            engine = sa.create_engine(self.url, **_POOL, **checked)
             return engine, engine
         file = Path(self.url.database or "")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -221,10 +245,32 @@ class Database:
 
     def _open_sqlite(self, begin: str) -> sa.Engine:
         arguments = {"timeout": 60.0, "check_same_thread": False}
-        engine = sa.create_engine(self.url, pool_size=8, max_overflow=40, connect_args=arguments)
+        engine = sa.create_engine(self.url, **_POOL, connect_args=arguments)
         sa.event.listen(engine, "connect", _prepare_sqlite)
-        sa.event.listen(engine, "begin", lambda db: db.exec_driver_sql(begin))
+        sa.event.listen(engine, "begin", lambda db: _run(db, begin, {}).close())
         return engine
+
+    def find_shortage(self) -> str | None:
+        """Count this process among the workers; say so if all may open too many connections.
+
+        Others are seen by the names that their connections have since they asked this.
+        """
+        if self.is_sqlite:
+            return None
+        named, engine = {"application_name": f"{_WORKER} {secrets.token_hex(8)}"}, self._engines[0]
+        sa.event.listen(engine, "do_connect", lambda *given: given[3].update(named))
+        engine.dispose()  # the next connections have the name
+        with engine.connect() as db:
+            most, workers = db.execute(_ROOM, {"worker": f"{_WORKER} %"}).one()
+        needed = WORKER_CONNECTIONS * workers
+        if needed <= most:
+            return None
+        return (
+            f"PostgreSQL allows this hub {most} connections, and may be asked for {needed}: "
+            f"{WORKER_CONNECTIONS} by each of {workers} running workers. Beyond that, requests are "
+            "answered with 'unavailable'. Raise max_connections, or the limit of the role or the "
+            "database, or run fewer workers."
+        )
 
     @writing
     def migrate(self, db: sa.Connection) -> None:
