@@ -206,9 +206,13 @@ def test_noise_is_drawn_on_command_only_and_charged_first(world: Any, tools: Any
         )
 
     def ask(key: str) -> Any:
-        return world.client.post(
-            "/api/studies/demo/releases", json={"key": key}, headers=world.coordinator
-        )
+        place, json = "/api/studies/demo", {"key": key}
+        answer = world.client.post(f"{place}/releases", json=json, headers=world.coordinator)
+        if answer.status_code == 201 or tools.code(answer) != "withheld":
+            return answer
+        # So much noise may make it worse than guessing; it is published all the same.
+        json["change"] = world.client.get(place, headers=world.coordinator).json()["withheld"]
+        return world.client.post(f"{place}/releases", json=json, headers=world.coordinator)
 
     assert tools.code(ask("first")) == "too-few-sites"
     wards = world.fill(study, 3)

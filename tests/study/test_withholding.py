@@ -23,7 +23,7 @@ from consilience.study.withholding import (
     describe_waiting,
 )
 from consilience.tables.public import Public
-from studies import PUBLIC_PART, overstate, study_text, table
+from studies import PUBLIC_PART, TRUSTED, overstate, study_text, table
 
 KEY = SigningKey.generate()
 
@@ -117,6 +117,21 @@ def test_a_release_worse_than_the_last_one_has_a_reason_only_with_an_unusual_mem
     assert not any(title in one for one in replace(spoilt, far={}).find_reasons())
     reasons = replace(spoilt, far={"site 3": "Far."}).find_reasons()
     assert any(title in one for one in reasons)
+
+
+def test_of_a_release_that_draws_noise_only_what_it_says_itself_is_judged(tmp_path):
+    """What exact members make without one of them is known to nobody."""
+    study = Study.from_text(study_text())
+    noisy = Study.from_text(study_text(privacy=TRUSTED, more="epsilon = 1.0"))
+    made = train(study, tmp_path)
+    last = make_candidate(study, made[:3]).release
+    candidate = make_candidate(study, [*made[:3], flip(made[3])], last=last)
+    candidate = replace(candidate, study=noisy, far={}, heavy={}, contributions=())
+    reasons = candidate.find_reasons()
+    assert any("worse than release 1, which sites have" in one for one in reasons)
+    assert not any("site 3" in one for one in reasons)
+    honest = replace(candidate, release=make_candidate(study, made).release)
+    assert honest.find_reasons() == []
 
 
 @pytest.mark.parametrize(

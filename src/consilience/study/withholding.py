@@ -65,6 +65,8 @@ def describe_waiting(study: Study, n_records: int | None = None) -> list[str]:
         return [*waits, f"{none} to a release."]
     said = "A release waits if the test records show it to be worse than public records alone"
     said += " or than guessing."
+    if study.draws_noise:
+        said += " So does one that is clearly worse than the release before it."
     waits.insert(0, said)
     if study.draws_noise or study.is_blind:
         return [*waits, "No single site can be left out to see what it costs."]
@@ -144,7 +146,7 @@ class Candidate:
         if self.far:
             gaps = self._gaps(judge, MEDIAN_ROW)
             rivals["the median site's own model"] = judge.find_loss(gaps)
-        if self._suspects and self.last is not None:
+        if (self._suspects or self.study.draws_noise) and self.last is not None:
             gaps = judge.compare(self.last.ensemble)
             title = f"release {self.last.sequence}, which sites have"
             rivals[title] = judge.find_loss(gaps, costly=not self.far)
