@@ -10,8 +10,10 @@ from consilience import Noise
 from consilience.files.contribution import Contribution, rebuild
 from consilience.files.sealed import Sealed
 from consilience.privacy.accounting import events_to_json, total
+from consilience.statistics.vote_tally import pack_rows
 from consilience.study.records import file_digest
 from consilience.study.study import Study
+from consilience.tables.public import Public
 
 COLUMNS = """
 [[schema.columns]]
@@ -109,6 +111,13 @@ def table(n, seed=0):
             "ill": ill.astype(np.int64),
         }
     )
+
+
+def public_rows():
+    """Return public records of the usual study as the setting that votes are asked by."""
+    schema = study().schema
+    rows = pack_rows(Public(schema.encode(table(60, seed=97)).X), schema.norm)
+    return f'records = "{rows}"'
 
 
 def records_parts(folder):

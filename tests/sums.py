@@ -15,6 +15,8 @@ from consilience.statistics.model_sum import ModelSum
 from consilience.statistics.moments import Moments, MomentsRegressor
 from consilience.statistics.score import Score
 from consilience.statistics.summary import NumberSummary, Summary
+from consilience.statistics.vote_tally import VoteTally, pack_rows
+from consilience.tables.public import Public
 
 DELTA = 1e-6
 N_FEATURES = 3
@@ -102,6 +104,26 @@ STATISTICS = [
 MODELS = [
     Case("a model, two classes", ModelSum, {"classes": [0, 1], "regularization": 1e-3}, 2),
     Case("a model, three classes", ModelSum, {"classes": [0, 1, 2], "regularization": 1e-3}, 3),
+]
+
+LIGHT = {"neighbours": "add-remove", "regularization": 1.0}
+HIDING_RECORDS = [
+    *MODELS,
+    Case("a model, two classes, added", ModelSum, {"classes": [0, 1], **LIGHT}, 2),
+    Case("a model, three classes, added", ModelSum, {"classes": [0, 1, 2], **LIGHT}, 3),
+]
+_DRAWN = np.random.default_rng(7).normal(size=(40, N_FEATURES))
+ASKED = pack_rows(Public(_DRAWN / np.linalg.norm(_DRAWN, axis=1, keepdims=True)))
+_VOTES = {"records": ASKED, "regularization": 1e-4}
+_SHARES = {**_VOTES, "soft": "probabilities"}
+_CUT = {"unit": "site", "max_norm": 2.0}
+# What hides a whole site: of two sums, all records of a site may be others.
+WHOLE = [
+    Case("votes, two classes", VoteTally, {"classes": [0, 1], **_VOTES}, 2),
+    Case("votes, three classes", VoteTally, {"classes": [0, 1, 2], **_VOTES}, 3),
+    Case("probabilities", VoteTally, {"classes": [0, 1, 2], **_SHARES}, 3),
+    Case("a cut model, two classes", ModelSum, {"classes": [0, 1], **_CUT}, 2),
+    Case("a cut model, three classes", ModelSum, {"classes": [0, 1, 2], **_CUT}, 3),
 ]
 
 

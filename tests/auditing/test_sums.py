@@ -9,6 +9,7 @@ import pytest
 from consilience.auditing.audit import audit
 from consilience.auditing.sums import find_farthest
 from consilience.learners import gradient
+from consilience.learners.ball import out_of_ball
 from consilience.learners.trees.bins import Bins
 from consilience.privacy.accounting import gaussian_log_delta
 from consilience.privacy.guarantee import Neighbours
@@ -20,7 +21,8 @@ from consilience.statistics.model_sum import AddModel, ModelSum
 from consilience.statistics.moments import Moments
 from consilience.statistics.score import Score
 from consilience.statistics.summary import NumberSummary, Summary
-from sums import MODELS, STATISTICS, make
+from consilience.statistics.vote_tally import AddVotes, VoteTally, unpack_rows, whiten
+from sums import ASKED, HIDING_RECORDS, STATISTICS, WHOLE, make
 
 PERSONS = {"unit": "person", "records_per_person": 3}
 BOTH = ["replace-one", "add-remove"]
@@ -238,7 +240,7 @@ def test_a_twin_that_pays_for_one_tree_of_many_is_caught():
     assert not audit(OneTreeForAll(**settings), runs=0).passed
 
 
-@pytest.mark.parametrize("statistic", MODELS)
+@pytest.mark.parametrize("statistic", HIDING_RECORDS)
 def test_a_model_among_many_records_shows_nearly_all_that_is_claimed(statistic):
     report = audit(make(statistic), runs=50)
     assert report.passed, report
@@ -287,3 +289,126 @@ def test_a_score_that_pays_for_one_class_of_three_is_caught():
     settings = {"classes": [0, 1, 2], "model": rows, "subgroups": [[0, 0.0]], **HIGH}
     assert audit(Score(**settings), runs=50).passed
     assert not audit(OneClassForAll(**settings), runs=0).passed
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Multiplied(ModelSum):
+    """n·w is handed over where n is hidden, and what w moves is paid for."""
+
+    def adder(self):
+        return replace(super().adder(), counts_records=True)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class HeavierRidge(ModelSum):
+    """What is paid for is a ridge ten times as heavy as the one that is trained with."""
+
+    def reach(self, neighbours):
+        return super().reach(neighbours) / 10
+
+
+@pytest.mark.parametrize("twin", [Multiplied, HeavierRidge])
+def test_twins_of_a_model_whose_number_of_records_is_hidden_are_caught(twin):
+    settings = {"classes": [0, 1], "neighbours": "add-remove", "regularization": 1.0, **HIGH}
+    assert audit(ModelSum(**settings), runs=0).passed
+    assert not audit(twin(**settings), runs=0).passed
+
+
+# ------------------------------------------------------------------------------- whole sites
+
+
+@pytest.mark.parametrize("statistic", WHOLE)
+def test_whole_sites_show_nearly_all_that_is_claimed(statistic):
+    report = audit(make(statistic), runs=100)
+    assert report.passed, report
+    assert report.epsilon_lower >= 0.98 * report.claimed.epsilon
+
+
+@pytest.mark.parametrize("statistic", WHOLE)
+def test_a_share_alone_of_a_whole_site_shows_nearly_all_that_is_claimed(statistic):
+    twin = make(statistic)
+    twin.sharing = Sharing(4, 3.0, 256)
+    report = audit(twin, runs=100)
+    assert report.passed, report
+    assert report.claimed.epsilon > 1.5
+    assert report.epsilon_lower >= 0.94 * report.claimed.epsilon
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SplitForReplaced(VoteTally):
+    """What a site's votes differ from an even split is taken for what two sites' votes differ."""
+
+    def reach(self, neighbours):
+        return super().reach(Neighbours.ADD_REMOVE)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OneRecordOfMany(VoteTally):
+    """A site is taken to move its vote on a single public record."""
+
+    def reach(self, neighbours):
+        return super().reach(neighbours) / len(self._asked.Y)
+
+
+class Louder(AddVotes):
+    """A site says the same twice as loud: more than one vote."""
+
+    def count(self, coef):
+        return 2 * super().count(coef)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class TwoVotes(VoteTally):
+    """A site has two votes and pays for one."""
+
+    def adder(self):
+        return Louder(**vars(super().adder()))
+
+
+class Scores(AddVotes):
+    """What a model says is its score, however large, and not a share of one vote."""
+
+    def count(self, coef):
+        X = unpack_rows(self.records) * 2.0**-15
+        weights, offset = out_of_ball(coef, self.ball)
+        Y = whiten(self.records, self.ball.intercept_scaling).Y
+        part = (X @ weights.T + offset).T @ Y / len(Y) / math.sqrt(2)
+        return np.trunc(part.ravel() * 2.0**30).astype(np.int64)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SureSites(VoteTally):
+    """A site counts for more the surer it is."""
+
+    def adder(self):
+        return Scores(**vars(super().adder()))
+
+
+@pytest.mark.parametrize("twin", [SplitForReplaced, OneRecordOfMany, TwoVotes, SureSites])
+def test_twins_of_votes_are_caught(twin):
+    settings = {"classes": [0, 1], "records": ASKED, "regularization": 1e-4, **HIGH}
+    assert audit(VoteTally(**settings), runs=0).passed
+    assert not audit(twin(**settings), runs=0).passed
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OneLengthForTwo(ModelSum):
+    """The length of one model is taken for the distance of two."""
+
+    def reach(self, neighbours):
+        return super().reach(Neighbours.ADD_REMOVE)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class NotCut(ModelSum):
+    """A model is longer than what is paid for."""
+
+    def adder(self):
+        return replace(super().adder(), longest=None)
+
+
+@pytest.mark.parametrize("twin", [OneLengthForTwo, NotCut])
+def test_twins_of_a_cut_model_are_caught(twin):
+    settings = {"classes": [0, 1], "unit": "site", "max_norm": 2.0, "regularization": 1e-3, **HIGH}
+    assert audit(ModelSum(**settings), runs=0).passed
+    assert not audit(twin(**settings), runs=0).passed

@@ -163,7 +163,7 @@ def test_a_lie_about_trees_is_seen(kind):
 
 def test_every_learner_of_a_study_says_what_it_implies():
     """A study's learner whose word has to be taken would be a way around the hub's door."""
-    cases = {case.kind: case for case in [*sums.STATISTICS, *sums.MODELS]}
+    cases = {case.kind: case for case in [*sums.STATISTICS, *sums.WHOLE, *sums.MODELS]}
     for kind in LEARNERS.values():
         if (case := cases.get(kind)) is not None:
             assert_honest(sums.make(case).fit(*sums.records(case, 60)))

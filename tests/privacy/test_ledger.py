@@ -415,7 +415,8 @@ def test_replace_one_events_are_refused_on_an_add_remove_limit(ledger):
 
 
 def test_units_are_never_merged(ledger):
-    for events in ([pure(0.1, unit="site")], [pure(0.1, unit="person"), pure(0.1)]):
+    split = pure(0.1, unit="site", neighbours="null-one")
+    for events in ([split], [pure(0.1, unit="person"), pure(0.1)]):
         with pytest.raises(GuaranteeVoid, match="no common sum"):
             ledger.charge(events, dataset="ward", key="one", purpose="test")
     assert ledger.charges() == []

@@ -157,3 +157,12 @@ def test_what_cannot_be_tried_or_adapted_is_refused_before_training():
         simulate(studies.study(), TABLE, beside=["Momentum"])
     with pytest.raises(SettingsError, match="adapt"):
         simulate(studies.study(), TABLE, adapt=-1)
+
+
+def test_votes_that_hide_whole_sites_are_tried_beside_a_study():
+    """Of the public records of each division; noise shared costs less than noise at every site."""
+    found = simulate(
+        studies.study(), TABLE, division=UNEVEN, runs=RUNS, epsilon=[1.0], beside=["VoteTally"]
+    )
+    methods = {row.method for row in found.rows if row.learner == "VoteTally"}
+    assert {SHARED, HUB} <= methods

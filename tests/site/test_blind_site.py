@@ -38,7 +38,7 @@ from consilience.statistics.moments import Moments
 from consilience.study.batches import freeze_roster, gather_batches
 from consilience.study.collect import read_submitted
 from consilience.study.study import Study
-from studies import blind_text, table
+from studies import blind_text, public_rows, table
 
 STUDY = "heart-risk"
 NAMES = ("north", "south", "east", "west")
@@ -51,6 +51,8 @@ class Collaboration:
     place: Path
     n_keyholders: int = 2
     trusting: bool = True
+    statistic: str = "Moments"
+    settings: str = ""
 
     def __post_init__(self) -> None:
         self.shared, self.key = self.place / "shared", self.place / "coordinator.pem"
@@ -59,7 +61,8 @@ class Collaboration:
             Keyholder.create(self.place / f"keyholder-{k}") for k in range(self.n_keyholders)
         ]
         self.holders = [each.key.public for each in self.keyholders]
-        (self.shared / "study.toml").write_text(blind_text(self.holders))
+        text = blind_text(self.holders, statistic=self.statistic, settings=self.settings)
+        (self.shared / "study.toml").write_text(text)
         self.study = Study.in_folder(self.shared)
         self.sites = [
             Site.init(
@@ -190,6 +193,53 @@ def test_what_a_site_adapts_to_is_the_others_sum_and_all_the_noise(
     found = (rest.values - exact) / np.sqrt(rest.variance)
     assert stats.chi2.ppf(3e-7, len(found)) < (found**2).sum() < stats.chi2.isf(3e-7, len(found))
     assert rest.size == pytest.approx(size)
+
+
+def test_votes_hide_whole_sites_from_a_blind_hub_and_from_everybody(tmp_path: Path) -> None:
+    """The opened total is the sites' votes and four shares of noise, and nothing else.
+
+    By a chi-square test with a false alarm below 1e-6.
+    """
+    wards = Collaboration(tmp_path, statistic="VoteTally", settings=public_rows())
+    wards.freeze()
+    text = wards.sites[0].preview(STUDY, epsilon=1.0).page.as_text(10_000)
+    assert "one site were replaced" in text
+    assert "what this site's exact model, which stays here, says of public records" in text
+    assert "what hides this whole site hides every record of it as well" in text
+    epsilons = [1.0, 3.0, 0.5, 2.0]
+    for i in range(4):
+        path = wards.contribute(i, epsilon=epsilons[i])
+        made = Contribution.load(path)
+        assert made.guarantee.unit == "site"
+        assert made.sealed.facts["size"] is None
+        assert "one whole site" in of_contribution(made).as_text()
+        assert wards.sites[i].ledger.balance("ward").spent.epsilon == pytest.approx(
+            epsilons[i],
+            rel=0.02,  # what is scaled by whole parts of 256 costs less
+        )
+    wards.work()
+    with pytest.raises(SystemExit):
+        main(["release", "make", str(wards.shared), "--key", str(wards.key)])
+    wards.work()
+    release = wards.make()
+    assert release.guarantee.unit == "site"
+    total, exact = release.total, 0.0
+    assert total is not None
+    for i in range(4):
+        learner = wards.study.build(epsilons[i])
+        assert isinstance(learner, base.Statistic)
+        learner.schema = wards.study.schema
+        task, _ = plan_fit(learner, table(400, seed=i), None)
+        exact = exact + learner.scaled_total(task)
+    event = learner.plan_noise().event
+    assert event is not None
+    found = (total.words - exact) * learner.step / (2 * event.drawn_sigma)
+    assert stats.chi2.ppf(3e-7, len(found)) < (found**2).sum() < stats.chi2.isf(3e-7, len(found))
+    assert total.size == pytest.approx(sum(wards.study.build(e).scale for e in epsilons))
+    site = wards.sites[0]
+    assert site.fetch(STUDY) is not None
+    own = table(400, seed=0)
+    assert "That sum was subtracted" in site.adapt(STUDY, own).page.as_text(10_000)
 
 
 def test_the_page_says_whom_the_promise_rests_on_and_what_is_left(wards: Collaboration) -> None:

@@ -122,11 +122,60 @@ def test_a_model_survives_its_file(statistic, tmp_path):
         ({"regularization": 0.0}, "regularization"),
         ({"regularization": 1e-9}, "regularization"),
         ({"regularization": "auto"}, "regularization"),
-        ({"neighbours": "add-remove"}, "number is public"),
-        ({"unit": "person", "records_per_person": 2}, "without persons"),
+        ({"unit": "person", "records_per_person": 2}, "'record' or 'site'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, word):
     settings = {"classes": [0, 1], "epsilon": 1.0, "delta": DELTA, **changes}
     with pytest.raises(SettingsError, match=word):
         ModelSum(**settings).fit([[0.1], [0.2]], [0, 1])
+
+
+# ------------------------------------------------------------------------------- other relations
+
+
+def test_where_the_number_of_records_is_hidden_each_site_counts_once():
+    added = make(MODELS[0], neighbours="add-remove", regularization=2.0)
+    X, y = records(MODELS[0], 300, seed=1)
+    models = [exact(added, X[:n], y[:n]) for n in (300, 20)]
+    for model, n in zip(models, (300, 20), strict=True):
+        other = LogisticRegression(C=0.5, fit_intercept=False, tol=1e-10)
+        expected = other.fit(into_ball(X[:n], model), y[:n]).coef_
+        assert model.summed().values == pytest.approx(expected.ravel(), abs=1e-3)
+        assert model.summed().size == 1.0
+    mean = (models[0].summed().values + models[1].summed().values) / 2
+    joined = Total().combine(models)
+    ball = models[0]
+    rows = into_ball(X, ball)
+    assert joined.predict(X).tolist() == (rows @ mean > 0).astype(int).tolist()
+    made = make(MODELS[0], neighbours="add-remove", regularization=2.0).fit(X, y)
+    assert not hasattr(made, "public_size_")
+    assert made.guarantee_.neighbours == "add-remove"
+
+
+def test_a_model_that_hides_its_whole_site_is_cut():
+    X, y = records(MODELS[0], 300, seed=1)
+    for most in (0.5, 1e4):
+        cut = make(MODELS[0], unit="site", max_norm=most)
+        model, whole = exact(cut, X, y), exact(MODELS[0], X, y)
+        found, w = model.summed().values, whole.summed().values / 300
+        short = min(1.0, most / np.linalg.norm(w))
+        assert found == pytest.approx(w * short, abs=1e-4)
+        assert np.linalg.norm(found) <= most
+        assert cut.fit(X, y).guarantee_.unit == "site"
+        assert not hasattr(cut, "public_size_")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"unit": "site"}, "Set both, or neither"),
+        ({"max_norm": 1.0}, "Set both, or neither"),
+        ({"max_norm": -1.0, "unit": "site"}, "max_norm"),
+        ({"max_norm": 1.0, "unit": "site", "neighbours": "add-remove"}, "take part by name"),
+        ({"neighbours": "add-remove", "regularization": 1e-4}, "from 0.001"),
+    ],
+)
+def test_relations_that_cannot_work_are_refused(changes, said):
+    with pytest.raises(SettingsError, match=said):
+        make(MODELS[0], **changes).check_settings()

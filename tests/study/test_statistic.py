@@ -38,7 +38,7 @@ from consilience.study.pages import of_study, of_training
 from consilience.study.study import Study, check
 from forgery import Forge
 from forks import HubProcess
-from studies import records_parts, study_text, table
+from studies import public_rows, records_parts, study_text, table
 
 KEY = SigningKey.generate()
 DELTA = "delta = 1e-6"
@@ -125,6 +125,67 @@ def test_a_study_of_sums_goes_from_text_to_a_release(name, settings, tmp_path):
     assert name in of_contribution(parts[0]).as_text()
     assert "Total" in of_release(again).as_text()
     assert "sums of all sites" in of_study(study).as_text()
+
+
+WHOLE = [("VoteTally", public_rows()), ("ModelSum", "regularization = 0.01\nmax_norm = 3.0")]
+
+
+@pytest.mark.parametrize(("name", "settings"), WHOLE)
+def test_a_study_can_hide_whole_sites(name, settings, tmp_path):
+    text = statistic_text(name, settings).replace("epsilon_max = 3.0", "epsilon_max = 90.0")
+    study = Study.from_text(text)
+    assert (study.unit, study.hidden[0]) == ("site", "site")
+    parts = []
+    for i in range(3):
+        ledger = Ledger(tmp_path / f"{i}.sqlite")
+        ledger.allow("ward", Budget(epsilon=99.0, delta=1e-5, neighbours="add-remove"))
+        facts = {"site": f"site {i}", "signing": KEY, "dataset": "ward"}
+        parts.append(study.train(table(500, seed=i), ledger, epsilon=80.0, **facts))
+        assert ledger.balance("ward").spent.epsilon == pytest.approx(80.0)
+    assert (parts[0].guarantee.unit, parts[0].sealed.facts["size"]) == ("site", None)
+    study.combine(parts, publication=Publication(KEY)).save(tmp_path / "release")
+    again = check_release(study, Release.load(tmp_path / "release", key=KEY.public))
+    assert again.guarantee.unit == "site"
+    assert all(source.size is None for source in again.sources)
+    X = study.schema.encode(table(500, seed=7)).X
+    assert (again.predict(X) == table(500, seed=7)["ill"].to_numpy()).mean() > 0.6
+    assert "one whole site" in of_contribution(parts[0]).as_text()
+    assert "one whole site" in of_study(study).as_text()
+    assert "one whole site" in of_release(again).as_text()
+    with pytest.raises(ContributionRejected, match="larger than"):
+        study.accept(seal(parts[0], {"total": parts[0].sealed.tensors["total"] * 30}))
+    with pytest.raises(ContributionRejected):
+        seal(parts[0], size=500)
+
+
+def test_a_draft_packs_the_public_table_that_votes_are_asked_about(tmp_path):
+    pyarrow.csv.write_csv(table(60), tmp_path / "ward.csv")
+    draft = Draft(
+        "whole",
+        "ill",
+        learner="VoteTally",
+        purpose="x",
+        is_public=True,
+        classes=["0", "1"],
+        numbers={"age": (0, 120), "pressure": (50, 250)},
+        categories={"sex": ["f", "m"]},
+    )
+    study = Study.from_text(draft.write(tmp_path / "ward.csv"))
+    assert study.build(1.0).fixed_features == study.schema.n_features
+    assert "characters)" in of_study(study).as_text()
+    text = Draft("open", "ill", learner="VoteTally").write(tmp_path / "ward.csv")
+    assert "records = []  # FILL IN: the public records to ask about" in text
+
+
+def test_whole_sites_are_hidden_in_simulations(tmp_path):
+    report = cs.simulate(
+        Study.from_text(statistic_text("VoteTally", public_rows())),
+        table(2000, seed=3),
+        division=Division(sites=20, test=0.25),
+        runs=Runs(repeats=2, seed=1),
+        epsilon=[3.0],
+    )
+    assert np.isfinite([row.value for row in report.rows if row.method == "Total"]).all()
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

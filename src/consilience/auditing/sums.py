@@ -3,11 +3,12 @@
 Between two neighbouring tables a noisy sum differs by known whole numbers, so that the best attack
 on all of it is the one on a single Gaussian that is moved as far. Both sums are computed by the
 statistic's own code, from rows far beyond every declared bound; where it is no sum over records,
-also among others.
+also among others. Where a whole site is hidden, all of its table is replaced.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from consilience.auditing.checks import check_gaussian
 from consilience.auditing.gradients import Shift
 from consilience.auditing.report import Check
 from consilience.privacy.accounting import GaussianSum, SharedSum
-from consilience.privacy.guarantee import Neighbours
+from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.mechanisms import Source
 from consilience.statistics.base import Statistic
 
@@ -27,6 +28,7 @@ ANGLES = 41
 LENGTHS = (0.3, 1.0, 1e6)  # times the declared norm
 # Records of one class whose intercept makes those of another as steep as they can be.
 CROWD = 20_000
+SITE = 50  # records of each class of a site that is replaced
 CHECKED = 8  # numbers of the sum whose noise is looked at
 
 
@@ -68,6 +70,9 @@ def _pairs(twin: Statistic, n_features: int) -> Iterator[tuple[Table, Table | No
     """Yield two units, the second None where one is only removed, and in words how they differ."""
     norm, count = float(twin.get_params().get("data_norm", 1.0)), records_per_unit(twin)
     labels = sorted(set(make_labels(twin, 64).tolist()))
+    if twin.unit == Unit.SITE:
+        yield from _site_pairs(labels, norm, n_features)
+        return
     replaced = Neighbours(twin.neighbours) is Neighbours.REPLACE_ONE
     for cosine, far in itertools.product(np.linspace(-1, 1, ANGLES), LENGTHS):
         row, other = np.zeros((2, n_features))
@@ -77,6 +82,11 @@ def _pairs(twin: Statistic, n_features: int) -> Iterator[tuple[Table, Table | No
             one = _unit(far * norm * row, first, count)
             if not replaced:
                 yield one, None, f"{count} records of length {far:g}, removed"
+                if not twin.adds_records and far == 1.0 and cosine == -1:
+                    for label in labels[1:]:
+                        crowd = _unit(0 * row, label, CROWD)
+                        what = f"{count} records removed from among {CROWD:,} others"
+                        yield _join(one, crowd), crowd, what
                 break
             two = _unit(far * norm * other, second, count)
             same = "the same" if first == second else "another"
@@ -86,6 +96,24 @@ def _pairs(twin: Statistic, n_features: int) -> Iterator[tuple[Table, Table | No
                 for label in labels[: len(labels) * (first == second)]:
                     crowd = _unit(0 * row, label, CROWD)
                     yield _join(one, crowd), _join(two, crowd), f"{what}, among {CROWD:,} others"
+
+
+def _site_pairs(
+    labels: list[object], norm: float, n_features: int
+) -> Iterator[tuple[Table, Table | None, str]]:
+    """Yield whole sites: all records of one class, beside all of another, or of all others.
+
+    Rows of zeros leave nothing but an intercept, which says the same of every public record.
+    """
+    row = np.zeros(n_features)
+    row[0] = norm
+    for far, one in itertools.product((0.0, *LENGTHS), labels):
+        others = [label for label in labels if label != one]
+        first = _unit(far * row, one, SITE * len(others))
+        for kept in (*([other] for other in others), others):
+            parts = [_unit(far * row, other, SITE) for other in kept]
+            what = f"a site of {SITE} records of length {far:g} for each class, of one or of others"
+            yield first, functools.reduce(_join, parts), what
 
 
 def _join(one: Table, other: Table) -> Table:

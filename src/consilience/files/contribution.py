@@ -38,6 +38,7 @@ from consilience.privacy.accounting import (
     Event,
     SharedSum,
     alone,
+    as_counted,
     events_from_json,
     events_to_json,
     total,
@@ -276,7 +277,8 @@ def _check_receipt(facts: Mapping[str, Any]) -> None:
     if events != events_from_json(stated):
         stated = events_to_json(events)
     try:
-        charged = total(events, receipt["neighbours"])
+        counted = as_counted(events, receipt["unit"], receipt["neighbours"])
+        charged = total(counted, receipt["neighbours"])
         same = (
             receipt["events_hash"] == hashlib.sha256(stated.encode()).hexdigest()
             and receipt["unit"] == str(charged.unit)

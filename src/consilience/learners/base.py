@@ -145,6 +145,10 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     # What `check_state` must see at once: all numbers, only the shapes of the arrays, or any rows
     # of all arrays (those without rows in full), so that large files are checked block by block.
     state_check: ClassVar[StateCheck] = "whole"
+    # The setting that `public_settings` makes of public records, and what that is in words.
+    from_public: ClassVar[tuple[str, str] | None] = None
+    # What it can hide. A learner that can hide a whole site says in `hidden_by` when it does.
+    units: ClassVar[tuple[str, ...]] = ("record", "person")
     # Settings that other parts of a study decide, beside those that they decide for all learners.
     study_decides: ClassVar[frozenset[str]] = frozenset()
     # What settings meant that files and studies of the first version do not name.
@@ -196,7 +200,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     def _decided(self) -> Iterator[tuple[str, Any]]:
         """Yield the settings that the schema decides otherwise than they stand here."""
         if self.schema is not None and hasattr(self.schema, "encode_features"):
-            for name, value in self.declared_by(self.schema).items():
+            for name, value in self.decided_by(self.schema, self.get_params(deep=False)).items():
                 if not _are_same(getattr(self, name), value):
                     yield name, value
 
@@ -356,9 +360,22 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             epsilon=epsilon,
             delta=delta,
             neighbours=neighbours,
-            **cls.declared_by(schema),
+            **cls.decided_by(schema, settings),
             **settings,
         )
+
+    @classmethod
+    def hidden_by(cls, schema: Schema, settings: Mapping[str, Any]) -> Unit:
+        """Return what such a learner hides: a record, all records of a person, or a whole site."""
+        return Unit.RECORD if schema.person is None else Unit.PERSON
+
+    @classmethod
+    def decided_by(cls, schema: Schema, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that `schema` decides beside `settings`."""
+        decided = cls.declared_by(schema)
+        if cls.hidden_by(schema, settings) is Unit.SITE:
+            decided |= {"unit": str(Unit.SITE), "records_per_person": None}
+        return decided
 
     @classmethod
     def declared_by(cls, schema: Schema) -> dict[str, Any]:
@@ -521,7 +538,8 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             getattr(self, "mechanism", mechanisms[0]) in mechanisms,
             f"one of {mechanisms}",
         )
-        self._require("unit", self.unit in ("record", "person"), "'record' or 'person'")
+        must = " or ".join(map(repr, self.units))
+        self._require("unit", self.unit in self.units, must)
         if self.unit == "person" and hasattr(self, "records_per_person"):
             fits = is_cap(self.records_per_person)
             self._require("records_per_person", fits, f"{CAP} with unit='person'")

@@ -111,6 +111,7 @@ def check_persons(learner: Learner, persons: ArrayLike | None, n_records: int) -
     """Return the number of each record's person; None where single records are the unit."""
     if learner.unit == "record":
         _refuse_persons(learner, persons)
+    if learner.unit != "person":  # whose a record is makes no difference where a site is hidden
         return None
     if persons is None:
         raise SettingsError(
@@ -236,7 +237,7 @@ def chunk_classes(
     learner.n_features_in_ = source.n_features
     if (
         names is not None
-        and learner.unit == "record"
+        and learner.unit != "person"
         and (classes is None or list(classes) == list(names))
     ):
         return np.asarray(names), np.arange(len(names))

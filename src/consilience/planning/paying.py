@@ -329,7 +329,7 @@ def statistics_for(study: Agreement, epsilon: float, public: Public | None) -> d
     Statistics with a setting that nobody can guess are left out, and those that need public
     records where there are none.
     """
-    found = {}
+    found, own = {}, study.build(epsilon)
     for name, kind in LEARNERS.items():
         numeric = study.schema.classes is None
         if kind.suits != Total.__name__ or not kind.makes_linear or kind.predicts_number != numeric:
@@ -346,6 +346,8 @@ def statistics_for(study: Agreement, epsilon: float, public: Public | None) -> d
             if public is not None:
                 made.set_params(**made.public_settings(public))
             made.check_settings()
+            if made.unit != own.unit:  # what hides more, or less, is no alternative
+                continue
         except (TypeError, SettingsError):
             continue
         found[name] = made

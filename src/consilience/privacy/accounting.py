@@ -773,6 +773,26 @@ def total(events: Iterable[Event], neighbours: Neighbours | str | None = None) -
     return compose(*(one if neighbours is None else one.convert(neighbours) for one in stated))
 
 
+def as_counted(
+    events: Iterable[Event], unit: Unit | str, neighbours: Neighbours | str
+) -> tuple[Event, ...]:
+    """Return `events` as a limit per `unit` under `neighbours` counts them.
+
+    What hides a whole site, replaced by any other, hides every record and every person of it too,
+    whether replaced, added or removed, and at the same cost: all these pairs of tables are pairs of
+    tables that a site may have. Other events stay as they are (docs/guarantees/ledger.md).
+    """
+    part, relation = Unit(unit), Neighbours(neighbours)
+    within = part is not Unit.SITE and relation is not Neighbours.NULL_ONE
+    whole = (Unit.SITE, Neighbours.REPLACE_ONE)
+    return tuple(
+        replace(event, unit=part, neighbours=relation)
+        if within and (event.unit, event.neighbours) == whole
+        else event
+        for event in events
+    )
+
+
 def total_rho(events: Sequence[Event], neighbours: Neighbours) -> float | None:
     """Return the summed zero-concentrated cost under `neighbours`, or None where an event has none.
 

@@ -162,6 +162,22 @@ class Guarantee:
         delta = 0.0 if self.delta == 0 else min(1.0, factor * self.delta)
         return replace(self, epsilon=2 * self.epsilon, delta=delta, neighbours=target)
 
+    def count(self, unit: Unit | str, neighbours: Neighbours | str) -> Guarantee:
+        """Return what this guarantee implies for a limit per `unit` under `neighbours`, or refuse.
+
+        What hides a whole site, replaced by any other, hides every part of it at the same cost.
+        """
+        unit, neighbours = Unit(unit), Neighbours(neighbours)
+        whole = (self.unit, self.neighbours) == (Unit.SITE, Neighbours.REPLACE_ONE)
+        if whole and unit is not Unit.SITE and neighbours is not Neighbours.NULL_ONE:
+            return replace(self, unit=unit, neighbours=neighbours)
+        if self.unit is not unit:
+            raise GuaranteeVoid(
+                f"A guarantee per {self.unit} says nothing per {unit}. Nothing was composed. Train "
+                f"with unit='{unit}'."
+            )
+        return self.convert(neighbours)
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; infinity travels as the string ``"inf"``."""
         return {

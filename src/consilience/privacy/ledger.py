@@ -31,6 +31,7 @@ from consilience.errors import BudgetExceeded, GuaranteeVoid, LedgerDamaged, Set
 from consilience.privacy.accounting import (
     EVENTS,
     Event,
+    as_counted,
     events_from_json,
     events_to_json,
     total,
@@ -250,13 +251,14 @@ class Balance:
 
         It is stated under this data set's neighbour relation and in the ledger's units.
         """
-        if guarantee.unit is not self.unit:
+        if guarantee.unit not in (self.unit, Unit.SITE):  # a whole site is every unit of it
             raise _other_unit({guarantee.unit}, self.unit, self.dataset)
-        return _as_numbers((*_in_units(guarantee.convert(self.neighbours)), None))
+        return _as_numbers((*_in_units(guarantee.count(self.unit, self.neighbours)), None))
 
     def charge(self, events: Iterable[Event]) -> Amounts:
         """Return what is charged here for `events`, but for a rho; they hide this unit."""
-        return _as_numbers((*_in_units(total(events, self.neighbours)), None))
+        counted = as_counted(events, self.unit, self.neighbours)
+        return _as_numbers((*_in_units(total(counted, self.neighbours)), None))
 
     def is_limited_by(self, budget: Budget) -> bool:
         """Tell whether this very budget is what the owner allowed."""
@@ -895,6 +897,7 @@ def _cost(
     events: tuple[Event, ...], account: _Account, dataset: str
 ) -> tuple[int, int, int | None]:
     """Return the cost of `events` in whole units under the account's neighbour relation."""
+    events = as_counted(events, account.unit, account.neighbours)
     units = {event.unit for event in events}
     if units != {account.unit}:
         raise _other_unit(units, account.unit, dataset)

@@ -21,7 +21,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from consilience.errors import SettingsError
-from consilience.privacy.accounting import Event, SharedSum, total
+from consilience.privacy.accounting import Event, SharedSum, as_counted, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Charge, Ledger
 from consilience.privacy.mechanisms import Noise, Source
@@ -147,8 +147,9 @@ def _may_be_charged(account: Account, event: Event) -> bool:
     if dataset not in ledger.datasets():
         return False
     left = ledger.balance(dataset)
-    counted = left.unit is event.unit and (left.limit.rho is None or event.rho is not None)
-    return counted and left.holds(left.charge([event]))
+    (counted,) = as_counted([event], left.unit, left.neighbours)
+    fits = left.unit is counted.unit and (left.limit.rho is None or event.rho is not None)
+    return fits and left.holds(left.charge([event]))
 
 
 def _charge(

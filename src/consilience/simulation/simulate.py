@@ -408,7 +408,7 @@ def _default_levels(study: Study, aggregator: Aggregator) -> Levels:
 # --------------------------------------------------------------------------- checking arguments
 
 _LEARNER = (
-    "this project's learners with unit='record' and no noise of their own (pass seed= to "
+    "this project's learners with unit='record' or 'site' and no noise of their own (pass seed= to "
     "simulate instead), classifiers or regressors"
 )
 
@@ -424,7 +424,7 @@ def _check_learners(given: object, *, persons: bool = False) -> dict[str, Learne
     for name, learner in learners.items():
         facts = learner.get_params(deep=False) if hasattr(learner, "get_params") else {}
         known = {"epsilon", "noise"} <= set(facts) and facts["noise"] is None
-        fits = known and facts.get("unit", "record") == unit and len(kinds) == 1
+        fits = known and facts.get("unit", "record") in (unit, Unit.SITE) and len(kinds) == 1
         require("learner", f"{name}={learner!r}", fits, _LEARNER)
     return learners
 

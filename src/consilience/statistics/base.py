@@ -70,7 +70,8 @@ class Summed:
 
     ``values`` are numbers and not grains. ``variance`` is that of the noise in each of them.
     ``size`` is the weighted public number of units, Σa·n, and ``squares`` is Σa²·n, which is what
-    the sampling variance grows with; both are None if the numbers of units are not public.
+    the sampling variance grows with; both are None if the numbers of units are not public. Where
+    `Statistic.counts_sites`, n is 1 for each site.
     """
 
     values: Array
@@ -230,9 +231,25 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
         """Return a finished total with what is to be kept of each member's own noisy sum."""
         return finished
 
+    @property
+    def counts_sites(self) -> bool:
+        """Whether the sum is one over sites, so that each of them counts once."""
+        return self.unit == Unit.SITE
+
+    @property
+    def longest_part(self) -> float:
+        """The weighted L2 norm of what one unit, or one site if sites count, adds at most."""
+        return self.reach(Neighbours.ADD_REMOVE)
+
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
         self._check_privacy(("sum",))
+        if self.unit == Unit.SITE:
+            self._require(
+                "neighbours",
+                self.neighbours == Neighbours.REPLACE_ONE,
+                "'replace-one' where whole sites are hidden, because sites take part by name",
+            )
         if not self.delta and math.isfinite(self.epsilon):
             raise SettingsError(
                 f"{type(self).__name__} adds Gaussian noise, which needs delta > 0. Nothing was "
@@ -264,9 +281,10 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
         low = 0.0 if least is None else least.drawn_sigma**2
         high = 0.0 if most is None else len(sizes) * most.sigma**2
         spread = np.square(self.weights()) * np.asarray(variance)
-        records = sum(MOST_RECORDS if size is None else size for size in sizes)
+        unknown = 1 if self.counts_sites else MOST_RECORDS
+        units = sum(unknown if size is None else size for size in sizes)
         far = math.sqrt(2 * special.gammainccinv(self.length / 2, UNLIKELY) * high)
-        longest = self.reach(Neighbours.ADD_REMOVE) * records + far
+        longest = self.longest_part * units + far
         return (
             values.size == self.length
             and low * (1 - ROUNDED) <= spread.min()
@@ -282,7 +300,7 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
         A person's records are scaled down together to the length of a single record.
         """
         neighbours = Neighbours(self.neighbours)
-        if self.unit == "record" or neighbours is Neighbours.ADD_REMOVE:
+        if self.unit != Unit.PERSON or neighbours is Neighbours.ADD_REMOVE:
             return self.reach(neighbours)
         return self.reach(Neighbours.ADD_REMOVE) * (math.sqrt(2) if self.never_opposite else 2.0)
 
@@ -295,6 +313,15 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
     def step(self) -> float:
         """What one whole number of a released sum is worth: a grain, or a part of one."""
         return self.grain / (1 if self.sharing is None else self.sharing.steps)
+
+    @property
+    def _states_size(self) -> bool:
+        """Whether a file states how many units there are: that of sites is always one."""
+        return self.unit != Unit.SITE and self.may_state(Unit(self.unit))
+
+    def describe_size(self) -> str:
+        """Say which number of records or persons a file of this statistic states."""
+        return super().describe_size() if self._states_size else "none"
 
     @property
     def scale(self) -> float:
@@ -314,8 +341,13 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
 
     def behind(self, total: Array) -> Summed:
         """Return whole numbers as a sum, with all that this fit's public facts say of its own."""
-        scale, known = self.scale, hasattr(self, "public_size_")
-        size = float(self.public_size_) if known else 0.0 if scale == 0 else None
+        scale, size = self.scale, None
+        if scale == 0:
+            size = 0.0
+        elif self.counts_sites:
+            size = 1.0
+        elif hasattr(self, "public_size_"):
+            size = float(self.public_size_)
         return Summed(
             total * self.step,
             self.noise_variance(),
@@ -364,7 +396,7 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
             encode = self._take_labels(chunk_classes(self, source, persons), None, assumptions)
             n_records = count_records(self, source, encode)
         n_units = n_records if ids is None else len(np.unique(ids))
-        if self.may_state(Unit(self.unit)):
+        if self._states_size:
             self.public_size_ = max(n_units, 1)
         read = functools.partial(_read, encode, int(self.n_features_in_))
         self.adder()  # settings that do not fit the table are refused before the charge
@@ -399,7 +431,8 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
             return ()
         # More of them are refused, which tells of their number where that is hidden.
         few = f"it is public that there are at most {self._most_records:,} records"
-        hidden = not (self.may_state(Unit.RECORD) or (self.sharing and self.sharing.only_noise))
+        told = self.may_state(Unit.RECORD) or self.counts_sites
+        hidden = not (told or (self.sharing and self.sharing.only_noise))
         return (event.assumption, few) if hidden else (event.assumption,)
 
     def plan_noise(self) -> SumPlan:
@@ -482,7 +515,7 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
 
     def _require_room(self, task: SumTask) -> None:
         """Refuse so many records that the sum of all sites might not fit 64 bits."""
-        if task.n_records > self._most_records:
+        if not self.counts_sites and task.n_records > self._most_records:
             raise SettingsError(
                 f"A masked sum of {type(self).__name__} takes at most {self._most_records:,} "
                 "records in this study, and the table has more. Nothing was trained or charged. "
@@ -496,8 +529,8 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
 
     @property
     def longest(self) -> float:
-        """How far one record, or person, moves a released whole number at most."""
-        return self.reach(Neighbours.ADD_REMOVE) / (float(self.weights().min()) * self.step)
+        """How far what counts, a record or a site, moves a released whole number at most."""
+        return self.longest_part / (float(self.weights().min()) * self.step)
 
     def _add_persons(self, task: SumTask) -> Array:
         """Return the sum of persons' parts, each no longer than that of a single record."""
@@ -565,10 +598,10 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
         size = getattr(self, "public_size_", None)
         plan = self.plan_noise()
         if self.sharing is not None:  # masked numbers are uniform
-            if (size is None) != (self.sharing.only_noise or not self.may_state(Unit(self.unit))):
+            if (size is None) != (self.sharing.only_noise or not self._states_size):
                 raise ContributionRejected("size")
             return Implied(plan.events, {MASKED: Bound((self.length,))})
-        if (size is None) == self.may_state(Unit(self.unit)) or not (
+        if (size is None) == self._states_size or not (
             size is None or is_count(size, MOST_RECORDS)
         ):
             raise ContributionRejected("size")
@@ -588,7 +621,8 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
         It is that of the units that there are, or of `most_units` if their number is hidden.
         """
         event = self.plan_noise().event
-        longest = self.reach(Neighbours.ADD_REMOVE) * getattr(self, "public_size_", most_units)
+        n_units = 1 if self.counts_sites else getattr(self, "public_size_", most_units)
+        longest = self.longest_part * n_units
         far = math.sqrt(2 * special.gammainccinv(self.length / 2, UNLIKELY))
         return longest + far * (0.0 if event is None else event.sigma)
 

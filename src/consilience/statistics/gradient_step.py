@@ -111,6 +111,7 @@ class GradientStep(ClassStatistic, RowStatistic):
     makes = LinearEnsemble.kind
     grain: ClassVar[float] = GRADIENT_GRAIN
     needs_labels: ClassVar[bool] = True
+    from_public = ("start", "the model of the public records to start from")
     shorthand = "gradient-step"
 
     start: Sequence[Sequence[float]] | None = None

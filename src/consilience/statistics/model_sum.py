@@ -1,17 +1,18 @@
-"""ModelSum: each site's own exact linear model, times its records, so that the noise is paid once.
+"""ModelSum: each site's own exact linear model, added up, so that the noise is paid once.
 
 A model is no sum over records, but it is as stable as one: with a ridge that grows with the
-records, one of them moves n·w by no more at a large site than at a small one. Proofs:
-docs/guarantees/statistics.md.
+records, one of them moves n·w by no more at a large site than at a small one; with a ridge that
+does not, it moves w by no more whatever n is; and a model that is cut to a length hides its whole
+site. Proofs: docs/guarantees/statistics.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from scipy.linalg import helmert
@@ -29,8 +30,10 @@ from consilience.learners.erm import (
     Softmax,
     solve,
 )
-from consilience.privacy.guarantee import Neighbours
+from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.statistics.base import (
+    MOST_RECORDS,
+    ROUNDING,
     Array,
     ClassStatistic,
     RowStatistic,
@@ -41,6 +44,9 @@ from consilience.statistics.base import (
 from consilience.statistics.spread import shrink_means
 from consilience.tables.public import Public
 
+if TYPE_CHECKING:
+    from consilience.tables.schema import Schema
+
 T = TypeVar("T")
 
 GRAIN_BITS = 16
@@ -48,16 +54,19 @@ TOLERANCE = 2.0**-16  # of the gradient of the sum of losses, at every site
 # Of the gradient: the tolerance, the quarter of it by which the solver may be wrong, and as much
 # for the rounding of n·w, which is below 2^-52 of at most 2^31 gradients.
 INEXACT = 1.5 * TOLERANCE
-LEAST_RIDGE, MOST_RIDGE = 1e-4, 10.0
+LEAST_RIDGE, MOST_RIDGE = 1e-4, 10.0  # of a mean of losses
+LEAST_SUM_RIDGE, MOST_SUM_RIDGE = 1e-3, 1e6  # of a sum of them
+LEAST_LENGTH, MOST_LENGTH = 1e-3, 1e4
 
 
-def _code(n_classes: int, labels: Array) -> Array:
+def code_labels(n_classes: int, labels: Array) -> Array:
+    """Return labels as the loss of so many classes takes them."""
     return 2.0 * labels - 1.0 if n_classes == 2 else labels
 
 
 def _encode(ball: Ball, n_classes: int, chunks: Chunks) -> Chunks:
     for X, y in chunks:
-        yield into_ball(X, ball), _code(n_classes, y)
+        yield into_ball(X, ball), code_labels(n_classes, y)
 
 
 def _apply(read: Callable[[Chunks], Chunks], function: Callable[[Chunks], T], chunks: Chunks) -> T:
@@ -100,32 +109,59 @@ class _Partitions(_Records):
         return answers
 
 
+def read_site(task: SumTask, ball: Ball, n_classes: int, n_features: int) -> ChunkedRecords:
+    """Return a site's records for the solver, wherever they are."""
+    kind = _Partitions if hasattr(task.records, "gather") else _Records
+    return kind(task, ball, n_classes, n_features)
+
+
+def train_model(
+    records: Array | ChunkedRecords, y: Array | None, n_classes: int, ridge: float
+) -> Array:
+    """Return the minimum of the sum of losses with this ridge, a row for each output.
+
+    Its gradient is at most `TOLERANCE` of that of a record.
+    """
+    loss = loss_of(n_classes)
+    found = solve(records, y, Problem(loss, ridge), tolerance=TOLERANCE * loss.lipschitz).coef
+    return np.atleast_2d(np.asarray(found, np.longdouble))
+
+
 @dataclass(frozen=True)
 class AddModel:
-    """Train on all records at once, and return n times the model in whole grains."""
+    """Train on all records at once, and return the model in whole grains.
+
+    ``counts_records``: it is multiplied by their number. ``grows``: so is the ridge. ``longest`` is
+    the length to which it is cut; None cuts nothing.
+    """
 
     ball: Ball
     n_classes: int
     ridge: float
+    counts_records: bool = True
+    grows: bool = True
+    longest: float | None = None
 
     def __call__(self, chunks: Chunks) -> Array:
-        """Return n·w of a few records."""
-        parts = [(into_ball(X, self.ball), _code(self.n_classes, y)) for X, y in chunks]
+        """Return the part of a site with a few records."""
+        parts = [(into_ball(X, self.ball), code_labels(self.n_classes, y)) for X, y in chunks]
         rows = np.concatenate([np.asarray(X) for X, _ in parts])
         return self.train(rows, np.concatenate([y for _, y in parts]), len(rows))
 
     def train(self, records: Array | ChunkedRecords, y: Array | None, n_records: int) -> Array:
-        """Return n·w, each number truncated towards zero."""
-        loss = loss_of(self.n_classes)
+        """Return a site's part, each number truncated towards zero."""
         if not n_records:
             width = records.shape[1] if isinstance(records, np.ndarray) else records.n_features
             return np.zeros(max(1, self.n_classes - 1) * width, np.int64)
-        problem = Problem(loss, self.ridge * n_records)
-        found = solve(records, y, problem, tolerance=TOLERANCE * loss.lipschitz).coef
-        coef = np.atleast_2d(np.asarray(found, np.longdouble))
+        ridge = self.ridge * (n_records if self.grows else 1)
+        coef = train_model(records, y, self.n_classes, ridge)
         if self.n_classes > 2:  # its rows add up to zero
             coef = helmert(self.n_classes).astype(np.longdouble) @ coef
-        return np.asarray(np.trunc(coef.ravel() * (n_records * 2.0**GRAIN_BITS)).astype(np.int64))
+        if self.longest is not None:
+            length = float(np.linalg.norm(coef.astype(np.float64)))
+            coef = coef * min(1.0, self.longest / max(length, 1e-300) * ROUNDING)
+        times = n_records if self.counts_records else 1
+        return np.asarray(np.trunc(coef.ravel() * (times * 2.0**GRAIN_BITS)).astype(np.int64))
 
 
 def loss_of(n_classes: int) -> Loss:
@@ -135,37 +171,63 @@ def loss_of(n_classes: int) -> Loss:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ModelSum(ClassStatistic, RowStatistic):
-    """Add up n·w, w each site's own logistic regression: the sites' average, with noise added once.
+    """Add up each site's own logistic regression w: the sites' average, with noise added once.
 
     Parameters
     ----------
     epsilon, delta
         The budget; delta must be positive. ``epsilon=math.inf`` is exact and promises nothing.
     regularization
-        Λ of ``mean(loss) + Λ/2 ‖w‖²`` at every site, in coordinates where rows have norm <= 1. One
-        record moves n·w by 2/Λ, whatever n is.
-    data_norm, intercept_scaling, classes, unit, schema, noise
-        As in `Moments`. Only single records are hidden.
+        Under replace-one, Λ of ``mean(loss) + Λ/2 ‖w‖²`` at every site, in coordinates where rows
+        have norm <= 1: n·w is added up, and one record moves it by 2/Λ, whatever n is. Under
+        add-remove, where n is hidden, λ of ``sum(loss) + λ/2 ‖w‖²``: w is added up, and one record
+        moves it by 1/λ.
+    max_norm
+        None hides single records. A number hides whole sites: w, with Λ as under replace-one, is
+        cut to this length, and each site counts the same.
+    data_norm, intercept_scaling, classes, schema, noise
+        As in `Moments`.
+    unit
+        ``"record"``, or ``"site"`` with `max_norm`. Persons are not hidden.
     neighbours
-        ``"replace-one"``: n·w needs the public number of records.
+        Of whole sites only ``"replace-one"``: they take part by name.
 
     Privacy
     -------
-    ``guarantee_``: (epsilon, delta) per record under replace-one, against everyone who sees the
+    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
     sum. Proof: docs/guarantees/statistics.md.
     """
 
     makes = LinearEnsemble.kind
     grain: ClassVar[float] = 2.0**-GRAIN_BITS
     adds_records: ClassVar[bool] = False
+    units: ClassVar[tuple[str, ...]] = ("record", "site")
+    first_settings: ClassVar[Mapping[str, Any]] = {"max_norm": None}
     shorthand = "model-sum"
 
     regularization: float = 0.01
+    max_norm: float | None = None
+
+    @classmethod
+    def hidden_by(cls, schema: Schema, settings: Mapping[str, Any]) -> Unit:
+        """Return a whole site if models are cut to a length, and otherwise what is usual."""
+        cut = settings.get("max_norm") is not None
+        return Unit.SITE if cut else super().hidden_by(schema, settings)
 
     @property
     def holds(self) -> str:
         """What it adds up."""
-        return "coefficients of a linear model, times the number of records"
+        times = ", times the number of records" if self._counts_records else ""
+        return f"coefficients of a linear model{times}"
+
+    @property
+    def _counts_records(self) -> bool:
+        return self.unit == Unit.RECORD and self.neighbours == Neighbours.REPLACE_ONE
+
+    @property
+    def counts_sites(self) -> bool:
+        """Whether each site counts once: where how many records it has is hidden."""
+        return not self._counts_records
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
@@ -173,12 +235,19 @@ class ModelSum(ClassStatistic, RowStatistic):
         fits = is_positive(self.regularization) and (
             LEAST_RIDGE <= self.regularization <= MOST_RIDGE
         )
-        self._require("regularization", fits, f"a number from {LEAST_RIDGE:g} to {MOST_RIDGE:g}")
-        if self.unit != "record" or self.neighbours != "replace-one":
+        add_remove = self.neighbours == Neighbours.ADD_REMOVE
+        least, most = (LEAST_SUM_RIDGE, MOST_SUM_RIDGE) if add_remove else (LEAST_RIDGE, MOST_RIDGE)
+        fits = is_positive(self.regularization) and least <= self.regularization <= most
+        self._require("regularization", fits, f"a number from {least:g} to {most:g}")
+        fits = self.max_norm is None or (
+            is_positive(self.max_norm) and LEAST_LENGTH <= self.max_norm <= MOST_LENGTH
+        )
+        self._require("max_norm", fits, f"None, or a number from {LEAST_LENGTH} to {MOST_LENGTH}")
+        if (self.unit == Unit.SITE) != (self.max_norm is not None):
             raise SettingsError(
-                "ModelSum hides single records whose number is public: it multiplies a model by "
-                "that number. Nothing was trained. Use neighbours='replace-one' without persons, "
-                "or another statistic, such as Moments."
+                f"ModelSum hides whole sites (unit='site') if 'max_norm' says to which length each "
+                f"model is cut, and records otherwise. Got unit={self.unit!r} and max_norm="
+                f"{self.max_norm!r} instead. Nothing was trained. Set both, or neither."
             )
 
     @property
@@ -195,31 +264,51 @@ class ModelSum(ClassStatistic, RowStatistic):
         return np.ones(self.length)
 
     def reach(self, neighbours: Neighbours) -> float:
-        """Return the L2 norm by which one record changes n·w, or is a part of it.
+        """Return the L2 norm by which one unit changes what is added up.
 
         Beside the minimum's own move, which the ridge bounds: both minima may be inexact, and both
-        are truncated.
+        are truncated. A model that is cut is no longer than its bound after that either.
         """
         ends = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-        steep = loss_of(self.n_classes).lipschitz * (1 + INEXACT)
-        return ends * (steep / self.regularization + math.sqrt(self.length) * self.grain)
+        if self.max_norm is not None:
+            return float(ends * self.max_norm)
+        lipschitz, rounded = loss_of(self.n_classes).lipschitz, math.sqrt(self.length) * self.grain
+        if self.counts_sites:  # one record less: its own slope, and two inexact minima
+            return lipschitz * (1 + 2 * INEXACT) / self.regularization + rounded
+        return ends * (lipschitz * (1 + INEXACT) / self.regularization + rounded)
+
+    @property
+    def longest_part(self) -> float:
+        """The L2 norm of what one record, or one site if sites count, adds at most."""
+        if self.max_norm is None and self.counts_sites:
+            # w is no worse than 0, whose loss is n·ln K.
+            most = MOST_RECORDS * math.log(self.n_classes)
+            return math.sqrt(2 * most / self.regularization) * (1 + INEXACT)
+        return super().longest_part
 
     def adder(self) -> AddModel:
         """Return the function that trains on a site's records."""
-        return AddModel(Ball.of(self), self.n_classes, float(self.regularization))
+        return AddModel(
+            Ball.of(self),
+            self.n_classes,
+            float(self.regularization),
+            counts_records=self._counts_records,
+            grows=self.neighbours == Neighbours.REPLACE_ONE,
+            longest=self.max_norm,
+        )
 
     def exact_total(self, task: SumTask) -> Array:
-        """Return n·w of all records, in whole grains."""
+        """Return what the site adds, in whole grains."""
         add = self.adder()
-        kind = _Partitions if hasattr(task.records, "gather") else _Records
-        records = kind(task, add.ball, self.n_classes, self._dimension)
+        records = read_site(task, add.ball, self.n_classes, self._dimension)
         return add.train(records, None, task.n_records)
 
     def finish(self, total: Summed, public: Public | None = None) -> LinearEnsemble:
         """Return the average model, shrunk as a whole by what noise explains of its length."""
         values, n = total.values, total.size or 1.0
         if public is not None:
-            values, n = values + add_public(self, public), n + len(np.asarray(public.y))
+            held = 1 if self.counts_sites else len(np.asarray(public.y))
+            values, n = values + add_public(self, public), n + held
         mean = shrink_means(values / n, float(total.variance[0]) / n**2)
         coef = mean.reshape(-1, self._dimension)
         if self.n_classes > 2:

@@ -15,6 +15,7 @@ from consilience.statistics.moments import Moments, MomentsRegressor
 from consilience.statistics.score import Score
 from consilience.statistics.summary import NumberSummary, Summary
 from consilience.statistics.total import Total
+from consilience.statistics.vote_tally import VoteTally
 
 register_aggregator(Total)
 for _statistic in (
@@ -27,5 +28,6 @@ for _statistic in (
     Score,
     Summary,
     NumberSummary,
+    VoteTally,
 ):
     register(_statistic)

@@ -21,7 +21,7 @@ from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import ConsilienceError, SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS
-from consilience.statistics.gradient_step import GradientStep, start_from
+from consilience.statistics.gradient_step import GradientStep
 from consilience.statistics.total import Total
 from consilience.study.check import TO_FILL_IN
 from consilience.study.records import file_digest
@@ -35,7 +35,6 @@ MOST_CATEGORIES = 50
 LEAST_PUBLIC = 30  # records that a model to start from is made of
 LEAST_BLIND = 3  # sites that share noise: two shares, and one to spare
 TOTAL = Total.__name__
-START = f"start = []  # {TO_FILL_IN}: the model to start from\n"
 _HEAD = """\
 # A consilience study: what all sites agree on. Lines that begin with # are comments.
 # Complete what is marked FILL IN, then run: consilience study check {file}
@@ -213,7 +212,7 @@ class Draft:
         if self.keyholders:
             keys = quote(list(self.keyholders))
             text += _BLIND.format(shares=shares, spare=spare, keyholders=keys)
-        return text if values is None else self._with_start(text, learner, values)
+        return text if values is None else self._with_public(text, learner, values)
 
     def _choose(self, values: pa.Table | None) -> type[PrivateLearner[Any, Any]]:
         """Return the learner that was named, or what did best where it was measured."""
@@ -234,7 +233,7 @@ class Draft:
             return _SUMS.format(
                 statistics=_comment(f"One of {', '.join(names)}."),
                 statistic=quote(learner.__name__),
-                settings=START if learner is GradientStep else "",
+                settings=_unset(learner),
             )
         return _MODELS.format(
             learners=_comment(f"One of {', '.join(LEARNERS)}."),
@@ -243,19 +242,22 @@ class Draft:
             aggregator=quote(aggregator.__name__),
         )
 
-    def _with_start(
+    def _with_public(
         self, text: str, learner: type[PrivateLearner[Any, Any]], values: pa.Table
     ) -> str:
-        """Return the text with the model of the public table that gradients start from."""
-        if learner is not GradientStep:
+        """Return the text with what the statistic is made to start with from the public table."""
+        if learner.from_public is None:
             return text
+        name, words = learner.from_public
         schema = Schema.from_dict(tomllib.loads(text)["schema"])
         rows = schema.encode(values)
-        classes = np.asarray(schema.classes)
-        public = Public(rows.X, classes[rows.y])
-        start = start_from(public, classes=classes.tolist())
-        numbers = [[float(f"{number:.6g}") for number in row] for row in start]
-        return text.replace(START, f"# The model of the public records.\nstart = {numbers!r}\n")
+        public = Public(rows.X, np.asarray(schema.classes)[rows.y])
+        asked: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "neighbours": "replace-one"}
+        value = learner.for_schema(schema, **asked).public_settings(public)[name]
+        if not isinstance(value, str):  # coefficients: six digits are enough to start from
+            value = [[float(f"{number:.6g}") for number in row] for row in value]
+        made = f"# {words[0].upper()}{words[1:]}.\n{name} = {quote(value)}\n"
+        return text.replace(_unset(learner), made)
 
     def _label_lines(self, learner: type[PrivateLearner[Any, Any]], values: pa.Table | None) -> str:
         if self.schema is not None:
@@ -298,6 +300,14 @@ class Draft:
             f"missing = {quote(missing)}",
         ]
         return "\n".join(lines) + "\n"
+
+
+def _unset(learner: type[PrivateLearner[Any, Any]]) -> str:
+    """Return the line that is filled in from public records, or by people."""
+    if learner.from_public is None:
+        return ""
+    name, words = learner.from_public
+    return f"{name} = []  # {TO_FILL_IN}: {words}\n"
 
 
 def _declared_lines(schema: Schema) -> str:

@@ -12,7 +12,7 @@ from consilience.files.certificate import RELATIONS, UNITS, Page, Section, meani
 from consilience.files.contribution import FACTS, MASKED_FACTS
 from consilience.files.sealed import software
 from consilience.privacy.accounting import Event, alone, total
-from consilience.privacy.guarantee import Guarantee, Neighbours
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
 from consilience.privacy.ledger import Amounts, Balance, show_amount
 from consilience.study.check import MOST_PLANNED, build_for
 from consilience.study.study import Study
@@ -20,6 +20,7 @@ from consilience.study.withholding import describe_waiting
 from consilience.text import Quoted
 
 Rows = list[tuple[str, str]]
+MOST_SHOWN = 60  # characters of a text that is a setting
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,15 @@ def _release_rows(study: Study) -> Rows:
 
 
 def _with(name: str, settings: Mapping[str, Any]) -> Quoted:
-    listed = ", ".join(f"{setting} = {value}" for setting, value in settings.items())
+    listed = ", ".join(f"{setting} = {_show(value)}" for setting, value in settings.items())
     return Quoted(f"{name} with {listed}" if listed else name)
+
+
+def _show(value: object) -> str:
+    """Show a setting; of packed records, how long they are. The study's file has all of it."""
+    text = str(value)
+    long = isinstance(value, str) and len(text) > MOST_SHOWN
+    return f"{text[:MOST_SHOWN]}… ({len(text):,} characters)" if long else text
 
 
 def promise(study: Study, epsilon: float | None) -> Guarantee:
@@ -341,12 +349,14 @@ def _cost_rows(
         cost, bound = _most_charged(study, epsilon, balance)
     assert cost.epsilon is not None
     delta = f", delta = {cost.delta:.6g}" if cost.delta else ""
-    restated = (
-        ""
-        if balance.neighbours == study.neighbours
-        else f" (epsilon = {epsilon:g} under {study.neighbours}, stated under "
-        f"{balance.neighbours} as this ledger counts)"
-    )
+    restated = ""
+    if study.unit is Unit.SITE and balance.unit is not Unit.SITE:
+        restated = f": what hides this whole site hides every {balance.unit} of it as well"
+    elif balance.neighbours != study.neighbours:
+        restated = (
+            f" (epsilon = {epsilon:g} under {study.neighbours}, stated under "
+            f"{balance.neighbours} as this ledger counts)"
+        )
     return [
         ("charged to", f"{dataset}, before any computation"),
         ("left before", _describe_left(balance, Amounts(0.0, 0.0, None))),

@@ -231,8 +231,9 @@ class Study:
 
     @property
     def unit(self) -> Unit:
-        """What a contribution of a site hides: a record, or all records of a person."""
-        return Unit.RECORD if self.schema.person is None else Unit.PERSON
+        """What a contribution hides: a record, all records of a person, or a whole site."""
+        kind = LEARNERS.get(self.learner, PrivateLearner)  # a stored study may name an unknown one
+        return kind.hidden_by(self.schema, self.learner_settings)
 
     @cached_property
     def draws_noise(self) -> bool:
@@ -355,8 +356,8 @@ class Study:
 
         Privacy
         -------
-        `epsilon` per record or person, against everyone who sees the contribution; the ledger is
-        charged before any noise is drawn. Nothing is promised if the study's hub is trusted.
+        `epsilon` per `unit`, against everyone who sees the contribution; the ledger is charged
+        before any noise is drawn. Nothing is promised if the study's hub is trusted.
         """
         self.check_epsilon(epsilon)
         if self.is_blind:
@@ -409,7 +410,7 @@ class Study:
 
         Privacy
         -------
-        `epsilon` per record or person, against everyone, if enough others and a keyholder follow
+        `epsilon` per `unit`, against everyone, if enough others and a keyholder follow
         the protocol: the file states that assumption, and what holds without it. The ledger is
         charged before any noise is drawn.
         """

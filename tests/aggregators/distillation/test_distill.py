@@ -1,6 +1,7 @@
 import itertools
 import math
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -372,11 +373,8 @@ class TunesOnExactVotes(hiding.StatisticPlan):
     """Twin: choose λ by agreement with the exact counts."""
 
     def draw(self, tally, source):
-        self.agreed = tally.counts.argmax(axis=1)
-        return super().draw(tally, source)
-
-    def _learn(self, S, noisy, y, classes):
-        return super()._learn(S, noisy, self.agreed, classes)
+        agreed = Public(tally.public.X, tally.counts.argmax(axis=1))
+        return super().draw(replace(tally, public=agreed), source)
 
 
 @pytest.mark.parametrize("labelled", [True, False])

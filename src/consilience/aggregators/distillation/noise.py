@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -84,8 +84,8 @@ class Rows:
 
     @cached_property
     def largest_mean(self) -> float:
-        """`_largest_mean` of the records."""
-        return _largest_mean(self.X)
+        """`bound_mean` of the records."""
+        return bound_mean(self.X)
 
     @cached_property
     def whitened(self) -> Whitened:
@@ -98,11 +98,11 @@ class Rows:
             )
         roots, vectors = np.sqrt(values[kept]), vectors[:, kept]
         Y = self.X @ (vectors / roots)
-        return Whitened(Y, roots, vectors, _largest_mean(Y))
+        return Whitened(Y, roots, vectors, bound_mean(Y))
 
 
 class Whitened(NamedTuple):
-    """Records Y = X V / roots, whose second moment is the identity, and `_largest_mean` of them."""
+    """Records Y = X V / roots, whose second moment is the identity, and `bound_mean` of them."""
 
     Y: Array
     roots: Array
@@ -110,7 +110,7 @@ class Whitened(NamedTuple):
     largest_mean: float
 
 
-def _largest_mean(Y: Array) -> float:
+def bound_mean(Y: Array) -> float:
     """Bound (1/n)·‖Σ tᵢ yᵢᵀ‖ over all tᵢ of length <= 1, from above and over the reals."""
     n, d = Y.shape
     moment = Y.T @ Y / n
@@ -128,7 +128,7 @@ def shares_moved(n_classes: int, neighbours: str) -> float:
 
 
 def statistic(counts: Array, whole: int, Y: Array) -> Array:
-    """Return (1/n) Σ (share - 1/K) yᵀ as (K, d), rounded by at most `_statistic_error`."""
+    """Return (1/n) Σ (share - 1/K) yᵀ as (K, d), rounded by at most `statistic_error`."""
     n, n_classes = counts.shape
     centred = (counts - whole // n_classes).astype(np.float64)  # exact: below 2^53
     return np.asarray(centred.T @ Y / (float(whole) * n))
@@ -139,7 +139,7 @@ def linear_term(rows: Rows, counts: Array, whole: int) -> Array:
     return np.asarray(statistic(counts, whole, rows.X) + rows.X.mean(axis=0) / rows.n_classes)
 
 
-def _statistic_error(Y: Array, n_classes: int) -> float:
+def statistic_error(Y: Array, n_classes: int) -> float:
     """Bound the rounding of the statistic and its contrasts (Frobenius norm) by public facts."""
     n = len(Y)
     size = math.sqrt(n_classes * float(np.einsum("ij,ij->", Y, Y)) / n)
@@ -223,7 +223,7 @@ class Plan:
             )
         )
         # The statistic's rounding holds for any records, as ‖x‖ <= 1.
-        rounding += n * _statistic_error(np.ones((n, 1)), self.rows.n_classes)
+        rounding += n * statistic_error(np.ones((n, 1)), self.rows.n_classes)
         self.tolerance = max(TOLERANCE * ridge, 8 * rounding)
         return rounding
 
@@ -256,7 +256,7 @@ class StatisticPlan(Plan):
             moved = shares_moved(rows.n_classes, settings.neighbours)
             self._calibrate(moved * largest_mean / rows.n_members)
             drawn = 2 * draw_error(self.dimension) * public_radius(self.noise, self.dimension)
-            self._close(self.dimension, _statistic_error(self.whitened, rows.n_classes) + drawn)
+            self._close(self.dimension, statistic_error(self.whitened, rows.n_classes) + drawn)
 
     @property
     def variance(self) -> float:
@@ -269,48 +269,62 @@ class StatisticPlan(Plan):
         exact = statistic(tally.counts, tally.n_members * tally.unit, self.whitened)
         noisy = contrasts @ exact + self._drawn(self.dimension, source).reshape(len(contrasts), -1)
         noisy = self._closed(noisy, source)
-        S = (
-            contrasts.T @ noisy * self.roots @ self.vectors.T
-            + self.rows.X.mean(axis=0) / self.rows.n_classes
-        )
-        return {"statistic": S, **self._learn(S, noisy, tally.public.y, tally.classes)}
+        labelled = None
+        if tally.public.y is not None:
+            labelled = (self.rows.X, tally.public.y, tally.classes)
+        return learn(self.rows, noisy, self.variance, self.settings.regularization, labelled)
 
-    def _learn(
-        self, S: Array, noisy: Array, y: ArrayLike | None, classes: Array
-    ) -> dict[str, Array]:
-        """Solve at the given strength or at the best of a grid, using only what is released."""
-        target = S[1] if self.rows.logistic else S
-        asked = self.settings.regularization
-        if asked != "auto":
-            strengths = [float(asked)]
-        else:
-            strengths = [self._strength(noisy)] if y is None else list(STRENGTHS)
-        best, coef, chosen = math.inf, None, {}
-        for strength in strengths:
-            tolerance = loose_tolerance(self.rows, target, strength)
-            coef = minimum(self.rows, target, strength * len(self.rows.X), tolerance, coef)
-            wrong = 0.0 if y is None else _error(self.rows.X @ coef.T, y, classes)
-            if wrong < best:
-                best, chosen = wrong, {"coef": coef, "regularization": np.array(strength)}
-        return chosen
 
-    def _strength(self, noisy: Array) -> float:
-        """Return the λ with the least estimated loss, given the noisy statistic and its variance.
+# Rows, their labels, and the classes.
+Labelled: TypeAlias = tuple[Array, ArrayLike, Array]
 
-        To second order around W = 0 the loss is that of a linear model: in whitened contrasts with
-        curvature e/K along a direction of eigenvalue e, the minimum is W = √e·c/(e/K + λ), and
-        Stein's estimate of its loss is unbiased.
-        """
-        e = self.roots**2
-        square = np.square(noisy).sum(axis=0)
-        variance = self.variance * len(noisy)
-        losses = []
-        for strength in STRENGTHS:
-            slope = e / (e / self.rows.n_classes + strength)
-            losses.append(
-                ((slope**2 / self.rows.n_classes / 2 - slope) * square + slope * variance).sum()
-            )
-        return float(STRENGTHS[int(np.argmin(losses))])
+
+def learn(
+    rows: Rows,
+    noisy: Array,
+    variance: float,
+    strength: float | str,
+    labelled: Labelled | None = None,
+) -> dict[str, Array]:
+    """Return what follows from noisy contrasts in whitened directions: statistic and coefficients.
+
+    Solved at the given strength or, if that is "auto", at the best of a grid, by labels or by the
+    noise's `variance`. Post-processing: nothing but what is released enters.
+    """
+    white = rows.whitened
+    S = rows.contrasts.T @ noisy * white.roots @ white.vectors.T
+    S = S + rows.X.mean(axis=0) / rows.n_classes
+    target = S[1] if rows.logistic else S
+    if strength != "auto":
+        strengths = [float(strength)]
+    elif labelled is None:
+        strengths = [_least_loss(rows, noisy, variance)]
+    else:
+        strengths = list(STRENGTHS)
+    best, coef, chosen = math.inf, None, dict[str, Array]()
+    for each in strengths:
+        coef = minimum(rows, target, each * len(rows.X), loose_tolerance(rows, target, each), coef)
+        wrong = 0.0 if labelled is None else _error(labelled[0] @ coef.T, *labelled[1:])
+        if wrong < best:
+            best, chosen = wrong, {"coef": coef, "regularization": np.array(each)}
+    return {"statistic": S, **chosen}
+
+
+def _least_loss(rows: Rows, noisy: Array, variance: float) -> float:
+    """Return the λ with the least estimated loss, given the noisy statistic and its variance.
+
+    To second order around W = 0 the loss is that of a linear model: in whitened contrasts with
+    curvature e/K along a direction of eigenvalue e, the minimum is W = √e·c/(e/K + λ), and Stein's
+    estimate of its loss is unbiased.
+    """
+    e = rows.whitened.roots**2
+    square = np.square(noisy).sum(axis=0)
+    noise = variance * len(noisy)
+    losses = []
+    for strength in STRENGTHS:
+        slope = e / (e / rows.n_classes + strength)
+        losses.append(((slope**2 / rows.n_classes / 2 - slope) * square + slope * noise).sum())
+    return float(STRENGTHS[int(np.argmin(losses))])
 
 
 def _error(z: Array, y: ArrayLike, classes: Array) -> float:
