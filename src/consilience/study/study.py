@@ -27,7 +27,7 @@ from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
 from consilience.learners.base import PrivateLearner
-from consilience.learners.registry import find_kind
+from consilience.learners.registry import LEARNERS, find_kind
 from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Spending
