@@ -102,12 +102,12 @@ TREE_CHOICES = {"neighbours": "replace-one", "bounds": (0, 1), "random_state": 0
         (
             PrivateForestClassifier,
             TREE_CHOICES,
-            "n_trees max_depth max_features assignment split_share",
+            "n_trees max_depth max_features assignment splitter",
         ),
         (
             PrivateForestClassifier,
             {**TREE_CHOICES, "neighbours": "add-remove", "delta": 1e-6, "max_depth": 3},
-            "n_trees max_features assignment split_share",
+            "n_trees max_features assignment splitter split_share",
         ),
         (PrivateTreeClassifier, TREE_CHOICES, "max_depth split_share"),
         (PrivateAdaBoostClassifier, TREE_CHOICES, ""),
@@ -152,7 +152,7 @@ def test_a_page_shows_what_forests_will_choose_at_several_sizes():
     )
     said = forest.describe_choices(4, None)
     assert re.match(r"n_trees = \d+ at 100 records, \d+ at 1,000 records, \d+ at 10,000 re", said)
-    assert "assignment = disjoint, split_share" in said
+    assert "assignment = disjoint, splitter = random at 100 records" in said
     # Where the number is hidden and none is declared, nothing depends on it.
     hidden = PrivateForestClassifier(epsilon=1.0, classes=[0, 1], bounds=(0, 1))
     assert " at " not in hidden.describe_choices(4, None)

@@ -668,12 +668,15 @@ def test_the_auto_settings_look_at_public_facts_alone():
 @pytest.mark.parametrize(
     ("n", "n_features", "classes", "delta", "shape"),
     [
-        (300, 40, [0, 1], 0.0, (1, 2)),
-        (30_000, 40, [0, 1], 0.0, (10, 6)),
-        (30_000, 40, [0, 1, 2, 3], 0.0, (5, 6)),
-        (30_000, 10, [0, 1], 0.0, (19, 6)),
+        (300, 10, [0, 1], 0.0, (6, 4)),
+        (300, 40, [0, 1], 0.0, (2, 2)),
+        (30_000, 40, [0, 1], 0.0, (55, 5)),
+        (30_000, 40, [0, 1, 2, 3], 0.0, (6, 6)),
+        (30_000, 10, [0, 1], 0.0, (27, 6)),
         (10**8, 10, [0, 1], 0.0, (60, 6)),
-        (300, 40, [0, 1], 1e-6, (5, 4)),
+        (300, 10, [0, 1], 1e-6, (16, 4)),
+        (300, 40, [0, 1], 1e-6, (10, 2)),
+        (300, 40, [0, 1, 2], 1e-6, (5, 4)),
         (3_000, 40, [0, 1], 1e-6, (47, 4)),
         (3_000, 100, [0, 1], 1e-6, (19, 4)),
     ],
@@ -690,7 +693,7 @@ def test_the_size_of_a_forest_follows_from_budget_records_columns_and_classes(
 
 
 def test_more_is_spent_on_splits_where_many_columns_compete_without_a_delta():
-    cases = ((12, 0.0, 300, 0.5), (40, 0.0, 300, 0.7), (40, 0.0, 90, 0.5), (40, 1e-6, 300, 0.5))
+    cases = ((12, 0.0, 600, 0.5), (40, 0.0, 300, 0.7), (41, 0.0, 99, 0.5), (40, 1e-6, 300, 0.5))
     for n_features, delta, size, share in cases:
         X, y = table(50, n_features=n_features)
         facts = {"epsilon": 1.0, "delta": delta, "bounds": (0, 1), "classes": [0, 1, 2]}
@@ -701,9 +704,25 @@ def test_more_is_spent_on_splits_where_many_columns_compete_without_a_delta():
         assert spent[0] == spent[1]
 
 
+def test_splits_are_random_where_noise_would_choose_them():
+    """Of records times epsilon, times columns, the rule wants 4,000 for splits by records."""
+    for n_features, size, wish in ((12, 330, "random"), (12, 340, "greedy"), (40, 330, "greedy")):
+        X, y = table(50, n_features=n_features)
+        facts = {"epsilon": 1.0, "bounds": (0, 1), "classes": [0, 1, 2], "public_size": size}
+        by_rule, named = (
+            PrivateForestClassifier(**facts, **more).fit(X, y) for more in ({}, {"splitter": wish})
+        )
+        assert by_rule.events_ == named.events_
+        (whole,) = by_rule.events_
+        assert len(whole.parts) == (1 if wish == "random" else 1 + by_rule.shape_.depth)
+        assert by_rule.chosen()["splitter"] == wish
+        assert ("split_share" in by_rule.chosen()) == (wish == "greedy")
+
+
 def test_files_and_studies_of_the_first_version_mean_its_rule():
     """Of 40,000 records with pure ε = 0.5: 20,000/1,000 trees of log2(20,000/700) levels."""
     named = {"n_trees": "auto", "max_depth": "auto", "max_features": "auto", "split_share": 0.5}
+    named["splitter"] = "greedy"
     meant = PrivateForestClassifier.read_settings(named)
     assert meant == PrivateForestClassifier.first_settings | {"max_features": "auto"}
     assert PrivateForestClassifier.read_settings(named | {"calibrate": True}) == {

@@ -114,6 +114,7 @@ class TreePlan:
     depth: int
     grain: int = 1  # a record's greatest weight, in the whole numbers that are counted
     n_trees: int = 1
+    at_random: bool = False  # whether splits come from public randomness
 
     @property
     def leaf_variance(self) -> float:
@@ -142,7 +143,7 @@ def plan_trees(
     Splits get that `share` of it, or what the learner's setting says; without one they are random.
     """
     if math.isinf(learner.epsilon):
-        return TreePlan((), None, (), depth, grain, n_trees)
+        return TreePlan((), None, (), depth, grain, n_trees, at_random=share == 0)
     replaced = learner.neighbours == "replace-one"
     who: dict[str, Any] = {"unit": Unit(learner.unit), "neighbours": Neighbours(learner.neighbours)}
     cap = int(learner.records_per_person or 1) if learner.unit == "person" else 1
@@ -179,7 +180,7 @@ def plan_trees(
     reach = 2.0 * cap * (2 if replaced else 1)
     selections = tuple(Selection(scale=reach / budget, **facts) for budget in budgets.tolist())
     whole = Composed(parts=(*selections, leaves), times=runs, at_delta=delta, **who)
-    return TreePlan(selections, leaves, (whole,), depth, grain, n_trees)
+    return TreePlan(selections, leaves, (whole,), depth, grain, n_trees, at_random=share == 0)
 
 
 @dataclass(frozen=True)
@@ -573,6 +574,17 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
         words = ", ".join(map(repr, named))
         need("max_features", fits, f"a whole number >= 1, a share in (0, 1], {words} or None")
 
+    def _splitter(self, size: int | None) -> str:
+        """Return how splits are drawn, by public facts."""
+        if self.splitter != "auto":
+            return str(self.splitter)
+        if size is None or math.isinf(self.epsilon):
+            return "greedy"
+        columns = len(declared_bins(self, self.n_features_in_).splittable)
+        shared = self.delta > 0 and not self._disjoint
+        least = LEAST_FOR_GREED[1 if shared else 0]
+        return "random" if _strength(self, size) * columns < least else "greedy"
+
     def _check_split_share(self) -> None:
         fits = is_positive(self.split_share) and float(self.split_share) < 1
         self._require("split_share", fits, "a number in (0, 1)")
@@ -689,7 +701,8 @@ class PrivateForestClassifier(TreeLearner):
         otherwise be alike, else all.
     splitter
         ``"greedy"`` draws splits by impurity, ``"random"`` from public randomness, which leaves all
-        budget to the leaves: for few records or little budget.
+        budget to the leaves: for few records or little budget. ``"auto"`` chooses by records times
+        epsilon and the number of columns.
     assignment
         ``"disjoint"`` gives each record to one tree, at full budget; ``"all"`` gives all of them to
         every tree, at a part of it. ``"auto"``: all with a delta, disjoint without.
@@ -736,6 +749,7 @@ class PrivateForestClassifier(TreeLearner):
         "n_trees": "first",
         "max_depth": "first",
         "split_share": 0.5,
+        "splitter": "greedy",
         "calibrate": False,
     }
     named_features: ClassVar[tuple[str, ...]] = ("sqrt", "auto")
@@ -743,7 +757,7 @@ class PrivateForestClassifier(TreeLearner):
     n_trees: int | str = "auto"
     max_features: int | float | str | None = "auto"
     split_share: float | str = "auto"
-    splitter: str = "greedy"
+    splitter: str = "auto"
     assignment: str = "auto"
     prune: bool = False
     calibrate: bool = True
@@ -762,7 +776,11 @@ class PrivateForestClassifier(TreeLearner):
         need, number = self._require, self.n_trees
         fits = number in RULES or is_count(number, MOST_TREES)
         need("n_trees", fits, f"a whole number from 1 to {MOST_TREES}, or 'auto'")
-        need("splitter", self.splitter in ("greedy", "random"), "'greedy' or 'random'")
+        need(
+            "splitter",
+            self.splitter in ("auto", "greedy", "random"),
+            "'auto', 'greedy' or 'random'",
+        )
         need(
             "assignment",
             self.assignment in ("auto", "disjoint", "all"),
@@ -771,7 +789,7 @@ class PrivateForestClassifier(TreeLearner):
 
     def _share(self, size: int | None) -> float:
         """Return the part of the budget for splits, by public facts; 0 where they are random."""
-        if self.splitter == "random":
+        if self._splitter(size) == "random":
             return 0.0
         if self.split_share != "auto":
             return float(self.split_share)
@@ -823,8 +841,12 @@ class PrivateForestClassifier(TreeLearner):
         if self.assignment == "auto":
             found["assignment"] = "disjoint" if self._disjoint else "all"
         exact = math.isinf(self.epsilon)  # spends nothing
-        if self.split_share == "auto" and self.splitter == "greedy" and not exact:
-            found["split_share"] = learner._share(None if self._hides_size else size)
+        known = None if self._hides_size else size
+        splitter = learner._splitter(known)
+        if self.splitter == "auto":
+            found["splitter"] = splitter
+        if self.split_share == "auto" and splitter == "greedy" and not exact:
+            found["split_share"] = learner._share(known)
         return found
 
     def sizes_of_choices(self, size: int | None) -> Sequence[int | None]:
@@ -883,7 +905,7 @@ class PrivateForestClassifier(TreeLearner):
         generator = check_random_state(self.random_state)
         owner = owners(task, plan.n_trees, source) if self._disjoint else None
         one, wish, splittable = np.ones(1, np.int64), self._wish, self.bins_.splittable
-        if self.splitter == "greedy":
+        if not plan.at_random:
             features = [some_features(wish, splittable, generator) for _ in range(plan.n_trees)]
             dealt = Dealt.of(task, plan.n_trees, one, owner)
             self.shape_, counts = grow(dealt, plan, self.bins_, features, source)
@@ -962,6 +984,7 @@ class PrivateTreeClassifier(PrivateForestClassifier):
 
     n_trees: int | str = field(default=1, init=False)
     max_features: int | float | str | None = None
+    splitter: str = "greedy"
     assignment: str = field(default="all", init=False)
 
 
@@ -969,17 +992,29 @@ MOST_SUGGESTED = (60, 6)  # trees and levels
 # Fixed on tables of 12, 13 and 50 columns. With fewer records times epsilon leaves need their half,
 # or else noise names a rare class.
 MOST_ON_SPLITS, FEW_COLUMNS, LEAST_FOR_SPLITS = 0.7, 20, 100
+# Of strength times columns: with less, noise chooses splits anyway. Of many columns most say
+# little, so that a split by the records is worth more. The second is for trees that share records.
+LEAST_FOR_GREED = (4000, 1500)
+
+
+def _strength(learner: PrivateForestClassifier, size: int) -> float:
+    """Return records times epsilon or, where costs add up as zCDP, times √ρ."""
+    if learner.delta > 0 and not learner._disjoint:
+        return size * math.sqrt(zcdp_rho(epsilon=learner.epsilon, delta=learner.delta))
+    return size * learner.epsilon
 
 
 def _suggest_size(learner: PrivateForestClassifier, size: int | None) -> tuple[int, int]:
     """Return the number and the depth of trees that suit a budget and public facts of a table.
 
     The rule was measured, not derived (benchmarks/defaults.md). It depends on the number of records
-    times epsilon (or times √ρ): a node's best split should still stand out of the noise. The more
-    columns there are, the more of that a split needs, and of trees that share no record few classes
-    can be told apart by more than one tree. `"first"` is the rule of version 0.1.
+    times epsilon (or times √ρ): a node's best split should still stand out of the noise. Trees that
+    share no record differ by their splits alone: the more columns there are, the more of them say
+    something new. Many classes are told apart by one tree better than by the mean of trees that saw
+    a part of the records each. `"first"` is the rule of version 0.1.
     """
-    disjoint, greedy = learner._disjoint, learner.splitter == "greedy"
+    disjoint = learner._disjoint
+    greedy = learner._splitter(None if learner._hides_size else size) == "greedy"
     if size is None or math.isinf(learner.epsilon):
         return (10 if disjoint and greedy else 20), 4
 
@@ -988,21 +1023,26 @@ def _suggest_size(learner: PrivateForestClassifier, size: int | None) -> tuple[i
 
     columns = len(declared_bins(learner, learner.n_features_in_).splittable)
     first = "first" in (learner.n_trees, learner.max_depth)
+    strength = _strength(learner, size)
     if learner.delta > 0 and not disjoint:
-        strength = size * math.sqrt(zcdp_rho(epsilon=learner.epsilon, delta=learner.delta))
-        if not greedy or first:
+        if first:
             depth = between(2, math.log2(strength / 60), 6) if greedy else 4
             return between(10, strength / 12, 40), depth
-        n_trees = between(5, strength / max(10, columns / 4), 60)
-        return n_trees, between(4, math.log2(strength / 30), 6)
-    strength = size * learner.epsilon
-    if not greedy:
-        return between(20, strength / 100, 60), 4
+        if not greedy:
+            return between(10, strength / 3, 40), 4
+        trees, levels = (10, 2) if learner._n_classes <= 2 else (5, 4)
+        n_trees = between(trees, strength / max(10, columns / 4), 60)
+        return n_trees, between(levels, math.log2(strength / 30), 6)
     if first:
+        if not greedy:
+            return between(20, strength / 100, 60), 4
         return between(3, strength / 1000, 20), between(2, math.log2(strength / 700), 6)
-    each = strength / (2 * columns)
-    n_trees = between(1, math.sqrt(each) / learner._n_classes, 60)
-    return n_trees, between(2, math.log2(each), 6)
+    if not greedy:
+        return between(3, math.sqrt(strength) / 3, 60), 4
+    two = min(strength / 120, math.sqrt(strength * columns) / 20)
+    n_trees = between(1, two if learner._n_classes <= 2 else strength / 5000, 60)
+    asked = n_trees if isinstance(learner.n_trees, str) else int(learner.n_trees)
+    return n_trees, between(2, math.log2(strength / max(100, 15 * asked)), 6)
 
 
 def owners(task: Task, n_trees: int, source: Source) -> Array:
