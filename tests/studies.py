@@ -153,6 +153,18 @@ def overstate(contribution, key, size=2**31 - 1):
     return Contribution.load(Sealed.seal("contribution", facts, tensors, key).to_bytes())
 
 
+def statistic_text(name="Moments", settings="", more="", privacy="delta = 1e-6"):
+    """Return the usual study with a statistic in place of its two parts."""
+    text = study_text(privacy=privacy)
+    head = text[: text.index("[learner]")]
+    return f'{head}[statistic]\nname = "{name}"\n{settings}\n{more}'
+
+
+def as_number(text):
+    """Return a study whose label is a number in place of a class."""
+    return text.replace("classes = [0, 1]", "label_bound = 3.0")
+
+
 def blind_text(
     keyholders, *, statistic="Moments", shares=2, spare=1, min_sites=3, settings="", more=""
 ):

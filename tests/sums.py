@@ -1,5 +1,6 @@
 """Statistics, and records for each of them, shared by the tests of sums."""
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -7,8 +8,9 @@ import numpy as np
 from sklearn.base import clone
 
 from consilience.learners.base import PrivateLearner
+from consilience.learners.registry import LEARNERS
 from consilience.learners.trees.bins import Bins
-from consilience.statistics.gradient_step import GradientStep
+from consilience.statistics.gradient_step import GradientStep, start_from
 from consilience.statistics.label_tables import LabelTables
 from consilience.statistics.leaf_counts import LeafCounts
 from consilience.statistics.model_sum import ModelSum
@@ -16,7 +18,9 @@ from consilience.statistics.moments import Moments, MomentsRegressor
 from consilience.statistics.score import Score
 from consilience.statistics.summary import NumberSummary, Summary
 from consilience.statistics.vote_tally import VoteTally, pack_rows
+from consilience.study.study import Study
 from consilience.tables.public import Public
+from studies import as_number, public_rows, records_parts, statistic_text, study_text
 
 DELTA = 1e-6
 N_FEATURES = 3
@@ -125,6 +129,42 @@ WHOLE = [
     Case("a cut model, two classes", ModelSum, {"classes": [0, 1], **_CUT}, 2),
     Case("a cut model, three classes", ModelSum, {"classes": [0, 1, 2], **_CUT}, 3),
 ]
+
+
+# Every statistic of the registry in the usual study of `studies`, and what a study has to set.
+MODEL = "[[1.5, 0.0, 0.0, 1.5, 0.0]]"  # the old and those of high pressure are ill
+REGISTERED = {
+    "GradientStep": None,  # a step from a model of public records
+    "LabelTables": "",
+    "LeafCounts": "n_trees = 12\nmax_depth = 3",
+    "ModelSum": "regularization = 0.05",
+    "Moments": "",
+    "MomentsRegressor": "",
+    "NumberSummary": "",
+    "Score": f"model = {MODEL}",
+    "Summary": "",
+    "VoteTally": public_rows(),
+}
+# What hides a whole site is little disturbed by noise only at an epsilon that promises little.
+WIDE = {"VoteTally": 80.0}
+
+
+def study_settings(name, folder):
+    """Return what a study sets for a statistic; public records that it needs go into `folder`."""
+    settings = REGISTERED[name]
+    if settings is not None:
+        return settings
+    files = records_parts(folder)
+    schema = Study.from_text(study_text()).schema
+    public = Public(*schema.encode(folder / "public.csv")[:2])
+    return f"start = {json.dumps(start_from(public, classes=[0, 1]))}\n{files}"
+
+
+def sum_text(name, folder):
+    """Return the usual study with this statistic, of numbers if it learns numbers."""
+    text = statistic_text(name, study_settings(name, folder))
+    text = text.replace("epsilon_max = 3.0", f"epsilon_max = {WIDE.get(name, 3.0)}")
+    return as_number(text) if LEARNERS[name].predicts_number else text
 
 
 class Chunks:

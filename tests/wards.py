@@ -17,7 +17,7 @@ from consilience.keyholder.keyholder import Keyholder
 from consilience.privacy.spending import Account, Spending
 from consilience.study.collect import Opened, Publication
 from consilience.study.study import Study
-from studies import blind_text, table
+from studies import as_number, blind_text, table
 
 ROWS = 400
 
@@ -33,23 +33,25 @@ class Wards:
     spare: int = 1
     statistic: str = "Moments"
     settings: str = ""
-    least: float = 0.1  # of what a site may choose for epsilon, at most 3
+    least: float = 0.1  # of what a site may choose for epsilon
+    most: float = 3.0
+    takes_number: bool = False
 
     def __post_init__(self) -> None:
         self.keyholders = [
             Keyholder.create(self.folder / f"keyholder-{k}") for k in range(self.n_keyholders)
         ]
         keys = [each.key.public for each in self.keyholders]
-        self.study = Study.from_text(
-            blind_text(
-                keys,
-                statistic=self.statistic,
-                shares=self.shares,
-                spare=self.spare,
-                min_sites=self.shares + self.spare,
-                settings=self.settings,
-            ).replace("epsilon_min = 0.1", f"epsilon_min = {self.least}")
-        )
+        text = blind_text(
+            keys,
+            statistic=self.statistic,
+            shares=self.shares,
+            spare=self.spare,
+            min_sites=self.shares + self.spare,
+            settings=self.settings,
+        ).replace("epsilon_min = 0.1", f"epsilon_min = {self.least}")
+        text = text.replace("epsilon_max = 3.0", f"epsilon_max = {self.most}")
+        self.study = Study.from_text(as_number(text) if self.takes_number else text)
         assert self.study.blind is not None
         self.rule = self.study.blind
         self.keys = [SigningKey.generate() for _ in range(self.n)]
@@ -67,7 +69,7 @@ class Wards:
     def ledger(self, i: int) -> Ledger:
         """Return the ledger of a site."""
         ledger = Ledger(self.folder / f"{i}.sqlite")
-        ledger.allow("ward", Budget(epsilon=50.0, delta=1e-4))
+        ledger.allow("ward", Budget(epsilon=500.0, delta=1e-4))
         return ledger
 
     def mask(self, i: int, **more: Any) -> Contribution:

@@ -30,7 +30,6 @@ from consilience.simulation.division import Division
 from consilience.simulation.simulate import Runs
 from consilience.site.site import Site
 from consilience.statistics.base import ClassStatistic, Statistic
-from consilience.statistics.gradient_step import start_from
 from consilience.study.check import check_release
 from consilience.study.collect import Publication, find_breaking, read_records
 from consilience.study.draft import Draft
@@ -38,17 +37,11 @@ from consilience.study.pages import of_study, of_training
 from consilience.study.study import Study, check
 from forgery import Forge
 from forks import HubProcess
-from studies import public_rows, records_parts, study_text, table
+from studies import public_rows, statistic_text, study_text, table
+from sums import MODEL, sum_text
 
 KEY = SigningKey.generate()
 DELTA = "delta = 1e-6"
-
-
-def statistic_text(name="Moments", settings="", more="", privacy=DELTA):
-    """Return the usual study with a statistic in place of its two parts."""
-    text = study_text(privacy=privacy)
-    head = text[: text.index("[learner]")]
-    return f'{head}[statistic]\nname = "{name}"\n{settings}\n{more}'
 
 
 def parts_of(study, folder, n_sites=3, epsilon=1.0):
@@ -59,15 +52,6 @@ def parts_of(study, folder, n_sites=3, epsilon=1.0):
         facts = {"site": f"site {i}", "signing": KEY, "dataset": "ward"}
         made.append(study.train(table(500, seed=i), ledger, epsilon=epsilon, **facts))
     return made
-
-
-def gradient_study(folder):
-    """Return the text of a study whose sites take a step from a model of its public records."""
-    files = records_parts(folder)
-    schema = Study.from_text(study_text()).schema
-    public = cs.Public(*schema.encode(folder / "public.csv")[:2])
-    start = start_from(public, classes=[0, 1])
-    return statistic_text("GradientStep", f"start = {json.dumps(start)}", files)
 
 
 def test_a_statistic_stands_for_a_learner_and_the_total():
@@ -100,19 +84,9 @@ def test_what_is_wrong_with_a_statistic_is_said(text, problem, tmp_path):
     assert any(problem in found for found in check(path)), check(path)
 
 
-ROW = "[[1.5, 0.0, 0.0, 1.5, 0.0]]"  # the old and those of high pressure are ill
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [
-        ("Moments", ""),
-        ("LabelTables", ""),
-        ("ModelSum", "regularization = 1.0"),
-        ("LeafCounts", "n_trees = 12\nmax_depth = 3"),
-        ("Score", f"model = {ROW}"),
-        ("Score", f"model = {ROW}\nsubgroups = [[1, 0.28], [2, 0.28]]"),
-    ],
+    [("Moments", ""), ("Score", f"model = {MODEL}\nsubgroups = [[1, 0.28], [2, 0.28]]")],
 )
 def test_a_study_of_sums_goes_from_text_to_a_release(name, settings, tmp_path):
     study = Study.from_text(statistic_text(name, settings))
@@ -261,7 +235,7 @@ LIKE_OTHERS = (("Moments", "Score"), ("Score", "Moments"), ("LabelTables", "Mome
 
 def test_a_release_that_the_studys_statistic_cannot_have_made_is_refused(tmp_path):
     texts = {
-        "Score": statistic_text("Score", f"model = {ROW}"),
+        "Score": statistic_text("Score", f"model = {MODEL}"),
         "Moments": statistic_text("Moments"),
         "LabelTables": statistic_text("LabelTables"),
         "Summary": statistic_text("Summary"),
@@ -313,7 +287,7 @@ def test_no_release_holds_numbers_whose_products_are_not_finite(tmp_path):
 
 
 def test_a_gradient_step_is_measured_beside_public_records_alone(tmp_path):
-    study = Study.from_text(gradient_study(tmp_path))
+    study = Study.from_text(sum_text("GradientStep", tmp_path))
     public, test = read_records(study, tmp_path)
     release = study.combine(parts_of(study, tmp_path), public, test, publication=Publication(KEY))
     methods = [row["method"] for row in release.sealed.facts["quality"]]
