@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,20 @@ def store(tmp_path: Path, url: str | None) -> Any:
     found = Store(tmp_path / "hub", url)
     yield found
     found.close()
+
+
+def test_a_worker_opens_as_many_connections_as_the_page_says(tmp_path: Path, postgres: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    (most,) = re.findall(r"A worker opens at most (\d+) connections", page)
+    store = Store(tmp_path / "hub", postgres.database())
+    (engine,) = set(store._engines)
+    engine.pool._timeout = 0.1  # in place of half a minute
+    with ExitStack() as held:
+        for _ in range(int(most)):
+            held.enter_context(store.reading())
+        with pytest.raises(sa.exc.TimeoutError), store.reading():
+            pass
+    store.close()
 
 
 def test_writes_that_wait_together_are_committed_together_and_fail_alone(store: Store) -> None:

@@ -12,7 +12,9 @@ from consilience.files.sealed import Sealed, SigningKey
 from consilience.statistics.moments import Moments
 from consilience.statistics.total import Total
 from consilience.tables.public import Public
+from studies import table
 from sums import DELTA, STATISTICS, exact, make, records
+from wards import Wards
 
 KEY = SigningKey.generate()
 
@@ -65,6 +67,25 @@ def test_a_site_with_little_beside_its_noise_counts_for_less_than_its_records():
     precise, equal = Total().combine(members), Total("equal").combine(members)
     assert precise.weights[0] < 0.1
     assert equal.weights == pytest.approx([0.5, 0.5])
+
+
+def test_a_site_counts_for_what_the_page_says(tmp_path):
+    said, statistic = Total().describe().weighing, STATISTICS[0]
+    assert "a site with few records beside its noise counts for less" in said
+    few = Total().combine(sites(statistic, [20, 400], epsilon=1.0))
+    assert few.weights[0] < 20 / 420
+    assert "where numbers of records are hidden, one with more noise does" in said
+    hidden = [
+        make(statistic, epsilon=epsilon, neighbours="add-remove").fit(*records(statistic, n))
+        for epsilon, n in ((0.5, 400), (2.0, 20), (2.0, 400))
+    ]
+    weights = Total().combine(hidden).weights
+    assert weights[0] < weights[1] == weights[2]
+    assert "Unless sums are masked" in said
+    wards = Wards(tmp_path)
+    masked = [wards.mask(i, rows=table(n, seed=i)) for i, n in enumerate((20, 400, 400))]
+    shares = wards.release(masked).ensemble.weights
+    assert shares == pytest.approx([20 / 820, 400 / 820, 400 / 820])
 
 
 def test_the_cap_of_a_study_limits_a_large_site():
