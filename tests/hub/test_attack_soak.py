@@ -46,6 +46,9 @@ from proxies import (
 # What sites do between trainings; one of them withdraws what it sent, one renews its key.
 IDLE = (["fetch", "submit"], ["withdraw", "fetch"], ["rotate", "fetch"], ["submit", "fetch"])
 N_LIARS = 4
+N_IDLE = 1100
+BROKEN = "/api/studies/broken/contributions"
+GUESSES, GUESSES_EACH_SECOND = 10.0, 1 / 60  # at one account
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,26 @@ class Liars:
 class Attack:
     """Strangers and one member who do all at once what once stopped a hub, until told to stop."""
 
-    def __init__(self, proxy: Proxy, member: Any, huge: bytes) -> None:
-        self.proxy, self.member, self.huge = proxy, member, huge
+    def __init__(
+        self,
+        proxy: Proxy,
+        workers: list[HubProcess],
+        member: Any,
+        huge: bytes,
+        changer: Any,
+        changes: list[bytes],
+    ) -> None:
+        self.proxy, self.workers, self.member, self.huge = proxy, workers, member, huge
+        self.changer, self.changes = changer, iter(changes)
         self.stopped, self.answers = threading.Event(), Counter[str]()
+        self.statuses = Counter[tuple[str, int]]()
         self.threads = [
             threading.Thread(target=self._repeat, args=(work, number), daemon=True)
             for work, n in (
                 (self.sit_idle, 1),
+                (self.crowd, 1),
+                (self.measure, 1),
+                (self.change, 1),
                 (self.shake_hands, 1),
                 (self.trickle, 4),
                 (self.send_much, 1),
@@ -171,6 +187,39 @@ class Attack:
                 one = held.enter_context(self.proxy.connect(source))
                 one.sendall(b"GET / HTTP/1.1\r\n" if i % 2 else b"G")
             self.stopped.wait(8.0)
+
+    def crowd(self, source: str) -> None:
+        """Hold 1,100 connections to a worker itself, past the proxy, from many addresses."""
+        network, _, host = source.rpartition(".")
+        worker = self.workers[int(host) % len(self.workers)]
+        with ExitStack() as held:
+            for i in range(N_IDLE):
+                address = f"{network.replace('127.', '127.1', 1)}.{i // 200 + 1}"
+                one = socket.create_connection(
+                    ("127.0.0.1", worker.port), timeout=10, source_address=(address, 0)
+                )
+                held.enter_context(one).sendall(b"GET / HTTP/1.1\r\n" if i % 2 else b"")
+            self.statuses["crowd", N_IDLE] += 1
+            self.stopped.wait(8.0)
+
+    def measure(self, source: str) -> None:
+        """Ask for what operators measure, as a stranger."""
+        with self.proxy.client(source) as client:
+            self.statuses["metrics", client.get("/metrics").status_code] += 1
+
+    def change(self, source: str) -> None:
+        """Submit again to the study that cannot be combined, so that it is tried again."""
+        body = next(self.changes, None)
+        while body is not None and not self.stopped.is_set():
+            header = sign_request(
+                self.changer.key, self.changer.hub_key, "POST", BROKEN, digest(body)
+            )
+            with suppress(httpx.TransportError), self.proxy.client(source) as client:
+                status = client.post(BROKEN, content=body, headers={HEADER: header}).status_code
+                self.statuses["change", status] += 1
+                if status in (200, 201):
+                    break
+            self.stopped.wait(0.1)
 
     def shake_hands(self, source: str) -> None:
         """Hold connections on which no TLS handshake ends."""
@@ -229,7 +278,8 @@ class Attack:
 
     def guess(self, source: str) -> None:
         with self.proxy.client(source) as client:
-            client.post("/api/sessions", json={"name": "bea", "password": "a wrong one"})
+            asked = {"name": "bea", "password": "a wrong one"}
+            self.statuses["guess", client.post("/api/sessions", json=asked).status_code] += 1
 
     def send_junk(self, source: str) -> None:
         """Submit, as an enrolled site, what is no contribution."""
@@ -280,6 +330,22 @@ def enrol_liars(world: Any, tools: Any) -> list[dict[str, Liar]]:
     ]
 
 
+def break_study(world: Any, tools: Any, changes: int) -> tuple[Any, list[bytes]]:
+    """Add a study with a member that breaks combining, as a hub of an earlier version took it.
+
+    Return its honest member, and files by which that one changes what is to be combined.
+    """
+    study = world.add_study(tools.study_text("broken"))
+    north, wrong = world.ward("north", "broken"), world.ward("wrong", "broken")
+    forged = Forge(wrong.train(study).sealed, wrong.key)
+    forged.tensors = {name: tensor * 1e300 for name, tensor in forged.tensors.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("consilience.files.contribution._check_implied", lambda *_: None)
+        assert world.submit(wrong, forged.to_bytes(), "broken").status_code == 201
+    made = [north.train(study, sequence=i + 1) for i in range(changes)]
+    return north, [one.sealed.to_bytes() for one in made]
+
+
 def enlarge(liar: Liar, n_rows: int) -> bytes:
     """Return a file with a right signature and far more numbers than its study allows."""
     forge = Forge(liar.honest, liar.key)
@@ -312,7 +378,7 @@ def serve(folder: Path, url: str | None, stack: ExitStack) -> tuple[list[HubProc
         worker.job |= {
             "proxies": ["127.0.0.1"],
             "by_guess": (0.2, 10.0),
-            "by_account": (1 / 60, 10.0),
+            "by_account": (GUESSES_EACH_SECOND, GUESSES),
             "sweep_after_seconds": 60.0,
         }
         worker.start()
@@ -338,6 +404,7 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
         world.hub.store.add_account("bea", hash_password(PASSWORD), "operator")
         liars = enrol_liars(world, tools)
         member = world.ward("mallory")
+        north, changes = break_study(world, tools, size.n_kills)
         kept = {row["digest"] for name in ("demo", "trees") for row in rows(world.hub, name)}
         workers, proxy = serve(folder, url, stack)
         client = stack.enter_context(proxy.client("127.0.0.99"))
@@ -356,7 +423,8 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
             site.start(n=1, finish=False)
             stack.callback(site.kill)
         lies = Liars(proxy, liars, size.n_files, world.hub.key.public)
-        attack = Attack(proxy, member, enlarge(liars[0]["demo"], size.n_rows))
+        huge = enlarge(liars[0]["demo"], size.n_rows)
+        attack = Attack(proxy, workers, member, huge, north, changes)
         stack.callback(lies.stopped.set)
         stack.callback(attack.stopped.set)
         for thread in (*lies.threads, *attack.threads):
@@ -380,6 +448,9 @@ def _withstand(folder: Path, url: str | None, tools: Any, size: Size) -> dict[st
         for thread in attack.threads:
             thread.join(60)
         assert ask(client, "/readyz") < 30.0
+        _check_answers(attack, workers, time.monotonic() - began)
+        with proxy.client("127.0.0.99") as known:  # whatever strangers guessed
+            assert log_in(known, "bea", PASSWORD).status_code == 303
         settle(folder / "hub", url)
 
         assert lies.taken == []
@@ -442,6 +513,20 @@ def _kill_at_random(
     return killed, slowest
 
 
+def _check_answers(attack: Attack, workers: list[HubProcess], seconds: float) -> None:
+    """Strangers measure nothing, and their guesses at an account are few, from any address."""
+    statuses = attack.statuses
+    assert statuses["crowd", N_IDLE] > 0
+    measured = {status for name, status in statuses if name == "metrics"}
+    assert measured & {401, 403}
+    assert measured <= {401, 403, 429, 502, 503, 504}
+    starts = sum(worker.starts for worker in workers)  # one that starts again has forgotten them
+    most = starts * GUESSES + len(workers) * seconds * GUESSES_EACH_SECOND
+    assert 0 < statuses["guess", 401] <= most
+    assert statuses["guess", 429] > 0
+    assert {status for name, status in statuses if name == "guess"} <= {401, 429, 502, 503, 504}
+
+
 def _check_logs(folder: Path, hub: Hub, workers: list[HubProcess], minutes: float) -> Counter[str]:
     """Refusals fill neither the log nor the audit log; return what is in the latter how often."""
     starts = sum(worker.starts for worker in workers)
@@ -492,6 +577,11 @@ def _check_hub(folder: Path, url: str | None, tools: Any) -> int:
             release = Release.load(path, key=hub.key.public)
             assert release.digest == row["digest"]
             check_release(study, release)
+        assert hub.store.release(name) is not None
+    # The study beside them is tried whenever it changes, and says who is wrong.
+    assert hub.store.release("broken") is None
+    assert "wrong" in hub.store.study("broken")["problem"]
+    assert len(hub.store.contributions("broken", site="north")) > 0
     hub.close()
     return n
 
