@@ -535,7 +535,13 @@ def test_every_row_of_the_page_is_a_field_of_some_file(tmp_path):
     file = contributed(learner, neighbours_of(case, "record", "replace-one")[0], tmp_path)
     page = certificate_rows(of_contribution(file), CERTIFICATE)
     seen |= listed(CONTRIBUTION, file.sealed.facts) | listed(CERTIFICATE, page[0])
-    elsewhere = ("The note of", "The log of a site", "The backup of", "The hub's")
+    elsewhere = (
+        "A contribution of weights",
+        "The note of",
+        "The log of a site",
+        "The backup of",
+        "The hub's",
+    )
     assert {
         (heading, name)
         for heading, fields in TABLES.items()

@@ -34,6 +34,8 @@ ANSWERS = {
 # Files, which have tables of their own, and what is about the hub and no study.
 FILES = {f"{STUDY}/files/{{file}}", f"{STUDY}/contributions/{{digest}}", f"{STUDY}/release"}
 FILES |= {f"{STUDY}/releases/{{sequence}}", "/healthz", "/readyz", "/metrics", "/api/hub"}
+# Digests and files of contributions, for the site that weighs them.
+MEMBERS = {f"{STUDY}/members", f"{STUDY}/members/{{digest}}"}
 PAPERS = {f"{STUDY}/blind", f"{STUDY}/blind/files", f"{STUDY}/blind/batches"}
 
 
@@ -92,7 +94,7 @@ def pair(request, tools, tmp_path):
 
 def test_every_address_for_machines_is_listed():
     read = {route.path for route in ROUTES if route.method == "GET"}
-    assert read == set(ANSWERS) | FILES | PAPERS
+    assert read == set(ANSWERS) | FILES | PAPERS | MEMBERS
 
 
 def test_answers_and_pages_of_neighbours_differ_in_noise_and_chance_alone(pair):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypedDict, Unpa
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from consilience.errors import ConsilienceError, shield
+from consilience.errors import ConsilienceError, SettingsError, shield
 from consilience.learners.base import PrivateLearner, Settings, spell_out
 from consilience.privacy.accounting import Event
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -261,6 +261,27 @@ class Aggregator(Settings, ABC):
         made = copy.copy(self)
         vars(made).update(changes)
         return made
+
+    def at_site(self, schema: Schema) -> Self:
+        """Return a copy that weighs members at a site whose own records are private."""
+        raise SettingsError(
+            f"{type(self).__name__} weighs no members at a site. Nothing was done. Leave out 'at', "
+            "or use FeatureMethod."
+        )
+
+    def weigher(self, epsilon: float, delta: float) -> PrivateLearner[Any, Any]:
+        """Return what learns the members' weights at a site, from `weighed_rows`."""
+        raise NotImplementedError
+
+    def weighed_rows(self, members: Sequence[Any], X: Table) -> Array:
+        """Return what the members say of each record, scaled by public facts."""
+        raise NotImplementedError
+
+    def combine_weighed(
+        self, members: Sequence[Any], weigher: PrivateLearner[Any, Any]
+    ) -> Ensemble:
+        """Return the ensemble of `members` with the weights that a fitted `weigher` learned."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ how others show it
 

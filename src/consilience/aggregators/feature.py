@@ -18,9 +18,9 @@ from scipy import linalg
 from sklearn.utils import check_random_state
 
 from consilience.aggregators.average import TrustedNoise, common_settings
-from consilience.aggregators.base import Array, Charge, Joining, Outlook
+from consilience.aggregators.base import Array, Charge, Joining, Outlook, Table
 from consilience.aggregators.labelled import Labelled, UsesLabels, is_logistic, read_labelled
-from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member, dense
+from consilience.aggregators.members import DISJOINT, LinearEnsemble, Member, as_members, dense
 from consilience.aggregators.mixture import Mixture, Ridge
 from consilience.errors import GuaranteeVoid, PrivacyLeakWarning, RecordsWarning, SettingsError
 from consilience.learners.ball import Ball, out_of_ball
@@ -60,6 +60,7 @@ from consilience.privacy.vector_noise import (
     public_radius,
 )
 from consilience.tables.public import Public
+from consilience.tables.schema import Schema
 
 STRENGTHS = (math.inf, *10.0 ** np.arange(2.0, -4.1, -0.5))
 PRIVATE_REGULARIZATION = 1e-2  # nothing about private aggregation records may choose it
@@ -244,14 +245,7 @@ class FeatureMethod(UsesLabels):
                 epsilon=epsilon, delta=self.delta, unit=Unit.RECORD, neighbours=relation
             )
             compose_disjoint(joint, planned, assumption=DISJOINT)
-        # Larger ones can make no number of a record: of it a choice would make the most negative
-        # count, and training would fail after the charge.
-        largest = np.maximum(np.abs(task.coef).max(), np.abs(task.intercept).max())
-        if not float(largest) * max(1.0, self.data_norm) <= LARGEST:
-            raise SettingsError(
-                "A member's coefficients, times the data_norm, are not all numbers within "
-                f"±{LARGEST:g}. Nothing was combined or charged. Leave it out."
-            )
+        self._check_moderate(task)
         kept, choice = np.arange(len(task.members)), None
         if self.max_members is not None and self.max_members < len(kept):
             if self.selection_share > 0:
@@ -259,7 +253,8 @@ class FeatureMethod(UsesLabels):
             # Of the size that is planned for; a choice replaces it.
             kept = independent(task, self.max_members)
         chosen = [] if choice is None else choice.events
-        learner = self._learner(task, epsilon - math.fsum(event.epsilon for event in chosen))
+        left = epsilon - math.fsum(event.epsilon for event in chosen)
+        learner = self._learner(task.classes, left, self.delta)
         n, dimension = len(task.y), len(kept) * task.n_outputs
         one = LinearTask(learner.loss(max(2, task.n_outputs)), dimension, n, n)
         training = tuple(plan_linear(learner, one).events)
@@ -291,20 +286,78 @@ class FeatureMethod(UsesLabels):
         )
         return features.ensemble(task, state["theta"], own)
 
-    def _learner(self, task: Labelled, epsilon: float) -> Any:
+    def _check_moderate(self, task: Labelled) -> None:
+        # Larger ones can make no number of a record: of it a choice would make the most negative
+        # count, and training would fail after the charge.
+        largest = np.maximum(np.abs(task.coef).max(), np.abs(task.intercept).max())
+        if not float(largest) * max(1.0, self.data_norm) <= LARGEST:
+            raise SettingsError(
+                "A member's coefficients, times the data_norm, are not all numbers within "
+                f"±{LARGEST:g}. Nothing was combined or charged. Leave it out."
+            )
+
+    def at_site(self, schema: Schema) -> Self:
+        """Return a copy that weighs members at a site whose own records are private."""
+        automatic = self.max_members is None and self.n_bags == 0 and self.epsilon is None
+        if not automatic or self.mechanism != "objective" or schema.person is not None:
+            raise SettingsError(
+                "FeatureMethod at a site takes no epsilon of its own (the site chooses it), no "
+                "max_members, no n_bags, mechanism='objective', and a schema without persons. "
+                "Nothing was done. Leave them out."
+            )
+        bound = {} if schema.label_bound is None else {"label_bound": schema.label_bound}
+        return self._with(data_norm=schema.norm, **bound)
+
+    def weigher(self, epsilon: float, delta: float) -> PrivateLearner[Any, Any]:
+        """Return what learns the members' weights at a site, from `weighed_rows`.
+
+        Privacy
+        -------
+        A fit costs (epsilon, delta) per record of the site; the rows are functions of released
+        members and of one record each. Proof: docs/guarantees/feature.md.
+        """
+        classes = None if self.classes is None else np.asarray(self.classes)
+        made: PrivateLearner[Any, Any] = self._learner(classes, epsilon, delta)
+        return made
+
+    def weighed_rows(self, members: Sequence[Any], X: Table) -> Array:
+        """Return what the members say of each record, scaled by public facts."""
+        return self._weighed(members, X)[1].records
+
+    def combine_weighed(
+        self, members: Sequence[Any], weigher: PrivateLearner[Any, Any]
+    ) -> FeatureEnsemble:
+        """Return the ensemble of `members` with the weights that a fitted `weigher` learned."""
+        # No record is here: rows of zeros stand for them, and scale nothing.
+        task, features = self._weighed(members, np.zeros((2, weigher_width(members))))
+        return features.ensemble(task, np.asarray(vars(weigher)["coef_"]), weigher.guarantee_)
+
+    def _weighed(self, members: Sequence[Any], X: Table) -> tuple[Labelled, _Features]:
+        labels = np.zeros(len(dense(X)))
+        if self.classes is not None:
+            labels = np.asarray(self.classes)[labels.astype(int)]
+        task = read_labelled(self, members, Public(X, labels), weigh_by_public=False)
+        if any(member.is_exact for member in task.members):
+            raise GuaranteeVoid(AGGREGATOR_ONLY)
+        self._check_moderate(task)
+        kept = np.arange(len(task.members))
+        scaled = self.scaling == "public"
+        return task, _Features.on_private(task, kept, self.data_norm, scaled=scaled)
+
+    def _learner(self, classes: Array | None, epsilon: float, delta: float) -> Any:
         settings: dict[str, Any] = {
             "epsilon": epsilon,
-            "delta": self.delta,
+            "delta": delta,
             "mechanism": "objective",
             "regularization": PRIVATE_REGULARIZATION
             if self.regularization == "auto"
             else self.regularization,
             "fit_intercept": False,
         }
-        if task.classes is None:
+        if classes is None:
             huber = 1.0 if self.huber is None else self.huber / self.label_bound
             return PrivateRidge(label_bound=self.label_bound, huber=huber, **settings)
-        return PrivateLogisticRegression(classes=task.classes, **settings)
+        return PrivateLogisticRegression(classes=classes, **settings)
 
     def _at_trusted_aggregator(
         self, task: Labelled, exact: bool, account: Account
@@ -603,6 +656,12 @@ def branch(
         if known
         else 0.0,
     )
+
+
+def weigher_width(members: Sequence[Any]) -> int:
+    """Return how many features the members have."""
+    (first, *_) = as_members(members)
+    return int(np.asarray(first.coef).shape[1])
 
 
 class TrustedAggregator(TrustedNoise):

@@ -91,6 +91,13 @@ class Asking(TypedDict):
     skip: Sequence[str]
 
 
+class Chosen(TypedDict, total=False):
+    """What is chosen for one training."""
+
+    epsilon: float | None
+    learner: str | None
+
+
 @commands.add("init", "site init --name north --dataset patients --epsilon 3")
 def init(
     name: Annotated[str, Option(help="The site's name, as others will see it.")],
@@ -182,15 +189,51 @@ def train(
     as_json: Json = False,
 ) -> Answer:
     """Show what will leave the site and what it costs, ask, charge the ledger, train and sign."""
-    from consilience.files.certificate import of_contribution
+    chosen = Chosen(epsilon=epsilon, learner=learner)
+    return _train_approved(cs.Site(folder), study, table, approval, chosen, as_json=as_json)
+
+
+@commands.add("aggregate", "site aggregate heart patients.csv --epsilon 1")
+def aggregate(
+    study: StudyName,
+    table: TablePath,
+    epsilon: Annotated[float, Option(help="What weighing may cost.")],
+    *,
+    approval: ApprovalOptions,
+    folder: Folder = SITE,
+    as_json: Json = False,
+) -> Answer:
+    """Weigh the models of the other sites on this site's own records, shown and approved first."""
+    from consilience.site.site import Weighing
 
     site = cs.Site(folder)
+    weighing = Weighing(table, site.gather_members(study))
+    return _train_approved(
+        site, study, weighing, approval, Chosen(epsilon=epsilon), as_json=as_json
+    )
+
+
+def _train_approved(
+    site: cs.Site,
+    study: str,
+    table: object,
+    approval: ApprovalOptions,
+    chosen: Chosen,
+    *,
+    as_json: bool,
+) -> Answer:
+    """Show what a training discloses and costs, and train once that is approved."""
+    from consilience.files.certificate import of_contribution
+    from consilience.site.site import Weighing
+
     asking = Asking(offline=approval.offline, skip=approval.skip or ())
     if approval.dry_run:
-        shown = site.preview(study, epsilon=epsilon, learner=learner, **asking)
+        members = table.members if isinstance(table, Weighing) else ()
+        shown = site.preview(study, members=members, **chosen, **asking)
         file = check_out(approval.out, ".html")
         file.write_text(shown.page_to_file.as_html(), encoding="utf-8")
-        facts = {"page": str(file), "epsilon": epsilon, "left": shown.left, "fits": shown.fits}
+        facts = {"page": str(file), "epsilon": chosen["epsilon"], "left": shown.left}
+        facts["fits"] = shown.fits
         fits = "" if shown.fits else "This training does not fit what the data owner allows.\n"
         filed = f"{fits}Written for filing: {file}. Nothing was trained or recorded."
         text = f"{shown.page.on_screen()}\n{filed}\nOnce approved: --approved {shown.digest}"
@@ -204,15 +247,7 @@ def train(
         return sys.stdin.isatty() and typer.confirm(question, err=as_json)
 
     head = site.ledger.head()
-    path = site.train(
-        study,
-        table,
-        epsilon=epsilon,
-        learner=learner,
-        approve=approve,
-        anew=approval.anew,
-        **asking,
-    )
+    path = site.train(study, table, approve=approve, anew=approval.anew, **chosen, **asking)
     if path is None:
         raise SettingsError(
             "The training was not approved. Nothing was trained or recorded. Answer yes; where "

@@ -64,6 +64,7 @@ WITHDRAWN = ".withdrawn"  # how the name of a note ends that stands for a contri
 _COST = ("events", "receipt")  # the facts that prove a charge
 _NONCE = re.compile("[0-9a-f]{64}")
 MOST_RECEIPT = 4096  # characters
+MOST_WEIGHED = 1 << 12  # members that one site weighs
 MOST_STEPS = 1 << 16  # that records of a shared sum are scaled by
 _RECEIPT = frozenset(
     "entry key dataset study epsilon delta rho unit neighbours events_hash hash".split()
@@ -99,6 +100,8 @@ MASKED_FACTS = {
     "and whether there is only noise",
     "share": "how wide the shared noise is, and what the site's own share promises alone",
 }
+# And of the file of a site that weighs the members of others.
+WEIGHED_FACTS = {"members": "the digests of the contributions that are weighed"}
 
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -312,6 +315,16 @@ def _is_choice(stated: object, mine: float | str) -> bool:
     return type(stated) is type(mine) and stated == mine
 
 
+def _are_digests(value: object) -> bool:
+    """Tell whether a fact is a list of different digests."""
+    return (
+        isinstance(value, list)
+        and 1 <= len(value) <= MOST_WEIGHED
+        and all(map(is_nonce, value))
+        and len(set(value)) == len(value)
+    )
+
+
 def is_nonce(value: object) -> bool:
     """Tell whether a fact is a nonce: 32 random bytes."""
     return isinstance(value, str) and _NONCE.fullmatch(value) is not None
@@ -427,8 +440,12 @@ class Contribution(SignedFile):
         sequence: int,
         key: SigningKey,
         trusted: bool = False,
+        members: Sequence[str] = (),
     ) -> Self:
-        """Sign a learner that a ledger was charged for, or an exact one for a trusted hub."""
+        """Sign a learner that a ledger was charged for, or an exact one for a trusted hub.
+
+        `members` are the digests of the contributions whose weights it is.
+        """
         learner.check_unchanged()
         if learner.chosen_beside_ is not None:
             raise SettingsError(
@@ -448,6 +465,8 @@ class Contribution(SignedFile):
         facts |= {"site": site, "receipt": learner.receipt_, **cls.stamp(study, sequence)}
         facts["chosen"] = dict(learner.chosen())
         facts["nonce"] = secrets.token_hex(32)
+        if members:
+            facts["members"] = list(members)
         return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
     @classmethod
@@ -591,7 +610,8 @@ class Contribution(SignedFile):
         typed = all(type(facts.get(n)) is kind for kind, names in expected.items() for n in names)
         if not (
             typed
-            and facts.keys() <= FACTS.keys() | MASKED_FACTS.keys()
+            and facts.keys() <= FACTS.keys() | MASKED_FACTS.keys() | WEIGHED_FACTS.keys()
+            and ("members" not in facts or _are_digests(facts["members"]))
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())
             and 1 <= len(facts["site"]) <= 200
@@ -625,6 +645,11 @@ class Contribution(SignedFile):
             and not stated.assumptions
             and _rounded_up(stated, found).promises_same(found)
         )
+
+    @property
+    def weighs(self) -> tuple[str, ...]:
+        """The digests of the contributions whose weights it is; none of an ordinary one."""
+        return tuple(self.sealed.facts.get("members", ()))
 
     @property
     def is_masked(self) -> bool:

@@ -40,6 +40,7 @@ from consilience.study.collect import (
     collect,
     find_breaking,
     name_problem,
+    select_members,
 )
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
@@ -323,7 +324,10 @@ class Combiner:
             accepted = self._accepted(study, contributions)
             if request is None and row["tries"] >= MOST_TRIES:
                 raise Refusal("cannot-combine", _INTERRUPTED)
-            if (n := len({one["site"] for one in accepted})) < study.min_sites:
+            if study.at is not None and study.at not in {one["site"] for one in accepted}:
+                message = f"The site {study.at} has not weighed the models of the others yet."
+                raise Refusal("too-few-sites", message)
+            if (n := len({one["site"] for one in accepted} - {study.at})) < study.min_sites:
                 message = f"A release needs {study.min_sites} contributions; {n} are in use."
                 raise Refusal("too-few-sites", message)
             is_agreed = bool(asked.change == row["changes"] and row["withheld"])
@@ -385,6 +389,7 @@ class Combiner:
         _require_enough(study, members, absent)
         if study.draws_noise and is_agreed:
             request = self._paid_request(study, members)
+        members = list(select_members(study, members))
         try:
             release = self._collect(study, members, contributions, request, public, test)
         except OUTAGES:
@@ -392,7 +397,7 @@ class Combiner:
         except (Refusal, BudgetExceeded):
             raise
         except Exception:
-            if study.draws_noise:
+            if study.draws_noise or study.at is not None:
                 raise
             kept = _leave_out_breaking(study, members, absent, public, test)
             if len(kept) == len(members):
@@ -403,7 +408,8 @@ class Combiner:
             release = self._collect(study, members, contributions, request, public, test)
         # What is unusual about an exact member is not private, and nobody sees a masked one.
         is_hidden = study.trusted or study.is_blind
-        far = {} if is_hidden else self._find_far(study, members, public, test)
+        models = [member for member in members if not member.weighs]
+        far = {} if is_hidden else self._find_far(study, models, public, test)
         places = {} if is_hidden else find_heavy(release.ensemble)
         heavy = {members[place].site: text for place, text in places.items()}
         made = _Made(release, [member.digest for member in members], absent, heavy | far)

@@ -375,6 +375,22 @@ class Hub:
             raise Refusal("not-found", FORGOTTEN)
         return self.store.content(named["sha256"])
 
+    def members(self, study: str, site: str) -> list[Row]:
+        """Return the contributions that a site is to weigh, or refuse."""
+        agreed = self.agreed(study)
+        if agreed.at is None or site != agreed.at:
+            message = "The study does not name this site to weigh the models of others."
+            raise Refusal("not-allowed", message)
+        rows = self.store.contributions(study, site=None)
+        return [row for row in rows if row["state"] == "accepted" and row["site"] != site]
+
+    def member(self, study: str, site: str, digest: str) -> Path | bytes:
+        """Return the file of a contribution that a site is to weigh."""
+        for row in self.members(study, site):
+            if row["digest"] == digest:
+                return self.own_contribution(study, row["site"], digest)
+        raise Refusal("not-found", "There is no such contribution to weigh.")
+
     def release_path(self, study: str, sequence: int | None = None) -> tuple[Row, Path]:
         """Return the row and file of the current release, or of one by number.
 

@@ -46,6 +46,7 @@ from consilience.protocol import (
     rotation_message,
     sign_request,
 )
+from consilience.study.collect import read_submitted
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.text import collapse, quote
@@ -128,6 +129,14 @@ class HubClient:
     def fetch_release(self, study: str) -> bytes | None:
         """Return the newest release's file, or None if there is none."""
         return self.request("GET", f"{_path(study)}/release", absent="no-release")
+
+    def fetch_members(self, study: str) -> list[bytes]:
+        """Return the files of the members that this site weighs, as the hub has them now."""
+        digests = self.request_json("GET", f"{_path(study)}/members").get("members")
+        if not (isinstance(digests, list) and all(map(is_digest, digests))):
+            raise self._unreadable()
+        found = [self.request("GET", f"{_path(study)}/members/{_digest(one)}") for one in digests]
+        return [content for content in found if content is not None]
 
     def fetch_papers(self, study: str) -> tuple[Roster | None, list[Card]]:
         """Return the roster of a blind study, if it is frozen, and the cards of its pad holders.
@@ -466,6 +475,12 @@ class SharedFolder:
                 "the coordinator for the original."
             )
         return content
+
+    def fetch_members(self, _: str) -> list[bytes]:
+        """Return the newest files of all other sites."""
+        study = Study.in_folder(self.place)
+        submitted = read_submitted(study, self.place).values()
+        return [one.newest.sealed.to_bytes() for one in submitted if one.newest.site != self.site]
 
     def submit(self, _: str, contribution: Contribution, content: bytes) -> Answer:
         """Put a contribution into the folder, beside a file of its name that is another one.

@@ -65,7 +65,7 @@ from consilience.site.summary import ComparedSummary, compare_summary
 from consilience.study.check import check_contribution, check_release, is_at_most
 from consilience.study.pages import charged_events, of_training, promise
 from consilience.study.records import file_digest
-from consilience.study.study import Study
+from consilience.study.study import Sender, Study
 from consilience.tables.reading import read_table
 
 MOST_KEPT = 1 << 12  # digests of releases that a site keeps for comparing
@@ -202,6 +202,14 @@ class Seen:
         )
 
 
+@dataclass(frozen=True)
+class Weighing:
+    """A table, and the contributions of other sites that are weighed on it."""
+
+    table: object
+    members: Sequence[Contribution]
+
+
 class Site(BlindSite):
     """A site's folder, and what the site does.
 
@@ -287,11 +295,21 @@ class Site(BlindSite):
         learner: str | None = None,
         offline: bool = False,
         skip: Sequence[str] = (),
+        members: Sequence[Contribution] = (),
     ) -> Preview:
-        """Say what a training would disclose and cost. Nothing is trained or charged."""
+        """Say what a training would disclose and cost. Nothing is trained or charged.
+
+        `members` are those that are weighed, where the study names this site for that.
+        """
         self.check_ledger()
         self._require_readable(name)
         study = self.study(name).choose(learner)
+        if (study.at == self.name) != bool(members):
+            how = "weighs the models of others (site aggregate)" if study.at == self.name else ""
+            raise SettingsError(
+                f"In study {name!r} this site {how or 'trains a model of its own (site train)'}. "
+                "Nothing was trained or charged. Use the other command."
+            )
         balance = self._ledger.balance(self.dataset)
         study.require_valid()
         if (epsilon is None) != study.trusted:
@@ -313,6 +331,7 @@ class Site(BlindSite):
             head=self._ledger.head(),
             unasked=self._unasked(offline, skip),
             blind=None if terms is None else terms.page,
+            members=[(member.site, member.digest) for member in members],
         )
         if terms is not None and epsilon is not None:
             return self._preview_blind(study, epsilon, page, terms)
@@ -396,8 +415,14 @@ class Site(BlindSite):
             self._complete_rotation(name)
             study, joined = self.study(name).choose(learner), self._joined(name)
             _require_contributing(name, joined, "trained")
+            weighed = table.members if isinstance(table, Weighing) else ()
             preview = self.preview(
-                name, epsilon=epsilon, learner=learner, offline=offline, skip=skip
+                name,
+                epsilon=epsilon,
+                learner=learner,
+                offline=offline,
+                skip=skip,
+                members=weighed,
             )
             made = None if anew else self._made(study, joined, table, epsilon)
             if made is not None:
@@ -437,18 +462,63 @@ class Site(BlindSite):
                 )
                 write_durably(path, content, replace=False)
                 return path
-            contribution = study.train(
-                table,
-                None if study.trusted else self._ledger,
-                epsilon=preview.epsilon,
+            sender = Sender(
                 site=self.name,
                 signing=self.key,
                 dataset=self.dataset,
                 sequence=sequence,
                 key=key,
             )
+            asked, ledger = preview.epsilon, self._ledger
+            if isinstance(table, Weighing):
+                contribution = study.aggregate(
+                    table.table, weighed, ledger, epsilon=asked, **sender
+                )
+            else:
+                kept = None if study.trusted else ledger
+                contribution = study.train(table, kept, epsilon=asked, **sender)
             contribution.save(path, replace=False)
             return path
+
+    def gather_members(self, name: str) -> Sequence[Contribution]:
+        """Fetch and check the contributions of the other sites, which this site is to weigh."""
+        with self._working():
+            self._complete_rotation(name)
+            study = self.study(name)
+            if study.at != self.name:
+                raise SettingsError(
+                    f"Study {name!r} does not name this site to weigh the models of others. "
+                    "Nothing was fetched. Ask who wrote it for `at` in [aggregator]."
+                )
+            contents = self._hub(self._joined(name)).fetch_members(name)
+            found = [study.accept(Contribution.load(content)) for content in contents]
+            found = [one for one in found if not one.weighs]
+            if len({one.site for one in found}) < max(len(found), study.min_sites):
+                raise SettingsError(
+                    f"Study {name!r} needs contributions of at least {study.min_sites} different "
+                    f"sites, one of each, before they are weighed; there are {len(found)}. Nothing "
+                    "was trained or charged. Wait for more."
+                )
+            return sorted(found, key=lambda one: one.site)
+
+    def aggregate(
+        self,
+        name: str,
+        table: object,
+        *,
+        epsilon: float,
+        approve: Callable[[Preview], bool] | None = None,
+    ) -> Path | None:
+        """Weigh the models of the other sites on a table of this site's own, after approval.
+
+        Everything else is as in `train`.
+
+        Privacy
+        -------
+        See `Study.aggregate`.
+        """
+        weighing = Weighing(table, self.gather_members(name))
+        return self.train(name, weighing, epsilon=epsilon, approve=approve)
 
     def _require_fit(self, name: str, preview: Preview) -> None:
         if preview.fits:
@@ -1453,6 +1523,9 @@ def _is_same(attempt: Attempt, study: Study, table: object, epsilon: float | Non
 
 def _digest_table(study: Study, table: object) -> str:
     """Return the SHA-256 of a table: of its files, or of its columns that the study reads."""
+    if isinstance(table, Weighing):  # the weights of others would be another result
+        parts = [_digest_table(study, table.table), *(one.digest for one in table.members)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
     if isinstance(table, str | os.PathLike):
         path = Path(table)
         if path.is_file():

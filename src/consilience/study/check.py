@@ -101,6 +101,7 @@ def find_problems(study: Study) -> list[str]:
             *_privacy_checks(study),
             *_blind_checks(study),
             *_method_checks(study),
+            *_site_checks(study),
         )
     )
     # A schema that could not be read is None; its problems were reported on reading.
@@ -250,6 +251,22 @@ def _method_checks(study: Study) -> Iterable[Check]:
             yield setting in has, f"[{part}] {name} has no setting {quote(setting, 100)}"
 
 
+def _site_checks(study: Study) -> Iterable[Check]:
+    """Yield whether a site can weigh the members, if the study names one."""
+    if study.at is None:
+        return
+    yield (
+        isinstance(study.at, str) and is_site_name(study.at),
+        "[aggregator] at must be the name of a site",
+    )
+    yield (
+        study.hub == "untrusted" and study.neighbours == "replace-one" and study.public is None,
+        '[aggregator] at needs hub = "untrusted", neighbours = "replace-one" and no [public] part',
+    )
+    one = study.max_weight == 1.0 and not study.alternatives
+    yield one, "[aggregator] at goes with neither max_weight nor [alternatives]"
+
+
 def _limit_checks(study: Study) -> Iterable[Check]:
     """Yield whether files of the study can be written and read, and its pages shown.
 
@@ -368,7 +385,7 @@ def _aggregator_problems(study: Study) -> list[str]:
                 'aggregator that draws noise, or leave out hub = "trusted"',
             ),
             (
-                public is not None or not aggregator.needs_public,
+                public is not None or study.at is not None or not aggregator.needs_public,
                 f"{name} needs public records: add a [public] part",
             ),
             (
@@ -425,7 +442,16 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
     )
     if study.blind is not None:
         yield from _masked_checks(study, study.blind, contribution)
-    yield from _learner_checks(study, contribution.learner, contribution.sealed.facts)
+    yield (
+        bool(contribution.weighs) == (contribution.site == study.at),
+        "it weighs the members of others, and the study names another site for that"
+        if contribution.weighs
+        else "the study names its site to weigh the members of others, and it is a model",
+    )
+    if contribution.weighs:
+        yield from _weigher_checks(study, contribution)
+    else:
+        yield from _learner_checks(study, contribution.learner, contribution.sealed.facts)
     if study.trusted:
         yield (
             contribution.is_hidden_by_digest,
@@ -438,6 +464,37 @@ def _contribution_checks(study: Study, contribution: Contribution) -> Iterable[C
             yield charged, "no ledger was charged for it"
         else:
             yield not charged, "it holds noise only, and states a charge"
+
+
+def _weigher_checks(study: Study, contribution: Contribution) -> Iterable[Check]:
+    """Yield whether the aggregation site learned these weights as the study says."""
+    learner, facts = contribution.learner, contribution.sealed.facts
+    low, high = study.epsilon_range
+    yield low <= learner.epsilon <= high, f"its epsilon is not between {low:g} and {high:g}"
+    agreed = study.build_weigher(learner.epsilon)
+    stated = {name: to_plain(value) for name, value in agreed.stated_settings().items()}
+    yield (
+        type(learner).__name__ == type(agreed).__name__
+        and spell_out(stated) == spell_out(learner.read_settings(facts["settings"])),
+        "its weights were learned with other settings",
+    )
+    classes = study.schema.classes
+    outputs = 1 if classes is None or len(classes) == 2 else len(classes)
+    yield (
+        facts["n_features"] == len(contribution.weighs) * outputs,
+        "it has another number of weights than of members",
+    )
+    if classes is not None:
+        yield _same(learner.classes_.tolist(), list(classes)), "it has other classes"
+    yield (
+        facts["size"] is not None and facts["size"] <= study.max_size,
+        f"it states more records than the {study.max_size:,} that the study allows",
+    )
+    guarantee = learner.guarantee_
+    yield (
+        guarantee.epsilon <= high * (1 + 1e-9) and guarantee.delta <= study.delta,
+        "it promises less than agreed",
+    )
 
 
 def _masked_checks(study: Study, rule: Rule, contribution: Contribution) -> Iterable[Check]:
@@ -559,6 +616,10 @@ def _release_checks(study: Study, release: Release) -> Iterable[Check]:
     yield (
         len(sources) >= study.min_sites,
         f"it is made of {len(sources)} contributions, and at least {study.min_sites} are needed",
+    )
+    yield (
+        study.at is None or sources[-1].site == study.at,
+        "the site that the study names to weigh the members is not the last of its sources",
     )
     # A site may have lent its noise to batches without its records, of which nothing is released.
     held = [one for one in sources if not (study.is_blind and one.guarantee.epsilon == 0)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -122,10 +122,13 @@ def collect(
     noise charges the publication's account before it draws. The release is measured on the study's
     public test records only.
     """
+    contributions = select_members(study, contributions)
     members = _accept_members(study, contributions)
     _check_records(study, public, test)
     account = _open_account(study, publication.account)
-    if study.is_blind:
+    if study.at is not None:
+        made = _weigh(study, members, test)
+    elif study.is_blind:
         words = _open_sums(study, contributions, publication)
         made = _open_total(study, members, words, public, test)
     else:
@@ -151,6 +154,41 @@ def collect(
         key=publication.signing,
         log=publication.log,
     )
+
+
+def select_members(study: Study, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
+    """Return the contributions that make a release.
+
+    Where a site weighs the members, these are the ones that it weighed, in its order, and its own
+    contribution after them. Others came later, and wait until it weighs again.
+    """
+    if study.at is None:
+        return contributions
+    by_digest = {one.digest: one for one in contributions}
+    weighing = [one for one in contributions if one.weighs]
+    if len(weighing) != 1:
+        raise SettingsError(
+            f"The members of study {study.name!r} are weighed by the site {study.at!r}, which has "
+            "not done so. Nothing was combined. Ask it for: consilience site aggregate"
+        )
+    gone = [digest for digest in weighing[0].weighs if digest not in by_digest]
+    if gone:
+        raise SettingsError(
+            f"Of the members that the site {study.at!r} weighed, {len(gone)} are withdrawn or "
+            "replaced. Nothing was combined. Ask it to weigh those that are there now: consilience "
+            "site aggregate"
+        )
+    return [*(by_digest[digest] for digest in weighing[0].weighs), weighing[0]]
+
+
+def _weigh(study: Study, learners: Sequence[Any], test: Public | None) -> Combination:
+    """Combine members by the weights that the aggregation site learned, and measure them."""
+    *members, weigher = learners
+    ensemble = study.build_aggregator().combine_weighed(members, weigher)
+    quality = assess(ensemble, study=study, members=members, public=None, test=test)
+    # Each source has a weight: that of who weighed the others is 0.
+    shown = replace(cast(Any, ensemble), weights=np.append(ensemble.weights, 0.0))
+    return Combination(shown, {"name": study.aggregator, **study.aggregator_settings}, (), quality)
 
 
 def _combine(
@@ -439,7 +477,7 @@ def read_records(
 
 def _accept_members(study: Study, contributions: Sequence[Contribution]) -> list[Any]:
     """Return the learners of enough contributions that fit the study, one for each site."""
-    if len(contributions) < study.min_sites:
+    if len(contributions) - (study.at is not None) < study.min_sites:
         raise SettingsError(
             f"A release of study {study.name!r} needs at least {study.min_sites} sites; so far "
             f"{len(contributions)} contributed. Nothing was combined. Wait for more."

@@ -9,7 +9,7 @@ from typing import Any
 
 from consilience.blind.masked import Masking
 from consilience.files.certificate import RELATIONS, UNITS, Page, Section, meaning
-from consilience.files.contribution import FACTS, MASKED_FACTS
+from consilience.files.contribution import FACTS, MASKED_FACTS, WEIGHED_FACTS
 from consilience.files.sealed import software
 from consilience.privacy.accounting import Event, alone, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -96,6 +96,7 @@ def of_study(study: Study) -> Page:
                         for name, settings in study.learners.items()
                     ),
                     ("aggregator", _with(study.aggregator, study.aggregator_settings)),
+                    *([] if study.at is None else [("weighed at", Quoted(study.at))]),
                 ],
             ),
             (
@@ -225,15 +226,17 @@ def of_training(
     head: str,
     unasked: Sequence[str] = (),
     blind: BlindPage | None = None,
+    members: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page that a data officer files before a training is approved.
 
     `balance` is that of the data set that would be charged. There is no `epsilon` if the study's
     hub is trusted. The `number` of the contribution and the `head` of the ledger make the page that
     of one training only. `unasked` are the studies whose hubs will not be asked what they have of
-    the site. `blind` is what the site was shown of a study with a blind hub.
+    the site. `blind` is what the site was shown of a study with a blind hub. `members` are sites
+    and digests of the contributions that this site weighs.
     """
-    facts = FACTS | (MASKED_FACTS if study.is_blind else {})
+    facts = FACTS | (MASKED_FACTS if study.is_blind else {}) | (WEIGHED_FACTS if members else {})
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     exact = (
         "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
@@ -259,9 +262,13 @@ def of_training(
                     "A hub also sees the site's signed requests: when the site joins, submits, "
                     "fetches, recovers or trains, also for a study of another hub, and from which "
                     "address.",
+                    *_also_read_by(study, site),
                 ],
-                _content(study, site, epsilon),
+                _weights(study, site, epsilon, len(members))
+                if members
+                else _content(study, site, epsilon),
             ),
+            *([("Models that are weighed", [_WEIGHED], _listed(members))] if members else []),
             (
                 "What will not leave",
                 ["Records, error messages, logs, and anything that is not listed above."],
@@ -293,6 +300,36 @@ def of_training(
             ),
         ],
     )
+
+
+_WEIGHED = (
+    "Each of them is private for the site that sent it. What is learned here is how much each "
+    "counts; whoever sent a wrong one can make the result worse, and cannot make it less private."
+)
+
+
+def _listed(members: Sequence[tuple[str, str]]) -> Rows:
+    return [(Quoted(site), digest) for site, digest in members]
+
+
+def _also_read_by(study: Study, site: str) -> list[str]:
+    """Say which other site gets the file."""
+    if study.at in (None, site):
+        return []
+    return [f"The hub hands the file to one other site, which weighs the models: {study.at}."]
+
+
+def _weights(study: Study, site: str, epsilon: float | None, n_members: int) -> Rows:
+    """Say what is in the file of a site that weighs members."""
+    weigher = study.build_weigher(study.epsilon_range[0] if epsilon is None else epsilon)
+    classes = study.schema.classes
+    outputs = 1 if classes is None or len(classes) == 2 else len(classes)
+    return [
+        ("aggregator", study.aggregator),
+        ("numbers", f"{n_members * outputs**2:,} weights of the models of the sites below"),
+        ("number", weigher.describe_size()),
+        ("site", site),
+    ]
 
 
 _NOT_COMPARED = (

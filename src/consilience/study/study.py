@@ -11,18 +11,26 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict, Unpack
 
+import numpy as np
+
 from consilience.aggregators.base import Aggregator
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.blind.masked import Masking
 from consilience.blind.pads import Words
 from consilience.blind.roster import Rule
-from consilience.errors import ConsilienceError, SchemaMismatch, SettingsError
+from consilience.errors import (
+    ConsilienceError,
+    PrivacyLeakWarning,
+    SchemaMismatch,
+    SettingsError,
+)
 from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
@@ -112,6 +120,9 @@ class Study:
         Files of public records, for aggregators that need them and for measuring releases.
     withhold_far
         Whether a release with a member that is unlike the others waits for a coordinator.
+    at
+        The site that learns the members' weights on private records of its own; None: the hub
+        combines them. That site hands over no model.
     version
         Whose defaults are meant by settings of the learner that are not named: 2 are today's. A
         study file without a version means 1, the first.
@@ -140,6 +151,7 @@ class Study:
     withhold_far: bool = toml.DEFAULTS["withhold_far"]
     blind: Rule | None = None
     version: int = toml.VERSION
+    at: str | None = None
     stored: bool = field(default=False, repr=False, compare=False)
     # The study that this is one site's choice of, with one learner of several.
     _whole: Study | None = field(default=None, init=False, repr=False, compare=False)
@@ -332,7 +344,7 @@ class Study:
         """Return the aggregator."""
         made = AGGREGATORS[self.aggregator].for_schema(self.schema, **self.aggregator_settings)
         made.max_weight = self.max_weight
-        return made
+        return made if self.at is None else made.at_site(self.schema)
 
     @cached_property
     def expected_settings(self) -> Settings:
@@ -365,6 +377,11 @@ class Study:
                 f"Study {self.name!r} has a blind hub, to which sites send masked sums. Nothing "
                 "was trained or charged. Use mask_sum, with the roster that all have signed."
             )
+        if sender["site"] == self.at:
+            raise SettingsError(
+                f"In study {self.name!r} this site weighs the models of the others, and hands over "
+                "none of its own. Nothing was trained or charged. Use: consilience site aggregate"
+            )
         learner = self.build(epsilon)
         charge: dict[str, Any] = {}
         if not self.trusted:
@@ -393,6 +410,63 @@ class Study:
         except ValueError as problem:  # of scikit-learn, such as a table without records
             raise _untrainable(problem) from None
         return Contribution.make(learner, trusted=self.trusted, **whose)
+
+    def aggregate(
+        self,
+        table: object,
+        members: Sequence[Contribution],
+        ledger: Ledger,
+        *,
+        epsilon: float,
+        **sender: Unpack[Sender],
+    ) -> Contribution:
+        """Learn the weights of `members` on a site's own table, and sign them.
+
+        Privacy
+        -------
+        `epsilon` per record of the table, against everyone who sees the contribution; the ledger is
+        charged before any noise is drawn. The members' own guarantees stay what they are.
+        """
+        self.check_epsilon(epsilon)
+        if self.at is None or sender["site"] != self.at:
+            raise SettingsError(
+                f"Study {self.name!r} does not let {sender['site']!r} weigh members. Nothing was "
+                "trained or charged. Ask who wrote the study for `at` in [aggregator]."
+            )
+        if len(members) < self.min_sites:
+            raise SettingsError(
+                f"Study {self.name!r} needs the models of at least {self.min_sites} sites before "
+                f"they are weighed; there are {len(members)}. Nothing was trained or charged. Wait "
+                "for more."
+            )
+        models = [self.accept(member).learner for member in members]
+        aggregator, weigher = self.build_aggregator(), self.build_weigher(epsilon)
+        encoded = self.schema.encode(table)
+        labels = encoded.y
+        if self.schema.classes is not None:
+            labels = np.asarray(self.schema.classes)[encoded.y]
+        rows = aggregator.weighed_rows(models, encoded.X)
+        charge: dict[str, Any] = {
+            "ledger": ledger.within(self.digest),
+            "dataset": sender["dataset"],
+            "key": sender.get("key"),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyLeakWarning)  # rows are scaled by public facts
+            weigher.fit(rows, labels, **charge)
+        made = Contribution.make(
+            weigher,
+            study=self.reference,
+            site=sender["site"],
+            sequence=sender.get("sequence", 1),
+            key=sender["signing"],
+            members=[member.digest for member in members],
+        )
+        return self.accept(made)
+
+    def build_weigher(self, epsilon: float) -> PrivateLearner[Any, Any]:
+        """Return what the aggregation site trains at this epsilon."""
+        return self.build_aggregator().weigher(float(epsilon), self.delta)
 
     def mask_sum(
         self,

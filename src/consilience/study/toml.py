@@ -84,6 +84,8 @@ def to_facts(study: Study) -> Facts:
     else:
         facts["learner"] = method
         facts["aggregator"] = {"name": study.aggregator, **_plain(study.aggregator_settings)}
+    if study.at is not None:
+        facts["aggregator"]["at"] = study.at
     if study.alternatives:
         facts["alternatives"] = {name: _plain(one) for name, one in study.alternatives.items()}
     if study.version != 1:
@@ -187,6 +189,7 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         "learner_settings": _from_plain(parts["learner"]),
         "alternatives": {name: _from_plain(one) for name, one in parts["alternatives"].items()},
         "aggregator": parts["aggregator"].pop("name"),
+        "at": parts["aggregator"].pop("at", None),
         "aggregator_settings": _from_plain(parts["aggregator"]),
         "neighbours": privacy.get("neighbours", "replace-one"),
         "epsilon_range": (privacy["epsilon_min"], privacy["epsilon_max"]),

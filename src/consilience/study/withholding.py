@@ -68,7 +68,7 @@ def describe_waiting(study: Study, n_records: int | None = None) -> list[str]:
     if study.draws_noise:
         said += " So does one that is clearly worse than the release before it."
     waits.insert(0, said)
-    if study.draws_noise or study.is_blind:
+    if study.draws_noise or study.is_blind or study.at is not None:
         return [*waits, "No single site can be left out to see what it costs."]
     few = math.sqrt(ENOUGH_RECORDS) * MOST_RISE
     costs = f"more than {MOST_RISE:.1%} of the test records"
@@ -184,7 +184,7 @@ class Candidate:
         Of few members suspects only; of very many, those that cost most.
         """
         # Nobody can leave one out of a total, and what exact members make is no private release.
-        if self.study.is_blind or self.study.draws_noise:
+        if self.study.is_blind or self.study.draws_noise or self.study.at is not None:
             return []
         suspects = list(self._suspects)
         enough = len(self.contributions) >= FEWEST

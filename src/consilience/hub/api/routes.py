@@ -324,6 +324,26 @@ def read_contribution(request: Request, study: str, digest: str, site: Anyone) -
     return FileResponse(content, media_type=FILE)
 
 
+def list_members(request: Request, study: str, site: Anyone) -> Row:
+    """List the digests of the contributions that the asking site is to weigh."""
+    return {"members": [row["digest"] for row in hub_of(request).members(study, _name_of(site))]}
+
+
+def read_member(request: Request, study: str, digest: str, site: Anyone) -> Response:
+    """Return the file of a contribution that the asking site is to weigh."""
+    content = hub_of(request).member(study, _name_of(site), digest)
+    if isinstance(content, bytes):
+        return Response(content, media_type=FILE)
+    return FileResponse(content, media_type=FILE)
+
+
+def _name_of(site: Row | None) -> str:
+    """Return the name of the site that asks, or refuse everyone else."""
+    if site is None:
+        raise Refusal("not-allowed", "Members are for the site that the study names to weigh them.")
+    return str(site["name"])
+
+
 def withdraw(request: Request, study: str, sender: SiteChanging) -> Row:
     """Withdraw the site's contribution: no later release contains it."""
     signed, _ = sender
@@ -563,6 +583,8 @@ ROUTES = (
     Route("POST", "/api/keys/rotation", Action.OPEN, rotate_key, _json(Rotation)),
     Route("GET", f"{STUDY}/contributions", Action.VIEW, list_contributions),
     Route("GET", STUDY + "/contributions/{digest}", Action.VIEW, read_contribution),
+    Route("GET", f"{STUDY}/members", Action.VIEW, list_members),
+    Route("GET", STUDY + "/members/{digest}", Action.VIEW, read_member),
     Route("POST", f"{STUDY}/withdrawals", Action.OPEN, withdraw),
     Route("POST", f"{STUDY}/releases", Action.CHANGE, combine, _json(Command)),
     Route("GET", f"{STUDY}/releases", Action.VIEW, list_releases),
