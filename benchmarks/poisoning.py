@@ -1,9 +1,10 @@
 """Measure what one wrong site of four does to a release, with and without the hub's checks.
 
-    CONSILIENCE_DATA=FOLDER python benchmarks/poisoning.py [--repeats N]
+    CONSILIENCE_DATA=FOLDER python benchmarks/poisoning.py [--repeats N] [--pages NAME ...]
 
 Four sites and a hub with few public records learn to tell two kinds of trees of Covertype apart.
-The fourth site signs what it likes. Writes benchmarks/poisoning.md. Noise is not seeded, because no
+The fourth site signs what it likes. Writes benchmarks/poisoning.md, and poisoning_more.md with
+totals, a trusted hub and few test records. Noise is not seeded, because no
 hub would take such contributions: numbers vary within the stated errors.
 """
 
@@ -12,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,12 @@ from consilience.aggregators.outliers import find_far, find_heavy
 from consilience.errors import ConsilienceError
 from consilience.evaluation import baselines
 from consilience.files.contribution import Contribution, rebuild
+from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.privacy.accounting import events_to_json
+from consilience.privacy.spending import Account
 from consilience.study.collect import Publication, collect
-from consilience.study.withholding import Candidate
+from consilience.study.withholding import Candidate, allowed_rise
 from consilience.tables.public import Public
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,18 +56,33 @@ COLUMNS = {  # the ranges that the data set's own description states
 KINDS = (1, 2)  # spruce or fir, and lodgepole pine
 LINEAR = (
     'neighbours = "replace-one"',
-    'name = "PrivateLogisticRegression"\nregularization = 1e-4',
+    '[learner]\nname = "PrivateLogisticRegression"\nregularization = 1e-4',
 )
-FOREST = 'neighbours = "add-remove"', 'name = "PrivateForestClassifier"'
+FOREST = 'neighbours = "add-remove"', '[learner]\nname = "PrivateForestClassifier"'
+# At a trusted hub, whose noise is once for each record: with this ridge it costs little.
+TRUSTED = (
+    'neighbours = "replace-one"\nhub = "trusted"',
+    '[learner]\nname = "PrivateLogisticRegression"\nregularization = 1e-3',
+    f'[aggregator]\nname = "Average"\nweights = "equal"\nepsilon = {EPSILON}\ndelta = 1e-6',
+)
 METHODS = {  # title: privacy, learner, aggregator
-    "Average": (*LINEAR, 'name = "Average"'),
-    "Average, robust (median)": (*LINEAR, 'name = "Average"\nrobust = "median"'),
-    "votes of linear models": (*LINEAR, 'name = "WeightedVote"'),
-    "votes of forests": (*FOREST, 'name = "WeightedVote"'),
-    "PublicBlend": (*LINEAR, 'name = "PublicBlend"'),
-    "FeatureMethod": (*LINEAR, 'name = "FeatureMethod"'),
-    "SiteBoosting": (*LINEAR, 'name = "SiteBoosting"'),
+    "Average": (*LINEAR, '[aggregator]\nname = "Average"'),
+    "Average, robust (median)": (*LINEAR, '[aggregator]\nname = "Average"\nrobust = "median"'),
+    "votes of linear models": (*LINEAR, '[aggregator]\nname = "WeightedVote"'),
+    "votes of forests": (*FOREST, '[aggregator]\nname = "WeightedVote"'),
+    "PublicBlend": (*LINEAR, '[aggregator]\nname = "PublicBlend"'),
+    "FeatureMethod": (*LINEAR, '[aggregator]\nname = "FeatureMethod"'),
+    "SiteBoosting": (*LINEAR, '[aggregator]\nname = "SiteBoosting"'),
+    "Total of Moments": (
+        'neighbours = "replace-one"\ndelta = 1e-6',
+        '[statistic]\nname = "Moments"',
+        "",
+    ),
+    "Average, trusted hub, first release": TRUSTED,
+    "Average, trusted hub, later release": TRUSTED,
 }
+MORE = ("Total of Moments", *(method for method in METHODS if "trusted" in method))
+LATER = "Average, trusted hub, later release"  # the others had one before the fourth site came
 
 
 def make_study(method, sha256="0" * 64):
@@ -88,19 +106,17 @@ epsilon_max = 10.0
 label = "kind"
 classes = [0, 1]
 columns = [{columns}]
-[learner]
 {learner}
-[aggregator]
 {aggregator}
 {files}
 """)
 
 
-def read_tables(seed):
-    """Return the tables of the sites, the public records and the test records."""
+def read_tables(seed, n_test=N_TEST, n_fresh=0):
+    """Return the tables of the sites, the public records, the test records and any further ones."""
     table = pd.read_parquet(DATA / "covertype.parquet", columns=[*COLUMNS, "Cover_Type"])
     table = table[table.Cover_Type.isin(KINDS)]
-    sizes = [N_RECORDS] * N_SITES + [N_PUBLIC, N_TEST]
+    sizes = [N_RECORDS] * N_SITES + [N_PUBLIC, n_test] + [n_fresh] * bool(n_fresh)
     order = np.random.default_rng(seed).permutation(len(table))[: sum(sizes)]
     parts = np.split(order, np.cumsum(sizes)[:-1])
     return [
@@ -121,7 +137,7 @@ def train(study, tables, folder, epsilon=EPSILON):
     made, keys = [], []
     for number, table in enumerate(tables):
         ledger = Ledger(folder / f"{study.learner}-{number}-{epsilon:g}.ledger")
-        ledger.allow("site", Budget(epsilon=1e4))
+        ledger.allow("site", Budget(epsilon=1e4, delta=0.1, neighbours=study.neighbours))
         keys.append(SigningKey.generate())
         sender = {"site": f"site {number}", "signing": keys[-1], "dataset": "site"}
         made.append(study.train(table, ledger, epsilon=epsilon, **sender))
@@ -131,103 +147,149 @@ def train(study, tables, folder, epsilon=EPSILON):
 # ------------------------------------------------------------------ what the fourth site signs
 
 
+def find_part(tensors):
+    """Return the name of the numbers that a liar changes, and which of them; none of trees."""
+    if "coef" in tensors:
+        return "coef", slice(None)
+    if "total" in tensors:  # products of columns, and then those with the label
+        columns = len(COLUMNS) + 1
+        return "total", slice(columns * (columns + 1) // 2, None)
+    return None, None
+
+
+def change(tensors, change_part):
+    """Return the tensors with other numbers in the part that a liar changes."""
+    name, part = find_part(tensors)
+    changed = np.array(tensors[name], dtype=np.float64)
+    changed[part] = change_part(changed[part])
+    if tensors[name].dtype == np.int64:
+        changed = np.clip(changed, -(2.0**62), 2.0**62).astype(np.int64)
+    return {**tensors, name: changed}
+
+
 def flip(tensors, scale):
     """Return a model that says the opposite, `scale` times as loudly."""
     if "coef" in tensors:
         return {name: one * -scale for name, one in tensors.items()}
+    if "total" in tensors:
+        return change(tensors, lambda one: one * -scale)
     counts = tensors["counts"][..., ::-1].astype(float) * scale
     counts = np.clip(counts, -(2.0**59), 2.0**59).astype(np.int64)
     return {**tensors, "counts": np.ascontiguousarray(counts)}
 
 
-def loud(contribution, is_seen):
+def find_scale(is_allowed):
+    """Return the largest scale that is allowed, within 1 %."""
+    low, high = 1e-3, 1e6
+    while high > 1.01 * low:
+        middle = np.sqrt(low * high)
+        low, high = (middle, high) if is_allowed(middle) else (low, middle)
+    return low
+
+
+def loud(contribution, knows):
     return flip(contribution.sealed.tensors, 1000.0), {}
 
 
-def huge(contribution, is_seen):
+def huge(contribution, knows):
     tensors = contribution.sealed.tensors
     if "coef" in tensors:
         return {name: -np.sign(one) * 1e308 for name, one in tensors.items()}, {}
     return flip(tensors, 1e300), {}
 
 
-def many(contribution, is_seen, size=2**59):
+def many(contribution, knows, size=2**59):
     """Claim many records, with the events that so many would have."""
     tensors, facts = flip(contribution.sealed.tensors, 1.0), {"size": size}
     if "size" in tensors:
         tensors["size"] = np.array(size)
+        return tensors, facts
+    if "total" in tensors:  # its noise does not depend on their number
         return tensors, facts
     learner = rebuild({**contribution.sealed.facts, "size": size}, contribution.sealed.tensors)
     shapes = {name: one.shape for name, one in tensors.items()}
     return tensors, {**facts, "events": events_to_json(learner.implied(shapes).events)}
 
 
-def precise(contribution, is_seen):
+def precise(contribution, knows):
     """Claim hardly any noise."""
     events = json.loads(contribution.sealed.facts["events"])
     tensors = flip(contribution.sealed.tensors, 1.0)
+    if not events:  # exact, for a trusted hub
+        return tensors, {"events": '[{"kind": "gaussian", "sigma": 1e-300}]'}
     if "coef" in tensors:
         events[0]["strong_convexity"] = 1e300
+    elif "total" in tensors:
+        events[0]["sigma"] = 1e-300
     else:
         events[0]["parts"][-1]["scale"] = 1e-300
         tensors["variance"] = np.array(0.0)
     return tensors, {"events": json.dumps(events, sort_keys=True, separators=(",", ":"))}
 
 
-def allowed(contribution, is_seen):
+def allowed(contribution, knows):
     """Say the opposite as loudly as the hub accepts."""
     tensors = contribution.sealed.tensors
-    if "coef" not in tensors:
+    if find_part(tensors)[0] is None:
         return flip(tensors, 1.0), {}
-    shapes = {name: one.shape for name, one in tensors.items()}
-    bounds = contribution.learner.implied(shapes).bounds
-    scale = min(bounds[name].norm / np.linalg.norm(one) for name, one in tensors.items())
-    return flip(tensors, 0.99 * scale), {}
+    return flip(tensors, find_scale(lambda scale: knows.accept(flip(tensors, scale)))), {}
 
 
-def unseen(contribution, is_seen):
+def unseen(contribution, knows):
     """Say the opposite as loudly as raises no alert, knowing what all others handed in."""
     tensors = contribution.sealed.tensors
-    if "coef" not in tensors:
+    if find_part(tensors)[0] is None:
         return flip(tensors, 1.0), {}
-    low, high = 1e-3, 1e6
-    while high > 1.01 * low:
-        middle = np.sqrt(low * high)
-        learner = rebuild(contribution.sealed.facts, flip(tensors, middle))
-        low, high = (low, middle) if is_seen(learner) else (middle, high)
-    return flip(tensors, low), {}
+
+    def is_unseen(scale):
+        accepted = knows.accept(flip(tensors, scale))
+        return accepted is not None and not knows.sees(accepted.learner)
+
+    return flip(tensors, find_scale(is_unseen)), {}
 
 
-def sparse(contribution, is_seen):
-    """Change one number alone: the largest coefficient, or one tree of a forest."""
+def sparse(contribution, knows):
+    """Change one number alone: the largest one, or one tree of a forest."""
     tensors = {name: one.copy() for name, one in contribution.sealed.tensors.items()}
-    if "coef" not in tensors:
+    name, _ = find_part(tensors)
+    if name is None:
         tensors["counts"][0] = tensors["counts"][0, ..., ::-1]
         return tensors, {}
-    coef = tensors["coef"]
-    bound = contribution.learner.implied({name: one.shape for name, one in tensors.items()}).bounds
-    largest = np.unravel_index(np.argmax(np.abs(coef)), coef.shape)
-    coef[largest] = -np.sign(coef[largest]) * (0.99 * bound["coef"].norm - np.linalg.norm(coef))
-    return tensors, {}
+
+    def spoil(scale):
+        def spoil_part(values):
+            flat = values.copy().reshape(-1)
+            largest = np.argmax(np.abs(flat))
+            flat[largest] *= -scale
+            return flat.reshape(values.shape)
+
+        return change(tensors, spoil_part)
+
+    return spoil(find_scale(lambda scale: knows.accept(spoil(scale)))), {}
 
 
-def quiet(contribution, is_seen):
+def quiet(contribution, knows):
     return flip(contribution.sealed.tensors, 1.0), {}
 
 
-def searched(contribution, is_seen):
+def searched(contribution, knows):
     """Look for the worst model that a hub publishes, knowing all others and the test records."""
     tensors = contribution.sealed.tensors
-    if "coef" not in tensors:
+    name, part = find_part(tensors)
+    if name is None:
         return flip(tensors, 1.0), {}
     random = np.random.default_rng(0)
-    best, most = tensors, is_seen.worth(tensors)
-    length = np.linalg.norm(tensors["coef"]) / np.sqrt(tensors["coef"].size)
+    best, most = tensors, knows.worth(tensors, -1.0)
+    values = np.asarray(tensors[name], dtype=np.float64)[part]
+    length = np.linalg.norm(values) / np.sqrt(values.size)
     step = 0.3
     for _ in range(SEARCHED):
         scale = step * length * random.choice([0.2, 1.0, 3.0])
-        tried = {name: one + scale * random.normal(size=one.shape) for name, one in best.items()}
-        found = is_seen.worth(tried)
+        tried = change(best, lambda one, scale=scale: one + scale * random.normal(size=one.shape))
+        if "intercept" in best:
+            shift = scale * random.normal(size=best["intercept"].shape)
+            tried["intercept"] = best["intercept"] + shift
+        found = knows.worth(tried, most)
         better = found > most
         best, most = (tried, found) if better else (best, most)
         step = step * 1.3 if better else max(0.97 * step, 1e-3)
@@ -248,11 +310,14 @@ ATTACKS = {
 SEARCHED = 40  # models that are tried
 HONEST = (2.0, 0.5, 0.1)  # budgets at which releases of honest sites are judged
 HONEST_REPEATS = 12
+FEW, FEW_REPEATS = (100, 500), 6  # test records
+N_FRESH = 20_000  # records that nobody of the study has
+HARDEST = ("sign flipped, honest length", "the worst that is published, by search")
 
 
-def forge(contribution, key, attack, is_seen):
+def forge(contribution, key, attack, knows):
     """Return the file that the fourth site signs, and its learner as if nobody had checked it."""
-    tensors, changes = attack(contribution, is_seen)
+    tensors, changes = attack(contribution, knows)
     facts = {k: v for k, v in contribution.sealed.facts.items() if k not in ("key", "tensors")}
     sealed = Sealed.seal("contribution", facts | changes, tensors, key)
     try:
@@ -279,83 +344,134 @@ def combine_unchecked(study, learners, public, test):
 
 
 @dataclass
+class Hub:
+    """A hub as far as releases are concerned; where it is trusted, with a ledger of its own."""
+
+    study: Study
+    public: Public
+    test: Public
+    folder: Path
+    key: SigningKey = field(default_factory=SigningKey.generate)
+    last: Release | None = None
+
+    def __post_init__(self):
+        if self.study.draws_noise:
+            unit, neighbours = self.study.hidden
+            self.ledger = Ledger(self.folder / f"hub-{self.key.public[:16]}.ledger")
+            limit = Budget(epsilon=1e4, delta=0.1, unit=unit, neighbours=neighbours)
+            self.ledger.allow(self.study.digest, limit)
+
+    def make(self, contributions):
+        """Return the release of these contributions."""
+        account = Account()
+        if self.study.draws_noise:
+            account = Account(self.ledger, self.study.digest)
+        records = {"public": self.public, "test": self.test}
+        publication = Publication(self.key, account=account)
+        return collect(self.study, contributions, **records, publication=publication)
+
+    def judge(self, contributions):
+        """Return a release, what the hub asks before it publishes it, and whom it names."""
+        release, far, heavy = self.make(contributions), {}, {}
+        learners, names = [one.learner for one in contributions], self.study.schema.feature_names
+        if not self.study.trusted:
+            far = find_far(learners, self.public, self.test, names=names)
+            heavy = find_heavy(release.ensemble)
+        named = [
+            {contributions[place].site: text for place, text in places.items()}
+            for places in (far, heavy)
+        ]
+        records = self.last, self.public, self.test
+        return release, Candidate(self.study, release, contributions, *named, *records), far
+
+    def publish(self, contributions):
+        """Return a release, whether the hub withholds it and whether it names the fourth site."""
+        release, candidate, named = self.judge(contributions)
+        return release.ensemble, bool(candidate.find_reasons()), WRONG in named
+
+
+@dataclass
 class Knowledge:
     """All that the fourth site could know: the others' files, the records and what the hub does."""
 
-    study: Study
+    hub: Hub
     others: list
     own: Contribution
     key: SigningKey
-    hub: SigningKey
-    records: tuple
 
-    def __call__(self, learner):
-        """Tell whether a learner raises an alert."""
-        members = [one.learner for one in self.others]
-        return WRONG in find_far([*members, learner], *self.records)
-
-    def worth(self, tensors):
-        """Return the error of the release with such numbers, -1 if it is not published."""
+    def accept(self, tensors):
+        """Return the contribution with such numbers if the hub accepts it, or None."""
         facts = {k: v for k, v in self.own.sealed.facts.items() if k not in ("key", "tensors")}
         body = Sealed.seal("contribution", facts, tensors, self.key).to_bytes()
-        try:
-            accepted = self.study.accept(Contribution.load(body))
-        except ConsilienceError:
+        return accept(self.hub.study, body)
+
+    def sees(self, learner):
+        """Tell whether a learner raises an alert."""
+        if self.hub.study.trusted:
+            return False
+        members = [one.learner for one in self.others]
+        return WRONG in find_far([*members, learner], self.hub.public, self.hub.test)
+
+    def worth(self, tensors, most):
+        """Return the error of the release with such numbers; -1 if it is not over `most`.
+
+        Or if the hub does not publish it.
+        """
+        accepted = self.accept(tensors)
+        if accepted is None:
             return -1.0
-        every = [*self.others, accepted]
-        error, withheld, _ = publish(self.study, every, *self.records, self.hub)
-        return -1.0 if withheld else error
+        every, hub = [*self.others, accepted], self.hub
+        if not hub.study.draws_noise:
+            learners = [one.learner for one in every]
+            if combine_unchecked(hub.study, learners, hub.public, hub.test) <= most:
+                return -1.0
+        made, withheld, _ = hub.publish(every)
+        return -1.0 if withheld else error_of(made, hub.test)
 
 
-def judge(study, contributions, public, test, key):
-    """Return a release, what the hub asks before it publishes it, and whom it names."""
-    release = collect(study, contributions, public=public, test=test, publication=Publication(key))
-    learners, names = [one.learner for one in contributions], study.schema.feature_names
-    places = find_far(learners, public, test, names=names)
-    far = {contributions[place].site: text for place, text in places.items()}
-    places_of_heavy = find_heavy(release.ensemble)
-    heavy = {contributions[place].site: text for place, text in places_of_heavy.items()}
-    candidate = Candidate(study, release, contributions, far, heavy, None, public, test)
-    return release, candidate, places
+def accept(study, body):
+    """Return a contribution if the study accepts it, or None."""
+    try:
+        return study.accept(Contribution.load(body, trusted=study.trusted))
+    except ConsilienceError:
+        return None
 
 
-def publish(study, contributions, public, test, key):
-    """Return the error of a release, whether the hub withholds it and names the fourth site."""
-    release, candidate, named = judge(study, contributions, public, test, key)
-    withheld = bool(candidate.find_reasons())
-    return error_of(release.ensemble, test), withheld, WRONG in named
-
-
-def run(seed, folder):
+def run(seed, folder, methods=METHODS, attacks=None, n_test=N_TEST, n_fresh=0):
     """Return rows of one repeat."""
-    *sites, public_table, test_table = read_tables(seed)
+    tables = read_tables(seed, n_test, n_fresh)
+    sites, public_table, test_table = tables[:N_SITES], tables[N_SITES], tables[N_SITES + 1]
+    fresh_table = tables[-1]  # the test records themselves if there are no others
     rows, trained = [], {}
-    hub = SigningKey.generate()
-    for method in METHODS:
+    for method in methods:
         study = make_study(method)
-        public, test = encode(study, public_table), encode(study, test_table)
-        if study.learner not in trained:
-            trained[study.learner] = train(study, sites, folder)
-        made, keys = trained[study.learner]
+        public, test, fresh = (
+            encode(study, table) for table in (public_table, test_table, fresh_table)
+        )
+        kind = METHODS[method][:2]
+        if kind not in trained:
+            trained[kind] = train(study, sites, folder)
+        made, keys = trained[kind]
         # One training serves all methods; each study is named in its own signed copies.
         made = [restamp(one, study, key) for one, key in zip(made, keys, strict=True)]
-        honest, withheld, named = publish(study, made, public, test, hub)
-        rows.append((method, "none", honest, honest, withheld, False, named))
+        hub = Hub(study, public, test, folder)
+        if method == LATER:
+            hub.last = hub.make(made[:WRONG])
+        honest, withheld, named = hub.publish(made)
+        errors = error_of(honest, test), error_of(honest, fresh)
+        rows.append((method, "none", errors[0], *errors, withheld, False, named))
         members = [one.learner for one in made[:WRONG]]
-
-        knows = Knowledge(study, made[:WRONG], made[WRONG], keys[WRONG], hub, (public, test))
-        for title, attack in ATTACKS.items():
+        knows = Knowledge(hub, made[:WRONG], made[WRONG], keys[WRONG])
+        for title, attack in (attacks or ATTACKS).items():
             body, learner = forge(made[WRONG], keys[WRONG], attack, knows)
             before = combine_unchecked(study, [*members, learner], public, test)
-            accepted = list(made[:WRONG])
-            try:
-                accepted.append(study.accept(Contribution.load(body)))
-            except ConsilienceError:
-                pass
-            after, withheld, named = publish(study, accepted, public, test, hub)
+            accepted = [*made[:WRONG], accept(study, body)]
+            accepted = [one for one in accepted if one is not None]
+            after, withheld, named = hub.publish(accepted)
+            errors = error_of(after, test), error_of(after, fresh)
             refused = len(accepted) < N_SITES
-            rows.append((method, title, before, after, withheld, refused, named))
-    columns = ["method", "attack", "before", "after", "withheld", "refused", "named"]
+            rows.append((method, title, before, *errors, withheld, refused, named))
+    columns = "method attack before after fresh withheld refused named".split()
     return pd.DataFrame(rows, columns=columns).assign(seed=seed)
 
 
@@ -371,14 +487,14 @@ def describe(table):
     """Return the rows of the page: means over repeats."""
     lines = []
     honest = table[table.attack == "none"].set_index(["method", "seed"]).before
-    for method in METHODS:
+    for method in dict.fromkeys(table.method):
         mine = table[table.method == method]
         own = honest[method]
         error = own.std(ddof=1) / np.sqrt(len(own)) if len(own) > 1 else np.nan
         lines.append(
             f"| {method} | none | {own.mean():.3f} ± {error:.3f} | "
             f"{own.mean():.3f} | | "
-            f"{'published' if not mine[mine.attack == 'none'].withheld.any() else 'withheld'} |"
+            f"{describe_withheld(mine[mine.attack == 'none'].withheld) or 'published'} |"
         )
         for attack in ATTACKS:
             rows = mine[mine.attack == attack].set_index("seed")
@@ -388,12 +504,13 @@ def describe(table):
             after, rise = "—", "—"
             if len(shown):
                 after = f"{shown.after.mean():.3f}"
-                rise = f"{(shown.after - own[shown.index]).mean():+.3f}"
+                rises = shown.after - own[shown.index]
+                rise = f"{rises.mean():+.3f} ({rises.max():+.3f})"
             what = [
                 f"refused at the door in {rows.refused.sum()} of {len(rows)}"
                 if rows.refused.any()
                 else "accepted",
-                f"withheld in {rows.withheld.sum()} of {len(rows)}" if rows.withheld.any() else "",
+                describe_withheld(rows.withheld),
                 f"named in {rows.named.sum()} of {len(rows)}" if rows.named.any() else "",
             ]
             lines.append(
@@ -416,7 +533,8 @@ PAGE = (
     "at the door, so that three sites remain; a release is withheld if its test records show it "
     "to be worse than public records alone, or than guessing, or than without a site that is "
     'unlike the others ("named"), or by more than .025 than without any one site. "Rise" compares '
-    "published releases with those of four honest sites, repeat by repeat.\n\n"
+    "published releases with those of four honest sites, repeat by repeat: the mean, and the "
+    "largest in brackets.\n\n"
     "| method | attack | before | published | rise | the hub |\n"
     "|---|---|---|---|---|---|\n"
     "{rows}\n"
@@ -441,21 +559,67 @@ PAGE = (
 )
 
 
+def describe_withheld(withheld):
+    return f"withheld in {withheld.sum()} of {len(withheld)}" if withheld.any() else ""
+
+
+MORE_PAGE = (
+    "# One wrong site of four: totals, a trusted hub, few test records\n\n"
+    "Made by `python benchmarks/poisoning.py --pages more`; do not edit, run it again. Data, sites "
+    "and attacks are those of [poisoning.md](poisoning.md); repeats of the first table: {repeats}, "
+    "of the second: {few_repeats}. Beside the mean over repeats, a rise has the largest one in "
+    "brackets.\n\n"
+    "| method | attack | before | published | rise | the hub |\n"
+    "|---|---|---|---|---|---|\n"
+    "{rows}\n\n"
+    "Of sums, a liar changes the products with the label. A trusted hub draws the noise itself "
+    "(epsilon = {epsilon:g} for each record, ridge 1e-3), and only when a coordinator asks: the "
+    "release is then compared with public records alone, with guessing, and with the release "
+    "before it, which here is that of the three honest sites. Nothing that is computed from exact "
+    "contributions may be shown, so nobody is named and nobody is left out in turn. What a "
+    "wrong site costs such a study is bounded by these comparisons alone: hardly in a first "
+    "release, and in a later one by what the noise leaves to be seen, of honest releases too.\n\n"
+    "## Few test records\n\n"
+    "Average, the two attacks that are hardest to see. A release waits if "
+    'any one site costs it more than "allowed" on the test records. "On them" is the rise of the '
+    'error on the test records, "on others" on {fresh:,} records that nobody of the study has; '
+    'in brackets the largest. "Honest" counts releases of four honest sites that wait, at epsilon '
+    "= {budgets}.\n\n"
+    "| test records | allowed | attack | on them | on others | withheld | honest |\n"
+    "|---|---|---|---|---|---|---|\n"
+    "{few}\n\n"
+    "The fourth site knows the test records, and finds a model that costs little on them and more "
+    "on others: the fewer there are, the more.\n"
+)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--pages", nargs="+", choices=WRITERS, default=list(WRITERS))
+    asked = parser.parse_args()
     baselines.MOST_COMPARED = 0  # other aggregators are not compared here, which takes longest
     with tempfile.TemporaryDirectory() as folder:
-        parts = []
-        for seed in range(repeats):
-            place = Path(folder) / str(seed)
-            place.mkdir()
-            parts.append(run(seed, place))
-            print(f"repeat {seed + 1} of {repeats}", flush=True)
-        table = pd.concat(parts)
-        alone = np.mean([error_alone(seed) for seed in range(repeats)])
-        honest = count_withheld(folder)
+        for page in asked.pages:
+            WRITERS[page](asked.repeats, folder)
+
+
+def repeat(repeats, folder, methods):
+    """Return the rows of all repeats."""
+    parts = []
+    for seed in range(repeats):
+        parts.append(run(seed, Path(tempfile.mkdtemp(dir=folder)), methods))
+        print(f"repeat {seed + 1} of {repeats}", flush=True)
+    return pd.concat(parts)
+
+
+def write_methods(repeats, folder):
+    """Write the page on methods whose noise is drawn at the sites."""
+    table = repeat(repeats, folder, [one for one in METHODS if one not in MORE])
+    honest = ", ".join(
+        f"{count} of {HONEST_REPEATS} at epsilon = {epsilon:g}"
+        for epsilon, count in count_withheld(folder).items()
+    )
     facts = {
         "searched": SEARCHED,
         "honest": honest,
@@ -466,28 +630,72 @@ def main():
         "public": N_PUBLIC,
         "test": N_TEST,
         "repeats": repeats,
-        "alone": alone,
+        "alone": np.mean([error_alone(seed) for seed in range(repeats)]),
         "rows": "\n".join(describe(table)),
     }
     write_page(ROOT / "benchmarks" / "poisoning.md", PAGE.format(**facts))
-    worst = table[(table.attack != "none") & ~table.withheld]
-    print(worst.groupby(["method", "attack"]).after.mean())
 
 
-def count_withheld(folder):
-    """Say how many averages of honest sites are withheld because one of them costs too much."""
-    parts = []
-    for epsilon in HONEST:
-        count, study, hub = 0, make_study("Average"), SigningKey.generate()
+def write_more(repeats, folder):
+    """Write the page on totals, a trusted hub, and few test records."""
+    table, few = repeat(repeats, folder, MORE), run_few(folder)
+    facts = {
+        "repeats": repeats,
+        "epsilon": EPSILON,
+        "few_repeats": FEW_REPEATS,
+        "fresh": N_FRESH,
+        "budgets": ", ".join(f"{one:g}" for one in HONEST),
+        "rows": "\n".join(describe(table)),
+        "few": "\n".join(few),
+    }
+    write_page(ROOT / "benchmarks" / "poisoning_more.md", MORE_PAGE.format(**facts))
+
+
+WRITERS = {"methods": write_methods, "more": write_more}
+
+
+def count_withheld(folder, n_test=N_TEST, epsilons=HONEST):
+    """Return how many averages of honest sites are withheld because one of them costs too much."""
+    counts = {}
+    for epsilon in epsilons:
+        count, study = 0, make_study("Average")
         for seed in range(HONEST_REPEATS):
-            *sites, public_table, test_table = read_tables(1000 + seed)
+            *sites, public_table, test_table = read_tables(1000 + seed, n_test)
             place = Path(tempfile.mkdtemp(dir=folder))
             made, _ = train(study, sites, place, epsilon)
-            records = encode(study, public_table), encode(study, test_table)
-            reasons = judge(study, made, *records, hub)[1].find_reasons()
+            hub = Hub(study, encode(study, public_table), encode(study, test_table), place)
+            reasons = hub.judge(made)[1].find_reasons()
             count += any(reason.startswith("Without") for reason in reasons)
-        parts.append(f"{count} of {HONEST_REPEATS} at epsilon = {epsilon:g}")
-    return ", ".join(parts)
+        counts[epsilon] = count
+    return counts
+
+
+def run_few(folder):
+    """Return rows on what an average suffers where there are few test records."""
+    lines = []
+    for n_test in FEW:
+        parts = []
+        for seed in range(FEW_REPEATS):
+            place = Path(tempfile.mkdtemp(dir=folder))
+            attacks = {title: ATTACKS[title] for title in HARDEST}
+            parts.append(run(100 + seed, place, ["Average"], attacks, n_test, N_FRESH))
+        table = pd.concat(parts).set_index("seed")
+        honest = table[table.attack == "none"]
+        waits = count_withheld(folder, n_test)
+        said = ", ".join(f"{waits[epsilon]}" for epsilon in HONEST)
+        for title in HARDEST:
+            mine = table[table.attack == title]
+            shown = mine[~mine.withheld]
+            cells = ["—", "—"]
+            if len(shown):
+                rises = [shown[one] - honest[one][shown.index] for one in ("after", "fresh")]
+                cells = [f"{one.mean():+.3f} ({one.max():+.3f})" for one in rises]
+            lines.append(
+                f"| {n_test:,} | {allowed_rise(n_test):.3f} | {title} | {cells[0]} | {cells[1]} | "
+                f"{mine.withheld.sum()} of {len(mine)} | {said} of {HONEST_REPEATS} |"
+            )
+        print(f"{n_test} test records", flush=True)
+    return lines
 
 
 def error_alone(seed):
