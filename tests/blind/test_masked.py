@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -44,30 +43,6 @@ def test_a_sum_lacks_its_pads_without_any_one_holder(parties: Parties) -> None:
         [file.tensors["sum"], -described.pad(parties.hub.public, parties.hub_seal)], LENGTH
     )
     assert np.abs(hub.astype(float)).min() > 2**20
-
-
-@pytest.mark.parametrize("modulus", [2, 3, 5])
-def test_what_all_holders_but_one_see_depends_on_the_sum_alone(modulus: int) -> None:
-    """The protocol's algebra, enumerated: two sites, two holders, all pads."""
-
-    def view(numbers: tuple[int, int]) -> Counter[tuple[int, ...]]:
-        seen: Counter[tuple[int, ...]] = Counter()
-        for pads in itertools.product(range(modulus), repeat=4):
-            hub, keyholder = pads[:2], pads[2:]
-            masked = [
-                (number + a + b) % modulus
-                for number, a, b in zip(numbers, hub, keyholder, strict=True)
-            ]
-            seen[(*masked, *hub, sum(keyholder) % modulus)] += 1
-        return seen
-
-    for numbers in itertools.product(range(modulus), repeat=2):
-        same = [
-            other
-            for other in itertools.product(range(modulus), repeat=2)
-            if sum(other) % modulus == sum(numbers) % modulus
-        ]
-        assert all(view(other) == view(numbers) for other in same)
 
 
 def test_a_pad_is_for_one_holder_and_one_file() -> None:
