@@ -32,17 +32,18 @@ from consilience.privacy.guarantee import Unit, count_is_public
 from consilience.privacy.spending import Account
 from consilience.site.site import Site
 from consilience.statistics.base import Statistic
+from consilience.statistics.vote_tally import pack_rows
 from consilience.study.collect import Publication, read_records
 from consilience.study.pages import of_training
 from consilience.study.study import Study
 from disclosed import TABLES, differing, listed
 from studies import TRUSTED, records_parts, study_text, table
-from sums import DELTA, MODELS, STATISTICS, Case, records
+from sums import DELTA, HIDING_RECORDS, MODELS, STATISTICS, WHOLE, Case, records
 from wards import Wards
 
 KEYS = [SigningKey.generate() for _ in range(3)]
 STUDY = {"name": "a", "digest": "0" * 64}
-UNITS, RELATIONS = ("record", "person"), ("replace-one", "add-remove")
+UNITS, RELATIONS = ("record", "person", "site"), ("replace-one", "add-remove")
 
 
 # ----------------------------------------------------------------------------------- contributions
@@ -62,7 +63,8 @@ CASES = [
     Case("forest", LEARNERS["PrivateForestClassifier"], TREES | {"n_trees": 3, "max_depth": 2}, 2),
     Case("boosting", LEARNERS["PrivateAdaBoostClassifier"], TREES, 2),
     *STATISTICS,
-    *MODELS,
+    *HIDING_RECORDS,
+    *WHOLE,
 ]
 
 
@@ -80,12 +82,14 @@ def made(case, unit, relation):
         settings["public_size"] = 100
     if issubclass(case.kind, Statistic):
         settings["delta"] = DELTA
-    learner = case.kind(**settings)
-    if case in MODELS and (unit, relation) != ("record", "replace-one"):
-        with pytest.raises(SettingsError, match="single records whose number is public"):
-            learner.check_settings()
+    asked = settings["unit"], settings["neighbours"]
+    if asked != (unit, relation) or unit not in case.kind.units:
         return None
-    return learner
+    if unit == "site" and (case not in WHOLE or relation == "add-remove"):
+        return None  # sites take part by name, and other cases have the settings for them
+    if case in MODELS and relation == "add-remove":
+        return None
+    return case.kind(**settings)
 
 
 def neighbours_of(case, unit, relation):
@@ -100,6 +104,8 @@ def neighbours_of(case, unit, relation):
     other = X.copy()
     other[15] = X[16]
     unlike = (-X[::-1] / 2, y[::-1], persons)
+    if unit == "site":
+        return (X, y, persons), (X[:90] / 3, y[60:150], persons[:90]), unlike
     return (X, y, persons), (other[keep], y[keep], persons[keep]), unlike
 
 
@@ -182,7 +188,9 @@ def test_contributions_of_neighbours_differ_in_noise_alone(case, unit, relation,
         again.append(contributed(learner, one, tmp_path))
     assert telling(*([*map(stated, files)] for files in (again, others))) == set()
     counted = Unit.RECORD if "trees" in case.kind.__module__ else Unit(unit)
-    if count_is_public(counted, unit=unit, neighbours=relation):
+    if unit == "site":
+        assert facts[0]["size"] is None
+    elif count_is_public(counted, unit=unit, neighbours=relation):
         assert facts[0]["size"] == (240 if counted == "record" else 120)
 
 
@@ -266,6 +274,7 @@ SUMS = {
     "MomentsRegressor": "",
     "GradientStep": "start",
     "ModelSum": "",
+    "VoteTally": "records",
     "LabelTables": "",
     "LeafCounts": "n_trees = 3\nmax_depth = 2",
     "Score": f"model = [{ROW}]",
@@ -277,7 +286,7 @@ SUMS = {
 def test_every_aggregator_and_statistic_is_among_the_studies():
     ours = {x.__name__ for x in AGGREGATORS.values() if x.__module__.startswith("consilience.")}
     assert {name.split(",")[0] for name in STUDIES} | {"Total"} == ours
-    sums = {case.kind.__name__ for case in (*STATISTICS, *MODELS)}
+    sums = {case.kind.__name__ for case in (*STATISTICS, *HIDING_RECORDS, *WHOLE)}
     assert set(SUMS) == sums
 
 
@@ -332,16 +341,22 @@ def test_totals_of_neighbours_differ_in_noise_alone(name, relation, tmp_path):
     if LEARNERS[name].predicts_number:
         text = text.replace('label = "ill"\nclasses = [0, 1]', 'label = "ill"\nlabel_bound = 1.0')
     head = text[: text.index("[learner]")]
+    schema = Study.from_text(study_text()).schema
+    public = Public(*schema.encode(tmp_path / "public.csv")[:2])
+    if settings == "records":
+        settings = f'records = "{pack_rows(public)}"'
     if settings == "start":
-        files, schema = parts[: parts.index("[test]")], Study.from_text(study_text()).schema
-        public = Public(*schema.encode(tmp_path / "public.csv")[:2])
+        files = parts[: parts.index("[test]")]
         settings = f"start = {json.dumps(start_from(public, classes=[0, 1]))}"
-    text = f'{head}[statistic]\nname = "{name}"\n{settings}\n{files}'
     if name == "ModelSum" and relation == "add-remove":
-        with pytest.raises(SettingsError, match="whose number is public"):
+        settings = "regularization = 1.0"
+    text = f'{head}[statistic]\nname = "{name}"\n{settings}\n{files}'
+    units = LEARNERS[name].units
+    if relation == "add-remove" and units == ("site",):
+        with pytest.raises(SettingsError, match="neighbours"):
             Study.from_text(text)
         return
-    compared(tmp_path, text, "record")
+    compared(tmp_path, text, units[0])
 
 
 def test_the_quality_of_a_release_hides_exact_members(tmp_path):
