@@ -8,6 +8,8 @@ goes on where it stopped. Noise is seeded, so that the page repeats; a seed void
     python benchmarks/defaults.py --quick           2 splits of small sizes, in a temporary folder
     python benchmarks/defaults.py --only forest     measures these learners; on the page, the cells
                                                     of others stand as an earlier run left them
+    python benchmarks/defaults.py --only forest --again       measures the defaults alone, on the
+                                                    same splits; the grids' bests stand
     python benchmarks/defaults.py --only forest --delta 0     the same, of these deltas only
 
 Data: the folder CONSILIENCE_DATA, or `data` in the repository.
@@ -56,9 +58,8 @@ SIZES = (300, 3_000, 50_000)
 EPSILONS = (0.1, 0.5, 1.0, 2.0, math.inf)
 DELTAS = (0.0, 1e-6)
 GRID = tuple(10.0**k for k in np.linspace(-6, 0, 12))
-N_TEST, N_TEST_FOREST = 5_000, 2_000  # at most
-RUNS = {300: 40, 50_000: 10}  # splits, by the largest size they are for
-SLOW = ("mnist",)  # of forests: 10 splits at every size, because ten classes take long to calibrate
+N_TEST = 5_000  # at most
+RUNS = {20_000: 10, 50_000: 4}  # splits, by the largest size they are for
 FOREST_EPSILONS = (0.1, 1.0)
 TREES, DEPTHS = (1, 5, 20, 60), (2, 4, 6)
 SHARES = (0.5, 0.7)  # of the budget, spent on splits; the second without a delta and on few trees
@@ -320,14 +321,17 @@ class Cell:
                 }
         return found
 
-    def measure(self, table: Table) -> dict[str, list[list[float]]]:
-        """Return two measures of each way and split: AUC and error, or R² twice."""
+    def measure(self, table: Table, again: bool) -> dict[str, list[list[float]]]:
+        """Return two measures of each way and split: AUC and error, or R² twice.
+
+        `again`: of the defaults alone.
+        """
         found: dict[str, list[list[float]]] = {}
-        size = max(RUNS) if self.learner == "forest" and self.table in SLOW else self.size
-        for run in range(RUNS[min(most for most in RUNS if size <= most)]):
+        for run in range(RUNS[min(most for most in RUNS if self.size <= most)]):
             train, test = table.split(run, self.size)
-            test = test[:N_TEST_FOREST] if self.learner == "forest" else test
             for way, settings in self.ways.items():
+                if again and way != "default":
+                    continue
                 given: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, **settings}
                 if math.isfinite(self.epsilon):  # the same for all ways: they differ by less
                     given["noise"] = Noise(seed=seed_of(run, self.size))
@@ -414,14 +418,16 @@ def _load(folder: Path, name: str) -> Table:
     return (TABLES | NUMBERS)[name][1](folder)
 
 
-def measure_all(folder: Path, kept: Path, console: Console, wanted: Collection[Cell]) -> Found:
+def measure_all(
+    folder: Path, kept: Path, console: Console, wanted: Collection[Cell], *, again: bool
+) -> Found:
     """Measure these cells, or read them where an earlier run left them."""
     found: Found = {}
     for number, cell in enumerate(wanted):
         name = f"{cell.learner}-{cell.table}-{cell.size}-{cell.epsilon:g}-{cell.delta:g}.json"
         path = kept / name
         if not path.exists():
-            path.write_text(json.dumps(cell.measure(_load(folder, cell.table))))
+            path.write_text(json.dumps(cell.measure(_load(folder, cell.table), again)))
             console.print(f"{number + 1} of {len(wanted)}: {path.stem}")
         found[cell] = {way: np.array(rows) for way, rows in json.loads(path.read_text()).items()}
     return found
@@ -497,6 +503,23 @@ def verdict_of(line: str, measure: int) -> Verdict:
     return Verdict(float(default), float(best), way, gap, noise, math.inf)
 
 
+def verdict_on(found: Found, former: Former, cell: Cell, measure: int) -> Verdict | None:
+    """Return what is known of a cell, of this run or the one before."""
+    line, rows = former.of(cell), found.get(cell)
+    if rows is not None and len(rows) > 1:
+        return judge(rows, measure)
+    if line is None:
+        return None
+    known = verdict_of(line, measure)
+    if rows is None:
+        return known
+    # Only the defaults were measured again: of the difference, their own standard error is known.
+    values = rows["default"][:, measure]
+    default, noise = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
+    loss = known.best - default if measure == 0 else default - known.best
+    return replace(known, default=default, loss=loss, noise=noise)
+
+
 def summary(found: Found, former: Former, wanted: Collection[Cell]) -> list[str]:
     """Return a table of mean and largest losses, for the tables in view and for the others."""
     lines = [
@@ -516,11 +539,8 @@ def summary(found: Found, former: Former, wanted: Collection[Cell]) -> list[str]
             continue
         means, beyond, n_cells = [], [], 0
         for measure in (0, 1):
-            verdicts = [
-                judge(found[cell], measure) if cell in found else verdict_of(line, measure)
-                for cell in inside
-                if (line := former.of(cell) or "") or cell in found
-            ]
+            judged = [verdict_on(found, former, cell, measure) for cell in inside]
+            verdicts = [verdict for verdict in judged if verdict is not None]
             n_cells = len(verdicts)
             means.append(f"{np.mean([v.loss for v in verdicts]):.4f}" if verdicts else "")
             far = [v for v in verdicts if v.loss > 0.03]
@@ -535,12 +555,14 @@ def table_of(found: Found, former: Former, learner: str, name: str) -> list[str]
     regression = learner == "ridge"
     heads = ["R²"] if regression else ["AUC", "error"]
     lines = dict(former.rows.get((LEARNERS[learner], (TABLES | NUMBERS)[name][0]), {}))
-    for cell, rows in found.items():
+    for cell in found:
         if (cell.learner, cell.table) != (learner, name):
             continue
         shown = []
         for measure in range(len(heads)):
-            v = judge(rows, measure)
+            v = verdict_on(found, former, cell, measure)
+            if v is None:
+                continue
             shown += [f"{v.default:.3f}", f"{v.best:.3f}", v.way, f"{v.loss:.3f} ± {v.noise:.3f}"]
         epsilon = "∞" if math.isinf(cell.epsilon) else f"{cell.epsilon:g}"
         line = f"| {cell.size:,} | {cell.delta:g} | {epsilon} | {' | '.join(shown)} |"
@@ -552,6 +574,12 @@ def table_of(found: Found, former: Former, learner: str, name: str) -> list[str]
     ]
 
 
+AGAIN = (
+    "- of learners that this run measured, only the defaults are new, on the splits of the run "
+    "before; the bests of the grids, whose settings did not change, are as that run left them, and "
+    "± is the standard error of the default alone. Forests may draw their splits at random by "
+    "default, which none of the grid does: a loss may be far below zero"
+)
 LEARNERS = {
     "logistic": "PrivateLogisticRegression",
     "svc": "PrivateLinearSVC",
@@ -583,6 +611,7 @@ def page(found: Found, former: Former, wanted: Collection[Cell], made: str) -> s
         "split by split. *Clearly*: the loss and the grid's spread (its best less its median) "
         "exceed two such standard errors; of cells of earlier runs, in groups that this run "
         "measured in part or that it formed anew, only the loss",
+        *([AGAIN] if "--again" in made else []),
         "- AUC of more than two classes: the mean over each against the rest. R² and the mean "
         "squared error of labels in [-1, 1], predictions cut to it",
         "- per record, replace-one for linear learners and add-remove for forests, which are told "
@@ -614,6 +643,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="2 splits, small sizes")
     parser.add_argument("--only", nargs="+", choices=LEARNERS, help="learners to measure")
     parser.add_argument("--delta", type=float, choices=DELTAS, help="only cells of this delta")
+    parser.add_argument("--again", action="store_true", help="measure the defaults alone")
     parser.add_argument("--kept", type=Path, help="folder of cells that were measured before")
     options = parser.parse_args()
     console = Console(stderr=True)
@@ -628,6 +658,7 @@ def main() -> int:
         SIZES = SIZES[:1]
         RUNS.update(dict.fromkeys(RUNS, 2))
     kept = options.kept or Path(tempfile.gettempdir()) / f"defaults-cells{'-quick' * options.quick}"
+    kept = kept.with_name(kept.name + "-again" * options.again)
     kept.mkdir(exist_ok=True)
     with threadpool_limits(limits=1):
         wanted = cells_of(folder)
@@ -637,11 +668,13 @@ def main() -> int:
             if cell.learner in (options.only or LEARNERS)
             and cell.delta in (DELTAS if options.delta is None else [options.delta])
         ]
-        found = measure_all(folder, kept, console, now)
+        found = measure_all(folder, kept, console, now, again=options.again)
     made = f"python benchmarks/defaults.py{' --quick' * options.quick}"
     made += f" --only {' '.join(options.only)}" if options.only else ""
+    made += " --again" if options.again else ""
     made += f" --delta {options.delta:g}" if options.delta is not None else ""
-    former = Former.read(out / "defaults.md") if len(now) < len(wanted) else Former({}, {})
+    partly = len(now) < len(wanted) or options.again
+    former = Former.read(out / "defaults.md") if partly else Former({}, {})
     text = page(found, former, wanted, made)
     write_page(out / "defaults.md", text)
     print(text)

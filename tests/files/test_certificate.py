@@ -110,7 +110,8 @@ TREE_CHOICES = {"neighbours": "replace-one", "bounds": (0, 1), "random_state": 0
             "n_trees max_features assignment splitter split_share",
         ),
         (PrivateTreeClassifier, TREE_CHOICES, "max_depth split_share"),
-        (PrivateAdaBoostClassifier, TREE_CHOICES, ""),
+        (PrivateAdaBoostClassifier, TREE_CHOICES, "n_rounds"),
+        (PrivateAdaBoostClassifier, {**TREE_CHOICES, "n_rounds": 4}, ""),
     ],
 )
 def test_a_file_states_what_settings_chose_and_is_refused_if_it_states_anything_else(
@@ -130,6 +131,8 @@ def test_a_file_states_what_settings_chose_and_is_refused_if_it_states_anything_
     assert ("chosen by rule" in page) == bool(names)
     if "n_trees" in chosen:
         assert model.counts_.shape[0] == chosen["n_trees"]
+    if "n_rounds" in chosen:
+        assert len(model.counts_) == chosen["n_rounds"] == 3
     if "max_depth" in chosen:
         assert model.shape_.depth == chosen["max_depth"]
     for name, value in chosen.items():

@@ -148,13 +148,17 @@ def test_the_noise_is_the_noise_that_is_charged():
     (whole,) = pure.events
     assert isinstance(pure.leaves, Laplace)
     assert pure.leaves in whole.parts
-    assert whole.times == 10
-    assert pure.leaves.scale == pytest.approx(GRAIN / (0.5 * 1.0 / 10))
-    mixed = PrivateAdaBoostClassifier(epsilon=1.0, delta=1e-6)._plan(
-        TreeTask(np.zeros((3, 1), np.uint8), np.zeros(3, int), 2)
+    assert whole.times == 3  # by rule: few rounds where each costs its full share
+    assert pure.leaves.scale == pytest.approx(GRAIN / (0.5 * 1.0 / 3))
+    mixed, named = (
+        PrivateAdaBoostClassifier(epsilon=1.0, delta=delta, **more)._plan(
+            TreeTask(np.zeros((3, 1), np.uint8), np.zeros(3, int), 2)
+        )
+        for delta, more in ((1e-6, {}), (0.0, {"n_rounds": 10}))
     )
     assert isinstance(mixed.leaves, DiscreteGaussian)
-    assert mixed.leaf_variance < pure.leaf_variance
+    assert mixed.n_trees == named.n_trees == 10
+    assert mixed.leaf_variance < named.leaf_variance
 
 
 def test_stumps_add_up_to_one_function_per_feature():

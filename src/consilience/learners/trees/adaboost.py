@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError
-from consilience.learners.base import Rows, State, is_count, is_positive
+from consilience.learners.base import Choices, Rows, State, is_count, is_positive
 from consilience.learners.implied import Bound
 from consilience.learners.trees.binned import FiledTask, TreeTask
 from consilience.learners.trees.forest import (
@@ -64,7 +64,8 @@ class PrivateAdaBoostClassifier(TreeLearner):
     epsilon, delta
         The budget; ``delta=0`` is pure, ``epsilon=math.inf`` trains exactly and promises nothing.
     n_rounds, max_depth
-        Number of rounds, and of splits from root to leaf. Few rounds of small trees work best.
+        Number of rounds, and of splits from root to leaf. Few rounds of small trees work best:
+        ``"auto"`` is 3 with pure ε, where each round costs its full share, and 10 otherwise.
     algorithm, learning_rate
         ``"real"``: every leaf adds its own log-odds. ``"discrete"``: every tree casts a vote,
         weighted by its noisy accuracy. Both are multiplied by the rate.
@@ -89,7 +90,9 @@ class PrivateAdaBoostClassifier(TreeLearner):
 
     shorthand: ClassVar[str | None] = "adaboost"
 
-    n_rounds: int = 10
+    first_settings: ClassVar[Mapping[str, Any]] = {"n_rounds": 10}
+
+    n_rounds: int | str = "auto"
     max_depth: int | str = 2
     algorithm: str = "real"
     learning_rate: float = 0.5
@@ -97,12 +100,31 @@ class PrivateAdaBoostClassifier(TreeLearner):
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
         super().check_settings()
-        fits = is_count(self.n_rounds, MOST_ROUNDS)
-        self._require("n_rounds", fits, f"a whole number from 1 to {MOST_ROUNDS:,}")
+        fits = self.n_rounds == "auto" or is_count(self.n_rounds, MOST_ROUNDS)
+        self._require("n_rounds", fits, f"a whole number from 1 to {MOST_ROUNDS:,}, or 'auto'")
         self._require("max_depth", is_count(self.max_depth), "a whole number")
         self._require("algorithm", self.algorithm in ("real", "discrete"), "'real' or 'discrete'")
         rate = self.learning_rate
         self._require("learning_rate", is_positive(rate) and rate <= 1, "a number in (0, 1]")
+
+    @property
+    def _rounds(self) -> int:
+        if not isinstance(self.n_rounds, str):
+            return int(self.n_rounds)
+        return 3 if self.delta == 0 and math.isfinite(self.epsilon) else 10
+
+    def choices(self, n_features: int, size: int | None) -> Choices:
+        """Return the number of rounds, where settings leave it to the budget."""
+        return {"n_rounds": self._rounds} if isinstance(self.n_rounds, str) else {}
+
+    def sizes_of_choices(self, size: int | None) -> Sequence[int | None]:
+        """Return None: no choice depends on how many records there are."""
+        return (None,)
+
+    def n_released(self, n_classes: int) -> int:
+        """Return how many counts all leaves have, in as many rounds as there will be."""
+        self.check_settings()
+        return self._rounds * int(2 ** int(self.max_depth)) * max(1, n_classes)
 
     def make_task(
         self, X: Rows, y: ArrayLike | None, persons: ArrayLike | None = None
@@ -123,10 +145,10 @@ class PrivateAdaBoostClassifier(TreeLearner):
                 "weights stay exact. Nothing was trained. Use PrivateForestClassifier, which "
                 "takes two billion."
             )
-        return self._public_plan(self.n_rounds, int(self.max_depth))
+        return self._public_plan(self._rounds, int(self.max_depth))
 
     def _public_plan(self, n_trees: int, depth: int) -> TreePlan:
-        runs = int(self.n_rounds)
+        runs = self._rounds
         return plan_trees(self, depth=int(self.max_depth), runs=runs, grain=GRAIN, n_trees=runs)
 
     def _totals(self, plan: TreePlan, size: int, noise: float) -> tuple[float, float]:
@@ -144,7 +166,7 @@ class PrivateAdaBoostClassifier(TreeLearner):
         generator = check_random_state(self.random_state)
         scores = np.zeros((len(task.y), task.n_classes))
         shapes, values, counts = [], [], []
-        for _ in range(self.n_rounds):
+        for _ in range(self._rounds):
             weight = _weights(scores, task.y)
             features = some_features(self.max_features, self.bins_.splittable, generator)
             dealt = Dealt.of(task, 1, weight)

@@ -488,8 +488,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
     def n_released(self, n_classes: int) -> int:
         """Return how many counts all leaves have, in as many trees as were asked for."""
         self.check_settings()  # a study asks this before anybody is charged
-        n_trees = getattr(self, "n_trees", getattr(self, "n_rounds", 1))
-        asked = zip((n_trees, self.max_depth), MOST_SUGGESTED, strict=True)
+        asked = zip((getattr(self, "n_trees", 1), self.max_depth), MOST_SUGGESTED, strict=True)
         trees, depth = (most if isinstance(wish, str) else int(wish) for wish, most in asked)
         return trees * int(2**depth) * max(1, n_classes)
 
