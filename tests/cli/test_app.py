@@ -140,3 +140,19 @@ def test_an_unexpected_error_shows_neither_message_nor_values(run):
     assert (code, out) == (1, "")
     assert "unexpected ValueError at test_app.py:" in err
     assert "MARKED7351" not in err
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("fastapi", "consilience[hub]"), ("psycopg", "consilience[hub]"), ("nowhere.at", "nowhere")],
+)
+def test_a_missing_package_is_named_with_what_to_install(run, monkeypatch, module, package):
+    monkeypatch.setitem(sys.modules, module, None)  # as Python marks what cannot be imported
+    app.command("use")(lambda: __import__(module))
+    try:
+        code, out, err = run("use")
+    finally:
+        app.registered_commands.pop()
+    assert (code, out) == (1, "")
+    assert f"pip install '{package}'" in err
+    assert err.count("\n") == 1

@@ -7,11 +7,13 @@ The exit code is 0 only on success.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,6 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _fail("stopped. Charges made so far remain.", 130)
     except ConsilienceError as error:
         code = _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        package = _name_package(error.name or "")
+        code = _fail(
+            f"this needs a package that is not installed here. Charges made so far remain. Install "
+            f"it with: pip install '{package}'",
+            1,
+        )
     except OSError as error:
         reason = error.strerror or type(error).__name__
         file = error.filename or "no file named"
@@ -100,6 +109,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             1,
         )
     sys.exit(code)
+
+
+def _name_package(module: str) -> str:
+    """Return what pip has to install for a module: one of our extras, if it brings the module."""
+    name = module.partition(".")[0].replace("_", "-").lower()
+    for line in metadata.requires("consilience") or ():
+        need = re.match(r"([\w.-]+).*\bextra == ['\"](\w+)['\"]", line)
+        if need and need[1].lower() == name and need[2] != "dev":
+            return f"consilience[{need[2]}]"
+    return name
 
 
 def _show_warning(
