@@ -4,9 +4,14 @@ import pytest
 
 from consilience import Budget
 from consilience.files.release import Release
-from consilience.protocol import HEADER, digest, sign_request
-from consilience.site.client import HubClient
+from consilience.files.sealed import SigningKey
+from consilience.protocol import HEADER, Invitation, digest, sign_request
+from consilience.site.client import HubClient, hand_over_release
 from consilience.site.site import Site
+from consilience.study.branches import leaves_of
+from consilience.study.check import check_release
+from consilience.study.collect import Publication
+from consilience.study.study import Study
 
 
 def test_a_hub_takes_scores_and_weighs_by_them(sqlite_world, tools):
@@ -54,3 +59,40 @@ def test_a_hub_hands_members_to_the_site_that_weighs_them_and_to_nobody_else(
         assert tools.code(answer) == "not-allowed"
         asked = world.client.get(f"/api/studies/demo/{address}", headers=world.coordinator)
         assert tools.code(asked) == "not-allowed"
+
+
+def test_a_hub_takes_the_releases_of_branches_from_their_own_hubs_alone(sqlite_world, tools):
+    """The branch's hub signs the request and the file; nobody else can hand in either."""
+    world, key = sqlite_world, SigningKey.generate()
+    branch = Study.from_text(tools.study_text("branch"))
+    parts = [
+        tools.Ward(f"far {i}", world.folder, seed=20 + i).train(branch, epsilon=1.5)
+        for i in range(2)
+    ]
+    release = branch.combine(parts, publication=Publication(key))
+    rule = f'[branches.far]\nstudy = "{branch.digest}"\nkey = "{key.public}"\n'
+    weighing = 'name = "Average"\nweights = "size"'
+    parent = world.add_study(tools.study_text(aggregator=f"{weighing}\n{rule}"))
+    other = world.ward("far")  # under the branch's name, with a key of its own
+    content = release.sealed.to_bytes()
+    assert tools.code(world.submit(other, content)) == "wrong-site"
+    world.client.delete("/api/studies/demo/sites/far/key", headers=world.coordinator)
+    near = world.ward("near")
+    assert tools.code(world.submit(near, content)) == "rejected"
+    assert world.submit(near, near.train(parent)).status_code == 201
+    invited = Invitation.parse(world.invitation(site="far"))
+
+    class Through(HubClient):
+        def _send(self, method, path, body, most):
+            header = sign_request(self.key, self.hub_key, method, path, digest(body))
+            found = world.client.request(method, path, content=body, headers={HEADER: header})
+            return found.status_code, found.content
+
+    client = Through("http://localhost", key, invited.hub_key)
+    assert hand_over_release(release, parent, "far", client, invited)["state"] == "accepted"
+    assert hand_over_release(release, parent, "far", client, invited)["state"] == "accepted"
+    world.combiner.run(at_once=True)
+    answer = world.call(near, "GET", "/api/studies/demo/release")
+    made = check_release(parent, Release.load(answer.content, key=world.hub.key.public))
+    assert sorted(leaf.site for leaf in leaves_of(made.sources)) == ["far 0", "far 1", "near"]
+    assert made.guarantee.epsilon == pytest.approx(1.5)

@@ -133,6 +133,11 @@ class Average(Aggregator):
         alone = self.robust is None or self.epsilon is None
         self._require("robust", alone, "None with epsilon: its noise is calibrated to a mean")
 
+    @property
+    def takes_branches(self) -> bool:
+        """Whether weights follow from sizes alone."""
+        return self.weights in ("size", "equal") and self.epsilon is None
+
     def check_settings(self) -> None:
         """Refuse settings that cannot work, noise that nothing can be hidden by among them."""
         super().check_settings()

@@ -189,6 +189,11 @@ class Aggregator(Settings, ABC):
         return self.draws_noise
 
     @property
+    def takes_branches(self) -> bool:
+        """Whether ensembles of which nobody knows the noise can be members beside others."""
+        return False
+
+    @property
     def weighs_accuracy(self) -> bool:
         """Whether weights depend on accuracies: on public records, or that members bring."""
         return False

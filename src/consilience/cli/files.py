@@ -218,6 +218,48 @@ def freeze(
     )
 
 
+@release.add(
+    "hand-over", "release hand-over release-0001.safetensors parent.toml north https://hub.example"
+)
+def hand_over(
+    file: FilePath,
+    parent: Annotated[Path, Argument(help="The parent's study file, which names the branch.")],
+    name: Annotated[str, Argument(help="The branch's name in the parent study.")],
+    hub: Annotated[str, Argument(help="The parent's hub, or its shared folder.")],
+    invitation: Annotated[str, Option(help="The parent hub's invitation.")] = "",
+    key: Annotated[
+        Path | None, Option(help="The key that signs the branch's releases, for a hub.")
+    ] = None,
+) -> Answer:
+    """Hand a release of one study to a parent study, of which it is a member."""
+    from consilience.files.sealed import SigningKey
+    from consilience.protocol import Invitation
+    from consilience.site.client import HubClient, check_address, hand_over_release
+    from consilience.study.branches import PREFIX, accept_branch
+
+    study, loaded = cs.Study.load(parent), cs.Release.load(file)
+    accept_branch(study, name, loaded)
+    facts = {"branch": name, "digest": loaded.digest}
+    if not hub.startswith(("http://", "https://")):
+        if study.digest != cs.Study.in_folder(Path(hub)).digest:
+            raise SettingsError(
+                f"The folder {hub!r} holds another study than {str(parent)!r}. Nothing was "
+                "written. Name the parent study's folder."
+            )
+        target = Path(hub) / f"{PREFIX}{name.replace(' ', '_')}-{loaded.sequence:04d}.safetensors"
+        loaded.save(target)
+        return Answer({**facts, "file": str(target)}, f"Written: {target}")
+    invited = Invitation.parse(invitation)
+    if invited is None or key is None or not key.exists():
+        raise SettingsError(
+            "A hub takes a branch's release with an --invitation of its own and the --key of the "
+            "branch's hub. Nothing was sent. Name both."
+        )
+    client = HubClient(check_address(hub), SigningKey.load(key), invited.hub_key)
+    answer = hand_over_release(loaded, study, name, client, invited)
+    return Answer({**facts, **answer}, f"Handed over, digest {loaded.digest}.")
+
+
 @release.add("make", "release make shared --key coordinator.pem")
 def make(
     folder: Annotated[
@@ -230,6 +272,7 @@ def make(
     from consilience.files.contribution import WITHDRAWN, Withdrawal
     from consilience.files.sealed import SigningKey
     from consilience.study.batches import gather_batches
+    from consilience.study.branches import read_branches
     from consilience.study.collect import (
         Publication,
         collect,
@@ -254,7 +297,7 @@ def make(
     signing = SigningKey.at(key)
     by_site = read_submitted(study, folder)
     newest = [submitted.newest for submitted in by_site.values()]
-    opened, waits = None, ""
+    branches, opened, waits = read_branches(study, folder), None, ""
     if study.is_blind:
         batches = gather_batches(study, folder, by_site, key)
         opened, waits = batches.opened, batches.describe()
@@ -268,7 +311,7 @@ def make(
     public, test = read_records(study, folder)
     log = read_log(folder, signing.public)
     publication = Publication(signing, log.length + 1, earlier, log=log, opened=opened)
-    made = collect(study, newest, public=public, test=test, publication=publication)
+    made = collect(study, [*newest, *branches], public=public, test=test, publication=publication)
     path = folder / made.filename
     made.save(path)
     facts = {"file": str(path), "sequence": made.sequence, "digest": made.digest}
@@ -277,4 +320,5 @@ def make(
     said = f"\nNot in it, because they withdrew: {', '.join(map(quote, gone))}" if gone else ""
     text = f"{of_release(made).on_screen()}\nWritten: {path}{said}"
     facts |= {"sites": [one.site for one in newest], "withdrawn": gone}
+    facts |= {"branches": [one.site for one in branches]} if branches else {}
     return Answer(facts, f"{text}\n{waits}".rstrip())

@@ -61,8 +61,12 @@ _FACTS = frozenset(
 OPENED = "opened"  # the tensor of a total that a blind hub opened, beside those of the ensemble
 _TOTAL = frozenset(("files", "size", "squares"))
 _SOURCE = frozenset("site digest sequence guarantee size reason weight".split())
+_MORE = frozenset(("key", "below"))  # of a source; earlier versions state neither
+MOST_BELOW = 1 << 16  # sites below one branch
 _QUALITY = frozenset(("method", "kind", "n_records", "level", *MEASURED))
 _REASON = re.compile(r"(n = [0-9]{1,3}(,[0-9]{3}){0,6}, )?(epsilon = [0-9.e+-]{1,12}|exact)")
+_KEY = re.compile("[0-9a-f]{64}")
+_SITE = re.compile(r"[A-Za-z0-9._-]+( [A-Za-z0-9._-]+)*")
 _NUMBERED = re.compile("release-([0-9]{1,9})")
 _TITLE = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}( \([a-z0-9-]{1,40}\))?")  # of an aggregator
 
@@ -83,6 +87,8 @@ class Source:
 
     ``size`` is what may be stated of its number of records or persons, and ``reason`` says in words
     what its weight was computed from; both follow from the contribution that the digest names.
+    ``key`` is the site's public key. A branch, whose contribution is a release, has no such key:
+    ``below`` are the sites that its release is made of.
     """
 
     site: str
@@ -91,6 +97,8 @@ class Source:
     guarantee: Guarantee
     size: int | None = field(default=None, compare=False)
     reason: str | None = field(default=None, compare=False)
+    key: str | None = field(default=None, compare=False)
+    below: tuple[Source, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(
@@ -115,6 +123,7 @@ class Source:
             compose(cost, *earlier),
             size,
             reason,
+            contribution.sealed.key,
         )
 
     @classmethod
@@ -127,11 +136,16 @@ class Source:
             Guarantee.from_dict(dict(row["guarantee"])),
             row["size"],
             row["reason"],
+            row.get("key"),
+            tuple(cls.from_dict(each) for each in row.get("below", ())),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the source as a release's facts state it."""
-        return {**vars(self), "guarantee": self.guarantee.as_dict()}
+        row = {**vars(self), "guarantee": self.guarantee.as_dict()}
+        key, below = row.pop("key"), row.pop("below")
+        row |= {} if key is None else {"key": key}
+        return row | ({"below": [each.as_dict() for each in below]} if below else {})
 
 
 @dataclass(frozen=True)
@@ -242,7 +256,8 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
     sources, quality, aggregator = facts["sources"], facts["quality"], facts["aggregator"]
     return (
         isinstance(aggregator["name"], str)
-        and all(set(row) == _SOURCE for row in sources)
+        and all(_is_source(row, _SOURCE) for row in sources)
+        and all(_are_below(row["below"]) for row in sources if "below" in row)
         and all(type(row["weight"]) in (int, float) for row in sources)
         and all(row["reason"] is None or _REASON.fullmatch(row["reason"]) for row in sources)
         and all(row["size"] is None or type(row["size"]) is int for row in sources)
@@ -250,6 +265,34 @@ def _can_be_shown(facts: Mapping[str, Any]) -> bool:
         and isinstance(quality, list)
         and all(set(row) <= _QUALITY and _is_method(row["method"], aggregator) for row in quality)
         and _are_possible(quality)
+    )
+
+
+def _is_source(row: Mapping[str, Any], needed: frozenset[str]) -> bool:
+    """Tell whether a fact states what a source has, and a key in the form of one."""
+    return needed <= set(row) <= needed | _MORE and (
+        "key" not in row or (isinstance(row["key"], str) and _KEY.fullmatch(row["key"]) is not None)
+    )
+
+
+def _are_below(rows: object) -> bool:
+    """Tell whether a fact lists the sites below a branch: names, numbers and digests, no prose."""
+    leaf = _SOURCE - {"weight"}
+    return (
+        isinstance(rows, list)
+        and 1 <= len(rows) <= MOST_BELOW
+        and all(
+            _is_source(row, leaf)
+            and "below" not in row
+            and isinstance(row["site"], str)
+            and len(row["site"]) <= 100
+            and _SITE.fullmatch(row["site"]) is not None
+            and _KEY.fullmatch(str(row["digest"])) is not None
+            and type(row["sequence"]) is int
+            and (row["size"] is None or type(row["size"]) is int)
+            and (row["reason"] is None or _REASON.fullmatch(row["reason"]) is not None)
+            for row in rows
+        )
     )
 
 
@@ -376,7 +419,7 @@ class Release(SignedFile):
         return cls(Sealed.seal(KIND, facts, tensors, key))._check()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, key: str | None = None) -> Self:
+    def load(cls, path: str | os.PathLike[str] | bytes, *, key: str | None = None) -> Self:
         """Read a file of unknown origin; with `key`, only one that the hub of that key signed."""
         release = cls(Sealed.load(path, KIND))._check()
         return release if key is None else release.verify(key=key)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from consilience.aggregators.outliers import find_far, find_heavy
 from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
@@ -34,6 +34,7 @@ from consilience.privacy.guarantee import Guarantee
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Account
 from consilience.protocol import Refusal
+from consilience.study.branches import Part, load_part
 from consilience.study.collect import (
     Opened,
     Publication,
@@ -409,6 +410,7 @@ class Combiner:
         # What is unusual about an exact member is not private, and nobody sees a masked one.
         is_hidden = study.trusted or study.is_blind
         models = [member for member in members if not member.weighs]
+        is_hidden = is_hidden or bool(study.branches)  # the noise of a branch is not known
         far = {} if is_hidden else self._find_far(study, models, public, test)
         places = {} if is_hidden else find_heavy(release.ensemble)
         heavy = {members[place].site: text for place, text in places.items()}
@@ -430,7 +432,7 @@ class Combiner:
     def _find_far(
         self,
         study: Study,
-        members: Sequence[Contribution],
+        members: Sequence[Part],
         *records: Public | None,
     ) -> dict[str, str]:
         try:
@@ -441,9 +443,7 @@ class Combiner:
             return {}
         return {members[place].site: text for place, text in far.items()}
 
-    def _members(
-        self, study: Study, accepted: Sequence[Row]
-    ) -> tuple[list[Contribution], dict[str, str]]:
+    def _members(self, study: Study, accepted: Sequence[Row]) -> tuple[list[Part], dict[str, str]]:
         """Return the contributions that fit the study, and why those of other sites do not.
 
         Earlier versions checked less when they accepted one.
@@ -452,7 +452,7 @@ class Combiner:
         for row in accepted:
             content = self.hub.store.content(row["sha256"])
             try:
-                members.append(study.accept(Contribution.load(content, trusted=study.trusted)))
+                members.append(load_part(study, row["site"], content))
             except OUTAGES:
                 raise
             except Exception as problem:
@@ -462,7 +462,7 @@ class Combiner:
     def _collect(
         self,
         study: Study,
-        members: Sequence[Contribution],
+        members: Sequence[Part],
         contributions: Sequence[Row],
         request: str | None,
         public: Public | None,
@@ -482,10 +482,12 @@ class Combiner:
             account = Account(ledger, study.digest, key)
             publication = Publication(self.hub.key, log.length + 1, earlier, account, log)
             if study.is_blind:
-                publication = replace(publication, opened=self._open(study, members))
+                publication = replace(
+                    publication, opened=self._open(study, cast(Sequence[Contribution], members))
+                )
             return collect(study, members, public=public, test=test, publication=publication)
 
-    def _paid_request(self, study: Study, members: Sequence[Contribution]) -> str:
+    def _paid_request(self, study: Study, members: Sequence[Part]) -> str:
         """Return the key under which the release of these members that was withheld was paid."""
         with self.hub.charging() as ledger:
             keys = [charge.key.rpartition(":") for charge in ledger.charges(study.digest)]
@@ -573,7 +575,7 @@ class Combiner:
             thread.join()
 
 
-def _fingerprint(members: Sequence[Contribution]) -> str:
+def _fingerprint(members: Sequence[Part]) -> str:
     digests = sorted({member.digest for member in members})
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
 
@@ -586,9 +588,7 @@ def _begin(settings: Settings) -> Callable[[Sequence[Any], str], Row]:
     return lambda asked, worker: combiner.make(Asked(*asked), worker)
 
 
-def _require_enough(
-    study: Study, members: Sequence[Contribution], absent: Mapping[str, str]
-) -> None:
+def _require_enough(study: Study, members: Sequence[Part], absent: Mapping[str, str]) -> None:
     """Refuse if too few sites are left once those that cannot be combined are not counted."""
     if len(members) < study.min_sites:
         raise Refusal(
@@ -600,10 +600,10 @@ def _require_enough(
 
 def _leave_out_breaking(
     study: Study,
-    members: list[Contribution],
+    members: list[Part],
     absent: dict[str, str],
     *records: Public | None,
-) -> list[Contribution]:
+) -> list[Part]:
     """Return the members that can be combined; say in `absent` why the others cannot."""
     public, test = records
     breaking = find_breaking(study, members, public=public, test=test)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from consilience.errors import ConsilienceError, LedgerDamaged, SettingsError
 from consilience.files.contribution import KIND, Contribution
+from consilience.files.release import Release
 from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_signed
 from consilience.hub.accounts import AccountDesk
 from consilience.hub.auth import Rate
@@ -32,6 +33,7 @@ from consilience.protocol import (
     Refusal,
     rotation_message,
 )
+from consilience.study.branches import accept_branch
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
 from consilience.study.toml import MOST_TEXT
@@ -306,6 +308,8 @@ class Hub:
     ) -> tuple[Row, bool]:
         """Check and keep an enrolled site's contribution; return its row and whether it is new."""
         agreed = self.agreed(study)
+        if site["name"] in agreed.branches:
+            return self._take_branch(agreed, site, newest, arrived, sha256, nonce)
         size = len(arrived) if isinstance(arrived, bytes) else arrived.stat().st_size
         try:
             file = SealedFile(arrived, KIND, most_bytes=self.settings.most_bytes)
@@ -340,6 +344,36 @@ class Hub:
             for old in self.store.forget_old(row):
                 with suppress(OSError):  # the next start removes what is left
                     self.store.files.remove(old)
+        return answer
+
+    def _take_branch(
+        self,
+        study: Study,
+        site: Row,
+        newest: Row | None,
+        arrived: Path | bytes,
+        sha256: str,
+        nonce: str,
+    ) -> tuple[Row, bool]:
+        """Check and keep the release of a branch, which its hub signed and sends itself."""
+        if site["key"] != study.branches[site["name"]]["key"]:
+            raise Refusal("wrong-site", "The study names another key for the hub of this branch.")
+        try:
+            found = accept_branch(study, site["name"], Release.load(arrived))
+        except ConsilienceError as problem:
+            raise Refusal("rejected", str(problem)) from None
+        row: Row = {
+            "digest": found.digest,
+            "study": study.name,
+            "site": found.site,
+            "sequence": found.sequence,
+            "sha256": sha256,
+            "size": len(arrived) if isinstance(arrived, bytes) else arrived.stat().st_size,
+            "guarantee": found.guarantee.as_dict(),
+            "only_noise": False,
+        }
+        answer = self._submit(row, site, newest, arrived, nonce)
+        self.changed.set()
         return answer
 
     def _submit(

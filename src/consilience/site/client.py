@@ -30,7 +30,7 @@ from consilience.errors import (
 from consilience.files.contribution import KIND, WITHDRAWN, Contribution, Withdrawal
 from consilience.files.durable import read_regular, write_durably
 from consilience.files.release import KIND as RELEASE
-from consilience.files.release import in_order
+from consilience.files.release import Release, in_order
 from consilience.files.sealed import MOST_BYTES as MOST_FILE
 from consilience.files.sealed import Sealed, SealedFile, SigningKey, canonical
 from consilience.protocol import (
@@ -46,6 +46,7 @@ from consilience.protocol import (
     rotation_message,
     sign_request,
 )
+from consilience.study.branches import accept_branch
 from consilience.study.collect import read_submitted
 from consilience.study.records import PublicFile
 from consilience.study.study import Study
@@ -343,6 +344,28 @@ class HubClient:
                 f"The certificate file {self.certificate!r} cannot be read. Nothing was sent. Put "
                 "the hub's certificate there, or join again with another --certificate."
             ) from None
+
+
+def hand_over_release(
+    release: Release, study: Study, name: str, hub: HubClient, invited: Invitation
+) -> Answer:
+    """Submit a branch's release to the hub of a parent study, enrolling as that branch if needed.
+
+    `hub` signs with the key of the branch's own hub.
+    """
+    accept_branch(study, name, release)
+    if (invited.study, invited.hub_key) != (study.digest, hub.hub_key):
+        raise SettingsError(
+            "The invitation is for another study, or to another hub. Nothing was sent. Ask the "
+            "parent study's coordinator for one."
+        )
+    content = release.sealed.to_bytes()
+    path = f"{_path(study.name)}/contributions"
+    try:
+        return hub.request_json("POST", path, content)
+    except SettingsError:  # it is not enrolled yet
+        hub.enrol(invited, name, fetch_only=False)
+        return hub.request_json("POST", path, content)
 
 
 def check_address(address: str) -> str:

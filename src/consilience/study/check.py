@@ -27,6 +27,7 @@ from consilience.learners.scored import SHARE, can_be_scored
 from consilience.privacy.accounting import Event, SharedSum, events_from_json, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, compose_disjoint
 from consilience.protocol import DIGEST, STUDY_NAME, is_site_name
+from consilience.study.branches import rule_problems, source_checks
 from consilience.study.toml import TOTAL, VERSION
 from consilience.text import collapse, printable, quote
 
@@ -102,6 +103,7 @@ def find_problems(study: Study) -> list[str]:
             *_blind_checks(study),
             *_method_checks(study),
             *_site_checks(study),
+            *rule_problems(study),
         )
     )
     # A schema that could not be read is None; its problems were reported on reading.
@@ -401,6 +403,11 @@ def _aggregator_problems(study: Study) -> list[str]:
                 "their own models",
             ),
             (
+                not study.branches or aggregator.takes_branches,
+                f"{name} with these settings cannot weigh a branch, whose noise is not known: use "
+                'Average with weights = "size" or "equal" for [branches]',
+            ),
+            (
                 epsilon is None or aggregator.draws_noise,
                 f"[aggregator] epsilon={epsilon!r} draws no noise: choose a finite one, or none",
             ),
@@ -628,6 +635,7 @@ def _release_checks(study: Study, release: Release) -> Iterable[Check]:
         and len({source.digest for source in sources}) == len(sources),
         "a site or contribution is in it twice",
     )
+    yield from source_checks(study, sources)
     for source in sources:
         # A name that has not the form of one is not repeated.
         yield (
@@ -635,7 +643,7 @@ def _release_checks(study: Study, release: Release) -> Iterable[Check]:
             "a site or contribution in it has a name that cannot be one",
         )
         yield (
-            _is_possible(study, source),
+            bool(source.below) or _is_possible(study, source),
             f"the guarantee that it states for {source.site!r} is none of this study",
         )
         yield (
@@ -659,6 +667,8 @@ def _is_reason(study: Study, source: Source) -> bool:
     """Tell whether what is said about a weight can be said of this source."""
     if source.reason is None:
         return True
+    if source.below:
+        return False
     *size, privacy = source.reason.split(", ")
     if size != ([] if source.size is None else f"n = {source.size:,}".split(", ")):
         return False
@@ -704,7 +714,8 @@ def _ensemble_checks(study: Study, release: Release) -> Iterable[Check]:
             f"numbers of the model of {source.site!r} are larger than its noise allows",
         )
     if aggregator.stays_within_members:
-        longest = _longest_release(study, [source.size for source in release.sources])
+        sizes = [None if source.below else source.size for source in release.sources]
+        longest = _longest_release(study, sizes)
         yield (
             all(
                 np.abs(tensor).max() <= longest[name]

@@ -41,7 +41,9 @@ from consilience.privacy.spending import Account
 from consilience.protocol import ROTATED, Rotation
 from consilience.statistics.base import MASKED
 from consilience.statistics.total import Total
+from consilience.study.branches import PREFIX, BranchFile, Part, accept_branch, find_repeated
 from consilience.tables.public import Public
+from consilience.text import quote
 
 if TYPE_CHECKING:
     from consilience.study.study import Study
@@ -108,7 +110,7 @@ class Publication:
 
 def collect(
     study: Study,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[Part],
     *,
     public: Public | None = None,
     test: Public | None = None,
@@ -129,13 +131,15 @@ def collect(
     if study.at is not None:
         made = _weigh(study, members, test)
     elif study.is_blind:
-        words = _open_sums(study, contributions, publication)
+        words = _open_sums(study, cast(Sequence[Contribution], contributions), publication)
         made = _open_total(study, members, words, public, test)
     else:
         made = _combine(study, members, public, test, account)
     held = {one.site for one in contributions if one.has_records}
     sources = [
-        Source.of(
+        contribution.as_source()
+        if isinstance(contribution, BranchFile)
+        else Source.of(
             contribution,
             # What a site paid is stated where its records are, and not again of noise that it lent.
             publication.earlier.get(contribution.site, ())
@@ -146,6 +150,13 @@ def collect(
         )
         for contribution, member in zip(contributions, members, strict=True)
     ]
+    repeated = find_repeated(sources)
+    if study.branches and repeated is not None:
+        raise SettingsError(
+            f"The site {quote(repeated)} is in two branches of study {study.name!r}, or in one and "
+            "beside it, by its name or its key: its records would count twice, and what it is "
+            "promised would not hold. Nothing was combined. Let it take part in one of them."
+        )
     return Release.make(
         made,
         sources,
@@ -156,7 +167,7 @@ def collect(
     )
 
 
-def select_members(study: Study, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
+def select_members(study: Study, contributions: Sequence[Part]) -> Sequence[Part]:
     """Return the contributions that make a release.
 
     Where a site weighs the members, these are the ones that it weighed, in its order, and its own
@@ -204,7 +215,14 @@ def _combine(
         ensemble,
         {"name": study.aggregator, **study.aggregator_settings},
         _charged_events(account),
-        assess(ensemble, study=study, members=members, public=public, test=test),
+        # Of a branch nobody knows the noise, which other ways to combine members go by.
+        assess(
+            ensemble,
+            study=study,
+            members=() if study.branches else members,
+            public=public,
+            test=test,
+        ),
     )
 
 
@@ -256,7 +274,7 @@ def _open_total(
 
 def find_breaking(
     study: Study,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[Part],
     *,
     public: Public | None = None,
     test: Public | None = None,
@@ -290,8 +308,8 @@ def _place(salt: bytes, contribution: Contribution) -> bytes:
 
 
 def _leave_out(
-    left: list[Contribution],
-    trial: Callable[[Sequence[Contribution]], str | None],
+    left: list[Part],
+    trial: Callable[[Sequence[Part]], str | None],
     problem: str,
     most: int,
 ) -> dict[str, str]:
@@ -317,14 +335,14 @@ def _leave_out(
 
 def _try_combining(
     study: Study,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[Part],
     *,
     public: Public | None,
     test: Public | None,
 ) -> str | None:
     """Combine without publishing, charging or drawing; return what went wrong, or None."""
     try:
-        members = [contribution.learner for contribution in contributions]
+        members: list[Any] = [contribution.learner for contribution in contributions]
         aggregator = study.build_aggregator()
         if isinstance(aggregator, Total) and study.is_blind:
             aggregator.open(members, np.zeros(members[0].length, np.int64), public)
@@ -399,7 +417,7 @@ def read_submitted(study: Study, folder: Path) -> dict[str, Submitted]:
 
     Everything in a site's name is signed by one key, or by keys that each name the next one.
     """
-    released = set(folder.glob("release-*.safetensors"))
+    released = {*folder.glob("release-*.safetensors"), *folder.glob(f"{PREFIX}*.safetensors")}
     files = sorted(set(folder.glob("*.safetensors")) - released)
     load = partial(Contribution.load, trusted=study.trusted)
     found = [study.accept(_read_named(file, load)) for file in files]
@@ -475,7 +493,7 @@ def read_records(
     return public, test
 
 
-def _accept_members(study: Study, contributions: Sequence[Contribution]) -> list[Any]:
+def _accept_members(study: Study, contributions: Sequence[Part]) -> list[Any]:
     """Return the learners of enough contributions that fit the study, one for each site."""
     if len(contributions) - (study.at is not None) < study.min_sites:
         raise SettingsError(
@@ -489,7 +507,12 @@ def _accept_members(study: Study, contributions: Sequence[Contribution]) -> list
             "A site can be in a release only once. Nothing was combined. Keep its newest "
             "contribution."
         )
-    return [study.accept(contribution).learner for contribution in contributions]
+    return [
+        accept_branch(study, one.site, one.release).learner
+        if isinstance(one, BranchFile)
+        else study.accept(one).learner
+        for one in contributions
+    ]
 
 
 def _check_records(study: Study, public: Public | None, test: Public | None) -> None:

@@ -41,6 +41,7 @@ from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Spending
 from consilience.statistics.base import Sharing, Statistic
 from consilience.study import toml
+from consilience.study.branches import Part
 from consilience.study.check import (
     PLANNED_SIZES,
     StudyRefused,
@@ -123,6 +124,9 @@ class Study:
     at
         The site that learns the members' weights on private records of its own; None: the hub
         combines them. That site hands over no model.
+    branches
+        Studies whose releases are members of this one, by the name that each has among its sites:
+        the digest of the ``study`` and the public ``key`` of its hub.
     version
         Whose defaults are meant by settings of the learner that are not named: 2 are today's. A
         study file without a version means 1, the first.
@@ -152,6 +156,7 @@ class Study:
     blind: Rule | None = None
     version: int = toml.VERSION
     at: str | None = None
+    branches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stored: bool = field(default=False, repr=False, compare=False)
     # The study that this is one site's choice of, with one learner of several.
     _whole: Study | None = field(default=None, init=False, repr=False, compare=False)
@@ -542,7 +547,7 @@ class Study:
 
     def combine(
         self,
-        contributions: Sequence[Contribution],
+        contributions: Sequence[Part],
         public: Public | None = None,
         test: Public | None = None,
         *,

@@ -32,7 +32,7 @@ _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MOST_PARTS}}}")
 PARTS = (
     *("study", "privacy", "schema", "learner", "alternatives", "aggregator", "statistic"),
-    *("public", "test", "blind"),
+    *("public", "test", "blind", "branches"),
 )
 # The settings of each part. [learner], [aggregator] and [statistic] may have any: the classes they
 # name check them. Schema checks its own.
@@ -95,6 +95,8 @@ def to_facts(study: Study) -> Facts:
     for name, part in (("public", study.public), ("test", study.test)):
         if part is not None:
             facts[name] = {"file": part.file, "sha256": part.sha256, "labelled": part.labelled}
+    if study.branches:
+        facts["branches"] = {name: dict(rule) for name, rule in study.branches.items()}
     if study.blind is not None:
         facts["blind"] = study.blind.as_dict()
     return facts
@@ -197,6 +199,7 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         "min_sites": privacy.get("min_sites", 2),
         "hub": privacy.get("hub", "untrusted"),
         "blind": blind,
+        "branches": parts["branches"],
         **{name: privacy.get(name, default) for name, default in DEFAULTS.items()},
     }
     return arguments | files, problems

@@ -30,11 +30,11 @@ from consilience.evaluation.measures import (
     main_metric,
     measures,
 )
-from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.tables.public import Public
 
 if TYPE_CHECKING:
+    from consilience.study.branches import Part
     from consilience.study.study import Study
 
 # Of the error or of what the AUC falls short of 1, which are shares of records and of pairs of
@@ -68,7 +68,7 @@ def describe_waiting(study: Study, n_records: int | None = None) -> list[str]:
     if study.draws_noise:
         said += " So does one that is clearly worse than the release before it."
     waits.insert(0, said)
-    if study.draws_noise or study.is_blind or study.at is not None:
+    if study.draws_noise or study.is_blind or study.at is not None or study.branches:
         return [*waits, "No single site can be left out to see what it costs."]
     few = math.sqrt(ENOUGH_RECORDS) * MOST_RISE
     costs = f"more than {MOST_RISE:.1%} of the test records"
@@ -108,7 +108,7 @@ class Candidate:
 
     study: Study
     release: Release
-    contributions: Sequence[Contribution]
+    contributions: Sequence[Part]
     far: Mapping[str, str]
     heavy: Mapping[str, str]
     last: Release | None = None
@@ -184,7 +184,8 @@ class Candidate:
         Of few members suspects only; of very many, those that cost most.
         """
         # Nobody can leave one out of a total, and what exact members make is no private release.
-        if self.study.is_blind or self.study.draws_noise or self.study.at is not None:
+        one_by_one = self.study.at is None and not self.study.branches
+        if self.study.is_blind or self.study.draws_noise or not one_by_one:
             return []
         suspects = list(self._suspects)
         enough = len(self.contributions) >= FEWEST
