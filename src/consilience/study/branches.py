@@ -190,7 +190,8 @@ def load_part(study: Study, site: str, content: Path | bytes) -> Part:
 
 def source_checks(study: Study, sources: Sequence[Source]) -> Iterable[tuple[bool, str]]:
     """Yield whether the branches among a release's sources can be what they say."""
-    yield find_repeated(sources) is None, "a site is in two of its branches"
+    alone = not study.branches or find_repeated(sources) is None
+    yield alone, "a site is in two of its branches"
     for source in sources:
         yield bool(source.below) == (source.site in study.branches), "it has other branches"
         if source.below:
