@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import mimetypes
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fastapi import Response
@@ -16,7 +18,7 @@ from consilience.hub.dashboard import charts, queries
 from consilience.hub.dashboard.releases import release_facts
 from consilience.hub.dashboard.sites import add_totals, show_spending
 from consilience.hub.dashboard.texts import list_tasks
-from consilience.hub.dashboard.visits import HEADERS, Visit, download, form_boundary
+from consilience.hub.dashboard.visits import HEADERS, Visit, download, split_form
 from consilience.hub.state import SiteState, read_blind, read_studies, read_study
 from consilience.hub.store import now
 from consilience.hub.store.audit import MOST_WALKED, Chain
@@ -206,15 +208,24 @@ def take_file(visit: Visit, arrived: Path) -> Response:
     """Take a public file from the form that `arrived` on disk, if it is the one the study names."""
     row, _ = visit.study()
     named = visit.hub.public_file(row["name"], visit["file"])
-    begin, end = _file_within(arrived, form_boundary(visit.request))
     inside, digest = visit.hub.store.files.new(), hashlib.sha256()
+    taken: list[str] = []
     try:
         with arrived.open("rb") as source, inside.open("wb") as target:
-            source.seek(begin)
-            while begin < end and (part := source.read(min(1 << 20, end - begin))):
-                begin += len(part)
-                digest.update(part)
-                target.write(part)
+
+            def begin(name: str) -> Callable[[bytes], object]:
+                taken.append(name)
+                return keep if name == "file" else ignore
+
+            def keep(piece: bytes) -> None:
+                digest.update(piece)
+                target.write(piece)
+
+            def ignore(piece: bytes) -> None: ...
+
+            is_whole = split_form(visit.request, iter(partial(source.read, 1 << 20), b""), begin)
+        if not is_whole or taken.count("file") != 1:
+            raise Refusal("malformed", "The form contains no file, or several.")
         visit.hub.keep_public_file(
             row["name"], named.file, inside, digest.hexdigest(), visit.someone.actor
         )
@@ -227,16 +238,3 @@ def read_beginning(arrived: Path) -> bytes:
     """Return the beginning of a form: its token comes before its file."""
     with arrived.open("rb") as file:
         return file.read(_START)
-
-
-def _file_within(arrived: Path, mark: bytes) -> tuple[int, int]:
-    """Return where the last part of a form begins and ends."""
-    with arrived.open("rb") as file:
-        start, size = file.read(_START), arrived.stat().st_size
-        file.seek(max(0, size - 100))
-        rest = file.read()
-    head = start.find(b'name="file"')
-    begin, end = start.find(b"\r\n\r\n", head) + 4, rest.rfind(b"\r\n" + mark + b"--")
-    if not mark or head < 0 or begin < 4 or end < 0:
-        raise Refusal("malformed", "The form contains no file.")
-    return begin, size - len(rest) + end

@@ -16,16 +16,18 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from consilience.files.sealed import canonical, is_signed, message_of
 from consilience.hub import auth
@@ -268,36 +270,82 @@ def download(content: bytes, kind: str, name: str) -> Response:
 
 
 MOST_FIELDS = 50
-_BOUNDARY = re.compile(r'boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?')
-_FIELD = re.compile(rb'content-disposition:[^\r\n]*\bname="([^"\r\n]*)"', re.IGNORECASE)
-
-
-def form_boundary(request: Request) -> bytes:
-    """Return what stands between the fields of a form with files; nothing if it has none."""
-    found = _BOUNDARY.search(request.headers.get("content-type", ""))
-    return b"--" + found[1].encode() if found else b""
 
 
 def read_form(request: Request, content: bytes) -> dict[str, str]:
-    """Return the fields of a form; a file becomes its text. The time is linear in the length."""
+    """Return the fields of a form, or of its beginning; a file becomes its text."""
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        return _read_parts(content, form_boundary(request))
+        parts: dict[str, bytearray] = {}
+
+        def begin(name: str) -> Callable[[bytes], object]:
+            parts[name] = bytearray()
+            return parts[name].extend
+
+        split_form(request, [content], begin)
+        return {name: value.decode(errors="replace") for name, value in parts.items()}
     try:
         return dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS))
     except ValueError:
         raise Refusal("malformed", "The form cannot be read.") from None
 
 
-def _read_parts(content: bytes, boundary: bytes) -> dict[str, str]:
-    if not boundary:
-        raise Refusal("malformed", "The form cannot be read.")
-    _, *parts = (b"\r\n" + content).split(b"\r\n" + boundary, MOST_FIELDS)
-    form = {}
-    for part in parts:
-        head, _, value = part.partition(b"\r\n\r\n")
-        if (named := _FIELD.search(head[:1000])) is not None:
-            form[named[1].decode(errors="replace")] = value.decode(errors="replace")
-    return form
+def split_form(
+    request: Request, content: Iterable[bytes], begin: Callable[[str], Callable[[bytes], object]]
+) -> bool:
+    """Hand each part of a form with files to what `begin` returns for its name.
+
+    Return whether the form ended. Headers of a part are limited by python-multipart.
+    """
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    parts = _Parts(begin)
+    calls = {name: getattr(parts, name) for name in dir(_Parts) if name.startswith("on_")}
+    try:
+        parser = MultipartParser(options.get(b"boundary", b""), cast(Any, calls))
+        for piece in content:
+            parser.write(piece)
+    except FormParserError:
+        raise Refusal("malformed", "The form cannot be read.") from None
+    return parts.is_whole
+
+
+class _Parts:
+    """What python-multipart calls while it reads a form."""
+
+    def __init__(self, begin: Callable[[str], Callable[[bytes], object]]) -> None:
+        self.begin = begin
+        self.write: Callable[[bytes], object]
+        self.count, self.is_whole = 0, False
+        self.field, self.value = b"", b""
+
+    def on_part_begin(self) -> None:
+        self.count += 1
+        self.name: bytes | None = None
+        if self.count > MOST_FIELDS:
+            raise Refusal("malformed", f"The form has more than {MOST_FIELDS} fields.")
+
+    def on_header_begin(self) -> None:
+        self.field, self.value = b"", b""
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self.field += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self.value += data[start:end]
+
+    def on_header_end(self) -> None:
+        if self.field.lower() == b"content-disposition":
+            self.name = parse_options_header(self.value)[1].get(b"name")
+
+    def on_headers_finished(self) -> None:
+        if self.name is None:
+            raise Refusal("malformed", "A field of the form has no name.")
+        self.write = self.begin(self.name.decode(errors="replace"))
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self.write(data[start:end])
+
+    def on_end(self) -> None:
+        self.is_whole = True
 
 
 # --------------------------------------------------------------------------------------- its answer
