@@ -37,6 +37,9 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.evaluation.table_one import TableOne as TableOne
     from consilience.files.contribution import Contribution as Contribution
     from consilience.files.release import Release as Release
+    from consilience.learners.axes import MomentAxes as MomentAxes
+    from consilience.learners.axes import OwnAxes as OwnAxes
+    from consilience.learners.axes import PublicAxes as PublicAxes
     from consilience.learners.linear import PrivateLinearSVC as PrivateLinearSVC
     from consilience.learners.linear import PrivateLogisticRegression as PrivateLogisticRegression
     from consilience.learners.linear import PrivateRidge as PrivateRidge
@@ -101,6 +104,7 @@ _MODULES = {
     "evaluation.table_one": "TableOne",
     "files.contribution": "Contribution",
     "files.release": "Release",
+    "learners.axes": "MomentAxes OwnAxes PublicAxes",
     "learners.linear": "PrivateLinearSVC PrivateLogisticRegression PrivateRidge",
     "learners.partitions": "DaskRows",
     "learners.projection": "PrivatePCA PublicPCA SecondMoment combine_moments",

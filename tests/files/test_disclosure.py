@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from sklearn.base import clone
 
-from consilience import Budget, Ledger, Public, start_from
+from consilience import Budget, Ledger, OwnAxes, Public, start_from
 from consilience.aggregators.registry import AGGREGATORS
 from consilience.blind.masked import Acknowledgement, Batch, MaskedFile
 from consilience.cli.files import make
@@ -23,7 +23,7 @@ from consilience.errors import SettingsError
 from consilience.evaluation.baselines import PUBLIC_ROW
 from consilience.evaluation.compare import MAJORITY
 from consilience.files.certificate import of_contribution, of_release
-from consilience.files.contribution import FACTS, MASKED_FACTS, Contribution
+from consilience.files.contribution import FACTS, MASKED_FACTS, PROJECTED_FACTS, Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.release import MEASURED
 from consilience.files.sealed import Sealed, SigningKey
@@ -192,6 +192,21 @@ def test_contributions_of_neighbours_differ_in_noise_alone(case, unit, relation,
         assert facts[0]["size"] is None
     elif count_is_public(counted, unit=unit, neighbours=relation):
         assert facts[0]["size"] == (240 if counted == "record" else 120)
+
+
+def test_contributions_along_axes_of_neighbours_differ_in_noise_alone(tmp_path):
+    learner = LEARNERS["PrivateLogisticRegression"](
+        epsilon=0.1, classes=[0, 1], projection=OwnAxes(2, 0.5)
+    )
+    one, two, unlike = neighbours_of(CASES[0], "record", "replace-one")
+    again = [contributed(learner, one, tmp_path) for _ in range(4)]
+    others = [contributed(learner, rows, tmp_path) for rows in (two, unlike)]
+    table = f"{CONTRIBUTION} + A contribution along axes"
+    listed(table, again[0].sealed.facts)
+    for other in others:
+        assert differing(table, again[0].sealed.facts, other.sealed.facts) == set()
+    assert set(again[0].sealed.facts["tensors"]) == {"coef", "intercept"}
+    assert telling(*([*map(stated, files)] for files in (again, others))) == set()
 
 
 @pytest.mark.parametrize("unit", list(Unit))
@@ -434,6 +449,7 @@ def test_the_page_to_approve_lists_every_field_of_a_contribution(tmp_path):
     page = of_training(Study.from_text(study_text()), **facts).as_text(width=10_000)
     assert set(FACTS) == set(TABLES[CONTRIBUTION])
     assert set(MASKED_FACTS) == set(TABLES["A masked contribution"])
+    assert set(PROJECTED_FACTS) == set(TABLES["A contribution along axes"])
     assert all(words in page for words in FACTS.values())
     assert "Nothing is sent" not in page
     assert "chosen by rule" not in page
@@ -547,9 +563,11 @@ def test_every_row_of_the_page_is_a_field_of_some_file(tmp_path):
         seen |= listed(heading, facts)
     case = CASES[0]
     learner = made(case, "record", "replace-one")
-    file = contributed(learner, neighbours_of(case, "record", "replace-one")[0], tmp_path)
-    page = certificate_rows(of_contribution(file), CERTIFICATE)
-    seen |= listed(CONTRIBUTION, file.sealed.facts) | listed(CERTIFICATE, page[0])
+    for each in (learner, clone(learner).set_params(projection=OwnAxes(2, 0.5))):
+        file = contributed(each, neighbours_of(case, "record", "replace-one")[0], tmp_path)
+        page = certificate_rows(of_contribution(file), CERTIFICATE)
+        seen |= listed(f"{CONTRIBUTION} + A contribution along axes", file.sealed.facts)
+        seen |= listed(CERTIFICATE, page[0])
     elsewhere = (
         "A contribution of weights",
         "The note of",

@@ -74,6 +74,12 @@ class Member:
         return spell_out([self.coef, self.intercept, self.classes])
 
     @property
+    def model_events(self) -> tuple[Event, ...]:
+        """What was drawn for its coefficients; its axes, if it found some, had noise of theirs."""
+        learner = self.learner
+        return learner.model_events() if isinstance(learner, PrivateLearner) else self.events
+
+    @property
     def is_linear(self) -> bool:
         """Whether the member is a vector that can be averaged."""
         return self.coef is not None
@@ -125,10 +131,11 @@ class Member:
         assert self.coef is not None
         noises = [
             event
-            for event in self.events
+            for event in self.model_events
             if is_vector_noise(event) or isinstance(event, GradientSteps)
         ]
-        dimension = self.coef.shape[1] + self.has_constant
+        columns = getattr(self.learner, "noisy_columns", None)
+        dimension = (self.coef.shape[1] if columns is None else columns) + self.has_constant
         # One draw for all classes spans one class less; one draw per class (several events) spans
         # one each.
         dimension *= max(1, len(self.coef) - 1) if len(noises) == 1 else 1
@@ -146,7 +153,7 @@ class Member:
         known = curvature * (self.size or 0)
         if getattr(self.learner, "regularization", None) != "auto" or known <= 0:
             return 1.0
-        return 1 + max(map(ridge_beside, self.events), default=0.0) / known
+        return 1 + max(map(ridge_beside, self.model_events), default=0.0) / known
 
 
 def dense(X: Any) -> Array:

@@ -135,9 +135,10 @@ def _needed_noise(member: Member, records: Public) -> float | None:
 
     None unless its noise is in the objective of one problem with a known number of records.
     """
-    learner, noises = member.learner, [one for one in member.events if is_vector_noise(one)]
+    learner = member.learner
+    noises = [one for one in member.model_events if is_vector_noise(one)]
     facts = [getattr(learner, name, None) for name in ("mechanism", "unit", "neighbours")]
-    if facts != ["objective", "record", "replace-one"]:
+    if facts != ["objective", "record", "replace-one"] or learner.projection is not None:
         return None
     if len(noises) != 1 or len(np.asarray(member.coef)) != 1 or not member.size:
         return None

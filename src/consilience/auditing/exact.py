@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from consilience.auditing.along import AlongAxes, check_free_axes, plan_along
 from consilience.auditing.attacked import (
     Learner,
     Table,
@@ -32,6 +33,7 @@ from consilience.auditing.sums import attack_sum
 from consilience.errors import SettingsError
 from consilience.learners.erm import Problem, solve
 from consilience.learners.gradient import GradientPlan
+from consilience.learners.linear import LinearLearner
 from consilience.learners.perturbation import LinearPlan, LinearTask
 from consilience.privacy.accounting import (
     Event,
@@ -85,6 +87,9 @@ def attack_exactly(learner: Learner, n_records: int, effort: Search, source: Sou
             "the noisy sum" if twin.sharing is None else "the sum, with all others' noise known"
         )
         return _report_shift(attack, found, event.guarantee, checks + drawn)
+    if twin.projection is not None:
+        assert isinstance(twin, LinearLearner)
+        return _attack_along(twin, n_records, effort, source)
     table = _make_table(twin, n_records, effort.n_features, rest)
     task, plan = _plan_linear(twin, table)
     checks = _check_accounting(twin, plan.events)
@@ -101,6 +106,39 @@ def attack_exactly(learner: Learner, n_records: int, effort: Search, source: Sou
     reach = max(1.0, float(np.sqrt(np.square(task.X).sum(axis=1)).max()))
     space = Space(task, plan, reach, n_records, twin.neighbours, records_per_unit(twin), rest)
     return replace(_search_pairs(space, effort.restarts), checks=checks)
+
+
+def _attack_along(
+    twin: LinearLearner, n_records: int, effort: Search, source: Source
+) -> AuditReport:
+    """Attack a model along axes: behind axes that all know, or together with the site's own."""
+    plan, rest = plan_along(twin, n_records), Noise(seed=effort.random_state).open(stream=1)
+    checks = _check_accounting(twin, plan.events)
+    behind = twin.behind_axes()
+    if not plan.axes.events:
+        checks += check_free_axes(twin, n_records, source)
+        report = attack_exactly(behind, n_records, effort, source)
+        return replace(report, checks=checks + report.checks)
+    noise = plan.axes.noise
+    if not (isinstance(noise, L2Laplace) and twin.mechanism == "objective"):
+        raise SettingsError(
+            "kind='exact' attacks a site's own axes and a model along them together where delta is "
+            "0 and mechanism='objective'. Nothing was trained. Use kind='sample'."
+        )
+    behind = behind.set_params(fit_intercept=False)
+    task, alone = _plan_linear(behind, _make_table(behind, n_records, 1, rest))
+    assert isinstance(alone, LinearPlan)
+    moved = records_per_unit(twin)
+    space = Space(task, alone, 1.0, n_records, twin.neighbours, moved, rest)
+    n_coef = task.dimension_of_noise
+    epsilon, pair, point = search(space, AlongAxes(noise).loss, effort.restarts, n_coef=n_coef)
+    return AuditReport(
+        attack="exact density of axes and model",
+        claimed=total(plan.events).convert(twin.neighbours),
+        epsilon_lower=epsilon,
+        worst=pair.describe(point),
+        checks=checks,
+    )
 
 
 def _report_shift(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from consilience.auditing.along import attacked_rows
 from consilience.auditing.attacked import (
     Learner,
     Table,
@@ -26,6 +27,7 @@ from consilience.auditing.attacked import (
     records_per_unit,
 )
 from consilience.auditing.report import AuditReport
+from consilience.learners.axes import Projection
 from consilience.learners.base import Plan
 from consilience.privacy.accounting import total
 from consilience.privacy.guarantee import Guarantee, Neighbours
@@ -95,6 +97,8 @@ def make_attacks(twin: Learner, n_records: int) -> Sequence[Attack]:
     The usual pair differs in one extreme unit: a record at the edge of the declared norm, or as
     many copies of it as a person may have.
     """
+    if twin.projection is not None:
+        return [_along_axes(twin, twin.projection, n_records)]
     moved, y = records_per_unit(twin), make_labels(twin, n_records + 1)
     sides: list[Table] = []
     for label in (y[0], y[1]):
@@ -109,6 +113,22 @@ def make_attacks(twin: Learner, n_records: int) -> Sequence[Attack]:
     other = "its absence" if twin.neighbours == "add-remove" else "the same with another label"
     name = f"a unit at the edge of the declared norm against {other}"
     return [Attack(sides[0], sides[1], read_released, name)]
+
+
+def _along_axes(twin: Learner, projection: Projection, n_records: int) -> Attack:
+    """Return neighbours whose leading axes differ: a unit at the edge in one column or another."""
+    moved, y = records_per_unit(twin), make_labels(twin, n_records + 1)
+    labels = np.concatenate([np.repeat(y[0], moved), y[2 : n_records + 1]])
+    ids = np.concatenate([np.zeros(moved, int), np.arange(1, n_records)])
+    sides: list[Table] = []
+    for row in attacked_rows(projection):
+        X = np.zeros((len(labels), len(row)))
+        X[:moved] = row * twin.get_params().get("data_norm", 1.0)
+        absent = moved if twin.neighbours == "add-remove" and sides else 0
+        persons = ids[absent:] if twin.unit == "person" else None
+        sides.append(Table(X[absent:], labels[absent:], persons))
+    other = "its absence" if twin.neighbours == "add-remove" else "one across it"
+    return Attack(sides[0], sides[1], read_released, f"a unit along one axis against {other}")
 
 
 def read_released(learner: Learner, plan: Plan) -> Array:

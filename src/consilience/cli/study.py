@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -12,6 +12,9 @@ import consilience as cs
 from consilience.cli.command import Answer, Commands
 from consilience.cli.options import FilePath, TablePath, find_learner
 from consilience.errors import SettingsError
+
+if TYPE_CHECKING:
+    from consilience.learners.axes import KnownAxes
 
 commands = Commands("Write, check and read studies: what all sites agree on.")
 
@@ -146,6 +149,32 @@ def show(study: FilePath) -> Answer:
 
     loaded = cs.Study.load(study)
     return Answer({**loaded.to_dict(), "digest": loaded.digest}, of_study(loaded).on_screen())
+
+
+@commands.add("axes", "study axes study.toml --components 5 >> study.toml")
+def axes(
+    study: FilePath,
+    components: Annotated[int, Option(help="How many axes models are trained along.")],
+    release: Annotated[
+        Path | None,
+        Option(help="Take the axes of the moments behind this release; FILE is its study."),
+    ] = None,
+    contribution: Annotated[
+        list[Path] | None,
+        Option(help="A contribution of that release, unless its hub was blind. Repeatable."),
+    ] = None,
+) -> Answer:
+    """Write the part [projection] of a study: axes of public records, or of released moments."""
+    from consilience.study.axes import axes_of_public, axes_of_release
+    from consilience.study.toml import write_projection
+
+    loaded = cs.Study.load(study)
+    if release is None:
+        found: KnownAxes = axes_of_public(loaded, study.parent, components)
+    else:
+        files = [cs.Contribution.load(path) for path in contribution or []]
+        found = axes_of_release(loaded, cs.Release.load(release), files, components)
+    return Answer({"projection": found.as_dict()}, write_projection(found))
 
 
 def _read_bounds(text: str) -> tuple[str, tuple[float, float]]:

@@ -204,6 +204,18 @@ def _size_row(size: int | None, learner: Any) -> tuple[str, str]:
     return "size", "not stated" if size is None else f"{size:,}: {learner.describe_size()}"
 
 
+def _axes_rows(contribution: Contribution) -> list[tuple[str, str]]:
+    """Say along which axes a model was trained, and what these cost."""
+    learner = contribution.learner
+    if learner.projection is None:
+        return []
+    cost = learner.projection.describe_cost(learner.epsilon, learner.delta)
+    return [
+        ("trained along", learner.projection.describe()),
+        *([] if cost is None else [("cost of the axes", cost)]),
+    ]
+
+
 def of_contribution(contribution: Contribution) -> Page:
     """Return the certificate of a contribution."""
     facts = contribution.sealed.facts
@@ -219,6 +231,7 @@ def of_contribution(contribution: Contribution) -> Page:
     contents = [
         ("learner", str(facts["learner"])),
         *([] if chosen is None else [("chosen by rule", chosen)]),
+        *_axes_rows(contribution),
         ("numbers", tensors),
         _size_row(size, contribution.learner),
         ("made", f"{facts['created']}, as the site states"),

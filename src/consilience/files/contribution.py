@@ -29,6 +29,7 @@ from consilience.files.sealed import (
     canonical,
     refused,
 )
+from consilience.learners.axes import read_projection
 from consilience.learners.base import UNSTATED, PrivateLearner, State
 from consilience.learners.implied import Extent, Implied
 from consilience.learners.inputs import MAY_ASSUME
@@ -102,6 +103,11 @@ MASKED_FACTS = {
 }
 # And of the file of a site that weighs the members of others.
 WEIGHED_FACTS = {"members": "the digests of the contributions that are weighed"}
+# And of a model that was trained along axes.
+PROJECTED_FACTS = {
+    "projection": "how many axes the model was trained along, and where they come from",
+}
+_KNOWN = FACTS.keys() | MASKED_FACTS.keys() | WEIGHED_FACTS.keys() | PROJECTED_FACTS.keys()
 
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -117,6 +123,8 @@ def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[
         "events": events_to_json(learner.events_),
         "guarantee": learner.guarantee_.as_dict(),
     }
+    if learner.projection is not None:
+        facts["projection"] = learner.projection.stated()
     return facts, {name: np.asarray(tensor) for name, tensor in learner.released_state().items()}
 
 
@@ -127,6 +135,9 @@ def _unfitted(facts: Mapping[str, Any]) -> Any:
     settings = {name: from_plain(value) for name, value in named.items()}
     numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
     accept("settings", settings.keys() == _setting_names(kind) and numbers)
+    if "projection" in facts:
+        accept("projection", kind.is_linear)
+        settings["projection"] = read_projection(facts["projection"])
     learner: Any = kind(**settings)
     n_features, classes, size = facts["n_features"], facts["classes"], facts["size"]
     accept("features", type(n_features) is int and 1 <= n_features <= MOST_FEATURES)
@@ -183,6 +194,8 @@ def _imply(facts: Mapping[str, Any]) -> Implied | None:
     try:
         public = {name: facts[name] for name in known}
         public["tensors"] = {name: form["shape"] for name, form in facts["tensors"].items()}
+        if "projection" in facts:
+            public["projection"] = facts["projection"]
         if "share" in facts:
             public["share"] = {name: facts["share"][name] for name in ("epsilon", "steps")}
             public["blind"] = {name: facts["blind"][name] for name in ("shares", "only_noise")}
@@ -530,6 +543,8 @@ class Contribution(SignedFile):
             "site": site,
             **cls.stamp(study, sequence),
         }
+        if learner.projection is not None:
+            facts["projection"] = learner.projection.stated()
         try:
             read = Sealed.load(Sealed.seal(KIND, facts, {}, key).to_bytes(), KIND)
             _unfitted(read.facts)
@@ -563,7 +578,8 @@ class Contribution(SignedFile):
 
         file.check_tensors(watch)
         kind = LEARNERS.get(str(file.facts.get("learner")))
-        check = "whole" if kind is None else kind.state_check
+        # Whether coefficients lie along a study's axes is seen by all of them.
+        check = "whole" if kind is None or "projection" in file.facts else kind.state_check
         if check == "rows":
             return cls._inspect_rows(file, _Looked(implied, extents), trusted=trusted)
         names = file.facts["tensors"]
@@ -610,7 +626,7 @@ class Contribution(SignedFile):
         typed = all(type(facts.get(n)) is kind for kind, names in expected.items() for n in names)
         if not (
             typed
-            and facts.keys() <= FACTS.keys() | MASKED_FACTS.keys() | WEIGHED_FACTS.keys()
+            and facts.keys() <= _KNOWN
             and ("members" not in facts or _are_digests(facts["members"]))
             and set(facts["study"]) == {"name", "digest"}
             and all(isinstance(text, str) for text in facts["study"].values())

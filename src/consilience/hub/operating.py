@@ -19,6 +19,8 @@ from consilience.hub.hub import Hub, Settings
 from consilience.hub.store import Row, Store
 from consilience.privacy.ledger import Ledger
 from consilience.protocol import Refusal
+from consilience.study.axes import find_axes_problem
+from consilience.study.check import StudyRefused
 from consilience.study.records import file_digest
 from consilience.study.study import Study
 
@@ -123,6 +125,9 @@ def add_study(folder: PathLike, path: PathLike, *, url: str | None = None) -> Ro
                 "or has another digest. Nothing was stored. Put the right file there, or write "
                 "its digest into the study."
             )
+    problem = find_axes_problem(study, file.parent)
+    if problem is not None:
+        raise StudyRefused([problem])
     with opened(folder, url) as hub:
         row = hub.add_study(file.read_text(encoding="utf-8"), OPERATOR)
         for part in study.files:

@@ -35,11 +35,13 @@ from consilience.tables.groups import CAP, is_cap
 from consilience.text import shorten
 
 if TYPE_CHECKING:
+    from consilience.learners.axes import Projection
     from consilience.tables.public import Public
     from consilience.tables.schema import Schema
 
 Rows = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
-UNSTATED = frozenset({"noise", "schema"})  # settings that no file states
+# Settings that are not among those that a file states; of a projection it states the source.
+UNSTATED = frozenset({"noise", "schema", "projection"})
 # A ledger counts in units of the least epsilon. Below these, sums and scales behind the charge
 # would overflow, or state more than was asked for.
 LEAST_EPSILON, LEAST_DELTA = 1e-9, 1e-300
@@ -163,6 +165,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     receipt_: Receipt | None
     unit: str = "record"
     schema: Schema | None = None
+    projection: Projection | None = None  # of linear learners, on fewer columns
     # What the candidates had borrowed that this learner was chosen among; None if it was not chosen
     # by looking at records.
     chosen_beside_: dict[object, Guarantee] | None = None
@@ -490,6 +493,10 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
             array = np.ascontiguousarray(tensor)
             digest.update(f"{name} {array.shape} {array.dtype}".encode() + array.tobytes())
         return digest.hexdigest()
+
+    def model_events(self) -> tuple[Event, ...]:
+        """Return what was drawn for the released model itself, of everything that was charged."""
+        return tuple(getattr(self, "events_", ()))
 
     def borrowed(self) -> dict[object, Guarantee]:
         """Return what the released state shows of other private records, by its origin."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from consilience.errors import SchemaMismatch
+from consilience.learners.axes import Axes
 from consilience.learners.ball import Ball, into_ball
 from consilience.learners.erm import Chunks, block_records
 from consilience.learners.inputs import Chunked, label_codes, read_chunks
@@ -78,10 +79,16 @@ class EncodedChunks:
     encode: Encoding
     n_features: int
     n_records: int
+    axes: Axes | None = None  # that rows are projected on once they are in the ball
 
     def chunks(self) -> Chunks:
         """Yield encoded blocks of records; a block may be overwritten by the next one."""
-        return _encode(self.ball, self.encode, self.source.n_features, self.source.chunks())
+        return self._read(self.source.chunks())
+
+    @property
+    def _read(self) -> Callable[[Chunks], Chunks]:
+        encode = partial(_encode, self.ball, self.encode, self.source.n_features)
+        return encode if self.axes is None else partial(_encode_along, self.axes, encode)
 
 
 class EncodedPartitions(EncodedChunks):
@@ -89,9 +96,8 @@ class EncodedPartitions(EncodedChunks):
 
     def gather(self, function: Callable[[Chunks], T], every: int = 1) -> list[T]:
         """Return what `function` makes of the encoded blocks of each partition."""
-        answers: list[T] = self.source.gather(
-            partial(_apply_encoded, self.ball, self.encode, self.source.n_features, function), every
-        )
+        apply = partial(_apply_encoded, self._read, function)
+        answers: list[T] = self.source.gather(apply, every)
         return answers
 
 
@@ -109,11 +115,12 @@ def _encode(ball: Ball, encode: Encoding, n_features: int, chunks: Chunks) -> Ch
             yield into_ball(X[part], ball, room), encode(y[part])
 
 
+def _encode_along(axes: Axes, encode: Callable[[Chunks], Chunks], chunks: Chunks) -> Chunks:
+    for X, y in encode(chunks):
+        yield axes.project(X), y
+
+
 def _apply_encoded(
-    ball: Ball,
-    encode: Encoding,
-    n_features: int,
-    function: Callable[[Chunks], T],
-    chunks: Chunks,
+    read: Callable[[Chunks], Chunks], function: Callable[[Chunks], T], chunks: Chunks
 ) -> T:
-    return function(_encode(ball, encode, n_features, chunks))
+    return function(read(chunks))

@@ -7,11 +7,12 @@ drawn in `perturbation.py`.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
+from consilience.learners.axes import Axes, Projection
 from consilience.learners.ball import (
     Ball,
     intercept_to_user,
@@ -69,6 +71,7 @@ from consilience.learners.perturbation import (
     plan_linear,
     public_size,
 )
+from consilience.learners.projection import MomentPlan, MomentTask
 from consilience.privacy.accounting import Event, total
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise, Source
@@ -97,7 +100,7 @@ UNSEEDED = 64.0  # the factor by which an unknown random matrix may move a conve
 _TRAINING = (
     *("fit", "make_task", "loss", "_fit", "_plan", "_train", "_dimension"),
     *("_task_in_memory", "_task_in_chunks", "_cap_persons", "check_settings"),
-    *("restore_state", "_scores", "decision_function", "predict", "_answers"),
+    *("restore_state", "_scores", "decision_function", "predict", "_answers", "_solve"),
 )
 
 
@@ -116,8 +119,38 @@ def class_chances(classes: Array, scores: Array) -> Array:
     return np.asarray(special.softmax(scores, axis=1))
 
 
+@dataclass(frozen=True)
+class ProjectedPlan:
+    """What finding axes draws, and then a training behind them."""
+
+    axes: MomentPlan
+    behind: LinearPlan | GradientPlan
+    dimension: int  # behind the axes, the constant included
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that will be drawn."""
+        return [*self.axes.events, *self.behind.events]
+
+    def longest_release(self, learner: LinearLearner, task: LinearTask) -> float:
+        """Return a length that coefficients exceed as rarely as without axes, which lengthen none.
+
+        Axes are at most 1 long.
+        """
+        behind = replace(task, dimension=self.dimension)
+        return self.behind.longest_release(learner.behind_axes(), behind)
+
+
+def _along(task: LinearTask, axes: Axes, dimension: int) -> LinearTask:
+    """Return the task with its records projected."""
+    if task.records is None:
+        return replace(task, dimension=dimension, X=axes.project(task.X))
+    records = replace(cast(EncodedChunks, task.records), axes=axes, n_features=dimension)
+    return replace(task, dimension=dimension, records=records)
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
-class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
+class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan | ProjectedPlan]):
     """What the linear learners share: settings, tasks and released coefficients."""
 
     is_linear: ClassVar[bool] = True
@@ -147,6 +180,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     calibration: str = "tight"
     random_state: Any = None
     schema: Schema | None = None
+    projection: Projection | None = None
     noise: Noise | None = None
 
     coef_: Array = field(init=False)
@@ -173,6 +207,8 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
 
     def choices(self, n_features: int, size: int | None) -> Choices:
         """Return mechanism, steps and ridge, where settings leave them to public facts."""
+        if self.projection is not None:
+            return self.behind_axes().choices(self.projection.n_components, size)
         found: dict[str, int | float | str] = {}
         if size is None or self.unchecked() is not None:
             return found
@@ -201,13 +237,16 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         known = next(base for base in cls.__mro__ if base.__module__ == __name__)
         alike = all(getattr(cls, name, None) is getattr(known, name, None) for name in _TRAINING)
         declared = getattr(self, "classes", ()) is not None
-        return alike and self.mechanism != "matrix" and self.unit == "record" and declared
+        plain = self.mechanism != "matrix" and self.projection is None
+        return alike and plain and self.unit == "record" and declared
 
     def check_settings(self) -> None:
         """Refuse settings that cannot work, before any record is looked at."""
         super().check_settings()
         self._check_privacy(MECHANISMS)
         self._check_random_state()
+        fits = self.projection is None or isinstance(self.projection, Projection)
+        self._require("projection", fits, "None or a projection, such as OwnAxes")
         size = self.public_size
         fits = size is None or is_count(size, MOST_RECORDS)
         self._require("public_size", fits, f"None or a whole number from 1 to {MOST_RECORDS:,}")
@@ -304,8 +343,8 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         task = self._public_task(int(self.public_size_), len(getattr(self, "classes_", ())))
         n_problems = task.n_problems
         unknown = self.unchecked() is not None
-        learner = clone(self).set_params(mechanism="objective") if unknown else self
-        plan, factor = plan_linear(learner, task), UNSEEDED if unknown else 1.0
+        learner = copy.copy(self).set_params(mechanism="objective") if unknown else self
+        plan, factor = learner._plan_training(task), UNSEEDED if unknown else 1.0
         longest = plan.longest_release(learner, task) * math.sqrt(n_problems) * factor
         lengths = {
             "coef": longest * scale_to_user(self),
@@ -316,6 +355,8 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
 
     def unchecked(self) -> str | None:
         """Return why the random matrix of such a fit cannot be drawn again, if it cannot."""
+        if self.projection is not None:
+            return self.behind_axes().unchecked()
         if self.mechanism != "matrix":
             return None
         if not isinstance(self.random_state, int | np.integer):
@@ -327,7 +368,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
     def planned(self, size: int) -> Sequence[Event]:
         """Return what a fit on so many records or persons draws, by public facts alone."""
         self.check_settings()
-        return plan_linear(self, self._public_task(size, self._n_classes)).events
+        return self._plan_training(self._public_task(size, self._n_classes)).events
 
     def _public_task(self, size: int, n_classes: int) -> LinearTask:
         """Return the task as a plan needs it: without records."""
@@ -345,7 +386,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         if not papers or size is None or math.isinf(self.epsilon):
             return super().cost(size)
         task = self._public_task(size, len(getattr(self, "classes", None) or ()))
-        return total(plan_linear(self, task).events).epsilon
+        return total(self._plan_training(task).events).epsilon
 
     def check_state(self, state: State) -> bool:
         """Tell whether coefficients and intercepts have the shapes that this learner gives them."""
@@ -362,6 +403,8 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
         It follows from settings and public facts, and so anyone can compute it again.
         """
         check_is_fitted(self, "coef_")
+        if self.projection is not None:
+            return self.behind_axes().regularization_
         task = self._public_task(self.public_size_, len(getattr(self, "classes_", ())))
         return plan_linear(self, task).regularization / self.public_size_
 
@@ -371,8 +414,53 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan]):
             return automatic_ridge(dimension) / max(n_records, 1)
         return float(self.regularization)
 
-    def _plan(self, task: LinearTask) -> LinearPlan | GradientPlan:
-        return plan_linear(self, task)
+    def behind_axes(self) -> Self:
+        """Return the learner that is trained on rows along the axes, with what is left to it."""
+        projection = self.projection
+        if projection is None:
+            return self
+        behind = copy.copy(self)
+        behind.projection, behind.n_features_in_ = None, projection.n_components
+        behind.epsilon, behind.delta = projection.left(self.epsilon, self.delta)
+        return behind
+
+    @property
+    def noisy_columns(self) -> int:
+        """How many coefficients of each class have noise of their own, without the intercept."""
+        return int(self.behind_axes().n_features_in_)
+
+    def model_events(self) -> tuple[Event, ...]:
+        """Return what was drawn for the coefficients, and not for the axes."""
+        n_axes = 0 if self.projection is None else len(self.projection.plan(self).events)
+        return super().model_events()[n_axes:]
+
+    def _plan(self, task: LinearTask) -> LinearPlan | GradientPlan | ProjectedPlan:
+        return self._plan_training(task)
+
+    def _plan_training(self, task: LinearTask) -> LinearPlan | GradientPlan | ProjectedPlan:
+        if self.projection is None:
+            return plan_linear(self, task)
+        axes, behind = self.projection.plan(self), self.behind_axes()
+        dimension = behind._dimension
+        plan = plan_linear(behind, replace(task, dimension=dimension))
+        return ProjectedPlan(axes, plan, dimension)
+
+    def _train(
+        self, task: LinearTask, plan: LinearPlan | GradientPlan | ProjectedPlan, source: Source
+    ) -> None:
+        if not isinstance(plan, ProjectedPlan):
+            self._solve(self._cap_persons(task, source), plan, source)
+            return
+        assert self.projection is not None
+        records = MomentTask(task.X if task.records is None else task.records, task.persons)
+        axes, behind = self.projection.find(self, records, plan.axes, source), self.behind_axes()
+        along = self._cap_persons(_along(task, axes, plan.dimension), source)
+        behind._solve(along, plan.behind, source)
+        self.coef_, self.intercept_ = axes.lift(behind.coef_), behind.intercept_
+
+    @abstractmethod
+    def _solve(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
+        """Draw what was planned for records, train on them, and set the coefficients."""
 
     def released_state(self) -> dict[str, Array]:
         """Return the released arrays."""
@@ -491,6 +579,10 @@ class PrivateLogisticRegression(LinearClassifier):
         A `Schema` by which tables are encoded in `fit` and `predict`, which then take a frame, a
         path or anything else that `Schema.encode` takes. It decides `data_norm`, `classes`, `unit`
         and `records_per_person`.
+    projection
+        `PublicAxes`, `MomentAxes` or `OwnAxes`: rows are projected on these axes before training,
+        and coefficients are mapped back into the columns. Axes of the records themselves are part
+        of the charge.
     noise
         ``Noise(seed=...)`` for tests and experiments; voids the guarantee.
 
@@ -524,8 +616,7 @@ class PrivateLogisticRegression(LinearClassifier):
         """Return the loss of one record."""
         return Logistic() if n_classes <= 2 else Softmax(n_classes)
 
-    def _train(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
-        task = self._cap_persons(task, source)
+    def _solve(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
         self.coef_, self.intercept_ = out_of_ball(plan.release(task, source), self)
 
 
@@ -563,8 +654,7 @@ class PrivateLinearSVC(LinearClassifier):
         )
         return HuberHinge(self.huber)
 
-    def _train(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
-        task = self._cap_persons(task, source)
+    def _solve(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
         if task.n_problems == 1:
             self.coef_, self.intercept_ = out_of_ball(plan.release(task, source), self)
         else:
@@ -650,8 +740,7 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
         """Return the loss of one record."""
         return Huber(self.huber, 1.0)
 
-    def _train(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
-        task = self._cap_persons(task, source)
+    def _solve(self, task: LinearTask, plan: LinearPlan | GradientPlan, source: Source) -> None:
         self.coef_, self.intercept_ = out_of_ball(
             label_bound(self) * plan.release(task, source), self
         )

@@ -201,6 +201,14 @@ class _Projection(Settings, ClassNamePrefixFeaturesOutMixin, TransformerMixin): 
         return tags
 
 
+def mean_square(X: Rows, directions: Array, data_norm: float = 1.0) -> float:
+    """Return the mean square of public rows along directions, all of them together."""
+    rows = as_doubles(X)
+    moment = _second_moment(rows, rows.shape[1], data_norm, on_grid=False)
+    whole = float(np.einsum("ij,jk,ik->", directions, moment, directions))
+    return whole / max(int(rows.shape[0]), 1)
+
+
 @shield
 class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
     """Project on the principal axes of records that are public.
@@ -224,6 +232,18 @@ class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
     def __init__(self, n_components: int, *, data_norm: float = 1.0) -> None:
         self.n_components = n_components
         self.data_norm = data_norm
+
+    @classmethod
+    def of_moment(cls, moment: Array, n_components: int) -> Self:
+        """Return the projection on the leading axes of a symmetric matrix that was released.
+
+        A moment has no negative eigenvalue; noise may give it some, which count as 0.
+        """
+        made = cls(n_components)
+        made.n_features_in_ = len(moment)
+        made._check_settings()
+        made._set_axes(moment)
+        return made
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the principal axes of public records."""
@@ -337,6 +357,16 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         return SecondMoment(self.moment_, self.guarantee_)
 
     def _plan(self, task: MomentTask) -> MomentPlan:
+        return self.planned_noise()
+
+    def planned(self, size: int) -> Sequence[Event]:
+        """Return what a fit draws, which depends on no size."""
+        self._check_privacy(("moment",))
+        return self.planned_noise().events
+
+    def planned_noise(self) -> MomentPlan:
+        """Return the noise of a fit, which no record has a say in."""
+        self._check_settings()
         if math.isinf(self.epsilon):
             return MomentPlan()
         replaced = self.neighbours == "replace-one"
@@ -357,6 +387,15 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         return MomentPlan(noise, closing_event(dimension, distance, epsilon=self.epsilon, **who))
 
     def _train(self, task: MomentTask, plan: MomentPlan, source: Source) -> None:
+        self.draw_axes(task, plan, source)
+
+    def draw_axes(self, task: MomentTask, plan: MomentPlan, source: Source) -> Array:
+        """Draw the moment of checked records and return its axes, for a caller that charged.
+
+        Privacy
+        -------
+        What `plan` states, for everyone who sees the axes.
+        """
         X = task.X
         if task.persons is not None:
             cap = int(self.records_per_person or 1)
@@ -369,6 +408,7 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
             vector = vector + draw_vector(len(vector), event=plan.noise, source=source)
             moment = as_matrix(close_vector(vector, event=plan.closing, source=source))
         self.restore_state({"moment": moment * self.data_norm**2})
+        return self.components_
 
     def released_state(self) -> dict[str, Array]:
         """Return the released arrays."""
@@ -431,10 +471,8 @@ def combine_moments(
             f"The 'weights' must be {len(moments)} finite numbers >= 0, one for each site and not "
             "all 0. Nothing was combined. Pass one public weight per site, or none."
         )
-    joint = PublicPCA(n_components)
-    joint.n_features_in_ = len(moments[0].moment)
-    joint._check_settings()
-    joint._set_axes(np.tensordot(factors, np.stack([moment.moment for moment in moments]), axes=1))
+    moment = np.tensordot(factors, np.stack([moment.moment for moment in moments]), axes=1)
+    joint = PublicPCA.of_moment(moment, n_components)
     joint.guarantee_ = compose_disjoint(
         *(moment.guarantee for moment in moments), assumption=assumption
     )

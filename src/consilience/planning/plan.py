@@ -122,6 +122,8 @@ class Question:
         learner, name = self.learner, type(self.learner).__name__
         if not learner.has_known_noise:
             return f"the effect of {name}'s noise is not known in advance"
+        if learner.projection is not None:
+            return f"no formula knows what {name} loses along axes"
         if len(getattr(learner, "classes", None) or ()) > 2:
             return "formulas are known for two classes"
         if getattr(learner, "mechanism", None) == "matrix":

@@ -76,6 +76,13 @@ class Trial:
     rows: tuple[TrialRow, ...]
     verdicts: Mapping[float, Joining]  # by epsilon
     asked: float
+    along: str | None = None  # which axes models are trained along, and what these cost
+
+    @property
+    def how(self) -> str:
+        """How this was found out, and along which axes models are trained, if there are any."""
+        said = HOW.format(repeats=REPEATS)
+        return said if self.along is None else f"{said} Models are trained along {self.along}."
 
     @property
     def sentence(self) -> str:
@@ -121,7 +128,7 @@ class Trial:
         """Return plain values for JSON."""
         return {
             "simulated": True,
-            "how": HOW.format(repeats=REPEATS),
+            "how": self.how,
             "learner": self.learner,
             "aggregator": self.aggregator,
             "n_sites": self.n_sites,
@@ -143,7 +150,7 @@ class Trial:
             for (epsilon, way), of_way in lines.items()
         ]
         table = format_table(["epsilon", "way", *(one.title for one in metrics)], cells)
-        return "\n".join([self.sentence, "", *table, "", HOW.format(repeats=REPEATS)])
+        return "\n".join([self.sentence, "", *table, "", self.how])
 
 
 def run_trial(
@@ -220,6 +227,7 @@ def run_trial(
         tuple(rows),
         verdicts,
         asked,
+        None if learner.projection is None else learner.projection.describe(),
     )
 
 

@@ -212,6 +212,11 @@ class Setup:
             "resampled": not isinstance(division.test, tuple),
             "metric": self.metric.name,
             "adapting": self.adapting,
+            "along": {
+                name: learner.projection.describe()
+                for name, learner in self.learners.items()
+                if learner.projection is not None
+            },
             "repeats": repeats,
             "draws": self.draws,
             "seed": self.seed,

@@ -366,7 +366,11 @@ class Report:
         which = "highest" if self.measure.higher_is_better else "lowest"
         lines = [
             f"Mean ± standard error of {self.settings['repeats']} repeats; {which} "
-            f"{self.measure.title} first."
+            f"{self.measure.title} first.",
+            *(
+                f"{name} is trained along {words}."
+                for name, words in self.settings.get("along", {}).items()
+            ),
         ]
         for cell in self.cells:
             lines += ["", "{}, epsilon={}".format(*cell)]

@@ -62,6 +62,7 @@ from consilience.site.client import (
 )
 from consilience.site.folder import Attempt, Joined, Withdrawn, cost_of, recovered_key
 from consilience.site.summary import ComparedSummary, compare_summary
+from consilience.study.axes import find_axes_problem
 from consilience.study.check import check_contribution, check_release, is_at_most
 from consilience.study.pages import charged_events, of_training, promise
 from consilience.study.records import file_digest
@@ -282,6 +283,12 @@ class Site(BlindSite):
         place.mkdir(parents=True, exist_ok=True)
         for file in study.files:
             write_durably(place / file.file, hub.fetch_file(study.name, file))
+        problem = find_axes_problem(study, place)
+        if problem is not None:
+            raise SettingsError(
+                f"Study {study.name!r} was not joined. {problem}. Nothing was trained or charged. "
+                "Ask who wrote the study where its axes come from."
+            )
         self._write_joined(study.name, joined)
         return study
 

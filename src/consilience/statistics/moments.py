@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from consilience.aggregators.members import LinearEnsemble
 from consilience.learners.ball import Ball, into_ball, out_of_ball
 from consilience.learners.erm import Chunks, block_records
 from consilience.learners.gradient import ROW_BITS, whole_rows
+from consilience.learners.projection import PublicPCA
 from consilience.privacy.guarantee import Neighbours
 from consilience.statistics.base import (
     Adder,
@@ -139,6 +140,22 @@ class _Moments(RowStatistic):
         """Return the L2 norm by which one record changes the weighted sum."""
         return moments_reach(neighbours, LABEL_WEIGHT, SQUARE_WEIGHT if self._extra else 0.0)
 
+    def second_moment(self, total: Summed) -> Array:
+        """Return Σxxᵀ of a total with its noise, in the unit ball, the constant column last."""
+        D = self._dimension
+        second = np.zeros((D, D))
+        second[np.tril_indices(D)] = total.values[: D * (D + 1) // 2]
+        return np.asarray(second + np.tril(second, -1).T)
+
+    def principal_axes(self, total: Summed, n_components: int) -> PublicPCA:
+        """Return the principal axes of all records behind a total, without the constant column.
+
+        Privacy
+        -------
+        Post-processing of the total: it has the guarantee of what is in that.
+        """
+        return PublicPCA.of_moment(self.second_moment(total)[:-1, :-1], n_components)
+
     def _solve(self, total: Summed, public: Public | None) -> _Solution:
         """Return the least-squares coefficients in the unit ball, and what they explain."""
         D, values, size = self._dimension, total.values, total.size
@@ -147,9 +164,7 @@ class _Moments(RowStatistic):
             values = values + add_public(self, public)
             counted = None if counted is None else counted + len(np.asarray(public.y))
         corner = D * (D + 1) // 2
-        second = np.zeros((D, D))
-        second[np.tril_indices(D)] = values[:corner]
-        second = second + np.tril(second, -1).T
+        second = self.second_moment(replace(total, values=values))
         constant = Ball.of(self).constant
         if counted is not None:  # the constant's own square is known without noise
             second[-1, -1] = counted * constant**2

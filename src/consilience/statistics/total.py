@@ -85,18 +85,31 @@ class Total(Aggregator):
     ) -> Ensemble:
         """Return the model of all `members`' sums; labelled `public` records join them."""
         found = as_members(members)
+        sums = self._check_alike(found)
+        if sums[0].sharing is not None:
+            # Sites scaled their records themselves, so that nobody needs to see a single sum.
+            words = np.sum([one.total_ for one in sums], axis=0)  # modulo 2^64
+            return self._finish(found, words, public)[0]
+        parts = [one.summed() for one in sums]
+        total, shares = self._add(sums, parts)
+        return sums[0].keep_parts(self._model(sums[0], total, public, shares, found), parts)
+
+    def add(self, members: Sequence[Any]) -> Summed:
+        """Return the total of all `members`' sums, which are no shares."""
+        sums = self._check_alike(as_members(members))
+        return self._add(sums, [one.summed() for one in sums])[0]
+
+    def _check_alike(self, found: Sequence[Member]) -> list[Statistic]:
         sums = [_check_sum(member.learner) for member in found]
-        first = sums[0]
         if len({_describe(one) for one in sums}) > 1:
             raise SchemaMismatch(
                 "Sums of two members were to be added up that differ in their settings, columns or "
                 "classes. Nothing was combined. Let all sites train one study."
             )
-        if first.sharing is not None:
-            # Sites scaled their records themselves, so that nobody needs to see a single sum.
-            words = np.sum([one.total_ for one in sums], axis=0)  # modulo 2^64
-            return self._finish(found, words, public)[0]
-        parts = [one.summed() for one in sums]
+        return sums
+
+    def _add(self, sums: Sequence[Statistic], parts: Sequence[Summed]) -> tuple[Summed, Array]:
+        """Return the total and the members' shares of it."""
         sizes = np.array([1.0 if part.size is None else max(part.size, 1.0) for part in parts])
         scales = np.array([self._scale(one, n) for one, n in zip(sums, sizes, strict=True)])
         scales, shares = self._cap(scales / scales.max(), sizes)
@@ -107,7 +120,7 @@ class Total(Aggregator):
             float(scales @ sizes) if known else None,
             float(np.square(scales) @ sizes) if known else None,
         )
-        return first.keep_parts(self._model(first, total, public, shares, found), parts)
+        return total, shares
 
     def open(
         self, members: Sequence[Any], words: Array, public: Public | None = None

@@ -109,7 +109,7 @@ def find_problems(study: Study) -> list[str]:
     # A schema that could not be read is None; its problems were reported on reading.
     if problems or study.schema is None:
         return problems
-    problems = _failed(_limit_checks(study))
+    problems = _failed((*_limit_checks(study), *_projection_checks(study)))
     if problems:
         return problems
     problems = [problem for choice in study.choices for problem in _learner_problems(choice)]
@@ -286,6 +286,37 @@ def _limit_checks(study: Study) -> Iterable[Check]:
         f"a class has a name of more than {MOST_NAME} characters",
     )
     yield len(classes) <= MOST_CLASSES, f"there are more than {MOST_CLASSES:,} classes"
+
+
+def _projection_checks(study: Study) -> Iterable[Check]:
+    """Yield whether sites can train along axes, and others check that they did."""
+    projection = study.projection
+    if projection is None:
+        return
+    unfit = [name for name in study.learners if not LEARNERS[name].is_linear]
+    yield (
+        not unfit,
+        "[projection] is for linear learners, whose coefficients can be mapped back into the "
+        f"schema's columns, and {', '.join(unfit)} has none: leave it out",
+    )
+    yield (
+        not study.trusted,
+        '[projection] is not for hub = "trusted", whose noise hides exact models of all columns: '
+        "leave it out",
+    )
+    yield (
+        study.at is None,
+        "[projection] is not for studies whose members a site weighs, which hands over no model: "
+        "leave it out",
+    )
+    yield (
+        not study.branches,
+        "[projection] is not for studies whose members are releases, which are trained already: "
+        "leave it out",
+    )
+    public = None if study.public is None else study.public.sha256
+    reason = projection.problem_with(study.schema.n_features, public)
+    yield reason is None, f"[projection]: {reason}"
 
 
 def _learner_problems(study: Study) -> list[str]:
@@ -552,6 +583,7 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
         learner.n_features_in_ == study.schema.n_features,
         "it has another number of features",
     )
+    yield from _axes_checks(study, learner)
     if study.schema.classes is not None:
         classes = learner.classes_.tolist()
         yield _same(classes, list(study.schema.classes)), "it has other classes"
@@ -578,6 +610,20 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
         yield (
             facts["size"] == settings["public_size"],
             "it carries a number of records, which is not public",
+        )
+
+
+def _axes_checks(study: Study, learner: PrivateLearner[Any, Any]) -> Iterable[Check]:
+    """Yield whether a model was trained along the study's axes, as far as it shows."""
+    agreed, own = study.projection, learner.projection
+    yield (
+        _same(*(None if one is None else one.stated() for one in (agreed, own))),
+        "it was trained along other axes than the study's, or along none",
+    )
+    if agreed is not None:
+        yield (
+            agreed.span(np.asarray(getattr(learner, "coef_", ()))),
+            "its coefficients do not lie along the study's axes",
         )
 
 

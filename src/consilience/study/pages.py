@@ -9,7 +9,7 @@ from typing import Any
 
 from consilience.blind.masked import Masking
 from consilience.files.certificate import RELATIONS, UNITS, Page, Section, meaning
-from consilience.files.contribution import FACTS, MASKED_FACTS, WEIGHED_FACTS
+from consilience.files.contribution import FACTS, MASKED_FACTS, PROJECTED_FACTS, WEIGHED_FACTS
 from consilience.files.sealed import software
 from consilience.privacy.accounting import Event, alone, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -95,6 +95,7 @@ def of_study(study: Study) -> Page:
                         ("learner" if name == study.learner else "or", _with(name, settings))
                         for name, settings in study.learners.items()
                     ),
+                    *_axes_rows(study),
                     ("aggregator", _with(study.aggregator, study.aggregator_settings)),
                     *([] if study.at is None else [("weighed at", Quoted(study.at))]),
                 ],
@@ -108,6 +109,11 @@ def of_study(study: Study) -> Page:
             ("Digest", [], [("sha256", study.digest)]),
         ],
     )
+
+
+def _axes_rows(study: Study) -> Rows:
+    """Say where the axes come from along which models are trained."""
+    return [] if study.projection is None else [("trained along", study.projection.describe())]
 
 
 def _column_rows(study: Study) -> Rows:
@@ -237,6 +243,7 @@ def of_training(
     and digests of the contributions that this site weighs.
     """
     facts = FACTS | (MASKED_FACTS if study.is_blind else {}) | (WEIGHED_FACTS if members else {})
+    facts |= {} if study.projection is None else PROJECTED_FACTS
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     exact = (
         "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
@@ -345,6 +352,7 @@ def _content(study: Study, site: str, epsilon: float | None) -> Rows:
     return [
         ("learner", study.learner),
         *([] if chosen is None else [("chosen by rule", chosen)]),
+        *_axes_rows(study),
         ("numbers", learner.describe_state(study.schema)),
         ("number", learner.describe_size()),
         ("site", site),
@@ -398,9 +406,19 @@ def _cost_rows(
         ("charged to", f"{dataset}, before any computation"),
         ("left before", _describe_left(balance, Amounts(0.0, 0.0, None))),
         ("this training", f"{bound}epsilon = {show_amount(cost.epsilon)}{delta}{restated}"),
+        *_axes_cost(study, epsilon),
         ("left after", f"{bound and 'at least '}{_describe_left(balance, cost)}"),
         *_kept_rows(study, epsilon, blind),
     ]
+
+
+def _axes_cost(study: Study, epsilon: float) -> Rows:
+    """Say which part of a cost is for axes of the site's own records."""
+    projection, learner = study.projection, study.build(epsilon)
+    if projection is None:
+        return []
+    cost = projection.describe_cost(float(learner.epsilon), learner.delta)
+    return [] if cost is None else [("of this, for the axes", cost)]
 
 
 def _kept_rows(study: Study, epsilon: float, blind: BlindPage | None) -> Rows:

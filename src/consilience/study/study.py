@@ -34,6 +34,7 @@ from consilience.errors import (
 from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
+from consilience.learners.axes import Projection
 from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS, find_kind
 from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
@@ -41,6 +42,7 @@ from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Spending
 from consilience.statistics.base import Sharing, Statistic
 from consilience.study import toml
+from consilience.study.axes import find_axes_problem
 from consilience.study.branches import Part
 from consilience.study.check import (
     PLANNED_SIZES,
@@ -127,6 +129,8 @@ class Study:
     branches
         Studies whose releases are members of this one, by the name that each has among its sites:
         the digest of the ``study`` and the public ``key`` of its hub.
+    projection
+        The axes along which linear models are trained, if they are not trained on all columns.
     version
         Whose defaults are meant by settings of the learner that are not named: 2 are today's. A
         study file without a version means 1, the first.
@@ -154,6 +158,7 @@ class Study:
     test: PublicFile | None = None
     withhold_far: bool = toml.DEFAULTS["withhold_far"]
     blind: Rule | None = None
+    projection: Projection | None = None
     version: int = toml.VERSION
     at: str | None = None
     branches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -339,6 +344,8 @@ class Study:
             neighbours=self.neighbours,
             **settings,
         )
+        if self.projection is not None and made.is_linear:
+            made.set_params(projection=self.projection)
         made.set_budget(math.inf if self.trusted else float(epsilon))
         if self.blind is not None and isinstance(made, Statistic):
             low, high = self.epsilon_range
@@ -569,7 +576,8 @@ def check(path: str | os.PathLike[str]) -> list[str]:
     arguments, problems = toml.parse(toml.read_text(path))
     try:
         if arguments:
-            Study(**arguments)
+            problem = find_axes_problem(Study(**arguments), Path(path).parent)
+            problems += [] if problem is None else [problem]
     except StudyRefused as refused:
         return [*problems, *refused.problems]
     return problems

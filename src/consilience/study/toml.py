@@ -15,6 +15,7 @@ from consilience.errors import SchemaMismatch, SettingsError
 from consilience.files.contribution import from_plain, to_plain
 from consilience.files.durable import read_regular
 from consilience.files.sealed import MOST_DIGITS
+from consilience.learners.axes import Projection, read_projection
 from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
@@ -32,10 +33,10 @@ _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MOST_PARTS}}}")
 PARTS = (
     *("study", "privacy", "schema", "learner", "alternatives", "aggregator", "statistic"),
-    *("public", "test", "blind", "branches"),
+    *("public", "test", "blind", "branches", "projection"),
 )
-# The settings of each part. [learner], [aggregator] and [statistic] may have any: the classes they
-# name check them. Schema checks its own.
+# The settings of each part. [learner], [aggregator], [statistic] and [projection] may have any:
+# the classes they name check them. Schema checks its own.
 ALLOWED = {
     "study": {"name", "purpose", "version"},
     "privacy": {
@@ -99,6 +100,8 @@ def to_facts(study: Study) -> Facts:
         facts["branches"] = {name: dict(rule) for name, rule in study.branches.items()}
     if study.blind is not None:
         facts["blind"] = study.blind.as_dict()
+    if study.projection is not None:
+        facts["projection"] = study.projection.as_dict()
     return facts
 
 
@@ -112,6 +115,12 @@ def _from_plain(settings: Facts) -> Facts:
         name: value if isinstance(value, Mapping) else from_plain(value)
         for name, value in settings.items()
     }
+
+
+def write_projection(projection: Projection) -> str:
+    """Return the part of a study file that names a projection."""
+    facts = projection.as_dict()
+    return "\n".join(["[projection]", *(f"{key} = {quote(one)}" for key, one in facts.items()), ""])
 
 
 def quote(value: object) -> str:
@@ -171,6 +180,11 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         blind = Rule.from_dict(parts["blind"]) if "blind" in facts else None
     except SettingsError as problem:
         problems.append(f"[blind]: {problem}")
+    projection: Projection | None = None
+    try:
+        projection = read_projection(parts["projection"]) if "projection" in facts else None
+    except SettingsError as problem:
+        problems.append(f"[projection]: {problem}")
     incomplete = bool(problems)
     schema: Schema | None = None
     try:
@@ -200,6 +214,7 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         "hub": privacy.get("hub", "untrusted"),
         "blind": blind,
         "branches": parts["branches"],
+        "projection": projection,
         **{name: privacy.get(name, default) for name, default in DEFAULTS.items()},
     }
     return arguments | files, problems
