@@ -578,7 +578,8 @@ AGAIN = (
     "- of learners that this run measured, only the defaults are new, on the splits of the run "
     "before; the bests of the grids, whose settings did not change, are as that run left them, and "
     "± is the standard error of the default alone. Forests may draw their splits at random by "
-    "default, which none of the grid does: a loss may be far below zero"
+    "default, which none of the grid does: a loss may be far below zero. Their public draws differ "
+    "from split to split; the grids had one seed for all"
 )
 LEARNERS = {
     "logistic": "PrivateLogisticRegression",
