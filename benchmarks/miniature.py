@@ -177,6 +177,17 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         {"SCALE": 20, "N_TEST": 300, "ADAPTED": 2, "forests.N_TRAIN": 600},
     ),
     "kinds": (["--divisions", "2"], {"SIZE": 60, "N_TEST": 300, "forests.N_TRAIN": 600}),
+    "site_level": (
+        ["--divisions", "2"],
+        {
+            "SITES": {"KDD": 20},
+            "N_PUBLIC": {"KDD": 40},
+            "N_TEST": 100,
+            "DRAWS": 1,
+            "EPSILONS": (1.0, 10.0),
+            "distillation.SIZES": {"HAR": 20, "KDD": (20,)},
+        },
+    ),
     "public_alone": (["--quick"], {"PUBLIC": (30,), "N_RECORDS": 60, "forests.N_TRAIN": 600}),
     "planning": (["--quick"], {"DATA": Path("none"), "REPEATS": (2, 2)}),
 }

@@ -47,6 +47,8 @@ class BlindHub:
     spare: int = 1
     name: str = "heart-risk"
     address: str = "http://hub"
+    statistic: str = "Moments"
+    settings: str = ""
     keys: list[SigningKey] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,6 +58,8 @@ class BlindHub:
         ]
         text = blind_text(
             [each.key.public for each in self.keyholders],
+            statistic=self.statistic,
+            settings=self.settings,
             shares=self.shares,
             spare=self.spare,
             min_sites=self.shares + self.spare,

@@ -23,6 +23,7 @@ from consilience.hub.hub import Hub, Settings
 from consilience.protocol import Refusal
 from consilience.statistics.total import Total
 from consilience.study.check import check_release
+from studies import public_rows
 
 
 @pytest.fixture
@@ -45,6 +46,22 @@ def release(world: Any, name: str = "heart-risk") -> Release:
 
 def states(blind: BlindHub) -> list[str]:
     return [batch["state"] for batch in blind.hub.store.batches(blind.name)]
+
+
+def test_a_hub_learns_from_votes_that_it_never_sees(sqlite_world: Any) -> None:
+    blind = make(sqlite_world, statistic="VoteTally", settings=public_rows())
+    blind.freeze()
+    blind.hand_over(*range(4))
+    assert blind.work() == []
+    sqlite_world.combiner.run(at_once=True)
+    assert blind.work() == []
+    made = check_release(blind.study, release(sqlite_world))
+    assert made.guarantee.unit == "site"
+    assert made.total is not None
+    assert made.total.size == pytest.approx(sum(blind.study.build(1.0).scale for _ in range(4)))
+    assert all(source.size is None for source in made.sources)
+    page = sqlite_world.client.get(f"/studies/{blind.name}")
+    assert page.status_code < 400
 
 
 def test_a_batch_of_the_whole_roster_becomes_a_release(world: Any) -> None:

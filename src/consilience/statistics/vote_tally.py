@@ -53,7 +53,7 @@ ROW_BITS = 15  # of a public record's coordinates, so that they fit 16 bits
 GRAIN_BITS = 30
 MOST_COLUMNS = 1 << 14
 MOST_NUMBERS = 1 << 24  # of all public records
-MOST_STEPS = 1 << 34  # of whitening them: half a minute
+MOST_STEPS = 1 << 31  # of whitening them: some seconds
 # Of the largest residual: flatter directions say nothing, and only cost noise.
 LEAST_RESIDUAL = 1e-9
 
