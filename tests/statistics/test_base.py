@@ -17,7 +17,6 @@ from consilience import (
     GradientStep,
     LabelTables,
     Ledger,
-    ModelSum,
     Moments,
     Noise,
     Numeric,
@@ -38,6 +37,8 @@ from consilience.privacy.vector_noise import calibrate_sum
 from consilience.statistics import base
 from consilience.statistics.base import NumberStatistic, Sharing, Statistic
 from consilience.statistics.score import AddScores
+from consilience.statistics.vote_tally import VoteTally, pack_rows
+from consilience.tables.public import Public
 from sums import DELTA, STATISTICS, Chunks, exact, make, records
 
 BOTH = [Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE]
@@ -285,14 +286,14 @@ def test_settings_that_do_not_fit_the_table_are_refused_before_the_charge(kind, 
     ],
 )
 def test_the_page_to_approve_says_how_many_numbers_leave(kind, neighbours):
-    if kind is ModelSum:  # for public numbers of records only
-        neighbours = Neighbours.REPLACE_ONE
     columns = [Numeric("age", 0, 120, cuts=4), Categorical("sex", ("f", "m", "x"))]
     number = issubclass(kind, NumberStatistic)
     labels = {"label_bound": 2.0} if number else {"classes": ("no", "yes")}
     schema = Schema(columns, label="ill", **labels)
     more = {GradientStep: "start", Score: "model"}
     row = {more[kind]: [[0.1] * (schema.n_features + 1)]} if kind in more else {}
+    if kind is VoteTally:
+        row = {"records": pack_rows(Public(np.eye(schema.n_features)))}
     made = kind.for_schema(
         schema, epsilon=1.0, delta=DELTA, neighbours=str(neighbours), **row, noise=Noise(seed=1)
     )
