@@ -52,7 +52,13 @@ MENU: dict[str, list[str]] = {
         "docs/flower.md",
         "docs/deployment.md",
     ],
-    "Reference": ["docs/cli.md", "docs/api/*.md", "docs/protocol.md", "docs/glossary.md"],
+    "Reference": [
+        "docs/study-reference.md",
+        "docs/cli.md",
+        "docs/api/*.md",
+        "docs/protocol.md",
+        "docs/glossary.md",
+    ],
     "Security": [
         "SECURITY.md",
         "docs/threat-model.md",

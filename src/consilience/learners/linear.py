@@ -624,9 +624,12 @@ class PrivateLogisticRegression(LinearClassifier):
 class PrivateLinearSVC(LinearClassifier):
     """Fit a linear support-vector classifier (Huber-smoothed hinge) under differential privacy.
 
-    Parameters are those of `PrivateLogisticRegression`, and ``huber``, the half-width of the
-    parabola that replaces the hinge's corner. More than two classes are trained one against the
-    rest, each at its equal share of the budget.
+    Parameters are those of `PrivateLogisticRegression`, and:
+
+    huber
+        The half-width of the parabola that replaces the hinge's corner.
+
+    More than two classes are trained one against the rest, each at its equal share of the budget.
 
     Privacy
     -------

@@ -28,7 +28,7 @@ from consilience.privacy.accounting import Event, SharedSum, events_from_json, t
 from consilience.privacy.guarantee import Guarantee, Neighbours, compose_disjoint
 from consilience.protocol import DIGEST, STUDY_NAME, is_site_name
 from consilience.study.branches import rule_problems, source_checks
-from consilience.study.toml import TOTAL, VERSION
+from consilience.study.toml import HUBS, RELATIONS, TOTAL, VERSION
 from consilience.text import collapse, printable, quote
 
 if TYPE_CHECKING:
@@ -48,12 +48,10 @@ MOST_STUDY = 1 << 20  # a quarter of the facts of a file, which repeat parts of 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}\.(csv|csv\.gz|parquet|pq)")
 MOST_PLANNED = 100  # records of a person that are planned for quickly
 PLANNED_SIZES = (100, 10_000)  # of sites for which a study must be trainable
-HUBS = ("untrusted", "trusted", "blind")
-RELATIONS = ("replace-one", "add-remove")
 # The study, its schema or its privacy part decide these; [learner] and [aggregator] may not.
 DECIDED_FOR_LEARNERS = frozenset(
     "epsilon delta neighbours unit records_per_person noise "
-    "classes data_norm label_bound schema".split()
+    "classes data_norm label_bound schema projection".split()
 )
 DECIDED_FOR_AGGREGATORS = frozenset(("noise", "classes"))
 

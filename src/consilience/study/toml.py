@@ -6,9 +6,9 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from consilience.blind.roster import Rule
 from consilience.errors import SchemaMismatch, SettingsError
@@ -35,28 +35,163 @@ PARTS = (
     *("study", "privacy", "schema", "learner", "alternatives", "aggregator", "statistic"),
     *("public", "test", "blind", "branches", "projection"),
 )
-# The settings of each part. [learner], [aggregator], [statistic] and [projection] may have any:
-# the classes they name check them. Schema checks its own.
-ALLOWED = {
-    "study": {"name", "purpose", "version"},
-    "privacy": {
-        *("neighbours", "epsilon_min", "epsilon_max", "delta", "min_sites", "hub"),
-        *("max_size", "max_weight", "withhold_far"),
-    },
-    "public": {"file", "sha256", "labelled"},
-    "test": {"file", "sha256", "labelled"},
-    "blind": {"shares", "spare", "keyholders"},
-}
 # Whose defaults a study means for what [learner] does not name. A file without a version is of the
 # first one; what it means does not change.
 VERSION = 2
-# Settings that studies had no word for once: a default is not written, so that digests stay.
-DEFAULTS: Facts = {"max_size": 1 << 31, "max_weight": 1.0, "withhold_far": False}
+HUBS = ("untrusted", "trusted", "blind")
+RELATIONS = ("replace-one", "add-remove")
+
+
+class Key(NamedTuple):
+    """A setting of a study file: what it may be, what it means, and what holds without it."""
+
+    form: str
+    meaning: str
+    default: object = None
+    is_required: bool = False
+
+
+def _one_of(values: Iterable[str]) -> str:
+    return " or ".join(f'"{value}"' for value in values)
+
+
+_SHA256 = Key(
+    "text",
+    "SHA-256 of the file, by which every copy is checked; `sha256sum` prints it.",
+    is_required=True,
+)
+_LABELLED = Key("true or false", "Whether the file has the label column.", True)
+# The settings of each part. [learner], [aggregator], [statistic] and [projection] may have others:
+# the classes that they name check them. Schema checks its own.
+LAYOUT: Mapping[str, Mapping[str, Key]] = {
+    "study": {
+        "name": Key(
+            "text",
+            "A short name of lower-case letters, digits and hyphens; a hub has each name once.",
+            is_required=True,
+        ),
+        "purpose": Key(
+            "text", "What the study is for, in words for those who approve it at the sites.", ""
+        ),
+        "version": Key(
+            f"a whole number from 1 to {VERSION}",
+            "Whose defaults hold for settings of the learner that are not named: "
+            f"{VERSION} means today's. `consilience study new` writes it.",
+            1,
+        ),
+    },
+    "privacy": {
+        "neighbours": Key(
+            _one_of(RELATIONS),
+            "Which change of a table is hidden: a record (or person) replaced by another, so that "
+            "the number of records is public; or one more or less, so that it is hidden.",
+            "replace-one",
+        ),
+        "epsilon_min": Key(
+            "a number above 0", "The smallest epsilon that a site may choose.", is_required=True
+        ),
+        "epsilon_max": Key(
+            "a number of at least `epsilon_min`",
+            "The largest epsilon that a site may choose.",
+            is_required=True,
+        ),
+        "delta": Key(
+            "a number in [0, 1)",
+            "The delta that all sites use; 0 is pure epsilon. Statistics need a positive one.",
+            0.0,
+        ),
+        "min_sites": Key("a whole number of at least 1", "No release is made of fewer sites.", 2),
+        "hub": Key(
+            _one_of(HUBS),
+            "What the hub is given: numbers that are private already, exact models, or masked sums "
+            "of which it can open totals only.",
+            "untrusted",
+        ),
+        "max_size": Key(
+            "a whole number of at least 1",
+            "The largest number of records that a site may state.",
+            1 << 31,
+        ),
+        "max_weight": Key(
+            "a number in (0, 1]",
+            "The largest weight that one member may have before labelled public records are used; "
+            "with fewer members than its inverse all weigh the same.",
+            1.0,
+        ),
+        "withhold_far": Key(
+            "true or false",
+            "Whether a release with a member that is unlike the others waits for a coordinator.",
+            False,
+        ),
+    },
+    "learner": {
+        "name": Key("text", "What each site trains: one of the learners below.", is_required=True),
+    },
+    "aggregator": {
+        "name": Key(
+            "text", "How the hub combines models: one of the aggregators below.", is_required=True
+        ),
+        "at": Key(
+            "text",
+            "The name of a site that learns the members' weights on private records of its own and "
+            "hands over no model; only for `FeatureMethod`. Without it the hub combines.",
+        ),
+    },
+    "statistic": {
+        "name": Key(
+            "text", "What each site adds up: one of the statistics below.", is_required=True
+        ),
+    },
+    "public": {
+        "file": Key(
+            "text",
+            "Name of a file of public records, CSV or Parquet, without folders. It lies beside the "
+            "study file, and the hub's coordinator uploads it.",
+            is_required=True,
+        ),
+        "sha256": _SHA256,
+        "labelled": _LABELLED,
+    },
+    "test": {
+        "file": Key(
+            "text",
+            "Name of a file of public records, as in `[public]`, on which releases are measured.",
+            is_required=True,
+        ),
+        "sha256": _SHA256,
+        "labelled": _LABELLED,
+    },
+    "blind": {
+        "shares": Key(
+            "a whole number of at least 2",
+            "The noise of this many sites together is what the guarantee needs.",
+            is_required=True,
+        ),
+        "spare": Key(
+            "a whole number of at least 1",
+            "How many more sites than that a batch must have: so many may reveal their own noise "
+            "to the hub, and the guarantee still holds.",
+            is_required=True,
+        ),
+        "keyholders": Key(
+            "a list of texts",
+            "The public keys of the keyholders, as each of them told it to you.",
+            is_required=True,
+        ),
+    },
+    "branches": {
+        "study": Key("text", "The digest of the branch's study.", is_required=True),
+        "key": Key("text", "The public key of the branch's hub.", is_required=True),
+    },
+}
+ALLOWED = {part: LAYOUT[part] for part in ("study", "privacy", "public", "test", "blind")}
 REQUIRED = {
-    "study": ("name",),
-    "privacy": ("epsilon_min", "epsilon_max"),
-    "learner": ("name",),
-    "aggregator": ("name",),
+    part: [key for key, about in LAYOUT[part].items() if about.is_required]
+    for part in ("study", "privacy", "learner", "aggregator")
+}
+# Settings that studies had no word for once: a default is not written, so that digests stay.
+DEFAULTS: Facts = {
+    name: LAYOUT["privacy"][name].default for name in ("max_size", "max_weight", "withhold_far")
 }
 TOTAL = "Total"  # the aggregator of every statistic
 
@@ -198,8 +333,8 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
     privacy = parts["privacy"]
     arguments: Facts = {
         "name": parts["study"]["name"],
-        "purpose": parts["study"].get("purpose", ""),
-        "version": parts["study"].get("version", 1),
+        "purpose": parts["study"].get("purpose", LAYOUT["study"]["purpose"].default),
+        "version": parts["study"].get("version", LAYOUT["study"]["version"].default),
         "schema": schema,
         "learner": parts["learner"].pop("name"),
         "learner_settings": _from_plain(parts["learner"]),
@@ -207,15 +342,15 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         "aggregator": parts["aggregator"].pop("name"),
         "at": parts["aggregator"].pop("at", None),
         "aggregator_settings": _from_plain(parts["aggregator"]),
-        "neighbours": privacy.get("neighbours", "replace-one"),
         "epsilon_range": (privacy["epsilon_min"], privacy["epsilon_max"]),
-        "delta": privacy.get("delta", 0.0),
-        "min_sites": privacy.get("min_sites", 2),
-        "hub": privacy.get("hub", "untrusted"),
         "blind": blind,
         "branches": parts["branches"],
         "projection": projection,
-        **{name: privacy.get(name, default) for name, default in DEFAULTS.items()},
+        **{
+            name: privacy.get(name, about.default)
+            for name, about in LAYOUT["privacy"].items()
+            if not about.is_required
+        },
     }
     return arguments | files, problems
 

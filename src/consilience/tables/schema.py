@@ -48,6 +48,8 @@ class Numeric:
 
     Parameters
     ----------
+    name
+        Name of the column in the table.
     low, high
         Public bounds in the column's own unit, from domain knowledge.
     missing
@@ -207,6 +209,8 @@ class Categorical:
 
     Parameters
     ----------
+    name
+        Name of the column in the table.
     categories
         The public list of categories.
     missing
@@ -290,8 +294,10 @@ class Schema:
     columns
         The `Numeric` and `Categorical` columns to learn from.
     label
-        Name of the label column: of `classes`, in declared order, or of numbers clipped to
-        ±`label_bound`.
+        Name of the label column.
+    classes, label_bound
+        What the label is: one of these classes, in declared order, or a number that is clipped to
+        ±`label_bound`. One of the two is needed.
     unknown_label
         The class (or number) that a missing or undeclared label counts as. None: an error.
     person, max_records_per_person

@@ -160,6 +160,8 @@ class VoteDistillation(Distillation):
         The budget; ``delta=0`` is pure, ``epsilon=math.inf`` exact, which promises nothing.
     regularization
         λ of ``mean(loss) + λ/2 ‖w‖²``, in coordinates where rows have norm <= 1.
+    mechanism
+        ``"output"``: noise on the model; there is no other one.
     protect_public
         Also hide one record of the public data, replaced at the same time as a site.
     data_norm, fit_intercept
@@ -219,8 +221,10 @@ class SoftLabelDistillation(Distillation):
     soft
         ``"votes"``, or ``"probabilities"`` where members have them: same noise, labels that say
         more.
-    epsilon, delta, data_norm, fit_intercept, classes, calibration, noise
-        As in `VoteDistillation`; the paper's own noise is for ``mechanism="output"``.
+    calibration
+        As in `VoteDistillation`. The paper's own noise is for ``mechanism="output"``.
+    epsilon, delta, data_norm, fit_intercept, classes, noise
+        As in `VoteDistillation`.
 
     Privacy
     -------
