@@ -312,7 +312,7 @@ def tree(**settings):
 
 
 def forest(**settings):
-    two = {"n_trees": 2, "max_features": None, "random_state": 0}
+    two = {"n_trees": 2, "max_features": None, "random_state": 0, "splitter": "greedy"}
     return PrivateForestClassifier(
         **{"epsilon": 1.0, "classes": [0, 1], "bins": SQUARE, "max_depth": 1, **two, **settings}
     )
