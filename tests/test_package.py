@@ -95,13 +95,13 @@ def test_every_proof_page_named_in_the_code_exists():
     assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
 
 
-def test_every_private_learner_has_a_privacy_section_that_names_its_proof():
+def test_every_private_learner_says_in_its_notes_what_is_private_and_where_the_proof_is():
     learners = [
         getattr(consilience, name) for name in consilience.__all__ if name.startswith("Private")
     ]
     assert len(learners) >= 5
     for learner in learners:
-        assert "Privacy\n    -------" in learner.__doc__, learner
+        assert "Notes\n    -----\n    **Privacy.** " in learner.__doc__, learner
         assert "docs/guarantees/" in learner.__doc__, learner
 
 

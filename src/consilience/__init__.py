@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.evaluation.adaptation import Adapted as Adapted
     from consilience.evaluation.adaptation import adapt as adapt
     from consilience.evaluation.measures import evaluate as evaluate
-    from consilience.evaluation.shapes import plot_shapes as plot_shapes
     from consilience.evaluation.table_one import TableOne as TableOne
     from consilience.files.contribution import Contribution as Contribution
     from consilience.files.release import Release as Release
@@ -48,6 +47,7 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.learners.projection import PublicPCA as PublicPCA
     from consilience.learners.projection import SecondMoment as SecondMoment
     from consilience.learners.projection import combine_moments as combine_moments
+    from consilience.learners.shapes import plot_shapes as plot_shapes
     from consilience.learners.trees.adaboost import (
         PrivateAdaBoostClassifier as PrivateAdaBoostClassifier,
     )
@@ -100,7 +100,6 @@ _MODULES = {
     "LedgerDamaged PrivacyLeakWarning RecordsWarning SchemaMismatch SettingsError",
     "evaluation.adaptation": "Adapted adapt",
     "evaluation.measures": "evaluate",
-    "evaluation.shapes": "plot_shapes",
     "evaluation.table_one": "TableOne",
     "files.contribution": "Contribution",
     "files.release": "Release",
@@ -108,6 +107,7 @@ _MODULES = {
     "learners.linear": "PrivateLinearSVC PrivateLogisticRegression PrivateRidge",
     "learners.partitions": "DaskRows",
     "learners.projection": "PrivatePCA PublicPCA SecondMoment combine_moments",
+    "learners.shapes": "plot_shapes",
     "learners.trees.adaboost": "PrivateAdaBoostClassifier",
     "learners.trees.bins": "Bins",
     "learners.trees.forest": "PrivateForestClassifier PrivateTreeClassifier",

@@ -11,6 +11,8 @@ from consilience import (
     PrivateLinearSVC,
     PrivateLogisticRegression,
     PrivateRidge,
+    PublicBlend,
+    WeightedVote,
 )
 from consilience.aggregators.average import TRUSTED, Average
 from consilience.aggregators.members import DISJOINT, as_members, cap_shares
@@ -360,3 +362,26 @@ def test_shares_are_capped_in_proportion_and_free_ones_are_the_same_numbers():
             assert capped.sum() == pytest.approx(1)
             assert capped.max() <= max(most, 1 / n) * (1 + 1e-9)
             assert (np.diff(capped[np.argsort(drawn)]) >= -1e-12).all()
+
+
+def test_a_linear_ensemble_has_the_fitted_attributes_of_a_linear_learner():
+    member = sites([300], [1.0])[0]
+    X, y = table(300, 0)
+    number = PrivateRidge(epsilon=1.0, label_bound=2.0).fit(X, y * 1.0)
+    for learner in (member, number):
+        ensemble = Average("equal").combine([learner])
+        np.testing.assert_allclose(ensemble.coef_, learner.coef_)
+        np.testing.assert_allclose(ensemble.intercept_, learner.intercept_)
+        assert ensemble.coef_.shape == np.shape(learner.coef_)
+        assert np.shape(ensemble.intercept_) == np.shape(learner.intercept_)
+    assert Average("equal").combine([member]).classes_.tolist() == [0, 1]
+
+
+def test_public_records_can_be_a_pair_of_rows_and_labels():
+    members, (X, y) = sites([200, 300], [1.0, 2.0]), table(200, 9)
+    for aggregator in (Average(), PublicBlend(), WeightedVote("accuracy")):
+        one, other = (aggregator.combine(members, public=p) for p in (Public(X, y), (X, y)))
+        assert np.array_equal(one.weights, other.weights)
+        assert np.array_equal(one.predict(X), other.predict(X))
+    with pytest.raises(SchemaMismatch, match=r"given as a list.*pair \(X, y\)"):
+        Average().combine(members, public=[X, y])

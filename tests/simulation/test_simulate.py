@@ -12,6 +12,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 from experiments.comparators import PATE, ClippedAverage
+from matplotlib.figure import Figure
 from scipy import sparse
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -335,13 +336,20 @@ def test_the_table_summarises_and_files_hold_every_row(report, tmp_path):
 
 
 def test_the_chart_is_drawn(report, tmp_path):
-    report.plot(tmp_path / "errors.png")
+    figure = Figure(layout="constrained", dpi=150)
+    (panel,) = report.plot(ax=figure)
+    figure.savefig(tmp_path / "errors.png")
     png = (tmp_path / "errors.png").read_bytes()
     width, height = struct.unpack(">II", png[16:24])
     assert width > height > 500
-    run(learner=[LEARNER, PrivateLinearSVC(epsilon=1.0)], repeats=1).plot(
-        tmp_path / "two.png", "auc"
-    )
+    assert "error" in panel.get_ylabel()
+    two = run(learner=[LEARNER, PrivateLinearSVC(epsilon=1.0)], repeats=1)
+    axes = Figure().subplots(1, 2)
+    assert two.plot("auc", ax=axes).tolist() == list(axes)
+    assert axes[0].get_legend() is not None
+    page = two._repr_html_()
+    assert page.count("<svg") == len(two.cells) == 2
+    assert two.sentence.split(":")[0] in page
 
 
 def test_the_sentence_says_so_when_joining_does_not_help(report):

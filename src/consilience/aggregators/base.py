@@ -8,6 +8,7 @@ command line, the hub and the dashboard ask the object; none of them keeps a lis
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypedDict, Unpa
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from consilience.display.html import bars, card
 from consilience.errors import ConsilienceError, SettingsError, shield
 from consilience.learners.base import PrivateLearner, Settings, spell_out
 from consilience.privacy.accounting import Event
@@ -26,6 +28,7 @@ from consilience.privacy.mechanisms import Noise, Source
 from consilience.privacy.spending import Account, run_charged
 from consilience.tables.public import Features, Public
 from consilience.tables.schema import Schema
+from consilience.text import shorten
 
 if TYPE_CHECKING:
     from consilience.aggregators.average import Average
@@ -38,6 +41,7 @@ Array = NDArray[Any]
 Table = ArrayLike | Features  # records, dense or sparse
 Learner = type[PrivateLearner[Any, Any]]
 Facts = dict[str, Any]
+Rows = list[tuple[str, str]]
 Tensors = dict[str, Array]
 # How a fitted learner becomes plain facts and tensors, and how it is rebuilt from them.
 TakeApart = Callable[[Any], tuple[Facts, Tensors]]
@@ -82,6 +86,18 @@ class Ensemble(ABC):
     @abstractmethod
     def predict(self, X: Table) -> Array:
         """Return each row's class, or number."""
+
+    def shown_rows(self) -> Rows:
+        """Return what a page shows of it beside classes, members and guarantee."""
+        return []
+
+    def _repr_html_(self) -> str:
+        rows: Rows = [("guarantee", repr(self.guarantee) if self.guarantee else "none")]
+        if self.classes is not None:
+            rows.append(("classes", shorten(", ".join(map(str, self.classes.tolist())))))
+        names = ((f"member {place}", w) for place, w in enumerate(self.weights.tolist(), 1))
+        chart = bars(names, "Weight of each member") if len(self.weights) > 1 else ""
+        return card(type(self).__name__, ("", [], [*rows, *self.shown_rows()]), chart=chart)
 
     @abstractmethod
     def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
@@ -150,6 +166,21 @@ class Joining(Protocol):
         """Return law and bound of a model learned from the members' votes."""
 
 
+Combine = Callable[..., Ensemble]
+
+
+def _with_public(combine: Combine) -> Combine:
+    """Return a method `combine` that also takes public records as a pair of rows and labels."""
+
+    @functools.wraps(combine)
+    def call(
+        self: Aggregator, members: Sequence[Any], public: object = None, **charge: Unpack[Charge]
+    ) -> Ensemble:
+        return combine(self, members, None if public is None else Public.of(public), **charge)
+
+    return call
+
+
 class Aggregator(Settings, ABC):
     """Combine what sites handed over into one ensemble.
 
@@ -173,6 +204,8 @@ class Aggregator(Settings, ABC):
 
     def __init_subclass__(cls, **more: object) -> None:
         super().__init_subclass__(**more)
+        if "combine" in vars(cls):
+            cls.combine = _with_public(cls.combine)  # type: ignore[method-assign]
         shield(cls, ("combine",))
 
     # ------------------------------------------------------------------ what it needs and hides

@@ -16,7 +16,16 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils.validation import check_array
 
-from consilience.aggregators.base import Array, Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
+from consilience.aggregators.base import (
+    Array,
+    Ensemble,
+    Facts,
+    Rebuild,
+    Rows,
+    Table,
+    TakeApart,
+    Tensors,
+)
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.ball import scale_to_user
 from consilience.learners.base import PrivateLearner, spell_out
@@ -338,6 +347,20 @@ class LinearEnsemble(Ensemble):
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    @property
+    def coef_(self) -> Array:
+        """Coefficients under scikit-learn's name, in the shape that a linear learner gives them."""
+        return self.coef if self.classes is not None else self.coef.ravel()
+
+    @property
+    def intercept_(self) -> Array:
+        """The constant under scikit-learn's name; of a regressor it is one number."""
+        return self.intercept if self.classes is not None else self.intercept[0]
+
+    def shown_rows(self) -> Rows:
+        """Return the size of the model."""
+        return [("linear in", f"{self.coef.shape[1]:,} features")]
 
     def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
         """Return the coefficients; the members are not needed any more."""

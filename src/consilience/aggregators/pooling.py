@@ -26,6 +26,7 @@ from consilience.aggregators.base import (
     Facts,
     Learner,
     Rebuild,
+    Rows,
     Table,
     TakeApart,
     Tensors,
@@ -87,7 +88,7 @@ class Structure:
     @classmethod
     def greedy(
         cls,
-        public: Public,
+        public: Public | tuple[Any, Any],
         bins: Bins,
         classes: Sequence[Any],
         *,
@@ -97,6 +98,7 @@ class Structure:
         random_state: int = 0,
     ) -> Self:
         """Grow the trees on labelled public records, exactly; promises nothing to them."""
+        public = Public.of(public)
         if public.y is None:
             raise SettingsError(
                 "A structure is grown on labelled public records. Got none with labels. Pass y."
@@ -145,11 +147,11 @@ class PrivateLeafCounts(PrivateForestClassifier):
     epsilon, delta, prune, calibrate, neighbours, unit, records_per_person, noise
         As in `PrivateForestClassifier`.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    fitted attributes. A structure grown on records of this same site cost what its own guarantee
-    says, and that comes on top. Proof: docs/guarantees/integration.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the fitted attributes. A structure grown on records of this same site cost what its own
+    guarantee says, and that comes on top. Proof: docs/guarantees/integration.md.
     """
 
     def __init__(
@@ -368,6 +370,10 @@ class PooledForest(Ensemble):
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    def shown_rows(self) -> Rows:
+        """Return how many trees there are."""
+        return [("trees", f"{len(self.values):,}, of {self.values.shape[1]:,} leaves each")]
 
     def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
         """Return the trees and the classes' shares of their leaves."""

@@ -25,6 +25,7 @@ from consilience.aggregators.base import (
     Facts,
     Learner,
     Rebuild,
+    Rows,
     Table,
     TakeApart,
     Tensors,
@@ -257,6 +258,11 @@ class VoteEnsemble(Ensemble):
     voting: str
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    def shown_rows(self) -> Rows:
+        """Return who votes, and how."""
+        kinds = dict.fromkeys(type(member).__name__ for member in self.members)
+        return [("members", f"{len(self.members):,}: {', '.join(kinds)}"), ("votes", self.voting)]
 
     def to_parts(self, take_apart: TakeApart) -> tuple[Facts, Tensors]:
         """Return all members, each with the number of its place before its tensors' names."""

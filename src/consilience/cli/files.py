@@ -142,7 +142,11 @@ def summary(
         if path is not None:
             check_out(path, ending, besides=file).write_text(write(), encoding="utf-8")
     if plot is not None:
-        made.plot().savefig(check_out(plot, ".png", ".svg", ".pdf", besides=file))
+        from matplotlib.figure import Figure
+
+        figure = Figure(layout="constrained")
+        made.plot(ax=figure)
+        figure.savefig(check_out(plot, ".png", ".svg", ".pdf", besides=file))
     rows = [
         {"column": row.column, "what": row.what, "groups": [vars(each) for each in row.measures]}
         for row in made.rows

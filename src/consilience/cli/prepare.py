@@ -375,8 +375,12 @@ def _simulate_options(
 
 
 def _write(report: Report, folder: Path) -> list[str]:
+    from matplotlib.figure import Figure
+
     folder.mkdir(parents=True, exist_ok=True)
     report.to_csv(folder / "results.csv")
     report.to_parquet(folder / "results.parquet")
-    report.plot(folder / "errors.png")
+    figure = Figure(layout="constrained", dpi=150)
+    report.plot(ax=figure)
+    figure.savefig(folder / "errors.png")
     return [str(folder / name) for name in ("results.csv", "results.parquet", "errors.png")]

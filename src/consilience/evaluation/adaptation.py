@@ -8,7 +8,6 @@ function of records: it costs no privacy as long as it stays at the site.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from consilience.aggregators.mixture import (
     strengths_alone,
     weigh,
 )
+from consilience.display.html import card
 from consilience.errors import SchemaMismatch, SettingsError, shield, shielded
 from consilience.evaluation.compare import Gap, Joining, paired_gap
 from consilience.evaluation.measures import (
@@ -584,13 +584,7 @@ class Adapted:
 
     def _repr_html_(self) -> str:
         rows = [] if self.comparison_ is None else self.comparison_.rows()
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for name, value in rows
-        )
-        said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.says)
-        return f"<div>{said}<table>{cells}</table></div>"
+        return card("Adapted model", ("", self.says, rows))
 
 
 @shielded

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from consilience.display.panels import panels
 from consilience.errors import SettingsError
 from consilience.evaluation.intervals import Measure
 from consilience.statistics.summary import Block, SummaryTable
@@ -27,7 +28,6 @@ from consilience.tables.schema import Categorical, Numeric, Schema
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[Any]
 
@@ -250,21 +250,17 @@ class TableOne:
                 write.writerow([row.column, row.what, group, *numbers])
         return out.getvalue()
 
-    def plot(self) -> Figure:
-        """Return a matplotlib figure with one panel for each column, and a line for each class."""
-        from matplotlib.figure import Figure
+    def plot(self, *, ax: object = None) -> Array:
+        """Draw a panel for each column, with a line for each class; return the array of Axes.
 
-        across = min(3, len(self.columns))
-        down = -(-len(self.columns) // across)
-        figure = Figure(figsize=(4.2 * across, 2.8 * down), layout="constrained")
-        panels = figure.subplots(down, across, squeeze=False)
+        `ax` is where to draw: an Axes or several, of which each gets one column; a Figure; or None,
+        for a new figure of pyplot's.
+        """
+        found = panels(len(self.columns), ax)
         groups = self.groups[:-1] or self.groups
-        for axes, column in itertools.zip_longest(panels.flat, self.columns):
-            if column is None:
-                axes.remove()
-            else:
-                column.draw(axes, groups)
-        return figure
+        for axes, column in zip(found, self.columns, strict=False):
+            column.draw(axes, groups)
+        return found
 
 
 @dataclass(frozen=True)

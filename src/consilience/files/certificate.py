@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from consilience.aggregators.registry import AGGREGATORS
+from consilience.display.html import card, section
 from consilience.errors import ConsilienceError
 from consilience.evaluation.baselines import compare_rows
 from consilience.evaluation.measures import AUC, STATED
@@ -100,24 +101,16 @@ class Page:
                     begin = name + " " * (longest + 2 - columns)
                     yield fill(value, width, bar + begin, bar + indent)
 
+    def as_card(self, chart: str = "") -> str:
+        """Return the page as notebooks show it, with a chart if there is one."""
+        return card(self.title, *self.sections, chart=chart)
+
+    def _repr_html_(self) -> str:
+        return self.as_card()
+
     def as_html(self) -> str:
         """Return the page as one self-contained HTML file."""
-        body = [f"<h1>{html.escape(self.title)}</h1>"]
-        for heading, paragraphs, rows in self.sections:
-            body.append(f"<section><h2>{html.escape(heading)}</h2>")
-            body += [
-                f"<{tag}>{html.escape(paragraph)}</{tag}>"
-                for paragraph in paragraphs
-                for tag in ("blockquote" if isinstance(paragraph, Quoted) else "p",)
-            ]
-            if rows:
-                cells = (
-                    f"<tr{' class=quoted' if _bar(a, b) else ''}><th scope=row>{html.escape(a)}"
-                    f"</th><td>{html.escape(b)}</td></tr>"
-                    for a, b in rows
-                )
-                body.append(f"<table>{''.join(cells)}</table>")
-            body.append("</section>")
+        body = [f"<h1>{html.escape(self.title)}</h1>", *map(section, self.sections)]
         return (
             "<!doctype html><html lang=en><head><meta charset=utf-8>"
             '<meta name=viewport content="width=device-width,initial-scale=1">'
@@ -155,9 +148,7 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     factor = math.exp(min(guarantee.epsilon, 700.0)) * (1 + 2**-50)
     power = math.ceil(guarantee.epsilon / math.log(10))
     most = _rounded_up(factor) if factor < 1e6 else f"10 to the power {power:,}"
-    # An even bet: how much the file can improve the odds of someone who had no idea before. The
-    # best guess is right with probability (e^epsilon + delta) / (1 + e^epsilon).
-    odds = min(1.0, (1 + guarantee.delta / factor) / (1 + 1 / factor) * (1 + 2**-50))
+    odds = min(1.0, guarantee.best_guess * (1 + 2**-48))
     apart = f", up to a probability of {guarantee.delta:g}" if guarantee.delta > 0 else ""
     question = (
         f"whether {unit} was used"

@@ -482,6 +482,15 @@ class Contribution(SignedFile):
             facts["members"] = list(members)
         return cls(Sealed.seal(KIND, facts, tensors, key))._check(trusted)
 
+    def _repr_html_(self) -> str:
+        from consilience.files.certificate import of_contribution  # it reads contributions
+
+        return of_contribution(self).as_card()
+
+    def __repr__(self) -> str:
+        name, learner = self.study["name"], self.sealed.facts["learner"]
+        return f"Contribution({self.site!r} to {name!r}: {learner}, {self.guarantee!r})"
+
     @classmethod
     def make_masked(
         cls,

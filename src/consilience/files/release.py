@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from consilience.aggregators.base import Ensemble
 from consilience.aggregators.members import DISJOINT
 from consilience.aggregators.registry import AGGREGATORS, ENSEMBLES
+from consilience.display.html import bars
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError, shield
 from consilience.evaluation.baselines import BASELINES, COMPARED, KINDS, name_gain
 from consilience.evaluation.measures import AUC, CALIBRATION, ERROR, R2, STATED
@@ -497,6 +498,19 @@ class Release(SignedFile):
         """The releases before it; None in releases of earlier versions."""
         facts = self.sealed.facts.get("log")
         return None if facts is None else ReleaseLog.from_dict(facts)
+
+    def _repr_html_(self) -> str:
+        from consilience.files.certificate import of_release  # certificates read releases
+
+        rows = self.sealed.facts["sources"]
+        chart = bars([(row["site"], float(row["weight"])) for row in rows], "Weight of each site")
+        return of_release(self).as_card(chart)
+
+    def __repr__(self) -> str:
+        kind = self.sealed.facts["ensemble"]
+        return (
+            f"Release({self.study['name']!r}, number {self.sequence}: {kind}, {self.guarantee!r})"
+        )
 
     @property
     def filename(self) -> str:

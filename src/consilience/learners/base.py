@@ -128,10 +128,11 @@ class Settings:
 class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # type: ignore[misc]
     """A scikit-learn estimator that trains privately and states its ``guarantee_``.
 
-    Privacy
-    -------
-    ``guarantee_`` holds for one record, or for one person when ``unit="person"``, against everyone
-    who sees the fitted attributes. Seeded noise voids it; ``epsilon=math.inf`` promises nothing.
+    Notes
+    -----
+    **Privacy.** ``guarantee_`` holds for one record, or for one person when ``unit="person"``,
+    against everyone who sees the fitted attributes. Seeded noise voids it; ``epsilon=math.inf``
+    promises nothing.
     """
 
     # What a learner can do. Everything else of the package asks these, and no list of names.

@@ -586,11 +586,11 @@ class PrivateLogisticRegression(LinearClassifier):
     noise
         ``Noise(seed=...)`` for tests and experiments; voids the guarantee.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    fitted attributes. Not hidden: the number of features, the classes, and under replace-one the
-    number of units. Proofs: docs/guarantees/objective.md, output.md, closing.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the fitted attributes. Not hidden: the number of features, the classes, and under
+    replace-one the number of units. Proofs: docs/guarantees/objective.md, output.md, closing.md.
 
     Examples
     --------
@@ -631,9 +631,10 @@ class PrivateLinearSVC(LinearClassifier):
 
     More than two classes are trained one against the rest, each at its equal share of the budget.
 
-    Privacy
-    -------
-    As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md, closing.md.
+    Notes
+    -----
+    **Privacy.** As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md,
+    closing.md.
     """
 
     shorthand = "svm"
@@ -681,9 +682,10 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
         Residuals larger than ``huber * label_bound`` count linearly. A squared loss has an
         unbounded gradient, which no finite noise can hide; this one is bounded by construction.
 
-    Privacy
-    -------
-    As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md, closing.md.
+    Notes
+    -----
+    **Privacy.** As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md,
+    closing.md.
     """
 
     shorthand = "ridge"

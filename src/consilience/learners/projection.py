@@ -220,11 +220,11 @@ class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
     data_norm
         Declared bound on the norm of a row; longer rows are scaled down to it before they count.
 
-    Privacy
-    -------
-    None for the records it is fitted on: they must be public. Records that are transformed later
-    stay as protected as they were, and no longer than they were, so that a learner behind it keeps
-    its `data_norm`. One made by `combine_moments` has a ``guarantee_``.
+    Notes
+    -----
+    **Privacy.** None for the records it is fitted on: they must be public. Records that are
+    transformed later stay as protected as they were, and no longer than they were, so that a
+    learner behind it keeps its `data_norm`. One made by `combine_moments` has a ``guarantee_``.
     """
 
     guarantee_: Guarantee
@@ -301,11 +301,11 @@ class PrivatePCA(_Projection, PrivateLearner[MomentTask, MomentPlan]):
         Its leading eigenvectors, and their eigenvalues' share of its trace; computed from
         ``moment_`` alone.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees any
-    fitted attribute. A learner trained behind it on the same records is charged on top. Not hidden:
-    the number of columns. Proof: docs/guarantees/pca.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees any fitted attribute. A learner trained behind it on the same records is charged on
+    top. Not hidden: the number of columns. Proof: docs/guarantees/pca.md.
 
     Examples
     --------

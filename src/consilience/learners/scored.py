@@ -147,9 +147,9 @@ class Scored(PrivateLearner[Any, Any]):
     ``total_epsilon`` is both. The count is of the records of the training, because those that could
     be kept from it are too few to be told from noise. `scored` makes the classes.
 
-    Privacy
-    -------
-    ``guarantee_``: what training and count cost together, on the same records.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: what training and count cost together, on the same records.
     """
 
     score_share: float

@@ -288,10 +288,10 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
     best_params_, best_learner_
         The chosen candidate, and the learner trained with it on its part; the others are forgotten.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours of the learner, against everyone who
-    sees any fitted attribute; charged once. Not hidden: the candidates. Proof:
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours of the learner, against
+    everyone who sees any fitted attribute; charged once. Not hidden: the candidates. Proof:
     docs/guarantees/tuning.md.
 
     Examples

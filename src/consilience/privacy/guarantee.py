@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from consilience.display.html import bars, card
 from consilience.errors import GuaranteeVoid, SettingsError
 
 
@@ -126,6 +127,15 @@ class Guarantee:
         """Whether this is a true statement that may leave the site (an infinite epsilon is one)."""
         return self.void_reason is None
 
+    @property
+    def best_guess(self) -> float:
+        """The most likely that anybody can guess right which of two neighbours was used.
+
+        They start with an even chance. The best test is right with (e^ε + δ) / (1 + e^ε).
+        """
+        less = math.exp(-self.epsilon)
+        return min(1.0, (1 + self.delta * less) / (1 + less))
+
     def promises_same(self, other: Guarantee) -> bool:
         """Tell whether both state the same numbers, unit and relation, whatever they assume."""
         names = ("epsilon", "delta", "unit", "neighbours")
@@ -211,6 +221,26 @@ class Guarantee:
         cost, number = f"epsilon={self.epsilon:g}, delta={self.delta:g}", len(self.assumptions)
         assuming = f", {number} assumption{'s' * (number > 1)}" if number else ""
         return f"Guarantee({cost}, per {self.unit}, {self.neighbours}{assuming})"
+
+    def _repr_html_(self) -> str:
+        if self.void_reason is not None:
+            return card("No guarantee", ("", [f"There is none: {self.void_reason}."], []))
+        rows = [
+            (
+                "epsilon",
+                "infinite: no noise" if math.isinf(self.epsilon) else f"{self.epsilon:.6g}",
+            ),
+            ("delta", f"{self.delta:g}"),
+            ("protects", f"one {self.unit}"),
+            ("neighbours", str(self.neighbours)),
+            *(("assumes", each) for each in self.assumptions),
+        ]
+        chart = bars(
+            [("by chance", 50.0), ("with the result", 100 * self.best_guess)],
+            f"How often one can guess right, at most, which of two versions of a {self.unit} was "
+            "used: in percent",
+        )
+        return card("Guarantee", ("", [], rows), chart=chart)
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"- assuming that {each}" for each in self.assumptions)])

@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from consilience.display.html import bars, card
 from consilience.errors import BudgetExceeded, GuaranteeVoid, LedgerDamaged, SettingsError
 from consilience.privacy.accounting import (
     EVENTS,
@@ -227,6 +228,11 @@ def show_amount(value: float) -> str:
     return f"{value:.9f}".rstrip("0").rstrip(".")
 
 
+def _show_amounts(amounts: Amounts) -> str:
+    named = amounts._asdict().items()
+    return ", ".join(f"{name} {value:.6g}" for name, value in named if value) or "nothing"
+
+
 class Amounts(NamedTuple):
     """One number for each additive quantity, or None: no limit, or an event without a rho."""
 
@@ -245,6 +251,12 @@ class Balance:
     limit: Amounts
     spent: Amounts
     left: Amounts
+
+    @property
+    def share_spent(self) -> float:
+        """The share of the limit that was spent: of epsilon, or of rho where that is limited."""
+        pairs = ((self.spent.rho, self.limit.rho), (self.spent.epsilon, self.limit.epsilon))
+        return next((spent / limit for spent, limit in pairs if spent is not None and limit), 0.0)
 
     def cost(self, guarantee: Guarantee) -> Amounts:
         """Return the most that is charged here for anything that keeps `guarantee`.
@@ -402,6 +414,30 @@ class Ledger:
                 pass
         with self._session("Opening"):
             pass
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        balances = [self.balance(dataset) for dataset in self.datasets()]
+        head = ("data set", "limit", "spent", "left", "charges", "hides")
+        rows = [
+            (
+                each.dataset,
+                *map(_show_amounts, (each.limit, each.spent, each.left)),
+                f"{len(self.charges(each.dataset)):,}",
+                f"one {each.unit}, {each.neighbours}",
+            )
+            for each in balances
+        ]
+        chart = bars(
+            [(each.dataset, 100 * each.share_spent) for each in balances],
+            "Spent of what may ever be spent, in percent",
+        )
+        said = [] if rows else ["No data set has a limit yet. Call allow(dataset, budget)."]
+        return card(
+            f"Ledger {self.path.name}", ("", said, [head, *rows] if rows else []), chart=chart
+        )
 
     def within(self, study: str) -> Ledger:
         """Return the same ledger, whose charges carry the digest of `study`."""

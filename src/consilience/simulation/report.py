@@ -20,6 +20,8 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from consilience.display.html import Part, bars, card
+from consilience.display.panels import panels
 from consilience.errors import SettingsError
 from consilience.evaluation.adaptation import ADAPTED, OWN, RELEASE
 from consilience.evaluation.baselines import ALTERNATIVES, EXACT, GUESS, POOLED, PUBLIC, TITLES
@@ -354,6 +356,24 @@ class Report:
         facts = self.settings
         return facts["test"] / max(1, sum(facts["sizes"])) if facts["resampled"] else 0.0
 
+    def _repr_html_(self) -> str:
+        parts: list[Part] = [("", [self.sentence], [])]
+        chart, n = "", self.settings["repeats"]
+        for cell in self.cells:
+            lines = [line for line in self.table() if (line.learner, line.epsilon) == cell]
+            lines.sort(key=lambda line: self._place(*cell, line.method))
+            heading = "{}, epsilon={}".format(*cell)
+            chart += bars(
+                [(self.title_of(line.method), line.mean) for line in lines],
+                f"{heading}: {self.measure.title}, mean of {n} repeats",
+            )
+            rows = [
+                (self.title_of(line.method), f"{line.mean:.4f}", f"± {line.se:.4f}")
+                for line in lines
+            ]
+            parts.append((f"{heading}: {self.measure.title} and its standard error", [], rows))
+        return card("Simulation", *parts, chart=chart)
+
     def __str__(self) -> str:
         measured = {row.metric for row in self.rows}
         shown = [self.measure]
@@ -438,11 +458,15 @@ class Report:
         """Write the rows as Parquet."""
         pq.write_table(self.to_arrow(), path)
 
-    def plot(self, path: str | Path, metric: str | None = None) -> None:
-        """Draw one metric of every method: mean and standard deviation, a panel per learner."""
+    def plot(self, metric: str | None = None, *, ax: object = None) -> Array:
+        """Draw one metric of every method: mean and standard deviation, a panel per learner.
+
+        `ax` is where to draw: an Axes or several, of which each gets one learner; a Figure; or
+        None, for a new figure of pyplot's. Returns the array of Axes.
+        """
         # Levels with an epsilon for each site are no scale.
         connected = all(row.epsilon_low == row.epsilon_high for row in self.rows)
-        draw_summaries(self.table(metric), path, connected=connected)
+        return _draw_summaries(self.table(metric), ax, connected=connected)
 
 
 def _spread(values: Array) -> str:
@@ -463,18 +487,15 @@ def title_of(method: str) -> str:
     return TITLES.get(method, f"joined: {method}")
 
 
-def draw_summaries(lines: Sequence[Summary], path: str | Path, *, connected: bool) -> None:
+def _draw_summaries(lines: Sequence[Summary], ax: object, *, connected: bool) -> Array:
     """Draw means and standard deviations over the repeats, with one panel per learner.
 
     `connected` says whether the levels are a scale, so that lines between them make sense.
     """
-    from matplotlib.figure import Figure  # loaded here: it takes a second, and only charts need it
-
     learners = list(dict.fromkeys(line.learner for line in lines))
-    figure = Figure(figsize=(1.5 + 6.5 * len(learners), 5.2), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(learners), sharey=True, squeeze=False)[0]
+    found = panels(len(learners), ax, size=(8.0, 5.2), across=len(learners), sharey=True)
     methods = list(dict.fromkeys(line.method for line in lines))
-    for axes, learner in zip(panels, learners, strict=True):
+    for axes, learner in zip(found, learners, strict=False):
         own = [line for line in lines if line.learner == learner]
         levels = list(dict.fromkeys(line.epsilon for line in own))
         for method in methods:
@@ -487,10 +508,14 @@ def draw_summaries(lines: Sequence[Summary], path: str | Path, *, connected: boo
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     metric = METRICS[lines[0].metric].title if lines[0].metric in METRICS else lines[0].metric
-    panels[0].set_ylabel(f"{metric}: mean and standard deviation of {lines[0].repeats} repeats")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    figure.savefig(path)
+    found[0].set_ylabel(f"{metric}: mean and standard deviation of {lines[0].repeats} repeats")
+    handles, names = found[0].get_legend_handles_labels()
+    look: dict[str, Any] = {"ncols": 2, "frameon": False, "fontsize": 9}
+    if isinstance(ax, Sequence | np.ndarray) or hasattr(ax, "plot"):  # a figure of the caller's
+        found[0].legend(handles, names, **look)
+    else:
+        found[0].figure.legend(handles, names, loc="outside lower center", **look)
+    return found
 
 
 def _draw_method(

@@ -164,11 +164,11 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
     `finish`. None of them may look at a record, but the function that `adder` returns: that one
     must return the same for a record, bit for bit, whatever table it stands in.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    fitted attributes. Not hidden: the number of columns, the classes and, under replace-one, the
-    number of units.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the fitted attributes. Not hidden: the number of columns, the classes and, under
+    replace-one, the number of units.
 
     With ``sharing``, which blind studies set, the noise is a share and the released sum is masked:
     what a file then promises rests on others. A fit in the clear promises what its own share hides.

@@ -102,10 +102,10 @@ class GradientStep(ClassStatistic, RowStatistic):
     The total needs the labelled public records of the start for its curvature. Without them, as
     for a site alone, a guess takes their place.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    sum. None for public records. Proof: docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the sum. None for public records. Proof: docs/guarantees/statistics.md.
     """
 
     makes = LinearEnsemble.kind
@@ -224,7 +224,9 @@ class GradientStep(ClassStatistic, RowStatistic):
 
 
 @shielded
-def start_from(public: Public, *, classes: Sequence[Any] | None = None) -> list[list[float]]:
+def start_from(
+    public: Public | tuple[Any, Any], *, classes: Sequence[Any] | None = None
+) -> list[list[float]]:
     """Return a model of labelled public records as the `start` of a `GradientStep`.
 
     A logistic regression whose ridge the public records choose by cross-validation.
@@ -234,7 +236,7 @@ def start_from(public: Public, *, classes: Sequence[Any] | None = None) -> list[
     None for the public records.
     """
     learner = PrivateLogisticRegression(epsilon=math.inf, classes=classes)
-    model = fit_public(learner, public)
+    model = fit_public(learner, Public.of(public))
     return [
         [*map(float, row), float(offset)]
         for row, offset in zip(model.coef, model.intercept, strict=True)

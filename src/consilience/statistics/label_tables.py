@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 from sklearn.utils.validation import check_array
 
-from consilience.aggregators.base import Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
+from consilience.aggregators.base import Ensemble, Facts, Rebuild, Rows, Table, TakeApart, Tensors
 from consilience.aggregators.members import dense
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.erm import Chunks
@@ -103,10 +103,10 @@ class LabelTables(ClassStatistic):
     classes, neighbours, unit, schema, noise
         As in `Moments`.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    counts. Proof: docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the counts. Proof: docs/guarantees/statistics.md.
     """
 
     makes = "additive"
@@ -264,6 +264,10 @@ class AdditiveEnsemble(Ensemble):
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    def shown_rows(self) -> Rows:
+        """Return how many columns and bins there are."""
+        return [("sum of shapes", f"{len(self.columns):,} columns, {len(self.values):,} bins")]
 
     def scaled(self, scale: float) -> AdditiveEnsemble:
         """Return the same with all shapes multiplied."""

@@ -99,10 +99,10 @@ class LeafCounts(ClassStatistic):
     classes, neighbours, unit, schema, noise
         As in `Moments`.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    counts. The trees must be public. Proof: docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the counts. The trees must be public. Proof: docs/guarantees/statistics.md.
     """
 
     makes = PooledForest.kind

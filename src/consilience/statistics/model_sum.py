@@ -192,10 +192,10 @@ class ModelSum(ClassStatistic, RowStatistic):
     neighbours
         Of whole sites only ``"replace-one"``: they take part by name.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    sum. Proof: docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the sum. Proof: docs/guarantees/statistics.md.
     """
 
     makes = LinearEnsemble.kind

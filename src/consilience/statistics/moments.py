@@ -253,10 +253,10 @@ class Moments(ClassStatistic, _Moments):
         As in `PrivateLogisticRegression`. A person's records are scaled down together so that they
         count as one record at most; `records_per_person` is not used.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    sum. Proof: docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the sum. Proof: docs/guarantees/statistics.md.
     """
 
     shorthand = "moments"
@@ -316,9 +316,9 @@ class MomentsRegressor(NumberStatistic, _Moments):
     label_bound
         Declared bound on the absolute label; labels beyond are clipped to it.
 
-    Privacy
-    -------
-    As `Moments`.
+    Notes
+    -----
+    **Privacy.** As `Moments`.
     """
 
     shorthand = "moments-ridge"

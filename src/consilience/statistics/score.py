@@ -16,7 +16,7 @@ from scipy import special, stats
 from sklearn.isotonic import isotonic_regression
 from sklearn.utils.validation import check_array
 
-from consilience.aggregators.base import Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
+from consilience.aggregators.base import Ensemble, Facts, Rebuild, Rows, Table, TakeApart, Tensors
 from consilience.aggregators.members import dense
 from consilience.errors import ContributionRejected, SchemaMismatch, SettingsError
 from consilience.learners.ball import Ball, into_ball
@@ -148,10 +148,10 @@ class Score(ClassStatistic, RowStatistic):
     data_norm, intercept_scaling, classes, neighbours, unit, schema, noise
         As in `GradientStep`.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    counts. Proof: docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the counts. Proof: docs/guarantees/statistics.md.
     """
 
     makes = "scored"
@@ -271,6 +271,14 @@ class ScoredModel(Ensemble):
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
     parts: tuple[tuple[Array, float], ...] = field(default=(), repr=False)
+
+    def shown_rows(self) -> Rows:
+        """Return how good the model is on the sites' records, with intervals of 95 %."""
+        rows = [("accuracy", self.accuracy), ("AUC", self.auc)]
+        return [
+            (name, "{:.3f} ({:.3f} to {:.3f})".format(found.value, *found.interval()))
+            for name, found in rows
+        ]
 
     @property
     def sites(self) -> tuple[ScoredModel, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 from sklearn.utils.validation import check_array
 
-from consilience.aggregators.base import Ensemble, Facts, Rebuild, Table, TakeApart, Tensors
+from consilience.aggregators.base import Ensemble, Facts, Rebuild, Rows, Table, TakeApart, Tensors
 from consilience.aggregators.members import dense
 from consilience.errors import ContributionRejected, SettingsError
 from consilience.learners.base import PrivateLearner, is_count
@@ -299,11 +299,11 @@ class Summary(ClassStatistic, _Summary):
     classes, neighbours, unit, schema, noise
         As in `Moments`.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    sums. No number of a class, of a category or of missing values is stated without noise. Proof:
-    docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the sums. No number of a class, of a category or of missing values is stated without
+    noise. Proof: docs/guarantees/statistics.md.
     """
 
     shorthand = "summary"
@@ -322,9 +322,9 @@ class NumberSummary(NumberStatistic, _Summary):
     label_bound
         Declared bound on the absolute label; labels beyond are clipped to it.
 
-    Privacy
-    -------
-    As `Summary`.
+    Notes
+    -----
+    **Privacy.** As `Summary`.
     """
 
     shorthand = "number-summary"
@@ -358,6 +358,16 @@ class SummaryTable(Ensemble):
     weights: Array
     guarantee: Guarantee | None
     guarantees: tuple[Guarantee | None, ...] = field(repr=False)
+
+    def shown_rows(self) -> Rows:
+        """Return how many records there are, up to noise."""
+        counts, variance = self.count_records()
+        labels = ["all"] if self.classes is None else map(str, self.classes.tolist())
+        error = 1.96 * math.sqrt(variance)
+        return [
+            (f"records: {label}", f"{n:,.0f} ± {error:,.0f}")
+            for label, n in zip(labels, counts.tolist(), strict=True)
+        ]
 
     @property
     def n_groups(self) -> int:

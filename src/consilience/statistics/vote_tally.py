@@ -133,11 +133,11 @@ class VoteTally(ClassStatistic, RowStatistic):
     unit, neighbours
         ``"site"`` and ``"replace-one"``: sites take part by name.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per site, replace-one, against everyone who sees the sum: all
-    that a site has may be replaced by anything else. Not hidden: that the site takes part. Proof:
-    docs/guarantees/statistics.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per site, replace-one, against everyone who sees
+    the sum: all that a site has may be replaced by anything else. Not hidden: that the site takes
+    part. Proof: docs/guarantees/statistics.md.
     """
 
     makes = LinearEnsemble.kind
@@ -251,7 +251,7 @@ class VoteTally(ClassStatistic, RowStatistic):
 # ------------------------------------------------------------------ public records as a setting
 
 
-def pack_rows(public: Public, data_norm: float = 1.0) -> str:
+def pack_rows(public: Public | tuple[Any, Any], data_norm: float = 1.0) -> str:
     """Return public records as the `records` of a `VoteTally`: a text that every file can state.
 
     Rows are divided by the declared bound on their norm, cut to length 1 and rounded towards 0 to
@@ -262,7 +262,7 @@ def pack_rows(public: Public, data_norm: float = 1.0) -> str:
     None for the public records.
     """
     bounds = Ball(float(data_norm), fit_intercept=False)
-    rows = np.asarray(dense(into_ball(public.X, bounds)), dtype=np.float64)
+    rows = np.asarray(dense(into_ball(Public.of(public).X, bounds)), dtype=np.float64)
     steps = np.trunc(rows * 2.0**ROW_BITS).clip(1 - 2**ROW_BITS, 2**ROW_BITS - 1)
     head = np.array(steps.shape, "<u4").tobytes()
     packed = zlib.compress(head + steps.astype("<i2").tobytes(), 9)

@@ -1,7 +1,7 @@
 """Public records: what aggregators and baselines may read."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from consilience.errors import SchemaMismatch
 
@@ -41,3 +41,15 @@ class Public:
                 "Public records need a table X with one row per record and, if labelled, as many "
                 "labels y. Nothing was read. Check their shapes."
             )
+
+    @classmethod
+    def of(cls, given: object) -> Self:
+        """Return public records that are given as they are, or as a pair of rows and labels."""
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, tuple) and len(given) == 2:
+            return cls(*given)
+        raise SchemaMismatch(
+            f"Public records were given as a {type(given).__name__}. Nothing was read. Pass "
+            "Public(X, y), Public(X) or the pair (X, y)."
+        )

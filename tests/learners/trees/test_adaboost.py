@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from sklearn.ensemble import AdaBoostClassifier
 from sklearn.tree import DecisionTreeClassifier
 
@@ -170,8 +171,8 @@ def test_stumps_add_up_to_one_function_per_feature():
     scores = sum(function[codes[:, j]] for j, function in model.shape_functions().items())
     odds = np.log(model.predict_proba(X))
     np.testing.assert_allclose(scores[:, 1] - scores[:, 0], odds[:, 1] - odds[:, 0], atol=1e-9)
-    figure = model.plot_shapes(feature_names=["a", "b", "c"])
-    assert {axis.get_title() for axis in figure.axes} <= {"a", "b", "c"}
+    panels = model.plot_shapes(feature_names=["a", "b", "c"], ax=Figure())
+    assert {axis.get_title() for axis in panels} <= {"a", "b", "c"}
     with pytest.raises(SettingsError, match="max_depth=1"):
         PrivateAdaBoostClassifier(epsilon=3.0, bounds=(0, 1)).fit(X, y).shape_functions()
 

@@ -8,7 +8,6 @@ sensitivity of a plain one (docs/guarantees/adaboost.md).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from consilience.errors import SettingsError
 from consilience.learners.base import Choices, Rows, State, is_count, is_positive
 from consilience.learners.implied import Bound
+from consilience.learners.shapes import Shape, draw_shapes, plot_shapes
 from consilience.learners.trees.binned import FiledTask, TreeTask
 from consilience.learners.trees.forest import (
     Dealt,
@@ -41,7 +41,7 @@ from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Source
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from consilience.tables.schema import Schema
 
 Array = NDArray[Any]
 
@@ -73,11 +73,11 @@ class PrivateAdaBoostClassifier(TreeLearner):
     random_state, schema, noise
         As in `PrivateForestClassifier`.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    fitted attributes. Not hidden: bins, classes, shape, and under replace-one the number of
-    records. Proof: docs/guarantees/adaboost.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the fitted attributes. Not hidden: bins, classes, shape, and under replace-one the
+    number of records. Proof: docs/guarantees/adaboost.md.
 
     Examples
     --------
@@ -223,47 +223,42 @@ class PrivateAdaBoostClassifier(TreeLearner):
             functions[int(feature)] = functions.get(int(feature), 0.0) + said
         return dict(sorted(functions.items()))
 
-    def plot_shapes(self, *, feature_names: Sequence[str] | None = None) -> Figure:
-        """Return a matplotlib figure of the last class' shape functions, the strongest first."""
-        from matplotlib.figure import Figure
+    def plot_shapes(
+        self,
+        *,
+        schema: Schema | None = None,
+        feature_names: Sequence[str] | None = None,
+        ax: object = None,
+    ) -> Array:
+        """Draw the last class' shape functions, the strongest first; return the array of Axes.
 
-        functions = {
-            j: one[:, -1] - one[:, :-1].mean(axis=1) for j, one in self.shape_functions().items()
-        }
-        strongest = sorted(functions, key=lambda j: -float(np.ptp(functions[j])))
-        n_columns = min(3, len(strongest))
-        n_rows = -(-len(strongest) // n_columns)
-        figure = Figure(figsize=(4.2 * n_columns, 2.8 * n_rows), layout="constrained")
-        axes = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
-        for axis, j in itertools.zip_longest(axes.flat, strongest):
-            if j is None:
-                axis.remove()
-                continue
-            cuts = np.array(self.bins_.cuts[j])
-            names = (
-                feature_names
-                if feature_names is not None
-                else getattr(self, "feature_names_in_", None)
-            )
-            axis.set_title(f"feature {j}" if names is None else str(names[j]), fontsize="medium")
-            if self.shape_.single[self.shape_.feature == j].any() or len(cuts) < 2:
-                axis.bar(np.arange(len(functions[j])), functions[j], color="tab:blue")
-                axis.set_xticks(np.arange(len(functions[j])))
-            else:
-                width = cuts[1] - cuts[0], cuts[-1] - cuts[-2]
-                offset = int(self.bins_.missing == "low")
-                edges = np.concatenate([[cuts[0] - width[0]], cuts, [cuts[-1] + width[1]]])
-                axis.locator_params(axis="x", nbins=5)
-                axis.stairs(
-                    functions[j][offset : offset + len(cuts) + 1],
-                    edges,
-                    baseline=None,
-                    linewidth=1.8,
-                )
-            axis.axhline(0, color="0.6", linewidth=0.8)
-        for axis in axes[:, 0]:
-            axis.set_ylabel(f"adds to the score\nof {self.classes_[-1]}")
-        return figure
+        With a schema, given here or to the learner, in the columns' own units; otherwise feature by
+        feature. `ax` is where to draw: an Axes or several, a Figure, or None for a new figure.
+        """
+        schema = self.schema if schema is None else schema
+        if schema is not None:
+            return plot_shapes(self, schema, ax=ax)
+        functions = self.shape_functions()
+        names = getattr(self, "feature_names_in_", None) if feature_names is None else feature_names
+        found = [
+            self._shape(f"feature {j}" if names is None else str(names[j]), j, one)
+            for j, one in functions.items()
+        ]
+        found.sort(key=lambda shape: -shape.range)
+        return draw_shapes(found, f"adds to the score\nof {self.classes_[-1]}", ax)
+
+    def _shape(self, name: str, j: int, function: Array) -> Shape:
+        """Return what a feature adds to the last class' score, bin by bin."""
+        said = function[:, -1] - function[:, :-1].mean(axis=1)
+        cuts = np.array(self.bins_.cuts[j])
+        if self.shape_.single[self.shape_.feature == j].any() or len(cuts) < 2:
+            return Shape(name, tuple(range(len(said))), said, None)
+        width = cuts[1] - cuts[0], cuts[-1] - cuts[-2]
+        places = tuple(np.concatenate([[cuts[0] - width[0]], cuts, [cuts[-1] + width[1]]]).tolist())
+        offset, kept = int(self.bins_.missing == "low"), len(cuts) + 1
+        apart = {"low": said[0], "high": said[-1]}.get(self.bins_.missing)
+        missing = None if apart is None else float(apart)
+        return Shape(name, places, said[offset : offset + kept], missing)
 
     def released_state(self) -> dict[str, Array]:
         """Return the trees and what each leaf adds to the scores."""

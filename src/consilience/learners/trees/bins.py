@@ -126,10 +126,12 @@ class Bins:
         return cls(cuts)
 
     @classmethod
-    def quantiles(cls, public: Public, *, n_bins: int = 16, missing: Missing = "error") -> Self:
+    def quantiles(
+        cls, public: Public | tuple[Any, Any], *, n_bins: int = 16, missing: Missing = "error"
+    ) -> Self:
         """Cut each feature at the quantiles of public records."""
         _check_count(n_bins)
-        X = np.asarray(public.X, dtype=float)
+        X = np.asarray(Public.of(public).X, dtype=float)
         cuts: list[list[float]] = []
         for x in (column[np.isfinite(column)] for column in X.T):
             ends = np.unique(np.quantile(x, np.arange(1, n_bins) / n_bins)) if len(x) else x

@@ -729,11 +729,12 @@ class PrivateForestClassifier(TreeLearner):
         As in `PrivateLogisticRegression`; it decides the bins, of which `bins` is then the number
         for each column, and stands in place of `bounds`.
 
-    Privacy
-    -------
-    ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone who sees the
-    fitted attributes, of which ``public_size_`` is the noisy sum of leaf counts. Not hidden: bins,
-    classes, shape, and under replace-one the number of units. Proof: docs/guarantees/trees.md.
+    Notes
+    -----
+    **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
+    who sees the fitted attributes, of which ``public_size_`` is the noisy sum of leaf counts. Not
+    hidden: bins, classes, shape, and under replace-one the number of units. Proof:
+    docs/guarantees/trees.md.
 
     Examples
     --------
@@ -968,9 +969,9 @@ class PrivateTreeClassifier(PrivateForestClassifier):
 
     Parameters are those of `PrivateForestClassifier` that concern a single tree.
 
-    Privacy
-    -------
-    As `PrivateForestClassifier`; proof in docs/guarantees/trees.md.
+    Notes
+    -----
+    **Privacy.** As `PrivateForestClassifier`; proof in docs/guarantees/trees.md.
     """
 
     shorthand: ClassVar[str | None] = "tree"

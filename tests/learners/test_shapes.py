@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import consilience as cs
 from consilience.errors import SettingsError
-from consilience.evaluation.shapes import plot_shapes, shapes
+from consilience.learners.shapes import plot_shapes, shapes
 from consilience.tables.schema import Categorical, Numeric, Schema
 
 COLUMNS = [
@@ -71,11 +72,16 @@ def test_shapes_add_up_to_scores_but_for_a_constant(model):
 
 
 def test_a_figure_is_drawn_for_learners_ensembles_and_regressors(model):
-    figure = plot_shapes(model, SCHEMA)
+    figure = Figure()
+    panels = plot_shapes(model, SCHEMA, ax=figure)
+    assert panels.tolist() == figure.axes
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[0] == "age"
     assert sorted(titles) == ["age", "income", "sex", "weight"]
     assert "score of yes" in figure.axes[0].get_ylabel()
+    alone = Figure().subplots()
+    assert plot_shapes(model, SCHEMA, ax=alone).tolist() == [alone]
+    assert alone.get_title() == "age"
     ensemble = cs.Average("equal").combine([model, model])
     assert shapes(ensemble, SCHEMA)[0].name == "age"
     flipped = shapes(model, SCHEMA, label="no")[0]
@@ -97,3 +103,33 @@ def test_models_that_are_not_linear_and_unknown_classes_are_refused(model):
         shapes(model, Schema(COLUMNS[:1], "ill", classes=("no", "yes")))
     with pytest.raises(SettingsError, match="no class"):
         shapes(model, SCHEMA, label="perhaps")
+
+
+def test_shapes_of_stumps_are_in_the_columns_units_and_add_up_to_the_log_odds():
+    stumps = cs.PrivateAdaBoostClassifier(
+        epsilon=math.inf, max_depth=1, n_rounds=20, schema=SCHEMA, random_state=0
+    ).fit(records())
+    found = {shape.name: shape for shape in shapes(stumps, SCHEMA)}
+    assert found["age"].places == (0, 20, 60, 100)
+    assert found["income"].places[0] == 1
+    assert found["income"].places[-1] == pytest.approx(1e4)
+    assert 1 < found["income"].places[1] < 1e4
+    rows = {
+        "age": [10, 30, 90],
+        "income": [2, math.nan, 9000],
+        "weight": [41, 139, 139],
+        "sex": ["f", "m", "m"],
+    }
+    income, weight = found["income"], found["weight"]
+    added = [
+        found["age"].values,
+        np.array([income.values[0], income.missing, income.values[-1]]),
+        weight.values[[0, -1, -1]],
+        found["sex"].values[[0, 1, 1]],
+    ]
+    odds = np.log(stumps.predict_proba(rows))
+    np.testing.assert_allclose(
+        np.ptp(np.sum(added, axis=0) - odds[:, 1] + odds[:, 0]), 0, atol=1e-9
+    )
+    drawn = stumps.plot_shapes(ax=Figure())
+    assert sorted(axes.get_title() for axes in drawn) == ["age", "income", "sex", "weight"]

@@ -1,0 +1,1 @@
+"""How results are shown: as parts of web pages, and as charts."""
