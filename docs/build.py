@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ CALLED = (
     *("fit", "predict", "predict_proba", "decision_function", "transform", "score", "combine"),
     *("plot_shapes", "shape_functions", "sampled", "even", "of", "quantiles"),
 )
+DRAWN = re.compile(r"!\[[^\]]*\]\((\S+\.svg)\)")
 CALLED_ONLY = ("learners", "statistics", "aggregators")
 ROOMS = {
     "learners": "Learners",
@@ -109,9 +111,15 @@ def stage() -> None:
     (SOURCE / "README.md").rename(SOURCE / "index.md")
     for page in SOURCE.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
-        page.write_text(
-            re.sub(r"(\]\((?:\.\./)*)README\.md", r"\1index.md", text), encoding="utf-8"
-        )
+        text = re.sub(r"(\]\((?:\.\./)*)README\.md", r"\1index.md", text)
+        place = ROOT / page.relative_to(SOURCE)
+        page.write_text(DRAWN.sub(partial(put_picture, place), text), encoding="utf-8")
+
+
+def put_picture(page: Path, found: re.Match[str]) -> str:
+    """Return a picture as a part of its page, whose colours it then has."""
+    drawn = (page.parent / found[1]).read_text(encoding="utf-8")
+    return f"<div>{drawn.strip()}</div>"
 
 
 def write_api() -> None:

@@ -4,6 +4,7 @@ without a network."""
 import contextlib
 import io
 import re
+import runpy
 import shlex
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ from forks import HubProcess
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+RUN = [*TUTORIALS, ROOT / "docs" / "choosing.md"]
 BLOCK = re.compile(r"```(python|text|sh|csv \S+)\n(.*?)```", flags=re.S)
 pytestmark = pytest.mark.xdist_group("docs")  # which build the site once
 ELSEWHERE = re.compile(r"""(?:src|href)=["']?(?:https?:)?//[^"'> ]+\.(?:js|css|woff2?|png|svg)""")
@@ -86,8 +88,8 @@ class Reader:
         raise AssertionError(f"the hub made no release: {problem}")
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_the_programs_of_a_tutorial_run_and_print_what_it_says(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_the_programs_of_a_page_run_and_print_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reader = Reader(tmp_path)
     try:
@@ -98,6 +100,13 @@ def test_the_programs_of_a_tutorial_run_and_print_what_it_says(page, tmp_path, m
     finally:
         if reader.hub is not None:
             reader.hub.end()
+
+
+def test_the_pictures_are_those_that_the_script_draws():
+    drawn = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    for name, draw in drawn["PICTURES"].items():
+        found = (drawn["FOLDER"] / f"{name}.svg").read_text(encoding="utf-8")
+        assert found == draw(), "write them again: python docs/pictures.py"
 
 
 @pytest.fixture(scope="module")
