@@ -152,6 +152,13 @@ class Play:
         }
         return opened >= {f"site {i}" for i in sites}
 
+    def is_quiet(self) -> bool:
+        """Tell whether every batch is opened, and no other can be listed of the files that wait."""
+        waiting = self.hub.blind.find_waiting(self.blind.study)
+        unseen = any("acknowledged" in reason for reason in waiting.reasons.values())
+        opened = all(batch["state"] == "opened" for batch in self.batches())
+        return opened and not waiting.chosen and not unseen
+
     def read(self, row: Any) -> Contribution:
         """Return a file as the hub has it."""
         return Contribution.load(self.hub.store.content(row["sha256"]))
@@ -188,7 +195,7 @@ def play(folder: Path, tools: Any, *, n_kills: int) -> dict[str, Any]:
     for i in (*EARLY, *LATE):
         game.stop_site(i)
     attack(game)
-    wait(lambda: {batch["state"] for batch in game.batches()} == {"opened"})
+    wait(game.is_quiet)
     settle(folder / "hub", None)
     game.server.kill()
     game.server.end()
