@@ -1,6 +1,7 @@
 """The documentation: its programs run and print what they say, its site builds, and can be read
 without a network."""
 
+import ast
 import contextlib
 import io
 import re
@@ -17,6 +18,7 @@ import pytest
 
 import consilience
 from consilience.cli.app import main
+from consilience.protocol import ERRORS
 from forks import HubProcess
 
 ROOT = Path(__file__).parent.parent
@@ -100,6 +102,33 @@ def test_the_programs_of_a_page_run_and_print_what_it_says(page, tmp_path, monke
     finally:
         if reader.hub is not None:
             reader.hub.end()
+
+
+def written():
+    """Return every text that the source holds; what is put into it is …."""
+    texts = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (getattr(part, "value", None) for part in node.values)
+                texts.append("".join(part if isinstance(part, str) else "…" for part in parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_troubleshooting_quotes_messages_that_there_are_and_has_every_error_code():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    tables, codes = page.split("## What a hub can answer")
+    rows = re.findall(r"^\| (`.*?`) \|", tables, flags=re.MULTILINE)
+    said = [
+        part for row in rows for quoted in re.findall("`(.*?)`", row) for part in quoted.split("…")
+    ]
+    source = written()
+    assert len(rows) > 30
+    assert [part for part in said if part.strip() not in source] == []
+    listed = re.findall(r"^\| `([\w-]+)` \| (\d+) \|", codes, flags=re.MULTILINE)
+    assert listed == [(code, str(status)) for code, (status, _) in ERRORS.items()]
 
 
 def test_the_pictures_are_those_that_the_script_draws():

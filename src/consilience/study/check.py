@@ -121,7 +121,7 @@ def _failed(checks: Iterable[Check]) -> list[str]:
 def _name_checks(study: Study) -> Iterable[Check]:
     yield (
         bool(STUDY_NAME.fullmatch(study.name)),
-        f"the name {study.name!r} must be lower-case letters, digits and hyphens",
+        f"the name {study.name!r} must be 2 to 64 lower-case letters, digits and hyphens",
     )
     yield (
         len(study.purpose) <= MOST_PURPOSE,

@@ -67,7 +67,7 @@ LAYOUT: Mapping[str, Mapping[str, Key]] = {
     "study": {
         "name": Key(
             "text",
-            "A short name of lower-case letters, digits and hyphens; a hub has each name once.",
+            "A name of 2 to 64 lower-case letters, digits and hyphens; a hub has each name once.",
             is_required=True,
         ),
         "purpose": Key(
