@@ -51,6 +51,7 @@ MENU: dict[str, list[str]] = {
         "docs/for-coordinators.md",
         "docs/for-keyholders.md",
         "docs/planning.md",
+        "docs/export.md",
         "docs/large-sites.md",
         "docs/flower.md",
         "docs/deployment.md",

@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.evaluation.measures import evaluate as evaluate
     from consilience.evaluation.table_one import TableOne as TableOne
     from consilience.files.contribution import Contribution as Contribution
+    from consilience.files.export import scorecard as scorecard
+    from consilience.files.export import to_onnx as to_onnx
+    from consilience.files.export import to_scikit_learn as to_scikit_learn
     from consilience.files.release import Release as Release
     from consilience.learners.axes import MomentAxes as MomentAxes
     from consilience.learners.axes import OwnAxes as OwnAxes
@@ -102,6 +105,7 @@ _MODULES = {
     "evaluation.measures": "evaluate",
     "evaluation.table_one": "TableOne",
     "files.contribution": "Contribution",
+    "files.export": "scorecard to_onnx to_scikit_learn",
     "files.release": "Release",
     "learners.axes": "MomentAxes OwnAxes PublicAxes",
     "learners.linear": "PrivateLinearSVC PrivateLogisticRegression PrivateRidge",

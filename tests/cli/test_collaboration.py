@@ -111,6 +111,13 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     run("site", "log", "heart", "--out", "site1/site.json", "--folder", "site1", fails=1)
     for out in ("predictions.csv", "predictions.parquet"):
         assert "500 rows" in run("release", "predict", file, "site0", "ward2.csv", "--out", out)
+    for to, ending in (("json", ".json"), ("python", ".py"), ("onnx", ".onnx")):
+        assert "Written" in run("release", "export", file, "site0", "--to", to)
+        assert (tables / "release-0001").with_suffix(ending).stat().st_size > 500
+    card = json.loads((tables / "release-0001.json").read_text())
+    assert card["release digest"] == made["digest"]
+    assert [one["column"] for one in card["scores"][0]["columns"]] == ["age", "sex", "pressure"]
+    assert "Nothing was written" in run("release", "export", file, "site0", "--out", file, fails=1)
     forged = Release.load(tables / file).sealed
     facts = {k: v for k, v in forged.facts.items() if k not in ("key", "tensors")}
     Sealed.seal("release", facts, forged.tensors, SigningKey.generate()).save(tables / "forged")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -120,6 +121,39 @@ def _load_agreed(file: Path, study: Path) -> tuple[Study, Release]:
             f"of it. Nothing was done. Give the file of study {name!r}."
         )
     return agreed, check_release(agreed, loaded)
+
+
+@release.add("export", "release export release-0001.safetensors study.toml --to onnx")
+def export(
+    file: FilePath,
+    study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
+    to: Annotated[
+        Literal["json", "python", "onnx"],
+        Option(
+            help="A scorecard in the columns' units; a Python module that makes a model of "
+            "scikit-learn; or an ONNX graph of the table's columns."
+        ),
+    ] = "json",
+    out: Annotated[
+        Path | None, Option(help="The file to write; by default named like the release.")
+    ] = None,
+) -> Answer:
+    """Write a linear release in a form that other software reads."""
+    from consilience.files.export import describe_origin, scorecard, to_onnx, to_python
+
+    agreed, loaded = _load_agreed(file, study)
+    ending = {"json": ".json", "python": ".py", "onnx": ".onnx"}[to]
+    path = check_out(Path(loaded.filename).with_suffix(ending) if out is None else out, ending)
+    origin = describe_origin(loaded)
+    if to == "onnx":
+        content = to_onnx(loaded, agreed.schema, about=origin).SerializeToString()
+    elif to == "json":
+        card = scorecard(loaded, agreed.schema, **origin)
+        content = json.dumps(card, indent=1, allow_nan=False).encode()
+    else:
+        content = to_python(loaded, agreed.schema).encode()
+    write_durably(path, content)
+    return Answer({"file": str(path), "to": to}, f"Written: {path}")
 
 
 @release.add("summary", "release summary release-0001.safetensors study.toml --html table.html")
