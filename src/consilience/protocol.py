@@ -140,6 +140,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     ),
     "no-release": (404, "The message says why; ask the study's coordinator if you expected one."),
     "budget": (409, "The hub's budget for this study is spent; its operator can raise it."),
+    "draft-changed": (409, "Load the draft again and make the change there."),
+    "too-many-drafts": (409, "Delete drafts that nobody needs, or freeze them."),
     "study-invalid": (422, "Correct the study file; `consilience study check` lists all problems."),
     "file-differs": (409, "Send the file whose SHA-256 the study names."),
     "cannot-combine": (409, "Change what the message names, then ask again."),

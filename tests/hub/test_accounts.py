@@ -22,8 +22,8 @@ PASSWORD = "correct horse battery"
 
 # What each account may do: on study demo, on study other, and without a study. Written out here a
 # second time, so that a mistake in the rule is not repeated in its test.
-EVERYTHING = {"view", "look", "change", "add", "log", "manage", "own", "leave"}
-READING = {"view", "look", "log", "own", "leave"}
+EVERYTHING = {"view", "look", "change", "add", "draft", "log", "manage", "own", "leave"}
+READING = {"view", "look", "draft", "log", "own", "leave"}
 EXPECTED = {
     "olga": (EVERYTHING, EVERYTHING, EVERYTHING),
     "cora": (EVERYTHING - {"manage"},) * 3,
@@ -93,7 +93,8 @@ def addresses() -> list[tuple[str, str, Action]]:
     pages = [(each.methods.split()[0], each.path, each.action) for each in PAGES]
     upload = ("POST", "/studies/{study}/files/{file}", Action.CHANGE)
     routes = [(each.method, each.path, each.action) for each in ROUTES]
-    return [*pages, upload, *routes]
+    draft = ("POST", "/drafts/{draft}/files/{part}", Action.ADD)
+    return [*pages, upload, draft, *routes]
 
 
 def test_whatever_changes_something_is_for_those_who_may() -> None:

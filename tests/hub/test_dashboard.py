@@ -19,10 +19,12 @@ from consilience.hub.dashboard import charts
 from consilience.hub.dashboard.pages import PAGES
 from consilience.hub.dashboard.releases import NOT_COMPARED, show_quality
 from consilience.hub.dashboard.visits import HEADERS
-from consilience.hub.roles import Action
+from consilience.hub.drafts import DraftDesk
+from consilience.hub.roles import Account, Action, Role
 from consilience.hub.store.audit import Chain, entry_hash
 from consilience.hub.store.tables import audit, contributions, settings, sites
 from consilience.privacy.guarantee import Budget
+from consilience.study.building import begin
 
 PASSWORD = "correct horse battery"
 _HASH: list[str] = []
@@ -185,7 +187,10 @@ def addresses(world: Any) -> dict[str, str]:
         "kind": "html",
         "account": "ann",
     }
-    return {**parts, "file": "test.csv"}
+    account = Account("ann", Role.COORDINATOR)
+    facts = begin("heart", "", {"label": "ill", "classes": ["no", "yes"]})
+    listed = world.hub.store.drafts() or [{"id": DraftDesk(world.hub, account).add(facts)}]
+    return {**parts, "file": "test.csv", "draft": listed[0]["id"], "part": "test"}
 
 
 def test_every_page_answers_with_a_strict_policy(world: Any, tools: Any) -> None:

@@ -164,6 +164,7 @@ def test_an_older_database_is_brought_up_to_date(
     store = Store(tmp_path / "hub", url)
     for statement in (
         "DROP TABLE bodies",
+        "DROP TABLE drafts",
         "DROP INDEX sites_by_key",
         "DELETE FROM versions WHERE version > 1",
     ):

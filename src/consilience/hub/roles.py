@@ -23,7 +23,8 @@ class Action(Enum):
     VIEW = "view"  # read a study: sites may too, each its own
     LOOK = "look"  # read what is for accounts
     CHANGE = "change"  # change a study, its sites and its releases
-    ADD = "add"  # add a study
+    ADD = "add"  # add a study, or work on a draft of one
+    DRAFT = "draft"  # read drafts of studies
     LOG = "log"  # read the audit log, of one study or of the whole hub
     MANAGE = "manage"  # add, change and disable accounts
     OWN = "own"  # an account's own password and second factor
@@ -32,7 +33,7 @@ class Action(Enum):
 
 _FOR_SITES = {Action.OPEN, Action.VIEW, Action.LEAVE}
 _CHANGES = {Action.CHANGE, Action.ADD, Action.MANAGE}
-_WHOLE_HUB = {Action.ADD, Action.LOG}  # needs every study, where no study is named
+_WHOLE_HUB = {Action.ADD, Action.DRAFT, Action.LOG}  # needs every study, where no study is named
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ class Account:
     def sees(self, study: str) -> bool:
         """Tell whether a study is one of those that this account is for."""
         return self.studies is None or study in self.studies
+
+    def opens(self, owner: str) -> bool:
+        """Tell whether a draft of this owner is there for the account: coordinators see theirs."""
+        return owner == self.name or self.role is not Role.COORDINATOR
 
     def may(self, action: Action, study: str | None = None) -> bool:
         """Tell whether an action is allowed, on a study if one is named."""

@@ -8,6 +8,7 @@ kept, without a charge.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
@@ -77,6 +78,11 @@ class Settings:
     epsilon: Any
     delta: float
     noise: Noise | None
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return what the class is, in the sentence that its documentation begins with."""
+        return (inspect.getdoc(cls) or cls.__name__).partition("\n")[0]
 
     def _require(self, name: str, fits: bool, must: str) -> None:
         """Refuse a parameter that does not fit."""

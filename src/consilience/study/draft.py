@@ -158,6 +158,13 @@ class Draft:
         path = Path(table)
         values = read_table(path) if self.is_public else None
         names = list(values.column_names) if values is not None else _read_names(path)
+        return self._write(names, path, values)
+
+    def write_for(self, names: Sequence[str]) -> str:
+        """Return the text of a study for a table that is not here, by the names of its columns."""
+        return self._write(names, Path("table"), None)
+
+    def _write(self, names: Sequence[str], path: Path, values: pa.Table | None) -> str:
         declared = () if self.schema is None else self.schema.table_columns
         for column in (self.label, *self.numbers, *self.categories, *self.drop, *declared):
             if column not in names:

@@ -30,6 +30,7 @@ MOST_TEXT = 1 << 20
 MOST_DEPTH = 20  # of parts within parts
 MOST_PARTS = 32  # of a dotted key: the time to read one grows with their square
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MOST_PARTS}}}")
 PARTS = (
     *("study", "privacy", "schema", "learner", "alternatives", "aggregator", "statistic"),
@@ -258,9 +259,65 @@ def write_projection(projection: Projection) -> str:
     return "\n".join(["[projection]", *(f"{key} = {quote(one)}" for key, one in facts.items()), ""])
 
 
+def write(facts: Mapping[str, Any], comment: str = "") -> str:
+    """Return a study file with these facts, in the layout of `to_facts`, under a comment."""
+    lines = [f"# {line}" for line in comment.splitlines()]
+    for name in PARTS:
+        part = facts.get(name)
+        if part:
+            lines += ["", *_part_lines(name, part)]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _part_lines(name: str, part: Mapping[str, Any]) -> list[str]:
+    """Return a part as TOML; tables and lists of tables in it follow its settings."""
+    tables = {key: value for key, value in part.items() if isinstance(value, Mapping)}
+    listed = {"columns": part["columns"]} if name == "schema" and part.get("columns") else {}
+    plain = {key: value for key, value in part.items() if key not in {*tables, *listed}}
+    lines = [f"[{name}]", *write_settings(plain)]
+    for key, table in tables.items():
+        lines += ["", f"[{name}.{_key(key)}]", *write_settings(table)]
+    for key, rows in listed.items():
+        for row in rows:
+            lines += ["", f"[[{name}.{key}]]", *write_settings(row)]
+    return lines
+
+
+def write_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as lines of TOML."""
+    return [f"{_key(key)} = {_value(value)}" for key, value in settings.items()]
+
+
+def read_settings(text: str) -> Facts:
+    """Return settings from lines of TOML, or refuse them."""
+    if _DEEP.search(text):
+        raise SettingsError(f"A setting has a name of more than {MOST_PARTS} parts.")
+    try:
+        facts = tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise SettingsError(f"These are no settings ({problem}).") from None
+    if not is_plain(facts):
+        raise SettingsError("A setting is too large, or has too many parts within parts.")
+    return facts
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else quote(name)
+
+
+def _value(value: object) -> str:
+    """Return a value as TOML, whose words for truth and for numbers are not all Python's."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return repr(value) if type(value) in (int, float) else quote(value)
+
+
 def quote(value: object) -> str:
     """Return a text or a list of texts as TOML, which takes them as JSON writes them."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 # ------------------------------------------------------------------ reading
@@ -296,7 +353,7 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
     """
     if not isinstance(facts, Mapping):
         return {}, ["a study has parts"]
-    odd = [name for name, part in facts.items() if not _is_plain(part)]
+    odd = [name for name, part in facts.items() if not is_plain(part)]
     if odd:
         return {}, [
             f"{_part(name)} has a number that is too large, a text that cannot be written, or too "
@@ -355,11 +412,11 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
     return arguments | files, problems
 
 
-def _is_plain(value: object, depth: int = 0) -> bool:
+def is_plain(value: object, depth: int = 0) -> bool:
     """Tell whether everyone can write and show a value, whoever made it up."""
     if isinstance(value, Mapping | list):
         inner = (*value, *value.values()) if isinstance(value, Mapping) else value
-        return depth < MOST_DEPTH and all(_is_plain(each, depth + 1) for each in inner)
+        return depth < MOST_DEPTH and all(is_plain(each, depth + 1) for each in inner)
     if isinstance(value, str):
         return not any("\ud800" <= character <= "\udfff" for character in value)
     # One digit less than in files, for a sign.

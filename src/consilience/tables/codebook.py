@@ -46,6 +46,17 @@ _NUMBERS = ("low", "high", "records", "missing")
 
 def read_codebook(path: str | os.PathLike[str], **settings: Any) -> Schema:
     """Return the schema that a code book declares; `settings` are further ones of `Schema`."""
+    facts = read_facts(path)
+    if "label" not in facts and "label" not in settings:
+        raise SettingsError(
+            f"The code book {Path(path).name!r} has no variable of the kind 'label'. No schema was "
+            "made. Say which column is to be predicted."
+        )
+    return Schema.from_dict(facts | settings)
+
+
+def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a code book says of a schema, which may be incomplete or wrong."""
     facts: dict[str, Any] = {"columns": []}
     for entry in _entries(Path(path)):
         name, kind = entry.pop("name", None), entry.pop("kind", None)
@@ -58,12 +69,7 @@ def read_codebook(path: str | os.PathLike[str], **settings: Any) -> Schema:
                 kind: name,
                 **(_label_facts if kind == "label" else _person_facts)(name, entry),
             }
-    if "label" not in facts and "label" not in settings:
-        raise SettingsError(
-            f"The code book {Path(path).name!r} has no variable of the kind 'label'. No schema was "
-            "made. Say which column is to be predicted."
-        )
-    return Schema.from_dict(facts | settings)
+    return facts
 
 
 def _label_facts(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:

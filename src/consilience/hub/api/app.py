@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -26,6 +28,7 @@ from consilience.hub.api.requests import (
 from consilience.hub.api.routes import ROUTES
 from consilience.hub.auth import Buckets, Logins, Notes, Uploads
 from consilience.hub.combining import Combiner
+from consilience.hub.dashboard.drafts import take_draft_file
 from consilience.hub.dashboard.pages import PAGES
 from consilience.hub.dashboard.studies import read_beginning, take_file
 from consilience.hub.dashboard.visits import (
@@ -40,6 +43,7 @@ from consilience.hub.hub import Hub, Settings
 from consilience.hub.outages import OUTAGES, describe_outage
 from consilience.hub.roles import Action
 from consilience.hub.store.audit import Chain
+from consilience.hub.trials import Trials
 from consilience.protocol import ERRORS, Refusal
 
 # Threads that check small contributions. More of them compete for the one interpreter: with 16
@@ -71,13 +75,14 @@ logger = logging.getLogger("consilience.hub")
 def create_app(settings: Settings) -> FastAPI:
     """Return the hub as an ASGI application; its worker runs from start-up to shut-down."""
     hub = Hub(settings)
-    combiner = Combiner(hub)
+    combiner, trials = Combiner(hub), Trials(hub)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if settings.combine_itself:
             combiner.start()
         yield
+        await run_in_threadpool(trials.stop)
         await run_in_threadpool(combiner.stop)
         hub.close()
 
@@ -93,6 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     state = app.state
     state.hub, state.combiner, state.metrics, state.chain = hub, combiner, Metrics(), Chain()
+    state.trials = trials
     state.by_key, state.by_guess = Buckets(settings.by_key), Buckets(settings.by_guess)
     state.notes = Notes(hub.store, settings.by_note)
     by_account = Buckets(settings.by_account)
@@ -118,8 +124,12 @@ def _add_pages(app: FastAPI) -> None:
         app.add_api_route(
             page.path, _endpoint(page), methods=page.methods.split(), include_in_schema=False
         )
-    upload = "/studies/{study}/files/{file}"
-    app.add_api_route(upload, _upload_file, methods=["POST"], include_in_schema=False)
+    for upload in (
+        Upload("/studies/{study}/files/{file}", Action.CHANGE, take_file),
+        Upload("/drafts/{draft}/files/{part}", Action.ADD, take_draft_file),
+    ):
+        receiver = _receiver(upload)
+        app.add_api_route(upload.path, receiver, methods=["POST"], include_in_schema=False)
 
 
 def _endpoint(page: Page) -> Callable[..., Awaitable[Response]]:
@@ -132,13 +142,28 @@ def _endpoint(page: Page) -> Callable[..., Awaitable[Response]]:
     return answer
 
 
-async def _upload_file(request: Request) -> Response:
+class Upload(NamedTuple):
+    """An address that takes a form with a large file."""
+
+    path: str
+    action: Action
+    take: Callable[[Visit, Path], Response]
+
+
+def _receiver(upload: Upload) -> Callable[..., Awaitable[Response]]:
+    async def receive(request: Request) -> Response:
+        return await _upload_file(upload, request)
+
+    return receive
+
+
+async def _upload_file(upload: Upload, request: Request) -> Response:
     """Stream a form with a file to disk, then let its page take it."""
 
     def take(visit: Visit) -> Response:
-        return take_file(visit, arrived)
+        return upload.take(visit, arrived)
 
-    hub, page = hub_of(request), Page("POST", request.url.path, Action.CHANGE, take)
+    hub, page = hub_of(request), Page("POST", request.url.path, upload.action, take)
     if refused := await run_in_threadpool(refuse_visitor, page, request):
         return refused
     visitor = await run_in_threadpool(visitor_of, hub, request.cookies)

@@ -54,6 +54,7 @@ from consilience.hub.api.requests import (
 from consilience.hub.blind import require_blind
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import new_link
+from consilience.hub.drafts import read_shared
 from consilience.hub.roles import Account, Action
 from consilience.hub.state import invitation_state
 from consilience.hub.store import Row, hashed
@@ -110,6 +111,18 @@ def about(request: Request) -> Row:
         "time": time.time(),
         "most_bytes": hub.settings.most_bytes,
     }
+
+
+def read_draft(request: Request, token: str) -> Response:
+    """Return the study file of a draft, to whoever has its link, to check a table against."""
+    request.app.state.by_guess.take(auth.network_of(address_of(request)))
+    hub = hub_of(request)
+    text = read_shared(hub, token, str(request.base_url).rstrip("/"))
+    headers = {
+        "cache-control": "no-store",
+        "content-disposition": "attachment; filename=study.toml",
+    }
+    return Response(text.encode(), media_type="application/toml", headers=headers)
 
 
 # ------------------------------------------------------------------------------- for coordinators
@@ -601,5 +614,6 @@ ROUTES = (
     Route("POST", f"{STUDY}/blind/batches", Action.CHANGE, list_batch),
     Route("POST", STUDY + "/blind/batches/{number}/withdrawal", Action.CHANGE, leave_out_batch),
     Route("POST", f"{STUDY}/blind/openings", Action.OPEN, add_opening, _bytes(FILE)),
+    Route("GET", "/api/drafts/{token}", Action.OPEN, read_draft),
     Route("GET", "/api/audit", Action.LOG, read_audit),
 )

@@ -6,7 +6,7 @@ from fastapi import Response
 from fastapi.responses import FileResponse
 
 from consilience.hub import auth
-from consilience.hub.dashboard import accounts, releases, sites, studies
+from consilience.hub.dashboard import accounts, drafts, releases, sites, studies
 from consilience.hub.dashboard.texts import LOGIN_FIXES
 from consilience.hub.dashboard.visits import (
     FORM_COOKIE,
@@ -126,6 +126,7 @@ def open_view(visit: Visit) -> Response:
 READ = "GET HEAD"
 STUDY = "/studies/{study}"
 SITE = f"{STUDY}/sites/{{site}}"
+DRAFT = "/drafts/{draft}"
 CONTRIBUTION = f"{STUDY}/contributions/{{digest}}"
 RELEASE = f"{STUDY}/releases/{{number}}"
 PAGES = (
@@ -140,6 +141,37 @@ PAGES = (
     Page(READ, "/studies", Action.LOOK, studies.show_studies),
     Page(READ, "/new-study", Action.ADD, studies.show_new_study),
     Page("POST", "/new-study", Action.ADD, studies.add_study, is_large=True),
+    Page(READ, "/drafts", Action.DRAFT, drafts.show_drafts),
+    Page(READ, "/new-draft", Action.ADD, drafts.show_new_draft),
+    Page("POST", "/new-draft", Action.ADD, drafts.add_draft, is_large=True),
+    Page(READ, DRAFT, Action.DRAFT, drafts.show_draft),
+    Page("POST", DRAFT, Action.ADD, drafts.change_basics),
+    Page(READ, f"{DRAFT}/text", Action.DRAFT, drafts.show_draft_text),
+    Page(READ, f"{DRAFT}/columns", Action.DRAFT, drafts.show_columns),
+    Page(
+        "POST",
+        f"{DRAFT}/columns",
+        Action.ADD,
+        drafts.change_columns,
+        is_large=True,
+        most_fields=drafts.FIELDS,
+    ),
+    Page("POST", f"{DRAFT}/label", Action.ADD, drafts.change_label),
+    Page("POST", f"{DRAFT}/codebook", Action.ADD, drafts.change_codebook, is_large=True),
+    Page("POST", f"{DRAFT}/files/{{part}}/remove", Action.ADD, drafts.remove_file),
+    Page(READ, f"{DRAFT}/method", Action.DRAFT, drafts.show_method),
+    Page("POST", f"{DRAFT}/method", Action.ADD, drafts.change_method, is_large=True),
+    Page(READ, f"{DRAFT}/privacy", Action.DRAFT, drafts.show_privacy),
+    Page("POST", f"{DRAFT}/privacy", Action.ADD, drafts.change_privacy),
+    Page(READ, f"{DRAFT}/trial", Action.DRAFT, drafts.show_trial),
+    Page("POST", f"{DRAFT}/trial", Action.ADD, drafts.start_trial),
+    Page("POST", f"{DRAFT}/trial/end", Action.ADD, drafts.end_trial),
+    Page("POST", f"{DRAFT}/share", Action.ADD, drafts.share),
+    Page("POST", f"{DRAFT}/unshare", Action.ADD, drafts.unshare),
+    Page(READ, f"{DRAFT}/freeze", Action.ADD, drafts.show_freeze),
+    Page("POST", f"{DRAFT}/freeze", Action.ADD, drafts.freeze),
+    Page(READ, f"{DRAFT}/delete", Action.ADD, drafts.show_delete),
+    Page("POST", f"{DRAFT}/delete", Action.ADD, drafts.delete),
     Page(READ, STUDY, Action.VIEW, studies.show_study),
     Page(READ, f"{STUDY}/text", Action.VIEW, studies.show_study_text),
     Page(READ, f"{STUDY}/files/{{file}}", Action.VIEW, studies.show_public_file),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import mimetypes
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -208,13 +209,23 @@ def take_file(visit: Visit, arrived: Path) -> Response:
     """Take a public file from the form that `arrived` on disk, if it is the one the study names."""
     row, _ = visit.study()
     named = visit.hub.public_file(row["name"], visit["file"])
+    with unpacked(visit, arrived) as (inside, digest, _):
+        visit.hub.keep_public_file(row["name"], named.file, inside, digest, visit.someone.actor)
+    return visit.redirect(f"/studies/{row['name']}?done=uploaded#files")
+
+
+@contextmanager
+def unpacked(visit: Visit, arrived: Path) -> Iterator[tuple[Path, str, str]]:
+    """Return the file in a form that `arrived` on disk: where it is, its digest and its name."""
     inside, digest = visit.hub.store.files.new(), hashlib.sha256()
     taken: list[str] = []
+    called: list[str] = []
     try:
         with arrived.open("rb") as source, inside.open("wb") as target:
 
-            def begin(name: str) -> Callable[[bytes], object]:
+            def begin(name: str, file: str) -> Callable[[bytes], object]:
                 taken.append(name)
+                called.append(file)
                 return keep if name == "file" else ignore
 
             def keep(piece: bytes) -> None:
@@ -226,12 +237,9 @@ def take_file(visit: Visit, arrived: Path) -> Response:
             is_whole = split_form(visit.request, iter(partial(source.read, 1 << 20), b""), begin)
         if not is_whole or taken.count("file") != 1:
             raise Refusal("malformed", "The form contains no file, or several.")
-        visit.hub.keep_public_file(
-            row["name"], named.file, inside, digest.hexdigest(), visit.someone.actor
-        )
+        yield inside, digest.hexdigest(), called[taken.index("file")]
     finally:
         inside.unlink(missing_ok=True)
-    return visit.redirect(f"/studies/{row['name']}?done=uploaded#files")
 
 
 def read_beginning(arrived: Path) -> bytes:

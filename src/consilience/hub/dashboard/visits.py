@@ -272,32 +272,35 @@ def download(content: bytes, kind: str, name: str) -> Response:
 MOST_FIELDS = 50
 
 
-def read_form(request: Request, content: bytes) -> dict[str, str]:
+def read_form(request: Request, content: bytes, most: int = MOST_FIELDS) -> dict[str, str]:
     """Return the fields of a form, or of its beginning; a file becomes its text."""
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         parts: dict[str, bytearray] = {}
 
-        def begin(name: str) -> Callable[[bytes], object]:
+        def begin(name: str, _: str) -> Callable[[bytes], object]:
             parts[name] = bytearray()
             return parts[name].extend
 
-        split_form(request, [content], begin)
+        split_form(request, [content], begin, most)
         return {name: value.decode(errors="replace") for name, value in parts.items()}
     try:
-        return dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+        return dict(parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=most))
     except ValueError:
         raise Refusal("malformed", "The form cannot be read.") from None
 
 
+Begin = Callable[[str, str], Callable[[bytes], object]]
+
+
 def split_form(
-    request: Request, content: Iterable[bytes], begin: Callable[[str], Callable[[bytes], object]]
+    request: Request, content: Iterable[bytes], begin: Begin, most: int = MOST_FIELDS
 ) -> bool:
-    """Hand each part of a form with files to what `begin` returns for its name.
+    """Hand each part of a form with files to what `begin` returns for its name and its file's.
 
     Return whether the form ended. Headers of a part are limited by python-multipart.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
-    parts = _Parts(begin)
+    parts = _Parts(begin, most)
     calls = {name: getattr(parts, name) for name in dir(_Parts) if name.startswith("on_")}
     try:
         parser = MultipartParser(options.get(b"boundary", b""), cast(Any, calls))
@@ -311,8 +314,8 @@ def split_form(
 class _Parts:
     """What python-multipart calls while it reads a form."""
 
-    def __init__(self, begin: Callable[[str], Callable[[bytes], object]]) -> None:
-        self.begin = begin
+    def __init__(self, begin: Begin, most: int) -> None:
+        self.begin, self.most = begin, most
         self.write: Callable[[bytes], object]
         self.count, self.is_whole = 0, False
         self.field, self.value = b"", b""
@@ -320,8 +323,9 @@ class _Parts:
     def on_part_begin(self) -> None:
         self.count += 1
         self.name: bytes | None = None
-        if self.count > MOST_FIELDS:
-            raise Refusal("malformed", f"The form has more than {MOST_FIELDS} fields.")
+        self.file = b""
+        if self.count > self.most:
+            raise Refusal("malformed", f"The form has more than {self.most} fields.")
 
     def on_header_begin(self) -> None:
         self.field, self.value = b"", b""
@@ -334,12 +338,14 @@ class _Parts:
 
     def on_header_end(self) -> None:
         if self.field.lower() == b"content-disposition":
-            self.name = parse_options_header(self.value)[1].get(b"name")
+            _, options = parse_options_header(self.value)
+            self.name, self.file = options.get(b"name"), options.get(b"filename", b"")
 
     def on_headers_finished(self) -> None:
         if self.name is None:
             raise Refusal("malformed", "A field of the form has no name.")
-        self.write = self.begin(self.name.decode(errors="replace"))
+        names = (name.decode(errors="replace") for name in (self.name, self.file))
+        self.write = self.begin(*names)
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self.write(data[start:end])
@@ -368,6 +374,7 @@ class Page(NamedTuple):
     action: Action
     show: Callable[[Visit], Response]
     is_large: bool = False
+    most_fields: int = MOST_FIELDS
 
 
 def answer_page(page: Page, request: Request, body: bytes) -> Response:
@@ -375,7 +382,7 @@ def answer_page(page: Page, request: Request, body: bytes) -> Response:
 
     def show(visit: Visit) -> Response:
         if request.method == "POST":
-            visit = replace(visit, form=read_form(request, body))
+            visit = replace(visit, form=read_form(request, body, page.most_fields))
             _check_form(visit)
         return _turn_away(page, visit) or page.show(visit)
 

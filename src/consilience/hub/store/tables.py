@@ -272,6 +272,21 @@ audit = _table(
 )
 
 
+# Studies that are still being written: facts in the layout of a study file, complete or not.
+drafts = _table(
+    "drafts",
+    _text("id", primary_key=True),
+    _text("owner", sa.ForeignKey("coordinators.name"), index=True),
+    sa.Column("facts", _Facts, nullable=False),
+    _whole("version"),  # counts its changes
+    _text("created"),
+    _text("changed"),
+    _text("link", nullable=True, index=True),  # hash of the token of its link for sites
+    sa.Column("trial", _Facts, nullable=False),  # what became of its last trial; None: no trial
+    _text("trial_until", nullable=True),  # while one goes on: when it is ended at the latest
+)
+
+
 def _keep_small_files(db: sa.Connection) -> None:
     bodies.create(db, checkfirst=True)
     for index in sites.indexes:
@@ -370,6 +385,10 @@ def _add_roles(db: sa.Connection) -> None:
     assignments.create(db, checkfirst=True)
 
 
+def _add_drafts(db: sa.Connection) -> None:
+    drafts.create(db, checkfirst=True)
+
+
 def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return what a contribution promises together with all that its site submitted before."""
     if before is None:
@@ -387,4 +406,5 @@ MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _record_outcomes,
     _add_blind_studies,
     _add_roles,
+    _add_drafts,
 )

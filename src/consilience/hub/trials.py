@@ -1,0 +1,193 @@
+"""Trying a draft on made-up records: a simulation in a process of its own, one in a hub at a time.
+
+The process has the limits of memory that combining has, and a time limit; a draft is data, and
+nothing of it can run anything but the learners and aggregators of this package.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from consilience.errors import ConsilienceError
+from consilience.hub.children import START_SECONDS, Children, TookTooLong
+from consilience.hub.hub import Hub, Settings
+from consilience.hub.outages import Ended, Outage
+from consilience.hub.store import Row, Store
+from consilience.protocol import Refusal
+from consilience.study import building
+
+if TYPE_CHECKING:
+    from consilience.simulation.report import Report
+
+TRIAL_SECONDS = 300.0
+MOST_SITES, MOST_RECORDS, REPEATS = 30, 2000, 5
+LEAST_SITES, LEAST_RECORDS = 2, 20
+N_PUBLIC = 200
+TEST_SHARE = 0.3
+_TELL_SECONDS = 0.5
+
+logger = logging.getLogger("consilience.hub")
+
+
+class Trials:
+    """The trials of one worker; the database knows whether another worker has one."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._running: dict[str, tuple[Children, threading.Thread]] = {}
+        self._lock = threading.Lock()
+
+    def start(self, row: Row, version: int, sites: int, records: int, actor: str) -> None:
+        """Begin to try a draft with so many sites, each with so many made-up records."""
+        if not (LEAST_SITES <= sites <= MOST_SITES and LEAST_RECORDS <= records <= MOST_RECORDS):
+            raise Refusal(
+                "malformed",
+                f"A draft is tried with {LEAST_SITES} to {MOST_SITES} sites, each with "
+                f"{LEAST_RECORDS:,} to {MOST_RECORDS:,} records.",
+            )
+        token, draft = secrets.token_hex(8), row["id"]
+        asked = {"sites": sites, "records": records, "token": token, "done": 0, "cells": 0}
+        seconds = {"seconds": TRIAL_SECONDS + 2 * START_SECONDS}
+        self.hub.store.begin_trial(draft, version, asked | seconds, actor)
+        limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS)
+        children = Children(begin_trial, limited)
+        arguments = (draft, token, row["facts"], sites, records)
+        thread = threading.Thread(target=self._run, args=(children, arguments), daemon=True)
+        with self._lock:
+            self._running[draft] = children, thread
+        thread.start()
+
+    def _run(self, children: Children, arguments: tuple[Any, ...]) -> None:
+        draft, token, *_ = arguments
+        try:
+            outcome = {"state": "done", **children.work(*arguments)}
+        except Exception as problem:
+            outcome = {"state": "failed", "problem": _describe(problem)}
+            if not isinstance(problem, Refusal | TookTooLong | MemoryError | Ended | Outage):
+                logger.exception("a draft could not be tried")
+        finally:
+            children.stop()
+            with self._lock:
+                self._running.pop(draft, None)
+        try:
+            self.hub.store.note_trial(draft, token, outcome)
+        except Exception:  # the trial counts as over when its time has passed
+            logger.exception("the outcome of a trial was not kept")
+
+    def end(self, row: Row) -> None:
+        """End the trial of a draft, if it goes on."""
+        trial = row["trial"] or {}
+        if trial.get("state") == "running":
+            self.hub.store.note_trial(row["id"], trial["token"], {"state": "ended"})
+        with self._lock:
+            running = self._running.get(row["id"])
+        if running is not None:
+            running[0].stop()
+
+    def stop(self) -> None:
+        """End all trials of this worker."""
+        with self._lock:
+            running = list(self._running.values())
+        for children, thread in running:
+            children.stop()
+            thread.join(10.0)
+
+
+def _describe(problem: Exception) -> str:
+    """Say why a trial brought no result."""
+    if isinstance(problem, Refusal):
+        return problem.message
+    if isinstance(problem, TookTooLong):
+        return (
+            f"It took more than {TRIAL_SECONDS / 60:g} minutes and was ended. Try fewer sites or "
+            "records, or run consilience simulate with the study file on another machine."
+        )
+    if isinstance(problem, MemoryError | Ended):
+        return "It needed more memory than the hub allows. Try fewer sites or records."
+    return "It could not be finished, and the hub's log says why."
+
+
+# ----------------------------------------------------------------------------- in the other process
+
+
+def begin_trial(settings: Settings) -> Callable[..., Row]:
+    """Open the database in a process of its own, and return what tries a draft there."""
+    store = Store(settings.folder, settings.url, sweep_after=math.inf)
+
+    def work(draft: str, token: str, facts: building.Facts, sites: int, records: int) -> Row:
+        told = [-math.inf]
+
+        def tell(done: int, cells: int) -> None:
+            if done < cells and time.monotonic() - told[0] < _TELL_SECONDS:
+                return
+            told[0] = time.monotonic()
+            if not store.note_trial(draft, token, {"done": done, "cells": cells}):
+                raise Refusal("draft-changed", "The draft was changed, and its trial was ended.")
+
+        try:
+            return try_draft(facts, sites, records, tell)
+        except ConsilienceError as problem:
+            raise Refusal("malformed", str(problem)) from None
+
+    return work
+
+
+def try_draft(
+    facts: building.Facts, sites: int, records: int, tell: Callable[[int, int], None]
+) -> Row:
+    """Return what a simulation of a draft finds on made-up records, in words and numbers."""
+    from consilience.simulation.division import Division
+    from consilience.simulation.made_up import make_table
+    from consilience.simulation.simulate import Runs, simulate
+
+    study = building.read(facts)
+    public = N_PUBLIC if study.public is not None else 0
+    n = math.ceil((sites * records + public + 1) / (1 - TEST_SHARE)) + 1
+    table = make_table(study.schema, n, seed=1)
+    division = Division(sites=sites, public=public or None, test=TEST_SHARE)
+    report = simulate(
+        study, table, division=division, runs=Runs(repeats=REPEATS, n_jobs=1, progress=tell)
+    )
+    metric = report.measure
+    return {
+        "tables": [_tabulate(report, learner) for learner in dict(report.cells)],
+        "metric": metric.title,
+        "percent": metric.percent,
+        "higher": metric.higher_is_better,
+        "sentence": report.sentence,
+        "repeats": REPEATS,
+        "seconds": round(report.seconds, 1),
+    }
+
+
+def _tabulate(report: Report, learner: str) -> Row:
+    """Return the means and standard errors of a learner's methods at each level, best first."""
+    lines = [line for line in report.table() if line.learner == learner]
+    levels = list(dict.fromkeys(line.epsilon for line in lines))
+    found = {
+        (line.method, line.epsilon): (line.mean, line.se if math.isfinite(line.se) else None)
+        for line in lines
+    }
+    kinds = {line.method: line.kind for line in lines}
+    sign = -1.0 if report.measure.higher_is_better else 1.0
+
+    def order(method: str) -> float:
+        means = [found[method, level][0] for level in levels if (method, level) in found]
+        return sign * sum(means) / len(means)
+
+    rows = [
+        {
+            "title": report.title_of(method),
+            "joined": kinds[method] == "distributed",
+            "cells": [found.get((method, level)) for level in levels],
+        }
+        for method in sorted(kinds, key=order)
+    ]
+    return {"learner": learner, "levels": levels, "rows": rows}

@@ -1,0 +1,374 @@
+"""Drafts: from a code book to a frozen study, in the pages and at their addresses."""
+
+import re
+from typing import Any
+
+import pytest
+
+from consilience.hub import trials
+from consilience.hub.auth import new_token
+from consilience.hub.drafts import DraftDesk
+from consilience.hub.roles import Account, Role
+from consilience.hub.store import drafts as rows
+from consilience.simulation.made_up import make_table
+from consilience.study import building
+from consilience.study.study import Study
+from consilience.tables.schema import Categorical, Numeric, Schema
+
+CODEBOOK = """\
+name,kind,low,high,categories,missing
+age,numeric,0,120,,middle
+sex,categorical,,,f|m,ignore
+ill,label,,,no|yes,
+"""
+
+
+class Coordinator:
+    """An account at a browser; sends each form with the token and the version of its last page."""
+
+    def __init__(self, world: Any, name: str = "ann") -> None:
+        self.world = world
+        self.secret, _ = new_token(world.hub.store, name, hours=1, kind="test")
+        self.hidden: dict[str, str] = {}
+        self.text = ""
+
+    def ask(self, method: str, path: str, **content: Any) -> Any:
+        headers = {"cookie": f"consilience={self.secret}"}
+        answer = self.world.client.request(method, path, headers=headers, **content)
+        if answer.headers.get("content-type", "").startswith("text/html"):
+            self.text = answer.text
+            for name in ("token", "version"):
+                found = re.search(f'name="{name}" value="([^"]*)"', answer.text)
+                self.hidden |= {name: found[1]} if found else {}
+        assert answer.status_code in (503, *range(500)), answer.text
+        return answer
+
+    def get(self, path: str) -> Any:
+        return self.ask("GET", path)
+
+    def post(self, path: str, files: Any = None, **fields: str) -> Any:
+        return self.ask("POST", path, data={**self.hidden, **fields}, files=files)
+
+    def begin(self, codebook: str = CODEBOOK, **fields: str) -> str:
+        """Begin a draft and return its address."""
+        self.get("/new-draft")
+        fields = {"name": "heart", "purpose": "To learn.", "typed": codebook, **fields}
+        answer = self.post("/new-draft", **fields)
+        assert answer.status_code == 303, answer.text
+        self.get(answer.headers["location"])
+        return str(answer.headers["location"])
+
+
+@pytest.fixture
+def ann(sqlite_world: Any) -> Coordinator:
+    return Coordinator(sqlite_world)
+
+
+def test_a_code_book_becomes_a_study_without_a_file_written_by_hand(
+    ann: Coordinator, tools: Any
+) -> None:
+    at = ann.begin()
+    assert "The draft is complete" in ann.text
+    text = ann.get(f"{at}/text").text
+    draft = Study.from_text(text)
+    assert (draft.name, draft.schema.feature_names) == ("heart", ("age", "sex=f", "sex=m"))
+    ann.get(f"{at}/privacy")
+    more = {"delta": "0", "neighbours": "replace-one", "hub": "untrusted", "unit": "record"}
+    answer = ann.post(f"{at}/privacy", epsilon_min="0.5", epsilon_max="2", min_sites="3", **more)
+    assert answer.status_code == 303
+    ann.get(f"{at}/freeze")
+    answer = ann.post(f"{at}/freeze")
+    assert answer.headers["location"] == "/studies/heart?done=created"
+    study = ann.world.hub.agreed("heart")
+    assert (study.epsilon_range, study.min_sites) == ((0.5, 2.0), 3)
+    assert "Invite its sites next" in ann.get("/studies/heart?done=created").text
+    assert ann.get(at).status_code == 404
+    actions = [entry["action"] for entry in ann.world.hub.store.audit(limit=1000)]
+    assert actions[-4:] == ["draft created", "draft changed", "study created", "draft frozen"]
+    ann.world.hub.store.verify()
+
+
+def test_columns_are_changed_added_and_removed_row_by_row(ann: Coordinator) -> None:
+    at = ann.begin("age, sex\nill\n")
+    assert "needs a lowest and a highest value" in ann.text
+    ann.get(f"{at}/columns")
+    same = {"kind-0": "numeric", "missing-0": "indicator", "name-0": "age"}
+    other = {
+        "name-1": "sex",
+        "kind-1": "categorical",
+        "categories-1": "f | m",
+        "missing-1": "middle",
+    }
+    new = {"name-new": "bmi", "kind-new": "numeric", "low-new": "10", "high-new": "60.5"}
+    fields = {**same, "low-0": "0", "high-0": "120", **other, "name-2": "ill", "remove-2": "yes"}
+    assert ann.post(f"{at}/columns", **fields, **new).status_code == 303
+    ann.get(f"{at}/columns")
+    assert "Name the column that is to be predicted" in ann.text
+    assert ann.post(f"{at}/label", label="ill", of="class", classes="no | yes").status_code == 303
+    columns = Study.from_text(ann.get(f"{at}/text").text).schema.columns
+    assert [column.name for column in columns] == ["age", "sex", "bmi"]
+    assert [column.missing for column in columns] == ["indicator", "ignore", "error"]
+    assert (columns[1].categories, columns[2].high) == (("f", "m"), 60.5)
+
+
+def test_what_a_table_cannot_show_stays_as_the_code_book_has_it(ann: Coordinator) -> None:
+    book = """\
+- {name: dose, kind: numeric, low: 1, high: 100, transform: log, cuts: 5, missing: 3}
+- {name: ward, kind: categorical, categories: ["a|b", c], unseen: ignore}
+- {name: ill, kind: label, categories: [0, 1]}
+"""
+    at = ann.begin(book)
+    before = ann.get(f"{at}/text").text
+    page = ann.get(f"{at}/columns").text
+    assert "transform: log; cuts: 5" in page
+    rows = {"name-0": "dose", "kind-0": "numeric", "low-0": "1", "high-0": "100"}
+    ann.post(f"{at}/columns", **rows, **{"name-1": "ward", "kind-1": "categorical"})
+    ann.post(f"{at}/label", label="ill", of="class", classes="0 | 1")
+    assert ann.get(f"{at}/text").text == before
+
+
+def test_problems_are_said_in_words_of_the_page(ann: Coordinator) -> None:
+    at = ann.begin(CODEBOOK.replace("0,120", "120,0"), purpose="", name="Bad Name")
+    shown = ann.text
+    assert "a lowest value that is not below its highest value" in shown
+    assert "Say what the study is for" in shown
+    assert "must be lower-case letters" in shown
+    more = {"neighbours": "replace-one", "hub": "trusted", "unit": "person", "person": "id"}
+    ann.post(f"{at}/privacy", epsilon_min="9", epsilon_max="x", delta="2", min_sites="0", **more)
+    page = ann.get(f"{at}/privacy").text
+    for words in ("the smallest ε (9)", "Δ (2) must lie in [0, 1)", "least number of sites (0)"):
+        assert words.lower() in page.lower()
+    for name in ("epsilon_min=", "min_sites=", "Numeric("):
+        assert name not in page
+    assert ann.post(f"{at}/freeze").status_code == 422
+
+
+def test_learner_and_aggregator_come_from_the_registries_with_their_privacy(
+    ann: Coordinator,
+) -> None:
+    at = ann.begin()
+    page = ann.get(f"{at}/method").text
+    assert "Fit a forest of greedy or random trees under differential privacy." in page
+    assert "PrivateRidge" not in page  # the label is a class
+    fields = {"aggregator": "WeightedVote", "learner_settings": "", "aggregator_settings": ""}
+    ann.post(f"{at}/method", learner="PrivateForestClassifier", **fields)
+    study = Study.from_text(ann.get(f"{at}/text").text)
+    assert (study.learner, study.neighbours) == ("PrivateForestClassifier", "add-remove")
+    ann.get(f"{at}/method")
+    ann.post(f"{at}/method", learner="Moments", **fields)
+    study = Study.from_text(ann.get(f"{at}/text").text)
+    assert (study.learner, study.aggregator, study.delta) == ("Moments", "Total", 1e-6)
+    ann.get(f"{at}/method")
+    answer = ann.post(f"{at}/method", learner="Moments", **fields | {"learner_settings": "a = ["})
+    assert answer.status_code == 422
+    assert "These are no settings" in answer.text
+    assert ann.post(f"{at}/method", learner="os.system", **fields).status_code == 422
+
+
+def test_files_are_kept_with_their_digests_and_go_with_the_last_draft(
+    ann: Coordinator, tools: Any, tmp_path: Any
+) -> None:
+    at, store = ann.begin(), ann.world.hub.store
+    sha256 = tools.write_csv(tmp_path / "t.csv", {"age": [1], "sex": ["f"], "ill": ["no"]})
+    content = (tmp_path / "t.csv").read_bytes()
+    answer = ann.post(f"{at}/files/test", files={"file": ("tested.csv", content)})
+    assert answer.status_code == 303, answer.text
+    assert sha256 in ann.get(at).text
+    assert store.file_path(sha256).read_bytes() == content
+    for name in ("../up.csv", "é.csv", "x.toml", ""):
+        ann.get(at)
+        answer = ann.post(f"{at}/files/public", files={"file": (name, content)})
+        assert answer.status_code in (303 if name.startswith("..") else 400, 400), name
+    other = ann.begin(name="other")
+    ann.post(f"{other}/files/test", files={"file": ("same.csv", content)})
+    for address, is_there in ((at, True), (other, False)):
+        ann.get(f"{address}/delete")
+        assert ann.post(f"{address}/delete").headers["location"] == "/drafts"
+        assert (store.file(sha256) is not None) == is_there
+    assert not store.files.path(sha256).exists()
+
+
+def test_a_study_keeps_the_files_of_its_draft(ann: Coordinator, tmp_path: Any, tools: Any) -> None:
+    at = ann.begin()
+    tools.write_csv(tmp_path / "t.csv", {"age": [1], "sex": ["f"], "ill": ["no"]})
+    ann.post(f"{at}/files/test", files={"file": ("t.csv", (tmp_path / "t.csv").read_bytes())})
+    ann.get(f"{at}/freeze")
+    ann.post(f"{at}/freeze")
+    assert ann.get("/studies/heart/files/t.csv").content == (tmp_path / "t.csv").read_bytes()
+
+
+def test_a_form_of_an_older_page_changes_nothing(ann: Coordinator) -> None:
+    at = ann.begin()
+    old = dict(ann.hidden)
+    assert ann.post(at, name="first", purpose="x").status_code == 303
+    for path, fields in (
+        ("", {"name": "second"}),
+        ("/label", {"label": "x", "of": "number"}),
+        ("/freeze", {}),
+        ("/trial", {"sites": "2", "records": "20"}),
+    ):
+        ann.hidden = old
+        assert ann.post(at + path, **fields).status_code == 409, path
+    assert "Draft first" in ann.get(at).text
+
+
+def test_drafts_are_seen_by_their_account_auditors_and_operators(sqlite_world: Any) -> None:
+    store = sqlite_world.hub.store
+    people = {"cara": Role.COORDINATOR, "aud": Role.AUDITOR, "oda": Role.OPERATOR}
+    for name, role in people.items():
+        store.add_account(name, "scrypt:none", "operator", role=role)
+    sqlite_world.add_study()
+    store.add_account("few", "scrypt:none", "operator", only=["demo"])
+    cara = Coordinator(sqlite_world, "cara")
+    at = cara.begin()
+    for name, seen, changed in (("oda", 200, 303), ("ann", 404, 404), ("aud", 200, 403)):
+        person = Coordinator(sqlite_world, name)
+        assert (at in person.get("/drafts").text) == (seen == 200), name
+        person.hidden |= {"version": cara.hidden["version"]}
+        assert person.get(at).status_code == seen
+        assert person.post(at, name="heart", purpose="To learn.").status_code == changed, name
+    assert Coordinator(sqlite_world, "few").get("/drafts").status_code == 403
+
+
+def test_a_link_shows_the_study_file_until_it_is_ended(ann: Coordinator) -> None:
+    at = ann.begin()
+    page = ann.post(f"{at}/share").text
+    link = re.search(r"http://hub(/api/drafts/[\w-]+)", page)[1]
+    answer = ann.world.client.get(link)
+    assert Study.from_text(answer.text).name == "heart"
+    assert "Nobody has agreed to it" in answer.text
+    assert answer.headers["content-type"].startswith("application/toml")
+    ann.get(at)
+    ann.post(f"{at}/unshare")
+    assert ann.world.client.get(link).status_code == 404
+    assert ann.world.client.get("/api/drafts/" + "x" * 5000).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ",".join(f"c{i}" for i in range(2001)),
+        "name,kind,low,high\n" + "x" * 101 + ",numeric,0,1\n",
+        "- {name: a, kind: numeric, low: !!timestamp 2020-01-01, high: 2}",
+        "- {name: a, kind: categorical, categories: " + "[" * 30 + "]" * 30 + "}",
+        "- &a {name: a, kind: skip}\n- *a",
+        "- {name: a, kind: numeric, low: 99999999999999999999, high: 2}",
+        "name,kind\na,weird\n",
+        'name,kind\n"a',
+        "- {name: a, kind: categorical, categories: [" + "'" + "x" * 600_000 + "']}",
+    ],
+    ids=["wide", "long", "time", "deep", "alias", "large", "kind", "quote", "huge"],
+)
+def test_hostile_code_books_are_refused_in_words(ann: Coordinator, typed: str) -> None:
+    ann.get("/new-draft")
+    answer = ann.post("/new-draft", name="x", typed=typed, files={"none": b""})
+    assert answer.status_code == 422
+    assert (
+        "Nothing was changed" in answer.text
+        or "No schema was made" in answer.text
+        or ("No record was read" in answer.text)
+    )
+    assert ann.world.hub.store.drafts() == []
+
+
+def test_control_characters_are_shown_and_kept_out_of_files(ann: Coordinator) -> None:
+    ann.get("/new-draft")
+    assert ann.post("/new-draft", typed="a\x1b[2Jb\u202e, c\x7f").status_code == 422
+    book = '- {name: a, kind: categorical, categories: ["\\e[2J", "\\x7f", b]}'
+    at = ann.begin(book, name="x\x00y", purpose="a\x7fb\r\nname = 'z'")
+    text = ann.get(f"{at}/text").text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
+    assert "\x1b" not in ann.get(at).text
+
+
+def test_a_trial_says_what_sites_would_get() -> None:
+    columns = [{"kind": "numeric", "name": "age", "low": 0, "high": 120, "missing": "middle"}]
+    columns += [{"kind": "categorical", "name": "sex", "categories": ["f", "m"]}]
+    schema = {"label": "ill", "classes": ["no", "yes"], "columns": columns}
+    told: list[tuple[int, int]] = []
+    found = trials.try_draft(
+        building.begin("heart", "To learn.", schema), 2, 50, lambda *each: told.append(each)
+    )
+    assert told[-1] == (trials.REPEATS, trials.REPEATS)
+    (table,) = found["tables"]
+    assert table["levels"] == ["0.1", "0.548", "3"]
+    rows = {row["title"]: row["cells"] for row in table["rows"] if row["joined"]}
+    assert set(rows) == {"joined: Average"}
+    assert all(0 <= mean <= 1 for mean, _ in rows["joined: Average"])
+
+
+@pytest.mark.parametrize("person", [None, "id"])
+@pytest.mark.parametrize("label", [{"classes": ["a", "b", "c"]}, {"label_bound": 5.0}])
+def test_made_up_tables_fit_their_schema(person: str | None, label: Any) -> None:
+    more = {"person": person, "max_records_per_person": 3} if person else {}
+    columns = [Numeric("x", 1, 9, transform="log"), Categorical("c", ("u", "v"))]
+    schema = Schema(columns, "y", **label, **more)
+    table = make_table(schema, 60, seed=3)
+    rows = schema.encode(table)
+    assert rows.X.shape == (60, 3)
+    assert len(set(rows.y.tolist())) >= 3
+    assert person is None or len(set(table["id"])) == 20
+    assert list(make_table(schema, 60, seed=3)["y"]) == list(table["y"])
+
+
+def test_a_trial_runs_in_a_process_of_its_own_one_at_a_time(ann: Coordinator) -> None:
+    at, other = ann.begin(), ann.begin(name="other")
+    ann.get(f"{at}/trial")
+    fields = {"sites": "2", "records": "20"}
+    assert ann.post(f"{at}/trial", sites="999", records="20").status_code == 400
+    assert ann.post(f"{at}/trial", **fields).status_code == 303
+    page = ann.get(f"{at}/trial").text
+    assert 'http-equiv="refresh"' in page
+    ann.get(f"{other}/trial")
+    assert ann.post(f"{other}/trial", **fields).status_code == 503
+    threads = [thread for _, thread in ann.world.app.state.trials._running.values()]
+    for thread in threads:
+        thread.join(120)
+    page = ann.get(f"{at}/trial").text
+    assert "joined: Average" in page
+    assert 'http-equiv="refresh"' not in page
+    ann.get(f"{at}/privacy")
+    fields = {"neighbours": "replace-one", "hub": "untrusted", "epsilon_min": "1"}
+    ann.post(f"{at}/privacy", **fields, epsilon_max="1", delta="0", min_sites="2")
+    assert "What it found" not in ann.get(f"{at}/trial").text  # it was of the draft before
+
+
+def test_a_trial_can_be_ended_and_its_hub_stopped(ann: Coordinator) -> None:
+    at = ann.begin()
+    for _ in range(2):
+        ann.get(f"{at}/trial")
+        assert ann.post(f"{at}/trial", sites="30", records="2000").status_code == 303
+        ann.get(f"{at}/trial")
+        assert ann.post(f"{at}/trial/end").status_code == 303
+        assert "The trial was ended" in ann.get(f"{at}/trial").text
+        for _, thread in list(ann.world.app.state.trials._running.values()):
+            thread.join(30)
+    assert ann.world.app.state.trials._running == {}
+
+
+def test_no_account_has_more_drafts_than_allowed(
+    ann: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "MOST_DRAFTS", 2)
+    for _ in range(2):
+        ann.begin()
+    answer = ann.post("/new-draft", name="x")
+    assert answer.status_code == 409
+    assert "An account can have 2 drafts" in answer.text
+
+
+def test_a_form_of_many_columns_is_read_and_one_of_too_many_fields_is_refused(
+    ann: Coordinator,
+) -> None:
+    at = ann.begin(", ".join(f"c{i}" for i in range(45)))
+    page = ann.get(f"{at}/columns?page=2").text
+    assert 'name="name-20"' in page
+    assert 'name="name-40"' not in page
+    parts = {"name": "d{}", "kind": "numeric", "low": "0", "high": "1", "missing": "error"}
+    fields = {f"{k}-{i}": v.format(i) for i in range(20, 40) for k, v in parts.items()}
+    assert ann.post(f"{at}/columns?page=2", **fields).status_code == 303
+    columns = DraftDesk(ann.world.hub, Account("ann", Role.OPERATOR)).get(at[8:])["facts"]["schema"]
+    names = [column["name"] for column in columns["columns"]]
+    assert names[19:21] + names[39:41] == ["c19", "d20", "d39", "c40"]
+    many = {f"name-{i}": "x" for i in range(500)}
+    assert ann.post(f"{at}/columns", **many).status_code == 400
