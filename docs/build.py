@@ -46,6 +46,7 @@ MENU: dict[str, list[str]] = {
         "docs/choosing.md",
         "docs/newcomers.md",
         "docs/troubleshooting.md",
+        "docs/comparison.md",
         "docs/for-sites.md",
         "docs/for-ethics-boards.md",
         "docs/for-coordinators.md",
