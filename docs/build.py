@@ -55,6 +55,7 @@ MENU: dict[str, list[str]] = {
         "docs/export.md",
         "docs/large-sites.md",
         "docs/flower.md",
+        "docs/for-it.md",
         "docs/deployment.md",
     ],
     "Reference": [
