@@ -65,13 +65,18 @@ def add_account(
     role: RoleName = "coordinator",
     study: Only = None,
     password: Password = None,
+    no_password: Annotated[
+        bool,
+        Option("--no-password", help="The account is for people of an identity provider only."),
+    ] = False,
     place: Place,
 ) -> Answer:
     """Add an account for the dashboard and the API."""
     from consilience.hub.roles import Role
 
     with place.open() as hub:
-        hub.accounts.add(name, _ask(password), OPERATOR, role=Role(role), only=study)
+        given = None if no_password else _ask(password)
+        hub.accounts.add(name, given, OPERATOR, role=Role(role), only=study)
     return Answer({"account": name, "role": role}, f"{name} can log in.")
 
 
@@ -91,6 +96,36 @@ def set_password(*, name: Name, password: Password = None, place: Place) -> Answ
     with place.open() as hub:
         hub.accounts.set_password(name, _ask(password), OPERATOR)
     return Answer({"account": name}, f"{name} can log in with the new password.")
+
+
+Issuer = Annotated[
+    str,
+    Option(
+        "--oidc-issuer", help="The identity provider's issuer.", envvar="CONSILIENCE_OIDC_ISSUER"
+    ),
+]
+
+
+@commands.add("bind", "hub bind anna --subject 8f3a --oidc-issuer https://login.example.org")
+def bind(
+    *,
+    name: Name,
+    subject: Annotated[str, Option(help="The claim sub of this person at the provider.")],
+    issuer: Issuer,
+    place: Place,
+) -> Answer:
+    """Let someone of an identity provider log in to an account."""
+    with place.open() as hub:
+        hub.store.bind(name, issuer, subject, OPERATOR)
+    return Answer({"account": name, "subject": subject}, f"{name} can log in at {issuer}.")
+
+
+@commands.add("unbind", "hub unbind anna")
+def unbind(name: Name, place: Place) -> Answer:
+    """Let nobody log in to an account by an identity provider, which ends its sessions."""
+    with place.open() as hub:
+        hub.store.unbind(name, OPERATOR)
+    return Answer({"account": name}, f"Only a password lets {name} log in now.")
 
 
 @commands.add("disable", "hub disable anna")

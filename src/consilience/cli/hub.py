@@ -15,6 +15,7 @@ from consilience.cli.options import FilePath, StudyName
 
 if TYPE_CHECKING:
     from consilience.hub.hub import Hub
+    from consilience.hub.signon import SignOn
 
 OPERATOR = "operator"  # who acts here, as the audit log names them
 commands = Commands("Run the hub: invite sites, collect contributions, publish releases.")
@@ -71,6 +72,67 @@ class Listening:
         return [*(("127.0.0.1", "::1") if self.behind_proxy else ()), *(self.proxy or ())]
 
 
+@dataclass(frozen=True)
+class SigningOn:
+    """An identity provider beside passwords."""
+
+    public_url: Annotated[
+        str | None,
+        Option(
+            help="The hub's address as browsers see it, as in https://hub.example.org; needed for "
+            "single sign-on.",
+            envvar="CONSILIENCE_PUBLIC_URL",
+        ),
+    ] = None
+    oidc_issuer: Annotated[
+        str | None,
+        Option(
+            help="The issuer of an OpenID Connect provider whose people may log in.",
+            envvar="CONSILIENCE_OIDC_ISSUER",
+        ),
+    ] = None
+    oidc_client_id: Annotated[
+        str | None,
+        Option(help="What the provider calls this hub.", envvar="CONSILIENCE_OIDC_CLIENT_ID"),
+    ] = None
+    oidc_secret_file: Annotated[
+        Path | None,
+        Option(
+            help="A file that only the hub's user can read, with the client secret; or put the "
+            "secret itself into the environment as CONSILIENCE_OIDC_SECRET.",
+            envvar="CONSILIENCE_OIDC_SECRET_FILE",
+        ),
+    ] = None
+    oidc_email_domain: Annotated[
+        list[str] | None,
+        Option(
+            help="At their first login, people with a verified e-mail address of this domain are "
+            "bound to the account whose name is that address; can be repeated.",
+            envvar="CONSILIENCE_OIDC_EMAIL_DOMAIN",
+        ),
+    ] = None
+    oidc_name: Annotated[
+        str,
+        Option(help="What the login page calls the provider.", envvar="CONSILIENCE_OIDC_NAME"),
+    ] = "single sign-on"
+
+    def settings(self) -> SignOn | None:
+        """Return the provider, if there is one."""
+        from consilience.hub.operating import read_secret
+        from consilience.hub.signon import SignOn
+
+        if self.oidc_issuer is None:
+            return None
+        return SignOn(
+            self.oidc_issuer,
+            self.oidc_client_id or "",
+            self.public_url or "",
+            read_secret("CONSILIENCE_OIDC_SECRET", self.oidc_secret_file),
+            tuple(self.oidc_email_domain or ()),
+            self.oidc_name,
+        )
+
+
 @commands.add("serve", "hub serve --folder hub --port 8440")
 def serve(
     *,
@@ -94,12 +156,14 @@ def serve(
             min=512,
         ),
     ] = None,
+    signing_on: SigningOn,
     place: Place,
 ) -> None:
     """Run the hub until you stop it: API, dashboard and aggregation."""
     from consilience.hub import operating
     from consilience.hub.hub import Settings
 
+    sign_on = signing_on.settings()
     scheme = "https" if listening.cert is not None else "http"
     show(
         f"Starting the hub on {scheme}://{listening.host}:{listening.port}. Open it in a browser "
@@ -111,6 +175,7 @@ def serve(
         Settings(
             place.folder,
             place.database,
+            sign_on=sign_on,
             metrics_token=listening.metrics_token,
             combine_seconds=combine_seconds,
             combine_bytes=None if combine_memory is None else combine_memory << 20,

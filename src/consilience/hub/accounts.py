@@ -21,16 +21,17 @@ class AccountDesk:
     def add(
         self,
         name: str,
-        password: str,
+        password: str | None,
         actor: str,
         *,
         role: Role = Role.COORDINATOR,
         only: Collection[str] | None = None,
     ) -> None:
-        """Add an account for every study, or `only` for some."""
+        """Add an account for every study, or `only` for some; without a password none fits."""
         if not (1 <= len(name) <= 100 and name.isprintable() and "/" not in name):
             raise Refusal("malformed", _NAME_RULE)
-        self.store.add_account(name, hash_password(password), actor, role=role, only=only)
+        stored = "none" if password is None else hash_password(password)
+        self.store.add_account(name, stored, actor, role=role, only=only)
 
     def set_password(self, name: str, password: str, actor: str) -> None:
         """Give an account another password, which ends its sessions."""

@@ -25,6 +25,7 @@ from functools import lru_cache
 
 from consilience.errors import SettingsError
 from consilience.hub.roles import Account
+from consilience.hub.signon import Identity
 from consilience.hub.store import Row, Store, hashed, now
 from consilience.hub.store.accounts import actor_of
 from consilience.protocol import Refusal
@@ -246,6 +247,35 @@ class Logins:
             raise Refusal("not-authenticated", "There is no account with this name and password.")
         login = {"address": network, "password": row["password"]}
         return new_token(self._store, name, hours=hours, kind="session", **login)
+
+    def limit(self, address: str) -> None:
+        """Refuse an address that tries too often."""
+        self._by_guess.take(network_of(address))
+
+    def log_in_as(self, identity: Identity, address: str, *, hours: float) -> tuple[str, str]:
+        """Return a new token for whom an identity provider named, and when it expires, or refuse.
+
+        The refusal names the identity, for an operator to bind; so does the audit log.
+        """
+        row = self._store.identified(*identity)
+        if row is None or row["status"] != "active":
+            issuer, subject, _ = identity
+            actor = "stranger" if row is None else actor_of(row)
+            facts = {"address": address, "issuer": issuer, "subject": subject}
+            self._notes.add(actor, "login failed", **facts)
+            raise Refusal(
+                "not-authenticated",
+                f"No account of this hub that is active belongs to the identity {subject!r} of "
+                f"{issuer}.",
+            )
+        return new_token(
+            self._store, row["name"], hours=hours, kind="sso", address=network_of(address)
+        )
+
+    def note_failure(self, address: str, refusal: Refusal) -> None:
+        """Write into the audit log that what an identity provider sent was refused."""
+        facts = {"address": address, "by": "identity provider", "code": refusal.code}
+        self._notes.add("stranger", "login failed", **facts)
 
     def check_own(self, name: str, password: str) -> None:
         """Refuse whoever is logged in and does not know the account's password."""

@@ -87,6 +87,26 @@ def serve(
     run(app, settings, address=(host, port), tls=tls, proxies=proxies)
 
 
+def read_secret(name: str, path: PathLike | None) -> str | None:
+    """Return a secret from the environment, or from a file that nobody else can read."""
+    if path is None:
+        return os.environ.get(name)
+    file = Path(path)
+    try:
+        mode, content = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise SettingsError(
+            f"The file of a secret, {file.name!r}, cannot be read. Nothing was started. Give the "
+            "path of a text file that the hub's user can read."
+        ) from None
+    if mode & 0o077 or not content:
+        raise SettingsError(
+            f"The file of a secret, {file.name!r}, is empty, or others can read it. Nothing was "
+            f"started. Run `chmod 600 {file.name}`, and replace a secret that others have read."
+        )
+    return content
+
+
 def _check_proxy(address: str) -> None:
     try:
         ipaddress.ip_address(address)

@@ -78,7 +78,10 @@ def show_account(visit: Visit, problem: str | None = None, status: int = 200) ->
     asked = visit.form if "role" in visit.form else {}
     facts = {"row": row, "choices": CHOICES, "problem": problem, "asked": asked}
     facts |= {"chosen": choice_of(row), "is_own": row["name"] == visit.someone.name}
+    sign_on = visit.hub.settings.sign_on
+    facts |= {"issuer": sign_on.issuer if sign_on else None}
     confirmed = {"role", "enabled" if active else "disabled"}
+    confirmed.add("bound" if row["identities"] else "unbound")
     return visit.page("account.html", status, confirmed, **facts)
 
 
@@ -100,6 +103,13 @@ def change_account(visit: Visit) -> Response:
     if what in ("disable", "enable"):
         store.set_status(name, actor, active=what == "enable")
         return _back(visit, f"{what}d")
+    if what == "bind" and (sign_on := visit.hub.settings.sign_on) is not None:
+        subject = visit.form.get("subject", "").strip()
+        store.bind(name, sign_on.issuer, subject, actor)
+        return _back(visit, "bound")
+    if what == "unbind":
+        store.unbind(name, actor)
+        return _back(visit, "unbound")
     if what == "password":
         password = secrets.token_urlsafe(12)
         visit.hub.accounts.set_password(name, password, actor)

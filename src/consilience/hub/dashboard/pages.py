@@ -6,7 +6,8 @@ from fastapi import Response
 from fastapi.responses import FileResponse
 
 from consilience.hub import auth
-from consilience.hub.dashboard import accounts, drafts, releases, sites, studies
+from consilience.hub.dashboard import accounts, drafts, releases, signon, sites, studies
+from consilience.hub.dashboard.signon import show_form
 from consilience.hub.dashboard.texts import LOGIN_FIXES
 from consilience.hub.dashboard.visits import (
     FORM_COOKIE,
@@ -16,11 +17,12 @@ from consilience.hub.dashboard.visits import (
     Page,
     Visit,
     end_view,
-    is_local_path,
+    next_page,
     read_link,
     use_link,
 )
 from consilience.hub.roles import Action
+from consilience.hub.signon import BACK
 from consilience.hub.store import hashed
 from consilience.protocol import ERRORS, Refusal
 
@@ -57,28 +59,21 @@ def show_login(visit: Visit) -> Response:
     """Ask for a name and a password."""
     if visit.visitor is not None and visit.visitor.account:
         return visit.redirect("/studies")
-    target = _next_page(visit.request.query_params.get("next"))
-    confirmed = () if visit.visitor else ("out", "password")
-    return visit.page("login.html", 200, confirmed, next=target, name="", problem=None)
+    return show_form(visit, next_page(visit.request.query_params.get("next")))
 
 
 def log_in(visit: Visit) -> Response:
     """Begin an account's session."""
     settings, request = visit.hub.settings, visit.request
-    name, target = visit.form.get("name", "").strip(), _next_page(visit.form.get("next"))
+    name, target = visit.form.get("name", "").strip(), next_page(visit.form.get("next"))
     try:
-        password, address = visit.form.get("password", ""), request.client
         logins: auth.Logins = request.app.state.logins
-        token, _ = logins.log_in(
-            name[:200],
-            password,
-            address.host if address else "nowhere",
-            hours=settings.session_hours,
-        )
+        password, hours = visit.form.get("password", ""), settings.session_hours
+        token, _ = logins.log_in(name[:200], password, visit.address, hours=hours)
     except Refusal as refusal:
         fix = LOGIN_FIXES.get(refusal.code, ERRORS[refusal.code][1])
         problem = f"{refusal.message} {fix}"
-        return visit.page("login.html", refusal.status, next=target, name=name, problem=problem)
+        return show_form(visit, target, name, problem, refusal.status)
     answer = visit.redirect(target)
     visit.set_cookie(answer, auth.COOKIE, token, int(settings.session_hours * 3600))
     answer.delete_cookie(SITE_COOKIE)
@@ -96,10 +91,6 @@ def log_out(visit: Visit) -> Response:
     answer.delete_cookie(auth.COOKIE)
     answer.delete_cookie(SITE_COOKIE)
     return answer
-
-
-def _next_page(path: str | None) -> str:
-    return path if path and is_local_path(path) else "/studies"
 
 
 def show_link(visit: Visit) -> Response:
@@ -135,6 +126,9 @@ PAGES = (
     Page(READ, "/", Action.VIEW, show_home),
     Page(READ, "/login", Action.OPEN, show_login),
     Page("POST", "/login", Action.OPEN, log_in),
+    Page("GET", "/login/sso", Action.OPEN, signon.begin),
+    Page("GET", BACK, Action.OPEN, signon.come_back),
+    Page("GET", "/logout/sso", Action.OPEN, signon.leave),
     Page("POST", "/logout", Action.LEAVE, log_out),
     Page(READ, "/visits/{link}", Action.OPEN, show_link),
     Page("POST", "/visits/{link}", Action.OPEN, open_view),

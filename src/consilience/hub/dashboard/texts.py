@@ -34,6 +34,8 @@ NOTICES = {
     "role": "The role is changed.",
     "disabled": "The account is disabled, and its sessions have ended.",
     "enabled": "The account is enabled again.",
+    "bound": "The identity is bound to the account.",
+    "unbound": "Nobody logs in to this account by the identity provider any longer.",
 }
 HEADINGS = {
     "not-found": "This page does not exist",
@@ -57,7 +59,10 @@ FIXES = {
     "wrong-method": "Start again from the first page.",
     "no-release": "The study's page lists its releases.",
 }
-LOGIN_FIXES = {"not-authenticated": "Check both, or ask the hub's operator for a new password."}
+LOGIN_FIXES = {
+    "not-authenticated": "Check both, or ask the hub's operator for a new password.",
+    "sso": "Try again, or show this message to the hub's operator.",
+}
 
 
 class Task(NamedTuple):

@@ -90,7 +90,7 @@ def visitor_of(hub: Hub, cookies: Mapping[str, str]) -> Visitor | None:
         except Refusal:
             pass
     stated = cookies.get(SITE_COOKIE)
-    facts = _read_facts(hub, "view", stated)
+    facts = read_facts(hub, "view", stated)
     if facts is None or stated is None or hub.store.is_spent(facts["key"], facts["nonce"]):
         return None
     try:
@@ -104,12 +104,12 @@ def new_link(hub: Hub, study: str, site: Row) -> tuple[str, str]:
     """Return the last part of a one-time link for an enrolled site, and when it expires."""
     until = time.time() + LINK_SECONDS
     expires = datetime.fromtimestamp(until, UTC).isoformat(timespec="seconds")
-    return _sign_facts(hub, "link", study, site["key"], until), expires
+    return sign_facts(hub, "link", until, study=study, key=site["key"]), expires
 
 
 def read_link(hub: Hub, token: str) -> dict[str, Any]:
     """Return the facts of a link that has not expired, or refuse."""
-    facts = _read_facts(hub, "link", token)
+    facts = read_facts(hub, "link", token)
     if facts is None:
         raise Refusal(
             "not-authenticated",
@@ -130,12 +130,12 @@ def use_link(hub: Hub, token: str, notes: auth.Notes) -> tuple[str, dict[str, An
         ) from None
     notes.add(f"site:{site['name']}", "dashboard opened", facts["study"])
     until = time.time() + VIEW_SECONDS
-    return _sign_facts(hub, "view", facts["study"], facts["key"], until), facts
+    return sign_facts(hub, "view", until, study=facts["study"], key=facts["key"]), facts
 
 
 def end_view(hub: Hub, visitor: Visitor) -> None:
     """End a site's view; its cookie stops working everywhere."""
-    facts = _read_facts(hub, "view", visitor.secret)
+    facts = read_facts(hub, "view", visitor.secret)
     if facts is not None:
         hub.store.spend_nonce(facts["key"], facts["nonce"], seconds=VIEW_SECONDS)
 
@@ -145,14 +145,14 @@ def _form_token(secret: str) -> str:
     return hashlib.sha256(f"form {secret}".encode(errors="replace")).hexdigest()
 
 
-def _sign_facts(hub: Hub, kind: str, study: str, key: str, until: float) -> str:
-    facts = {"study": study, "key": key, "until": until, "nonce": secrets.token_hex(16)}
-    text = canonical(facts)
+def sign_facts(hub: Hub, kind: str, until: float, **facts: str) -> str:
+    """Return a statement of this hub for one purpose, with a nonce, that expires."""
+    text = canonical({**facts, "until": until, "nonce": secrets.token_hex(16)})
     signature = hub.key.sign(message_of(kind, text))
     return f"{_encode(text.encode())}.{_encode(signature)}"
 
 
-def _read_facts(hub: Hub, kind: str, token: str | None) -> dict[str, Any] | None:
+def read_facts(hub: Hub, kind: str, token: str | None) -> dict[str, Any] | None:
     """Return the facts that this hub signed for this purpose, unless they have expired."""
     text, dot, signature = (token or "")[:_MOST].partition(".")
     try:
@@ -250,6 +250,11 @@ class Visit:
         answer.set_cookie(
             name, value, max_age=seconds, httponly=True, samesite="strict", secure=secure
         )
+
+    @property
+    def address(self) -> str:
+        """The network address of the visitor."""
+        return self.request.client.host if self.request.client else "nowhere"
 
     def redirect(self, path: str) -> Response:
         """Send the browser to another page."""
@@ -461,6 +466,11 @@ def _log_in_first(visit: Visit) -> Response:
 def is_local_path(path: str) -> bool:
     """Tell whether a path leads to a page of this hub, and nowhere else."""
     return _LOCAL_PATH.fullmatch(path) is not None
+
+
+def next_page(path: str | None) -> str:
+    """Return the page that an address names if it is one of this hub, or the first page."""
+    return path if path and is_local_path(path) else "/studies"
 
 
 def _check_form(visit: Visit) -> None:

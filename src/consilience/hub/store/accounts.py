@@ -9,7 +9,14 @@ import sqlalchemy as sa
 from consilience.hub.roles import Account, Role
 from consilience.hub.store.audit import append_entry
 from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
-from consilience.hub.store.tables import accounts, assignments, known_addresses, sessions, studies
+from consilience.hub.store.tables import (
+    accounts,
+    assignments,
+    identities,
+    known_addresses,
+    sessions,
+    studies,
+)
 from consilience.protocol import Refusal, check_new_name
 
 MOST_KNOWN = 20  # addresses at which an account's limit does not count
@@ -100,7 +107,51 @@ class Accounts(Database):
             rows = fetch_rows(db, sa.select(accounts).order_by(accounts.c.name))
             for row in rows:
                 row["studies"] = None if row["every_study"] else _studies_of(db, row["name"])
+                row["identities"] = _identities_of(db, row["name"])
         return rows
+
+    # ------------------------------------------------------------------------------- identities
+
+    @writing
+    def bind(self, db: sa.Connection, name: str, issuer: str, subject: str, actor: str) -> None:
+        """Let whom an identity provider calls `subject` log in to an account."""
+        get_account(db, name)
+        if not (1 <= len(subject) <= 255 and subject.isprintable()):
+            raise Refusal("malformed", "A subject has 1 to 255 printable characters.")
+        same = identities.c.issuer == issuer, identities.c.subject == subject
+        if (known := fetch_row(db, sa.select(identities).where(*same))) is not None:
+            if known["account"] == name:
+                return
+            raise Refusal("name-taken", "This identity belongs to another account.")
+        _bind(db, name, (issuer, subject), actor, "an operator")
+
+    @writing
+    def unbind(self, db: sa.Connection, name: str, actor: str) -> None:
+        """Let nobody log in to an account by an identity provider, which ends its sessions."""
+        get_account(db, name)
+        for one in _identities_of(db, name):
+            append_entry(db, actor, "identity removed", None, account=name, **one)
+        db.execute(identities.delete().where(identities.c.account == name))
+        _end_sessions(db, name)
+
+    @writing
+    def identified(
+        self, db: sa.Connection, issuer: str, subject: str, email: str | None
+    ) -> Row | None:
+        """Return the account of an identity, also if it is disabled.
+
+        An identity without one, and with a verified address, is bound to the account whose name is
+        the address, unless that account has another identity of the same provider.
+        """
+        same = identities.c.issuer == issuer, identities.c.subject == subject
+        query = sa.select(accounts).join(identities, identities.c.account == accounts.c.name)
+        if (row := fetch_row(db, query.where(*same))) is not None or email is None:
+            return row
+        row = fetch_row(db, _ACTIVE.where(accounts.c.name == email))
+        if row is None or any(one["issuer"] == issuer for one in _identities_of(db, email)):
+            return None
+        _bind(db, email, (issuer, subject), actor_of(row), "its verified address")
+        return row
 
     # --------------------------------------------------------------------------------- sessions
 
@@ -171,6 +222,19 @@ def _assign(db: sa.Connection, name: str, role: Role, only: Collection[str] | No
         if study not in there:
             raise Refusal("not-found", f"There is no study named {study!r}.")
         db.execute(assignments.insert().values(account=name, study=study))
+
+
+def _bind(db: sa.Connection, name: str, identity: tuple[str, str], actor: str, by: str) -> None:
+    issuer, subject = identity
+    row = {"issuer": issuer, "subject": subject, "account": name, "bound": now()}
+    db.execute(identities.insert().values(row))
+    facts = {"account": name, "issuer": issuer, "subject": subject, "by": by}
+    append_entry(db, actor, "identity bound", None, **facts)
+
+
+def _identities_of(db: sa.Connection, name: str) -> list[Row]:
+    query = sa.select(identities.c.issuer, identities.c.subject)
+    return fetch_rows(db, query.where(identities.c.account == name).order_by(identities.c.subject))
 
 
 def _said(only: Collection[str] | None) -> str:

@@ -67,6 +67,13 @@ assignments = _table(  # the studies of accounts that are not for every study
     _text("account", sa.ForeignKey("coordinators.name"), primary_key=True),
     _text("study", sa.ForeignKey("studies.name"), primary_key=True),
 )
+identities = _table(  # who logs in at an identity provider as which account
+    "identities",
+    _text("issuer", primary_key=True),
+    _text("subject", primary_key=True),
+    _text("account", sa.ForeignKey("coordinators.name"), index=True),
+    _text("bound"),
+)
 studies = _table(
     "studies",
     _text("name", primary_key=True),
@@ -389,6 +396,10 @@ def _add_drafts(db: sa.Connection) -> None:
     drafts.create(db, checkfirst=True)
 
 
+def _add_identities(db: sa.Connection) -> None:
+    identities.create(db, checkfirst=True)
+
+
 def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return what a contribution promises together with all that its site submitted before."""
     if before is None:
@@ -407,4 +418,5 @@ MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _add_blind_studies,
     _add_roles,
     _add_drafts,
+    _add_identities,
 )
