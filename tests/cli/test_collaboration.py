@@ -8,6 +8,7 @@ import pytest
 from consilience.cli.app import main
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.site.site import Site
 from studies import records_parts, study_text, table
 
 
@@ -179,8 +180,8 @@ def test_a_table_without_records_is_refused_in_words(run, tables):
     run("site", "init", "--name", "north", "--dataset", "ward", "--epsilon", 3)
     run("site", "join", "shared")
     train = ("site", "train", "heart-risk", "empty.csv", "--epsilon", 1)
-    shown = json.loads(run(*train, "--dry-run", "--json"))
-    said = run(*train, "--approved", shown["digest"], fails=1)
+    run(*train, "--dry-run", fails=1)
+    said = run(*train, "--approved", Site("site").preview("heart-risk", epsilon=1).digest, fails=1)
     assert "Found array with 0 sample(s)" in said
     assert "Check that the table has records" in said
     assert json.loads(run("site", "budget", "show", "--json"))["spent"]["epsilon"] == 0

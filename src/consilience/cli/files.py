@@ -5,18 +5,29 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 
 import consilience as cs
 from consilience.cli.command import Answer, Commands
-from consilience.cli.options import PREDICTIONS, FilePath, PredictionsPath, TablePath, check_out
+from consilience.cli.options import (
+    PREDICTIONS,
+    FilePath,
+    IdColumn,
+    MappingPath,
+    OwnTable,
+    PredictionsPath,
+    check_out,
+    open_mapped,
+)
 from consilience.errors import SettingsError
 from consilience.files.durable import write_durably
 from consilience.text import quote
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from consilience.evaluation.adaptation import Adapted
     from consilience.files.certificate import Page
     from consilience.files.contribution import Contribution
@@ -94,12 +105,19 @@ def _confirm(loaded: Contribution | Release, signed: str, **more: str) -> Answer
 def predict(
     file: FilePath,
     study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
-    table: TablePath,
+    table: OwnTable,
     out: PredictionsPath = PREDICTIONS,
+    ids: IdColumn = None,
+    mapping: MappingPath = None,
 ) -> Answer:
     """Predict for the records of a table on this machine; nothing is sent anywhere."""
     agreed, loaded = _load_agreed(file, study)
-    return write_predictions(loaded, agreed.schema, table, out)
+    check_out(out, ".csv", ".parquet", besides=table)
+    if study.is_dir():
+        records = cs.Site(study).open_table(agreed.name, table, mapping)
+    else:
+        records = open_mapped(table, agreed.schema, mapping)
+    return write_predictions(loaded, agreed.schema, WithIds(records, ids), out)
 
 
 def _load_agreed(file: Path, study: Path) -> tuple[Study, Release]:
@@ -208,16 +226,42 @@ def scores(
     return Answer({heading: dict(rows) for heading, _, rows in sections}, page.on_screen())
 
 
-def write_predictions(model: Release | Adapted, schema: Schema, table: Path, out: Path) -> Answer:
+class WithIds(NamedTuple):
+    """A table to predict for, and the column of it that tells whose each prediction is."""
+
+    table: object
+    ids: str | None
+
+    def read(self, schema: Schema) -> tuple[pa.Table, dict[str, Any]]:
+        """Return the records, which are read once, and the ids by the name of their column."""
+        from consilience.tables.reading import PlainTable, RowSource, concatenate
+
+        source = self.table if isinstance(self.table, RowSource) else PlainTable(self.table)
+        names = {column.name for column in schema.columns}
+        if self.ids is None:
+            return concatenate(source, names), {}
+        if self.ids == "prediction" or source.list_columns().count(self.ids) != 1:
+            raise SettingsError(
+                f"The ids cannot be kept: the table has no column {self.ids!r}, has it twice, or "
+                "its name is that of the predictions. Nothing was predicted. Name another one with "
+                "--id."
+            )
+        rows = concatenate(source, names | {self.ids})
+        return rows, {self.ids: rows[self.ids]}
+
+
+def write_predictions(
+    model: Release | Adapted, schema: Schema, records: WithIds, out: Path
+) -> Answer:
     """Write what a model says of each record of a table."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.csv as pcsv
     import pyarrow.parquet as pq
 
-    check_out(out, ".csv", ".parquet", besides=table)
-    X = schema.encode_features(table)
-    columns = {"prediction": model.predict(X)}
+    rows, columns = records.read(schema)
+    X = schema.encode_features(rows)
+    columns["prediction"] = model.predict(X)
     if schema.classes is not None:
         probabilities = model.predict_proba(X)
         known = model.ensemble.classes_ if isinstance(model, cs.Release) else model.classes_

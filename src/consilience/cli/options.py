@@ -19,18 +19,38 @@ from consilience.errors import SettingsError
 if TYPE_CHECKING:
     from consilience.aggregators.base import Aggregator
     from consilience.learners.base import PrivateLearner
+    from consilience.tables.schema import Schema
 
 Value = TypeVar("Value")
 Neighbours = Literal["replace-one", "add-remove"]
 
 FilePath = Annotated[Path, Argument(help="The file.", metavar="FILE")]
 TablePath = Annotated[Path, Argument(help="A CSV or Parquet file.", metavar="TABLE")]
+OwnTable = Annotated[
+    Path,
+    Argument(
+        help="A CSV, Parquet or Excel file, or a TOML file that describes a sheet or a query.",
+        metavar="TABLE",
+    ),
+]
+MappingPath = Annotated[
+    Path | None,
+    Option(
+        help="A TOML file that translates the table's names, units and codes into the study's; by "
+        "default the one that was approved last.",
+        metavar="FILE",
+    ),
+]
 StudyName = Annotated[str, Argument(help="The name of the study.", metavar="STUDY")]
 StudyPath = Annotated[
     Path | None, Argument(help="The study file. Without one, options say it.", metavar="STUDY")
 ]
 PredictionsPath = Annotated[
     Path, Option(help="CSV or Parquet file to write, with one row per record.")
+]
+IdColumn = Annotated[
+    str | None,
+    Option("--id", help="A column of the table that is written beside the predictions."),
 ]
 PREDICTIONS = Path("predictions.csv")
 TrainingEpsilon = Annotated[
@@ -54,6 +74,15 @@ def check_out(path: Path, *endings: str, besides: Path | None = None) -> Path:
             "replace. Nothing was written. Name another one."
         )
     return path
+
+
+def open_mapped(table: Path, schema: Schema, mapping: Path | None) -> object:
+    """Return somebody's own table as a schema sees it, by a mapping file if there is one."""
+    from consilience.tables.mapping import Mapped, TableMapping
+    from consilience.tables.sources import open_table
+
+    source = open_table(table)
+    return source if mapping is None else Mapped(source, TableMapping.load(mapping, schema))
 
 
 def list_learners() -> list[str]:

@@ -18,11 +18,14 @@ from consilience.cli.ledger import describe_balance, describe_note
 from consilience.cli.options import (
     PREDICTIONS,
     FilePath,
+    IdColumn,
+    MappingPath,
     Neighbours,
+    OwnTable,
     PredictionsPath,
     StudyName,
-    TablePath,
     check_out,
+    open_mapped,
 )
 from consilience.errors import SettingsError
 from consilience.text import quote
@@ -34,6 +37,7 @@ commands = Commands("Take part: join a study, train within a budget, submit, fet
 
 Folder = Annotated[Path, Option("--folder", help="The site's folder.", envvar="CONSILIENCE_SITE")]
 SITE = Path("site")
+HERE_ALONE = "What is said about the table is shown here alone: it is in no file, and is not sent."
 MOST_LOG = 64 << 20  # bytes of a log that another site wrote
 
 
@@ -82,6 +86,7 @@ class ApprovalOptions:
         Option(help="A study whose hub is not asked that; repeatable.", metavar="STUDY"),
     ] = None
     out: Annotated[Path, Option(help="Where --dry-run writes the page.")] = Path("approval.html")
+    mapping: MappingPath = None
 
 
 class Asking(TypedDict):
@@ -173,10 +178,42 @@ def join(
     return Answer({**study.reference, "hub": where}, text)
 
 
+@commands.add("check", "site check heart patients.csv")
+def check(
+    study: Annotated[
+        str, Argument(help="A joined study's name, or a study file, also a draft.", metavar="STUDY")
+    ],
+    table: OwnTable,
+    mapping: MappingPath = None,
+    most: Annotated[int, Option(help="How many values to list; all are counted.", min=0)] = 20,
+    folder: Folder = SITE,
+) -> Answer:
+    """List the values of a table that do not fit; nothing is charged, written or sent.
+
+    The list quotes records, and is printed on this terminal alone. The exit code is 0 only if the
+    table fits.
+    """
+    from consilience.study.toml import read_schema
+    from consilience.tables.check import check_table
+
+    if study.endswith(".toml"):
+        schema = read_schema(study)
+        records = open_mapped(table, schema, mapping)
+    else:
+        site = cs.Site(folder)
+        schema, records = site.study(study).schema, site.open_table(study, table, mapping)
+    found = check_table(schema, records, most=most)
+    return Answer(
+        found.as_dict(with_values=True),
+        f"{found.describe()}\n{HERE_ALONE} Nothing was charged.",
+        int(not found.fits),
+    )
+
+
 @commands.add("train", "site train heart patients.csv --epsilon 1")
 def train(
     study: StudyName,
-    table: TablePath,
+    table: OwnTable,
     epsilon: Annotated[
         float | None, Option(help="What this training may cost; none if the hub is trusted.")
     ] = None,
@@ -189,14 +226,15 @@ def train(
     as_json: Json = False,
 ) -> Answer:
     """Show what will leave the site and what it costs, ask, charge the ledger, train and sign."""
-    chosen = Chosen(epsilon=epsilon, learner=learner)
-    return _train_approved(cs.Site(folder), study, table, approval, chosen, as_json=as_json)
+    site, chosen = cs.Site(folder), Chosen(epsilon=epsilon, learner=learner)
+    records = site.open_table(study, table, approval.mapping)
+    return _train_approved(site, study, records, approval, chosen, as_json=as_json)
 
 
 @commands.add("aggregate", "site aggregate heart patients.csv --epsilon 1")
 def aggregate(
     study: StudyName,
-    table: TablePath,
+    table: OwnTable,
     epsilon: Annotated[float, Option(help="What weighing may cost.")],
     *,
     approval: ApprovalOptions,
@@ -207,7 +245,8 @@ def aggregate(
     from consilience.site.site import Weighing
 
     site = cs.Site(folder)
-    weighing = Weighing(table, site.gather_members(study))
+    records = site.open_table(study, table, approval.mapping)
+    weighing = Weighing(records, site.gather_members(study))
     return _train_approved(
         site, study, weighing, approval, Chosen(epsilon=epsilon), as_json=as_json
     )
@@ -225,19 +264,28 @@ def _train_approved(
     """Show what a training discloses and costs, and train once that is approved."""
     from consilience.files.certificate import of_contribution
     from consilience.site.site import Weighing
+    from consilience.tables.check import check_table
 
     asking = Asking(offline=approval.offline, skip=approval.skip or ())
     if approval.dry_run:
-        members = table.members if isinstance(table, Weighing) else ()
-        shown = site.preview(study, members=members, **chosen, **asking)
+        shown = site.preview(study, table=table, **chosen, **asking)
+        records = table.table if isinstance(table, Weighing) else table
+        checked = check_table(site.study(study).schema, records)
         file = check_out(approval.out, ".html")
         file.write_text(shown.page_to_file.as_html(), encoding="utf-8")
-        facts = {"page": str(file), "epsilon": chosen["epsilon"], "left": shown.left}
-        facts["fits"] = shown.fits
+        facts: dict[str, object] = {
+            "page": str(file),
+            "epsilon": chosen["epsilon"],
+            "left": shown.left,
+        }
+        facts |= {"fits": shown.fits, "table": checked.as_dict(with_values=False)}
         fits = "" if shown.fits else "This training does not fit what the data owner allows.\n"
         filed = f"{fits}Written for filing: {file}. Nothing was trained or recorded."
-        text = f"{shown.page.on_screen()}\n{filed}\nOnce approved: --approved {shown.digest}"
-        return Answer({**facts, "digest": shown.digest}, text)
+        said = f"{checked.describe()}\n{HERE_ALONE}"
+        text = f"{shown.page.on_screen()}\n{said}\n{filed}"
+        if checked.fits:
+            text += f"\nOnce approved: --approved {shown.digest}"
+        return Answer({**facts, "digest": shown.digest}, text, int(not checked.fits))
 
     def approve(preview: Preview) -> bool:
         show(preview.page.on_screen(), as_error=as_json)
@@ -396,9 +444,12 @@ def fetch(
 
 
 @commands.add("adapt", "site adapt heart patients.csv")
-def adapt(study: StudyName, table: TablePath, folder: Folder = SITE) -> Answer:
+def adapt(
+    study: StudyName, table: OwnTable, mapping: MappingPath = None, folder: Folder = SITE
+) -> Answer:
     """Fit the release to the site's own exact records, and show whether joining pays for it."""
-    made = cs.Site(folder).adapt(study, table)
+    site = cs.Site(folder)
+    made = site.adapt(study, site.open_table(study, table, mapping))
     comparison = made.model.comparison_
     facts = {"file": str(made.file), "page": str(made.page_file), "share": made.model.share_}
     if comparison is not None:
@@ -415,9 +466,12 @@ def adapt(study: StudyName, table: TablePath, folder: Folder = SITE) -> Answer:
 
 
 @commands.add("compare-summary", "site compare-summary heart patients.csv")
-def compare_summary(study: StudyName, table: TablePath, folder: Folder = SITE) -> Answer:
+def compare_summary(
+    study: StudyName, table: OwnTable, mapping: MappingPath = None, folder: Folder = SITE
+) -> Answer:
     """Compare the site's own exact records with a released summary of all sites' records."""
-    made = cs.Site(folder).compare_summary(study, table)
+    site = cs.Site(folder)
+    made = site.compare_summary(study, site.open_table(study, table, mapping))
     found = made.comparison
     differences = [dict([each.row]) for each in found.differences]
     return Answer(
@@ -430,12 +484,14 @@ def compare_summary(study: StudyName, table: TablePath, folder: Folder = SITE) -
 @commands.add("predict", "site predict heart new.csv")
 def predict(
     study: StudyName,
-    table: TablePath,
+    table: OwnTable,
     out: PredictionsPath = PREDICTIONS,
+    ids: IdColumn = None,
+    mapping: MappingPath = None,
     folder: Folder = SITE,
 ) -> Answer:
     """Predict with the adapted model; what it says is as exact as the site's own records."""
-    from consilience.cli.files import write_predictions
+    from consilience.cli.files import WithIds, write_predictions
 
     site = cs.Site(folder)
     if site.shares(out):
@@ -444,7 +500,9 @@ def predict(
             "the adapted model predicts is as exact as the site's own records. Nothing was "
             "predicted. Name a file elsewhere."
         )
-    return write_predictions(site.adapted(study), site.study(study).schema, table, out)
+    check_out(out, ".csv", ".parquet", besides=table)
+    records = WithIds(site.open_table(study, table, mapping), ids)
+    return write_predictions(site.adapted(study), site.study(study).schema, records, out)
 
 
 @commands.add("log", "site log heart --out north.json")

@@ -67,11 +67,14 @@ from consilience.study.check import check_contribution, check_release, is_at_mos
 from consilience.study.pages import charged_events, of_training, promise
 from consilience.study.records import file_digest
 from consilience.study.study import Sender, Study
+from consilience.tables.mapping import Mapped, TableMapping
 from consilience.tables.reading import read_table
+from consilience.tables.sources import open_table
 
 MOST_KEPT = 1 << 12  # digests of releases that a site keeps for comparing
 MOST_SECONDS_OF_LOG = 300.0  # for what the hub says of the time between two releases
 SPARE_BYTES = 1 << 20  # beside the numbers of a training
+MAPPING = "mapping.toml"  # in a study's folder: the mapping that was approved last
 ASIDE = "before-"  # how the names of folders begin with releases that were put aside
 
 
@@ -302,13 +305,16 @@ class Site(BlindSite):
         learner: str | None = None,
         offline: bool = False,
         skip: Sequence[str] = (),
-        members: Sequence[Contribution] = (),
+        table: object = None,
     ) -> Preview:
         """Say what a training would disclose and cost. Nothing is trained or charged.
 
-        `members` are those that are weighed, where the study names this site for that.
+        No record of the `table` is read. The page says how a `Mapped` one is mapped, and which
+        models a `Weighing` weighs, where the study names this site for that.
         """
         self.check_ledger()
+        members = table.members if isinstance(table, Weighing) else ()
+        mapping = _mapping_of(table)
         self._require_readable(name)
         study = self.study(name).choose(learner)
         if (study.at == self.name) != bool(members):
@@ -339,6 +345,7 @@ class Site(BlindSite):
             unasked=self._unasked(offline, skip),
             blind=None if terms is None else terms.page,
             members=[(member.site, member.digest) for member in members],
+            mapping=[] if mapping is None else mapping.describe(),
         )
         if terms is not None and epsilon is not None:
             return self._preview_blind(study, epsilon, page, terms)
@@ -429,7 +436,7 @@ class Site(BlindSite):
                 learner=learner,
                 offline=offline,
                 skip=skip,
-                members=weighed,
+                table=table,
             )
             made = None if anew else self._made(study, joined, table, epsilon)
             if made is not None:
@@ -443,6 +450,7 @@ class Site(BlindSite):
             self._check_handed_out(name, self._unasked(offline, skip))
             if key is None:
                 self._require_space(study, preview.epsilon)
+                self._keep_mapping(name, _mapping_of(table))
                 key = f"{study.digest[:16]}-{sequence}-{os.urandom(8).hex()}"
                 attempt = Attempt(
                     sequence=sequence,
@@ -526,6 +534,29 @@ class Site(BlindSite):
         """
         weighing = Weighing(table, self.gather_members(name))
         return self.train(name, weighing, epsilon=epsilon, approve=approve)
+
+    def open_table(
+        self, name: str, table: object, mapping: str | os.PathLike[str] | None = None
+    ) -> object:
+        """Return a table as the study sees it: by a mapping file, or by the one approved last.
+
+        A `table` may also be a path of an Excel file, or of a TOML file that describes a sheet or
+        a database query. No record is read. A `mapping` file without columns means no mapping.
+        """
+        source, kept = open_table(table), self._place(name) / MAPPING
+        schema = self.study(name).schema
+        if mapping is None and not kept.exists():
+            return source
+        rules = TableMapping.load(kept if mapping is None else mapping, schema)
+        return Mapped(source, rules) if rules.columns else source
+
+    def _keep_mapping(self, name: str, mapping: TableMapping | None) -> None:
+        """Keep the mapping that was approved, for later commands; or none."""
+        kept = self._place(name) / MAPPING
+        if mapping is None:
+            kept.unlink(missing_ok=True)
+        else:
+            write_durably(kept, mapping.to_toml().encode())
 
     def _require_fit(self, name: str, preview: Preview) -> None:
         if preview.fits:
@@ -1528,10 +1559,19 @@ def _is_same(attempt: Attempt, study: Study, table: object, epsilon: float | Non
     return same and attempt["epsilon"] == epsilon and attempt.get("table") in digests
 
 
+def _mapping_of(table: object) -> TableMapping | None:
+    """Return how a table is mapped."""
+    records = table.table if isinstance(table, Weighing) else table
+    return records.mapping if isinstance(records, Mapped) else None
+
+
 def _digest_table(study: Study, table: object) -> str:
     """Return the SHA-256 of a table: of its files, or of its columns that the study reads."""
     if isinstance(table, Weighing):  # the weights of others would be another result
         parts = [_digest_table(study, table.table), *(one.digest for one in table.members)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    if isinstance(table, Mapped) and isinstance(table.table, str | os.PathLike):
+        parts = [_digest_table(study, table.table), table.mapping.digest]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
     if isinstance(table, str | os.PathLike):
         path = Path(table)

@@ -233,6 +233,7 @@ def of_training(
     unasked: Sequence[str] = (),
     blind: BlindPage | None = None,
     members: Sequence[tuple[str, str]] = (),
+    mapping: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page that a data officer files before a training is approved.
 
@@ -240,7 +241,8 @@ def of_training(
     hub is trusted. The `number` of the contribution and the `head` of the ledger make the page that
     of one training only. `unasked` are the studies whose hubs will not be asked what they have of
     the site. `blind` is what the site was shown of a study with a blind hub. `members` are sites
-    and digests of the contributions that this site weighs.
+    and digests of the contributions that this site weighs. `mapping` says of the study's columns
+    what the site makes them of.
     """
     facts = FACTS | (MASKED_FACTS if study.is_blind else {}) | (WEIGHED_FACTS if members else {})
     facts |= {} if study.projection is None else PROJECTED_FACTS
@@ -276,6 +278,10 @@ def of_training(
                 else _content(study, site, epsilon),
             ),
             *([("Models that are weighed", [_WEIGHED], _listed(members))] if members else []),
+            *(
+                [("How the site's table is translated", [_MAPPED], _mapped(mapping))]
+                * bool(mapping)
+            ),
             (
                 "What will not leave",
                 ["Records, error messages, logs, and anything that is not listed above."],
@@ -313,6 +319,16 @@ _WEIGHED = (
     "Each of them is private for the site that sent it. What is learned here is how much each "
     "counts; whoever sent a wrong one can make the result worse, and cannot make it less private."
 )
+
+
+_MAPPED = (
+    "Each value is translated by itself before anything is computed, by rules that were written "
+    "without looking at records. The rules stay at this site."
+)
+
+
+def _mapped(mapping: Sequence[tuple[str, str]]) -> Rows:
+    return [(Quoted(name), Quoted(rule)) for name, rule in mapping]
 
 
 def _listed(members: Sequence[tuple[str, str]]) -> Rows:

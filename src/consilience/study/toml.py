@@ -336,13 +336,45 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def parse(text: str) -> tuple[Facts, list[str]]:
     """Return the arguments of a `Study` from TOML, and every problem of the layout in words."""
+    facts, problems = _load(text)
+    return ({}, problems) if problems else to_arguments(facts)
+
+
+def read_schema(path: str | os.PathLike[str]) -> Schema:
+    """Return the schema of a study file, whose other parts may still be missing."""
+    facts, problems = _load(read_text(path))
+    part, schema = facts.get("schema"), None
+    if not problems and isinstance(part, Mapping) and is_plain(part):
+        schema, problems = _read_schema(part)
+    elif not problems:
+        problems = ["it has no part [schema]"]
+    if schema is None:
+        raise SettingsError(
+            f"The study file {Path(path).name!r} does not say yet what a table holds: "
+            f"{'; '.join(problems)}. No record was read. Complete it; this lists all that is "
+            "missing: consilience study check FILE"
+        )
+    return schema
+
+
+def _load(text: str) -> tuple[Facts, list[str]]:
+    """Return what a text in TOML says, or why it cannot be read."""
     if _DEEP.search(text):
         return {}, [f"the file has a key of more than {MOST_PARTS} parts"]
     try:
-        facts = tomllib.loads(text)
+        return tomllib.loads(text), []
     except (ValueError, RecursionError) as problem:
         return {}, [f"the file is not valid TOML ({problem})"]
-    return to_arguments(facts)
+
+
+def _read_schema(part: Mapping[str, Any]) -> tuple[Schema | None, list[str]]:
+    """Return a schema, or None and what is wrong with it."""
+    try:
+        return Schema.from_dict(part), []
+    except (SettingsError, SchemaMismatch) as problem:
+        return None, [f"[schema]: {problem}"]
+    except (TypeError, AttributeError):
+        return None, ["[schema] does not have the layout of a schema"]
 
 
 def to_arguments(facts: object) -> tuple[Facts, list[str]]:
@@ -378,13 +410,8 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
     except SettingsError as problem:
         problems.append(f"[projection]: {problem}")
     incomplete = bool(problems)
-    schema: Schema | None = None
-    try:
-        schema = Schema.from_dict(parts["schema"])
-    except (SettingsError, SchemaMismatch) as problem:
-        problems.append(f"[schema]: {problem}")
-    except (TypeError, AttributeError):
-        problems.append("[schema] does not have the layout of a schema")
+    schema, wrong = _read_schema(parts["schema"])
+    problems += wrong
     if incomplete:
         return {}, problems
     privacy = parts["privacy"]

@@ -3,9 +3,8 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from consilience.errors import SettingsError
 from consilience.progress import Progress, showing
 from consilience.tables.encoding import Encoder
+from consilience.tables.mapping import Mapped, TableMapping
 from consilience.tables.problems import mismatch, quietly, require
-from consilience.tables.reading import open_parquet, parquet_files
+from consilience.tables.reading import open_parquet, parquet_batches, parquet_files
 from consilience.tables.schema import Schema
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class ParquetRows:
     Parameters
     ----------
     path
-        Parquet file or folder of Parquet files.
+        Parquet file or folder of Parquet files, or one of these as a `Mapped` table.
     chunk_records
         Upper limit for the records of one chunk.
     keep
@@ -54,7 +54,7 @@ class ParquetRows:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Mapped,
         schema: Schema,
         chunk_records: int = 32768,
         keep: ArrayLike | None = None,
@@ -68,7 +68,8 @@ class ParquetRows:
             chunk_records,
             "positive",
         )
-        self.path, self.schema, self._encoder = Path(path), schema, Encoder(schema)
+        self.path, self._mapping = _take_apart(path)
+        self.schema, self._encoder = schema, Encoder(schema)
         self.chunk_records, self.progress = chunk_records, progress
         self.n_features, self.n_records, self.passes = schema.n_features, 0, 0
         # The labels of chunks are indices into these.
@@ -76,9 +77,9 @@ class ParquetRows:
         self._files: dict[Path, tuple[int, int]] = {}
         for file in parquet_files(self.path):
             with open_parquet(file) as opened:
-                self._encoder.check_columns(
-                    opened.schema_arrow, schema.table_columns, f"File {file.name!r}"
-                )
+                columns = schema.table_columns
+                mapped = self._mapping.apply(_no_records(opened.schema_arrow), columns)
+                self._encoder.check_columns(mapped.schema, columns, f"File {file.name!r}")
                 self.n_records += opened.metadata.num_rows
             self._files[file] = _version(file)
         self.keep = None if keep is None else np.asarray(keep, np.bool_)
@@ -164,14 +165,21 @@ class ParquetRows:
                     "already made stays spent."
                 )
                 raise mismatch(["it was changed while it was in use"], fix, "learned", where=where)
-            with open_parquet(file) as opened:
-                batches = opened.iter_batches(
-                    self.chunk_records, columns=list(names), use_threads=False
-                )
-                while (batch := quietly(partial(next, batches, False))) is not False:
-                    if batch is None:
-                        raise mismatch(["it is damaged"], "Write it again as Parquet.", where=where)
-                    yield where, batch
+            local = {self._mapping.find_source(name) for name in names}
+            for batch in parquet_batches(file, local, self.chunk_records):
+                yield where, self._mapping.apply(batch, names)
+
+
+def _take_apart(table: object) -> tuple[Path, TableMapping]:
+    """Return the path of a table, and how it is mapped."""
+    if isinstance(table, Mapped):
+        return Path(cast(str, table.table)), table.mapping
+    return Path(cast(str, table)), TableMapping()
+
+
+def _no_records(columns: pa.Schema) -> pa.RecordBatch:
+    arrays = [pa.array([], field.type) for field in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
 def _version(file: Path) -> tuple[int, int]:
@@ -194,10 +202,11 @@ def in_chunks(schema: Schema, table: object) -> ParquetRows | None:
     A table whose schema names persons is always held in memory: the number of records of each
     person is limited there.
     """
-    if schema.person is not None or not isinstance(table, str | os.PathLike):
+    named = table.table if isinstance(table, Mapped) else table
+    if schema.person is not None or not isinstance(named, str | os.PathLike):
         return None
-    path = Path(table)
+    path = Path(named)
     if not (path.is_dir() or path.suffix in {".parquet", ".pq"}):
         return None
-    rows = ParquetRows(path, schema, named=True)
+    rows = ParquetRows(table if isinstance(table, Mapped) else path, schema, named=True)
     return rows if rows.n_records * rows.n_features > IN_MEMORY else None

@@ -339,15 +339,21 @@ class Encoder:
         self, table: pa.Schema, needed: Sequence[str], where: str = "The table"
     ) -> None:
         """Refuse a table that lacks columns or has them of a wrong type; no value is read."""
+        problems = list(self.find_column_problems(table, needed).values())
+        if problems:
+            raise mismatch(problems, "Correct the table, or the schema for all sites.", where=where)
+
+    def find_column_problems(self, table: pa.Schema, needed: Sequence[str]) -> dict[str, str]:
+        """Return the columns that a table lacks or has of a wrong type, and a sentence of each."""
         expects = {column.name: column.expects for column in self.schema.columns}
         expects[self.schema.label] = (
             "a number" if self.schema.classes is None else "a declared class"
         )
-        problems = []
+        problems = {}
         for name in needed:
             count, expected = table.names.count(name), expects.get(name, "a person id")
             if count != 1:
-                problems.append(
+                problems[name] = (
                     f"column {name!r} is {'there more than once' if count else 'absent'}"
                 )
             elif not is_readable(
@@ -355,9 +361,8 @@ class Encoder:
             ):
                 # What follows "<" may be field names made from records.
                 outer = str(kind).partition("<")[0]
-                problems.append(f"column {name!r} holds {outer} where {expected} is expected")
-        if problems:
-            raise mismatch(problems, "Correct the table, or the schema for all sites.", where=where)
+                problems[name] = f"column {name!r} holds {outer} where {expected} is expected"
+        return problems
 
     def _labels(self, column: pa.Array) -> tuple[NDArray[Any], list[str]]:
         y = quietly(partial(self._read_labels, column))

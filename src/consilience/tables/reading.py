@@ -3,7 +3,8 @@
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,46 @@ if TYPE_CHECKING:
 
 
 MOST_FOOTER = 8 << 20  # bytes of a Parquet file's list of row groups
+BATCH_RECORDS = 32768  # that are read together
+
+
+class RowSource(ABC):
+    """A table that is read batch by batch; `read_table` and learners take one like any table."""
+
+    @abstractmethod
+    def list_columns(self) -> list[str]:
+        """Return the names of the columns; no record is read where that can be avoided."""
+
+    @abstractmethod
+    def read_batches(self, names: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the records, of all columns or of those of these names that there are."""
+
+
+class PlainTable(RowSource):
+    """A path, frame, Arrow table or dict, as `read_table` takes them."""
+
+    def __init__(self, table: object) -> None:
+        self.table = table
+
+    def list_columns(self) -> list[str]:
+        """Return the names of the columns; of a file, its first lines or its footer are read."""
+        if not isinstance(self.table, str | os.PathLike):
+            return list(_read_object(self.table, None).column_names)
+        path = Path(self.table)
+        if _is_csv(path):
+            return _read_header(path) or []
+        with open_parquet(parquet_files(path)[0]) as opened:
+            return list(opened.schema_arrow.names)
+
+    def read_batches(self, names: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the records; a Parquet file is never in memory as a whole."""
+        if not isinstance(self.table, str | os.PathLike):
+            yield from _read_object(self.table, names).to_batches(BATCH_RECORDS)
+        elif _is_csv(Path(self.table)):
+            yield from _read_file(Path(self.table), names).to_batches(BATCH_RECORDS)
+        else:
+            for file in parquet_files(Path(self.table)):
+                yield from parquet_batches(file, names, BATCH_RECORDS)
 
 
 def read_table(source: object, schema: "Schema | None" = None) -> pa.Table:
@@ -34,21 +75,24 @@ def read_table(source: object, schema: "Schema | None" = None) -> pa.Table:
         arrays. CSV files must have a header, commas and UTF-8; their columns stay texts, which the
         schema reads.
     """
+    names = None if schema is None else frozenset(schema.table_columns)
+    if isinstance(source, RowSource):
+        return concatenate(source, names)
     if isinstance(source, str | os.PathLike):
-        return _read_file(Path(source), schema)
-    return _read_object(source, schema)
+        return _read_file(Path(source), names)
+    return _read_object(source, names)
 
 
-def _read_object(source: Any, schema: "Schema | None") -> pa.Table:
+def _read_object(source: Any, wanted: Collection[str] | None) -> pa.Table:
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
     if isinstance(source, Mapping):
-        table, names = None, _chosen(source, schema)
+        table, names = None, _chosen(source, wanted)
     elif isinstance(source, pa.Table):
         table = source
     elif hasattr(source, "__arrow_c_stream__"):
         frame = hasattr(source, "columns")
-        names = _chosen(source.columns, schema) if frame else []
+        names = _chosen(source.columns, wanted) if frame else []
         by_column = hasattr(source, "iloc")  # pandas, whose numbers need no copy that way
         table = None if by_column else quietly(lambda: pa.table(source[names] if frame else source))
     else:
@@ -70,26 +114,36 @@ def _read_object(source: Any, schema: "Schema | None") -> pa.Table:
         raise mismatch(
             ["its columns differ in length"], "Give every record a value in each column.", "read"
         )
-    chosen = set(_chosen(table.column_names, schema))
+    chosen = set(_chosen(table.column_names, wanted))
     return table.select([i for i, name in enumerate(table.column_names) if name in chosen])
 
 
-def _chosen(names: Iterable[Any], schema: "Schema | None") -> list[Any]:
-    known = frozenset(() if schema is None else schema.table_columns)
-    return [name for name in names if schema is None or str(name) in known]
+def _chosen(names: Iterable[Any], wanted: Collection[str] | None) -> list[Any]:
+    return [name for name in names if wanted is None or str(name) in wanted]
 
 
-def _read_file(path: Path, schema: "Schema | None") -> pa.Table:
-    if path.is_file() and ".csv" in path.suffixes:
-        table = quietly(partial(_read_csv, path, schema))
+def _is_csv(path: Path) -> bool:
+    return path.is_file() and ".csv" in path.suffixes
+
+
+def _read_file(path: Path, wanted: Collection[str] | None) -> pa.Table:
+    if _is_csv(path):
+        table = quietly(partial(_read_csv, path, wanted))
     else:
         files = [open_parquet(file) for file in parquet_files(path)]
-        parts = (file.read(columns=_chosen(file.schema_arrow.names, schema)) for file in files)
+        parts = (file.read(columns=_chosen(file.schema_arrow.names, wanted)) for file in files)
         table = quietly(lambda: _concatenate(list(parts)))
     if table is None:
         fix = "Repair it: the same columns in every record, UTF-8 text, a header line in CSV."
         raise mismatch([f"file {path.name!r} is damaged or of another kind"], fix, "read")
     return table
+
+
+def concatenate(source: RowSource, names: Collection[str] | None) -> pa.Table:
+    """Return the records of a source as one table, of all columns or of those of these names."""
+    parts = [pa.Table.from_batches([batch]) for batch in source.read_batches(names)]
+    listed = source.list_columns() if not parts else []
+    return _concatenate(parts or [pa.table({name: [] for name in _chosen(listed, names)})])
 
 
 def _concatenate(parts: list[pa.Table]) -> pa.Table:
@@ -108,11 +162,20 @@ def _concatenate(parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default")
 
 
-def _read_csv(path: Path, schema: "Schema | None") -> pa.Table:
-    with pa.input_stream(str(path)) as stream:
-        header = next(csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
-    names = _chosen(header, schema)
-    if len(set(names)) < len(names):
+def _read_header(path: Path) -> list[str] | None:
+    """Return the names in the first line of a CSV file, or None if it cannot be read."""
+
+    def read() -> list[str]:
+        with pa.input_stream(str(path)) as stream:
+            return next(csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline="")))
+
+    return quietly(read)
+
+
+def _read_csv(path: Path, wanted: Collection[str] | None) -> pa.Table:
+    header = _read_header(path)
+    names = _chosen(header or (), wanted)
+    if header is None or len(set(names)) < len(names):
         raise LookupError  # becomes the file's SchemaMismatch
     options = pcsv.ConvertOptions(
         include_columns=names, column_types=dict.fromkeys(names, pa.string())
@@ -169,3 +232,17 @@ def open_parquet(file: Path) -> pq.ParquetFile:
             [f"{file.name!r} is damaged or no Parquet"], "Write it again as Parquet.", "read"
         )
     return opened
+
+
+def parquet_batches(
+    file: Path, names: Collection[str] | None, most: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a Parquet file, at most so many together; of all columns, or of some."""
+    with open_parquet(file) as opened:
+        columns = _chosen(opened.schema_arrow.names, names)
+        batches = opened.iter_batches(most, columns=columns, use_threads=False)
+        while (batch := quietly(partial(next, batches, False))) is not False:
+            if batch is None:
+                fix = "Write it again as Parquet."
+                raise mismatch(["it is damaged"], fix, where=f"File {file.name!r}")
+            yield batch

@@ -27,6 +27,7 @@ from consilience.tables.values import (
     Value,
     as_number,
     find_places,
+    read_numbers,
     spell,
     spell_all,
     to_python,
@@ -169,6 +170,16 @@ class Numeric:
                 return bins, [self.describe_missing()]
         return bins, []
 
+    def find_refused(self, values: pa.Array) -> NDArray[np.bool_]:
+        """Tell of each value whether encoding refuses it."""
+        refused = np.isnan(read_numbers(values, self.missing_values))
+        return np.asarray(refused & (self.missing == "error"))
+
+    def find_beyond(self, values: pa.Array) -> NDArray[np.bool_]:
+        """Tell of each value whether it is beyond a bound, and counts as the bound."""
+        numbers = read_numbers(values, self.missing_values)
+        return np.asarray((numbers < self.low) | (numbers > self.high))
+
     def describe_missing(self) -> str:
         """Say that a value is missing which may not be."""
         return (
@@ -199,6 +210,11 @@ class Numeric:
     def expects(self) -> str:
         """What the column holds, in words."""
         return f"a number in [{self.low:g}, {self.high:g}]"
+
+    @property
+    def allowed(self) -> str:
+        """The values that are allowed, in words."""
+        return f"a number from {self.low:.12g} to {self.high:.12g}"
 
 
 @dataclass(frozen=True)
@@ -269,6 +285,17 @@ class Categorical:
         if self.missing == "indicator":
             codes[missing] = len(self.categories)
         return codes, []
+
+    def find_refused(self, values: pa.Array) -> NDArray[np.bool_]:
+        """Tell of each value whether encoding refuses it."""
+        codes, missing = find_places(values, self.categories, self.missing_values)
+        undeclared = (codes < 0) & ~missing & (self.unseen == "error")
+        return np.asarray(undeclared | (missing & (self.missing == "error")))
+
+    @property
+    def allowed(self) -> str:
+        """The values that are allowed, in words."""
+        return ", ".join(map(repr, self.categories))
 
 
 class Encoded(NamedTuple):
@@ -399,6 +426,21 @@ class Schema:
         """Names of the table's columns that encoding reads."""
         person = () if self.person is None else (self.person,)
         return (*(column.name for column in self.columns), self.label, *person)
+
+    def find_refused(self, labels: pa.Array) -> NDArray[np.bool_]:
+        """Tell of each label whether encoding refuses it."""
+        if self.unknown_label is not None:
+            return np.zeros(len(labels), np.bool_)
+        if self.classes is None:
+            return np.asarray(np.isnan(read_numbers(labels)))
+        return np.asarray(find_places(labels, spell_all(self.classes, "classes"))[0] < 0)
+
+    @property
+    def allowed(self) -> str:
+        """The labels that are allowed, in words."""
+        if self.classes is None:
+            return f"a number from {-as_number(self.label_bound):g} to {self.label_bound:g}"
+        return ", ".join(map(repr, spell_all(self.classes, "classes")))
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
