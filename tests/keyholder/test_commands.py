@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from consilience import Budget, Ledger
-from consilience.blind.masked import Masking
+from consilience.blind.masked import MaskedFile, Masking
 from consilience.blind.papers import Papers
 from consilience.blind.roster import check_cards
 from consilience.cli.app import main
-from consilience.errors import HubUnavailable
+from consilience.errors import ContributionRejected, HubUnavailable
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
 from consilience.keyholder.desk import FolderDesk, serve, work
@@ -24,6 +24,7 @@ from consilience.privacy.spending import Account, Spending
 from consilience.study.batches import freeze_roster, gather_batches
 from consilience.study.collect import read_submitted
 from consilience.study.study import Study
+from parties import Parties
 from studies import blind_text, table
 
 
@@ -141,10 +142,18 @@ def test_one_study_that_is_away_holds_up_no_other_and_is_asked_less_often(
 def test_a_keyholder_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
     import sqlite3
 
-    folder = tmp_path / "office"
-    Keyholder.create(folder)
+    parties = Parties(tmp_path, n_keyholders=1)
+    folder = parties.keyholders[0].folder
+    first = parties.file(0)
+    parties.acknowledge(first)
+    nonce = first.facts["blind"]["nonce"]
     with sqlite3.connect(folder / "keyholder.sqlite") as db:
         db.executescript("DROP TABLE places; PRAGMA user_version = 1;")
+        db.execute("UPDATE files SET nonce = ?", (nonce,))
     db.close()
-    assert Keyholder(folder).studies() == []
-    assert Keyholder(folder).log() == []
+    keyholder = Keyholder(folder)
+    assert [study.place for study in keyholder.studies()] == [None]
+    assert keyholder.log() == []
+    with pytest.raises(ContributionRejected, match="used twice"):
+        keyholder.acknowledge(MaskedFile.of(parties.file(0, sequence=2, nonce=nonce)))
+    keyholder.acknowledge(MaskedFile.of(parties.file(1, nonce=nonce)))

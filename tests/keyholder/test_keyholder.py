@@ -59,6 +59,12 @@ def test_no_pad_is_used_twice(parties: Parties) -> None:
             parties.keyholders[0].acknowledge(MaskedFile.of(file))
 
 
+def test_no_site_blocks_another_one_with_a_copy_of_its_nonce(parties: Parties) -> None:
+    victim = parties.file(0)
+    parties.acknowledge(parties.file(1, nonce=victim.facts["blind"]["nonce"]))
+    parties.acknowledge(victim)
+
+
 def test_too_few_sites_are_not_opened(parties: Parties) -> None:
     files = [parties.file(i) for i in range(3)]
     for file in files:

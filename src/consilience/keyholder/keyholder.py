@@ -11,7 +11,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -27,7 +27,7 @@ from consilience.blind.roster import Card, Roster, Rule
 from consilience.errors import LedgerDamaged, SettingsError
 from consilience.files.sealed import Sealed, SigningKey, canonical, parse_facts, refused
 
-_VERSION = 2
+_VERSION = 3
 _GENESIS = "0" * 64
 _SCHEMA = """
 BEGIN;
@@ -59,14 +59,14 @@ CREATE TRIGGER files_stay BEFORE DELETE ON files
 PRAGMA user_version = 1;
 COMMIT;
 """
-_PLACES = """
-BEGIN;
-CREATE TABLE places (
-  study TEXT PRIMARY KEY REFERENCES studies, place TEXT NOT NULL, certificate TEXT
-) STRICT;
-PRAGMA user_version = 2;
-COMMIT;
-"""  # version 2
+_UPGRADES = (  # from each version to the next
+    (
+        "CREATE TABLE places (study TEXT PRIMARY KEY REFERENCES studies, place TEXT NOT NULL, "
+        "certificate TEXT) STRICT",
+    ),
+    # Anybody can copy a nonce out of a shared folder, so that each site has its own.
+    ("UPDATE files SET nonce = site || ' ' || nonce",),
+)
 
 
 class Entry(NamedTuple):
@@ -128,7 +128,6 @@ class Keyholder:
         draft.touch(mode=0o600)
         with sqlite3.connect(draft) as db:
             db.executescript(_SCHEMA)
-            db.executescript(_PLACES)
         db.close()
         draft.rename(path / "keyholder.sqlite")
         return cls(path)
@@ -180,8 +179,8 @@ class Keyholder:
     def acknowledge(self, file: MaskedFile) -> Acknowledgement:
         """Confirm that this keyholder can open its seed in a file; the same file, the same answer.
 
-        Refused is whatever could reuse a pad: a second file under a site's number, and a nonce or a
-        seed that was seen before.
+        Refused is whatever could reuse a pad: a second file under a number or a nonce of its site,
+        and a seed that was seen before.
         """
         study, _, _, key = self._agreed(file.facts["study"]["digest"], file)
         seed = hashlib.sha256(file.open_seed(self.key.public, key)).hexdigest()
@@ -201,7 +200,7 @@ class Keyholder:
                         study,
                         file.site_key,
                         file.facts["sequence"],
-                        blind["nonce"],
+                        f"{file.site_key} {blind['nonce']}",
                         seed,
                         file.text,
                         file.signature.hex(),
@@ -345,10 +344,9 @@ class Keyholder:
         head = _GENESIS
         with self._reading() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version == 1:
-                with suppress(sqlite3.OperationalError):  # another process was first
-                    db.executescript(_PLACES)
-                (version,) = db.execute("PRAGMA user_version").fetchone()
+            if 1 <= version < _VERSION:
+                self._upgrade()
+                version = _VERSION
             if version != _VERSION:
                 raise SettingsError(
                     f"The keyholder's log has version {version}, and this program knows version "
@@ -368,6 +366,15 @@ class Keyholder:
                         "Find out what happened to its folder, and tell the sites."
                     )
                 head = row["head"]
+
+    def _upgrade(self) -> None:
+        """Bring the log to the present version, unless another process was first."""
+        with self._writing() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            for number in range(version, _VERSION):
+                for statement in _UPGRADES[number - 1]:
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {number + 1}")
 
     def _seal_path(self, study: str) -> Path:
         return self.folder / "seals" / f"{study}.key"
