@@ -58,7 +58,7 @@ class BlindRelay(Consortium):
         self.collection.freeze(dict.fromkeys(NAMES, "the registrar"))
         self.carry()
         for name, keyholder in self.keyholders.items():
-            desk = FolderDesk(self.places[name])
+            desk = FolderDesk(self.places[name], self.collection.key.public)
             agreed = desk.agree()
             desk.post_card(keyholder.countersign(agreed.roster, agreed.rule, agreed.hub))
             keyholder.remember(self.study.digest, str(self.places[name]))

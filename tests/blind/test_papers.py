@@ -10,6 +10,7 @@ from consilience.blind.masked import Batch, MaskedFile
 from consilience.blind.papers import Papers, choose_batch
 from consilience.blind.roster import Roster
 from consilience.errors import SettingsError
+from consilience.files.sealed import SigningKey
 from parties import Parties
 
 
@@ -22,7 +23,7 @@ def test_a_folder_carries_every_paper(parties: Parties, tmp_path: Path) -> None:
     papers = Papers(tmp_path)
     assert papers.roster is None
     assert papers.cards() == []
-    papers.freeze(parties.roster)
+    papers.freeze(parties.roster, parties.rule.keyholders)
     for card in parties.cards:
         papers.add_card(card)
     assert papers.roster is not None
@@ -48,7 +49,7 @@ def test_a_folder_carries_every_paper(parties: Parties, tmp_path: Path) -> None:
 
 def test_what_others_put_into_the_folder_counts_as_absent(parties: Parties, tmp_path: Path) -> None:
     papers = Papers(tmp_path)
-    papers.freeze(parties.roster)
+    papers.freeze(parties.roster, parties.rule.keyholders)
     first, second = parties.cards[:2]
     papers.add_card(first)
     place = tmp_path / "blind"
@@ -64,11 +65,37 @@ def test_what_others_put_into_the_folder_counts_as_absent(parties: Parties, tmp_
 
 def test_a_frozen_roster_is_never_replaced(parties: Parties, tmp_path: Path) -> None:
     papers = Papers(tmp_path)
-    papers.freeze(parties.roster)
-    papers.freeze(parties.roster)
+    papers.freeze(parties.roster, parties.rule.keyholders)
+    papers.freeze(parties.roster, parties.rule.keyholders)
     others = [("another site", parties.sites[0].public, "nobody")]
     with pytest.raises(SettingsError, match="frozen"):
-        papers.freeze(Roster.make(parties.study, others, parties.hub))
+        papers.freeze(Roster.make(parties.study, others, parties.hub), parties.rule.keyholders)
+
+
+def test_a_roster_of_somebody_else_counts_once_a_keyholder_has_signed_it(
+    parties: Parties, tmp_path: Path
+) -> None:
+    papers, stranger = Papers(tmp_path), SigningKey.generate()
+    listed = [("site 0", parties.sites[0].public, "nobody")]
+    papers.freeze(Roster.make(parties.study, listed, stranger), parties.rule.keyholders)
+    papers.freeze(parties.roster, parties.rule.keyholders)
+    papers.add_card(parties.cards[0])
+    with pytest.raises(SettingsError, match="frozen"):
+        papers.freeze(Roster.make(parties.study, listed, stranger), parties.rule.keyholders)
+
+
+def test_whoever_lists_a_batch_signs_it(parties: Parties, tmp_path: Path) -> None:
+    papers, stranger = Papers(tmp_path), SigningKey.generate()
+    plain = Batch.of([MaskedFile.of(parties.file(i)) for i in range(4)])
+    papers.add_batch(plain)
+    assert not papers.batches()[0].is_listed_by(parties.hub.public)
+    for signer in (stranger, parties.hub):
+        papers.add_batch(plain.sign(signer))
+        (found,) = papers.batches()
+        assert found == plain
+        assert found.digest == plain.digest
+        assert found.is_listed_by(signer.public)
+        assert found.is_listed_by(parties.hub.public) is (signer is parties.hub)
 
 
 def test_a_batch_is_the_largest_that_keyholders_may_open(parties: Parties) -> None:

@@ -477,7 +477,7 @@ def papers(wards, rows, sequence=1):
         "The roster of a blind study": wards.roster.sealed.facts,
         "The card of a pad holder": wards.cards[0].sealed.facts,
         "The acknowledgement of a file": acknowledged.sealed.facts,
-        "A batch": Batch.of(described).as_dict(),
+        "A batch": Batch.of(described).sign(KEYS[0]).as_dict(),
         "The opening of a batch": opened.batches[0][1][0].sealed.facts,
     }
 

@@ -20,6 +20,8 @@ from consilience.files.sealed import Sealed, SigningKey
 from consilience.hub import operating
 from consilience.hub.auth import new_token
 from consilience.hub.hub import Hub, Settings
+from consilience.hub.store.database import now
+from consilience.hub.store.tables import acknowledgements
 from consilience.protocol import Refusal
 from consilience.statistics.total import Total
 from consilience.study.check import check_release
@@ -247,6 +249,19 @@ def test_a_file_that_is_replaced_before_a_batch_is_listed_is_in_none(
         ("site 2", 1),
         ("site 3", 1),
     }
+
+
+def test_no_site_delays_a_batch_by_replacing_its_file(blind: BlindHub, sqlite_world: Any) -> None:
+    """Noise alone costs nothing: one file a day would keep all others waiting for ever."""
+    blind.freeze()
+    blind.hand_over(0, 1, 2)
+    blind.work()
+    yesterday = acknowledgements.update().values(received=now(seconds=-90_000))
+    blind.hub.store.write(lambda db: db.execute(yesterday))
+    blind.hand_over(0, epsilon=None, sequence=2)
+    blind.work()
+    sqlite_world.combiner.run(at_once=True)
+    assert states(blind) == ["listed"]
 
 
 def test_too_few_sites_make_no_batch_even_if_a_coordinator_asks(blind: BlindHub) -> None:

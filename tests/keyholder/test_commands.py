@@ -128,7 +128,7 @@ def test_one_study_that_is_away_holds_up_no_other_and_is_asked_less_often(
         asked.append(study.name)
         if study.name == "first":
             raise HubUnavailable("It is away.")
-        return FolderDesk(Path(study.place or ""))
+        return FolderDesk(Path(study.place or ""), study.hub)
 
     done = work(keyholder, find)
     assert asked == ["first", "second"]

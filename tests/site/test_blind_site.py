@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from consilience import Budget
+from consilience import Budget, Ledger
+from consilience.blind.masked import Batch
 from consilience.blind.papers import Papers
 from consilience.blind.roster import Card, Roster
 from consilience.cli.app import main
@@ -29,8 +30,10 @@ from consilience.files.certificate import of_contribution
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.keyholder.desk import FolderDesk
 from consilience.keyholder.keyholder import Keyholder
 from consilience.learners.base import plan_fit
+from consilience.privacy.spending import Account, Spending
 from consilience.site.blind import alone_account
 from consilience.site.site import Site
 from consilience.statistics import base
@@ -380,6 +383,64 @@ def test_the_hub_cannot_show_another_roster_later(wards: Collaboration) -> None:
     assert site.terms(STUDY).masking.roster.digest == before
     with pytest.raises(SettingsError, match="have signed"):
         wards.sites[1].terms(STUDY)
+
+
+def test_what_a_stranger_puts_into_the_folder_keeps_no_site_from_masking(tmp_path: Path) -> None:
+    """Cards of 20 strangers, and a roster of one of them, which no keyholder has signed."""
+    wards = Collaboration(tmp_path)
+    listed = [(each.name, each.key.public, "nobody") for each in wards.sites]
+    strangers = [SigningKey.generate() for _ in range(20)]
+    theirs = Roster.make(wards.study.reference, listed, strangers[0])
+    wards.papers.freeze(theirs, wards.holders)
+    for stranger in strangers:
+        wards.papers.add_card(Card.make(theirs, stranger.public, stranger))
+    with pytest.raises(SettingsError, match="1 have signed its roster"):
+        wards.sites[0].terms(STUDY)
+    roster = wards.freeze()
+    for stranger in strangers:
+        wards.papers.add_card(Card.make(roster, stranger.public, stranger))
+    wards.contribute(0)
+
+
+def test_no_batch_of_a_stranger_is_waited_for_or_opened(wards: Collaboration) -> None:
+    """Opened by one keyholder, or too small for any, it would leave all of its files unopened."""
+    for i in range(4):
+        wards.contribute(i)
+    for each in wards.keyholders:
+        for file in wards.papers.files():
+            wards.papers.add_acknowledgement(each.acknowledge(file))
+    files = wards.papers.files()
+    for some in (files[:2], files[:3], files[1:]):
+        wards.papers.add_batch(Batch.of(some).sign(SigningKey.generate()))
+    desk = FolderDesk(wards.shared, SigningKey.load(wards.key).public)
+    assert desk.batches(wards.holders[0]) == []
+    submitted = read_submitted(wards.study, wards.shared)
+    found = gather_batches(wards.study, wards.shared, submitted, wards.key)
+    assert found.waiting == Batch.of(files)
+    assert desk.batches(wards.holders[0]) == [found.waiting]
+
+
+def test_a_file_of_a_site_that_is_not_on_the_roster_stops_no_batch(
+    wards: Collaboration, tmp_path: Path
+) -> None:
+    for i in range(3):
+        wards.contribute(i)
+    ledger = Ledger(tmp_path / "strange.ledger")
+    ledger.allow("ward", Budget(epsilon=500.0, delta=1e-4))
+    masking = wards.sites[0].terms(STUDY).masking
+    whose: Any = {"site": "strange", "signing": SigningKey.generate()}
+    spending = Spending(Account(ledger, "ward"))
+    content = wards.study.mask_sum(table(50, seed=9), spending, masking, epsilon=1.0, **whose)
+    (wards.shared / "contribution-strange-0001.safetensors").write_bytes(content)
+    for each in wards.keyholders:
+        for file in wards.papers.files():
+            if file.facts["site"] != "strange":
+                wards.papers.add_acknowledgement(each.acknowledge(file))
+    submitted = read_submitted(wards.study, wards.shared)
+    found = gather_batches(wards.study, wards.shared, submitted, wards.key)
+    assert found.waiting is not None
+    assert len(found.waiting.files) == 3
+    assert "'strange' is left out" in found.describe()
 
 
 def test_a_site_counts_on_whom_it_knows(wards: Collaboration) -> None:

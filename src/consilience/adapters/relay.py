@@ -368,7 +368,7 @@ class Collection:
             raise refused("it was made for another study, or before the roster was frozen")
         if carried.kind not in BY_KEYHOLDERS or carried.key not in rule.keyholders:
             raise refused("no keyholder of the study signed it")
-        if isinstance(paper, Card) and paper.sealed.facts["roster"] != roster.digest:
+        if isinstance(paper, Card) and paper.roster != roster.digest:
             raise refused("it countersigns another roster")
         if isinstance(paper, Opening):
             batches = {batch.digest: batch for batch in papers.batches()}

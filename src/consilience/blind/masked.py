@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from consilience.blind.pads import (
@@ -39,6 +40,7 @@ KIND = "contribution"
 ACKNOWLEDGEMENT, BATCH, OPENING = "acknowledgement", "batch", "opening"
 _FACTS = {"roster", "nonce", "seeds", "counted", "shares", "spare", "only_noise"}
 MOST_NUMBERS = 1 << 24
+_SIGNATURE = re.compile("([0-9a-f]{128})?")
 
 
 def mask(
@@ -222,11 +224,15 @@ class MaskedFile:
 
 @dataclass(frozen=True)
 class Batch:
-    """Files whose sum is to be opened: the digests of their signed facts, and what they share."""
+    """Files whose sum is to be opened: the digests of their signed facts, and what they share.
+
+    ``signature`` is that of the hub that lists it, where others could list one too.
+    """
 
     study: Mapping[str, str]
     roster: str
     files: tuple[str, ...]
+    signature: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, files: Iterable[MaskedFile]) -> Self:
@@ -240,18 +246,33 @@ class Batch:
     @property
     def digest(self) -> str:
         """SHA-256 by which openings name the batch."""
-        return hashlib.sha256(message_of(BATCH, canonical(self.as_dict()))).hexdigest()
+        return hashlib.sha256(self._message).hexdigest()
+
+    @property
+    def _message(self) -> bytes:
+        return message_of(BATCH, canonical(replace(self, signature="").as_dict()))
+
+    def sign(self, key: SigningKey) -> Self:
+        """Return the batch as the owner of a key lists it."""
+        return replace(self, signature=key.sign(self._message).hex())
+
+    def is_listed_by(self, key: str) -> bool:
+        """Tell whether the owner of this public key lists the batch."""
+        signature = bytes.fromhex(self.signature)
+        return bool(signature) and is_signed(self._message, signature, key)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the batch as it is sent."""
-        return {"study": dict(self.study), "roster": self.roster, "files": list(self.files)}
+        facts = {"study": dict(self.study), "roster": self.roster, "files": list(self.files)}
+        return facts | ({"signature": self.signature} if self.signature else {})
 
     @classmethod
     def from_dict(cls, facts: object) -> Self:
         """Read what `as_dict` wrote."""
         if not (
             isinstance(facts, dict)
-            and set(facts) == {"study", "roster", "files"}
+            and set(facts) - {"signature"} == {"study", "roster", "files"}
+            and _SIGNATURE.fullmatch(str(facts.get("signature", "")))
             and is_study(facts["study"])
             and is_key(facts["roster"])
             and isinstance(facts["files"], list)
@@ -260,7 +281,8 @@ class Batch:
             and facts["files"]
         ):
             raise refused("it is not a batch")
-        return cls(facts["study"], facts["roster"], tuple(facts["files"]))
+        signature = str(facts.get("signature", ""))
+        return cls(facts["study"], facts["roster"], tuple(facts["files"]), signature)
 
 
 @dataclass(frozen=True)

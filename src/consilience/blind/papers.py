@@ -56,9 +56,17 @@ class Papers:
         """The frozen roster."""
         return next(self._read_all(ROSTER), None)
 
-    def freeze(self, roster: Roster) -> None:
-        """Put the roster there; it can never be replaced."""
+    def freeze(self, roster: Roster, keyholders: Collection[str]) -> None:
+        """Put the roster there; it can never be replaced.
+
+        One that somebody else put there does not count before one of the `keyholders` has signed
+        it.
+        """
         known = self.roster
+        if known is not None and known.digest != roster.digest:
+            signed = {card.key for card in self.cards() if card.roster == known.digest}
+            if known.sealed.key != roster.sealed.key and not signed & set(keyholders):
+                known = None
         if known is not None and known.digest != roster.digest:
             raise SettingsError(
                 "The study's roster is frozen, and this is another one. Nothing was written. Sites "

@@ -171,6 +171,11 @@ class Card:
         return dict(self.sealed.facts["study"])
 
     @property
+    def roster(self) -> str:
+        """The digest of the roster that is countersigned."""
+        return str(self.sealed.facts["roster"])
+
+    @property
     def seal(self) -> str:
         """The public key that seeds are sealed to."""
         return str(self.sealed.facts["seal"])

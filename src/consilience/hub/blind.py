@@ -31,6 +31,7 @@ from consilience.protocol import Refusal
 from consilience.study.study import Study
 
 MOST_FILES = 64  # whose facts one answer to a keyholder has
+LATEST = "9999"  # after every time in the store
 MOST_TEXT = 4 << 20  # characters of them, unless a single file has more
 
 
@@ -43,7 +44,10 @@ class Waiting(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """Files that all keyholders have acknowledged, and since when nothing was acknowledged."""
+    """Files that all keyholders have acknowledged, and since when there was no further site.
+
+    A site that replaces its file again and again keeps nobody waiting.
+    """
 
     rows: list[Row]
     reasons: dict[str, str]  # why others are not among them, by digest
@@ -153,7 +157,7 @@ class BlindStudies:
         _require_own(card.key, holder)
         if card.sealed.facts["study"] != study.reference:
             raise Refusal("study-differs", "The card was made for another study.")
-        if card.sealed.facts["roster"] != roster.digest:
+        if card.roster != roster.digest:
             raise Refusal("rejected", "The card countersigns another roster.")
         others = [_read_card(bytes(row["content"])) for row in self._store.cards(study.name)]
         if any(card.seal == other.seal and card.key != other.key for other in others):
@@ -263,22 +267,26 @@ class BlindStudies:
         if row is None:
             return _Ready([], {}, [], None)
         roster = _read_roster(bytes(row["content"]))
-        ready, reasons, since = list[Row](), dict[str, str](), list[str]()
+        holders = set(rule.keyholders)
+        ready, reasons = list[Row](), dict[str, str]()
         rows = self._store.acknowledged(study.name)
         for file, times in rows:
-            since += times.values()
-            if set(rule.keyholders) <= set(times):
+            if holders <= set(times):
                 ready.append(file)
             else:
-                done = len(set(rule.keyholders) & set(times))
                 reasons[file["digest"]] = (
-                    f"{done} of {len(rule.keyholders)} keyholders have acknowledged it"
+                    f"{len(holders & set(times))} of {len(holders)} keyholders have acknowledged it"
                 )
+        first = dict[str, str]()
+        for file, times in (*rows, *self._store.acknowledged(study.name, "superseded")):
+            if holders <= set(times):
+                first[file["site"]] = min(max(times.values()), first.get(file["site"], LATEST))
+        since = max((first[file["site"]] for file in ready), default=None)
         batches = [one for one in self._store.batches(study.name) if one["state"] != "withdrawn"]
         listed = [file for batch in batches for file in batch["files"]]
         present = {file["site"] for file in (*listed, *(file for file, _ in rows))}
         missing = sorted(set(roster.names.values()) - present)
-        return _Ready(ready, reasons, missing, max(since, default=None))
+        return _Ready(ready, reasons, missing, since)
 
     def list_batch(self, study: Study, actor: str) -> Row:
         """List a batch of all files that can be opened together now, or refuse."""
@@ -296,8 +304,8 @@ class BlindStudies:
     def list_if_due(self, study: Study) -> Row | None:
         """List a batch if there can be one and nothing more is to be expected soon.
 
-        Either every site on the roster has handed over, or nobody has for a while: each site that
-        comes later needs as many others again.
+        Either every site on the roster has handed over, or no other one has for a while: each site
+        that comes later needs as many others again.
         """
         ready = self._find_ready(study)
         digests = frozenset(row["digest"] for row in ready.rows)

@@ -83,7 +83,7 @@ class Settings:
     sweep_after_seconds: float = 3600.0
     most_daily: int = MOST_DAILY  # contributions of a site to a study
     return_seconds: float = RETURN_SECONDS  # before a site that withdrew twice may submit again
-    batch_seconds: float = 86400.0  # without a new file, before a batch lacks sites of the roster
+    batch_seconds: float = 86400.0  # without a further site, before a batch lacks some
 
 
 class Hub:

@@ -71,9 +71,14 @@ class Desk(Protocol):
 
 @dataclass(frozen=True)
 class FolderDesk:
-    """A shared folder with one study; other keyholders, sites and the coordinator use it too."""
+    """A shared folder with one study; other keyholders, sites and the coordinator use it too.
+
+    Anybody can write there, so that only batches that the owner of the key `hub` signed are
+    answered: whoever lists others, one to each keyholder, would leave all of their files unopened.
+    """
 
     folder: Path
+    hub: str
 
     @property
     def papers(self) -> Papers:
@@ -110,7 +115,8 @@ class FolderDesk:
         return [
             batch
             for batch in self.papers.batches()
-            if holder not in {opening.key for opening in self.papers.openings(batch)}
+            if batch.is_listed_by(self.hub)
+            and holder not in {opening.key for opening in self.papers.openings(batch)}
         ]
 
     def post_opening(self, opening: Opening) -> None:
@@ -218,7 +224,7 @@ def find_desk(
     compare it.
     """
     if "://" not in place:
-        return FolderDesk(Path(place).absolute())
+        return FolderDesk(Path(place).absolute(), hub)
     if study is None:
         raise SettingsError(
             "A hub may have many studies. Nothing was asked. Name the study after the hub's "

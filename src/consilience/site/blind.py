@@ -18,7 +18,6 @@ from consilience.files.release import Release
 from consilience.privacy.guarantee import Budget
 from consilience.privacy.ledger import Balance, Ledger
 from consilience.privacy.spending import Account, Spending
-from consilience.site.client import HubClient, SharedFolder
 from consilience.site.folder import SiteFolder
 from consilience.study.pages import BlindPage
 from consilience.study.study import Study
@@ -130,18 +129,23 @@ class BlindSite(SiteFolder):
     def terms(self, name: str, *, offline: bool = False) -> Terms:
         """Return what is known of a blind study, once its roster is frozen and all have signed.
 
-        What was shown once is kept here, and nothing else takes its place.
+        What all have signed is kept here, and nothing else takes its place. Nothing is kept before:
+        anybody can put a roster and cards into a shared folder.
         """
         study, joined = self.study(name), self._joined(name)
         rule, papers = _rule(study), Papers(self._place(name))
-        if papers.roster is None or len(papers.cards()) <= len(rule.keyholders):
+        roster, cards = papers.roster, papers.cards()
+        is_kept = roster is not None and {card.key for card in cards} >= {
+            *rule.keyholders,
+            joined.hub_key or roster.sealed.key,
+        }
+        if not is_kept:
             if offline:
                 raise HubUnavailable(
                     f"The roster of {name!r} and the cards of its pad holders are not here yet. "
                     "Nothing was masked. Ask for them once without --offline."
                 )
-            self._fetch_papers(study, self._hub(joined), papers)
-        roster = papers.roster
+            roster, cards = self._hub(joined).fetch_papers(study.name)
         if roster is None:
             raise HubUnavailable(
                 f"The roster of {name!r} is not frozen yet. Nothing was masked. Wait until the "
@@ -153,10 +157,13 @@ class BlindSite(SiteFolder):
                 "coordinator."
             )
         hub = joined.hub_key or roster.sealed.key
-        wanted = {*rule.keyholders, hub}
-        cards = [card for card in papers.cards() if card.key in wanted]
+        cards = [card for card in cards if card.key in {*rule.keyholders, hub}]
         holders = check_cards(roster, rule, hub, cards)
         self._check_listed(name, roster)
+        if not is_kept:
+            papers.freeze(roster, rule.keyholders)
+            for card in cards:
+                papers.add_card(card)
         counted = roster.names if joined.counted is None else joined.counted
         masking = Masking(roster, rule, holders, tuple(counted))
         return Terms(masking, hub, frozenset(joined.keyholders) & set(rule.keyholders))
@@ -176,13 +183,6 @@ class BlindSite(SiteFolder):
                 "are not on the roster which all pad holders signed. It was not kept. Ask the "
                 "hub's operator, and tell the keyholders."
             )
-
-    def _fetch_papers(self, study: Study, hub: HubClient | SharedFolder, papers: Papers) -> None:
-        roster, cards = hub.fetch_papers(study.name)
-        if roster is not None and roster.study == study.reference:
-            papers.freeze(roster)
-            for card in cards:
-                papers.add_card(card)
 
     def _check_listed(self, name: str, roster: Roster) -> None:
         """Refuse a roster that lists this site in another way than it is."""

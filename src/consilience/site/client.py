@@ -539,7 +539,7 @@ class SharedFolder:
     def fetch_papers(self, _: str) -> tuple[Roster | None, list[Card]]:
         """Return the roster of a blind study, if it is frozen, and the cards of its pad holders."""
         papers = Papers(self.place)
-        return papers.roster, papers.cards()[:MOST_HOLDERS]
+        return papers.roster, papers.cards()
 
     def fetch_log(self, _: str, after: int) -> list[str]:
         """Return digests of the releases after the first `after`, as far as they are here."""

@@ -15,7 +15,7 @@ from consilience.blind.masked import Batch, MaskedFile, Opening
 from consilience.blind.pads import SealKey
 from consilience.blind.papers import Papers, choose_batch
 from consilience.blind.roster import Card, Roster, Rule
-from consilience.errors import SettingsError
+from consilience.errors import ContributionRejected, SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.sealed import SigningKey
 from consilience.study.collect import Opened, Submitted
@@ -64,7 +64,7 @@ def freeze_roster(
     place = seal_path(key)
     if not place.exists():
         SealKey.generate().save(place)
-    papers.freeze(roster)
+    papers.freeze(roster, rule.keyholders)
     papers.add_card(Card.make(roster, SealKey.load(place).public, signing))
     return roster
 
@@ -107,10 +107,16 @@ def gather_batches(
             "was combined. Freeze it first: consilience release freeze"
         )
     holders = {*rule.keyholders, signing.public}
-    files = {one.digest: one for each in submitted.values() for one in each.files}
-    described = {digest: MaskedFile.of(one.sealed) for digest, one in files.items()}
-    for file in described.values():
-        file.check_agreed(roster, rule, holders)
+    listed, reasons = False, list[str]()
+    files, described = dict[str, Contribution](), dict[str, MaskedFile]()
+    for one in (one for each in submitted.values() for one in each.files):
+        try:
+            file = MaskedFile.of(one.sealed)
+            file.check_agreed(roster, rule, holders)
+        except ContributionRejected as problem:  # anybody can put a file into a folder
+            reasons.append(f"The file of {one.site!r} is left out: {problem}")
+        else:
+            files[one.digest], described[one.digest] = one, file
     opened: list[tuple[list[Contribution], list[Opening]]] = []
     waiting: Batch | None = None
     lacking, used, taken = 0, set[str](), set[str]()
@@ -120,8 +126,10 @@ def gather_batches(
         here = [digest for digest in batch.files if digest in files]
         # A site may lend its noise to further batches, but its records are added up once.
         sites = {described[digest].site_key for digest in here if files[digest].has_records}
-        used |= set(batch.files)
         openings = [each for each in papers.openings(batch) if each.key in rule.keyholders]
+        if not openings and not batch.is_listed_by(signing.public):
+            continue  # somebody else put it there
+        used |= set(batch.files)
         if len(here) < len(batch.files) or sites & taken:
             continue  # one was withdrawn, and with it the whole batch, or a site is in it again
         if len(openings) == len(rule.keyholders):
@@ -129,14 +137,13 @@ def gather_batches(
         else:
             waiting, lacking = batch, len(rule.keyholders) - len(openings)
         taken |= sites
-    listed, reasons = False, list[str]()
     if waiting is None:
         acknowledged = papers.acknowledgements()
-        newest = [described[each.newest.digest] for each in submitted.values()]
         newest = [
             file
-            for file in newest
-            if file.digest not in used
+            for file in (described.get(each.newest.digest) for each in submitted.values())
+            if file is not None
+            and file.digest not in used
             and (file.site_key not in taken or not files[file.digest].has_records)
         ]
         ready = [
@@ -150,7 +157,8 @@ def gather_batches(
         reasons += [f"The file of {named[digest]!r} waits: {text}." for digest, text in why.items()]
         if chosen:
             waiting, lacking, listed = Batch.of(chosen), len(rule.keyholders), True
-            papers.add_batch(waiting)
+    if waiting is not None:
+        papers.add_batch(waiting.sign(signing))
     return Batches(Opened(opened, SealKey.load(seal_path(key))), waiting, lacking, listed, reasons)
 
 

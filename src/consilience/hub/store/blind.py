@@ -184,9 +184,13 @@ class Blind(Database):
         append_entry(db, f"keyholder:{holder}", "file acknowledged", study, **facts)
         return True
 
-    def acknowledged(self, study: str) -> list[tuple[Row, dict[str, str]]]:
-        """Return contributions that wait for a batch, and when each keyholder acknowledged them."""
-        own = contributions.c.study == study, contributions.c.state == "accepted"
+    def acknowledged(self, study: str, state: str = "accepted") -> list[tuple[Row, dict[str, str]]]:
+        """Return contributions that wait for a batch, and when each keyholder acknowledged them.
+
+        In the state "superseded" they are those that were replaced before they were in any.
+        """
+        in_one = sa.exists().where(listed.c.contribution == contributions.c.digest)
+        own = contributions.c.study == study, contributions.c.state == state, ~in_one
         with self.snapshot() as db:
             rows = fetch_rows(db, sa.select(contributions).where(*own))
             query = sa.select(acknowledgements).join(contributions).where(*own)
