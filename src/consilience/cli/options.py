@@ -25,7 +25,6 @@ Value = TypeVar("Value")
 Neighbours = Literal["replace-one", "add-remove"]
 
 FilePath = Annotated[Path, Argument(help="The file.", metavar="FILE")]
-TablePath = Annotated[Path, Argument(help="A CSV or Parquet file.", metavar="TABLE")]
 OwnTable = Annotated[
     Path,
     Argument(

@@ -10,7 +10,7 @@ from typer import Option
 
 import consilience as cs
 from consilience.cli.command import Answer, Commands
-from consilience.cli.options import FilePath, TablePath, find_learner
+from consilience.cli.options import FilePath, OwnTable, find_learner
 from consilience.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Method:
 
 @commands.add("new", "study new ward.csv --label ill --number age:0:120 --category sex:f,m")
 def new(
-    table: TablePath,
+    table: OwnTable,
     columns: Columns,
     method: Method,
     name: Annotated[

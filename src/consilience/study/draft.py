@@ -28,8 +28,9 @@ from consilience.study.records import file_digest
 from consilience.study.toml import VERSION, quote
 from consilience.tables.inference import distinct_texts, list_categories, number_bounds
 from consilience.tables.public import Public
-from consilience.tables.reading import read_table
+from consilience.tables.reading import PlainTable, RowSource, read_table
 from consilience.tables.schema import Schema
+from consilience.tables.sources import open_table
 
 MOST_CATEGORIES = 50
 LEAST_PUBLIC = 30  # records that a model to start from is made of
@@ -156,8 +157,9 @@ class Draft:
     def write(self, table: str | os.PathLike[str]) -> str:
         """Return the text of a study for a table with these columns."""
         path = Path(table)
-        values = read_table(path) if self.is_public else None
-        names = list(values.column_names) if values is not None else _read_names(path)
+        source = open_table(path)
+        values = read_table(source) if self.is_public else None
+        names = list(values.column_names) if values is not None else _read_names(source)
         return self._write(names, path, values)
 
     def write_for(self, names: Sequence[str]) -> str:
@@ -271,7 +273,7 @@ class Draft:
             facts = self.schema.to_dict()
             return "\n".join(_settings(facts, ("columns", "label")))
         if learner.predicts_number:
-            return f"label_bound = nan  # {TO_FILL_IN}: larger labels are clipped to it"
+            return f"# label_bound = ...  # {TO_FILL_IN}: larger labels are clipped to it"
         classes = self.classes or (() if values is None else distinct_texts(values[self.label]))
         if len(classes) > MOST_CATEGORIES and not self.classes:
             raise SettingsError(
@@ -295,8 +297,8 @@ class Draft:
         else:
             kind = [
                 'kind = "numeric"  # or "categorical" with categories = ["...", "..."]',
-                f"low = nan  # {TO_FILL_IN}",
-                f"high = nan  # {TO_FILL_IN}",
+                f"# low = ...   # {TO_FILL_IN}: the least value there can be, without looking",
+                f"# high = ...  # {TO_FILL_IN}: the greatest",
             ]
         # What a site does with a missing value must not depend on other records: declare it.
         missing = "middle" if categories is None else "ignore"
@@ -400,21 +402,16 @@ def _infer(
     return (low, high if high > low else low + 1.0), None
 
 
-def _read_names(path: Path) -> list[str]:
+def _read_names(source: object) -> list[str]:
     """Read the names of the columns, and nothing else."""
-    import csv
-
-    import pyarrow.parquet as pq
-
-    try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return list(pq.read_schema(path).names)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return [name.strip() for name in next(csv.reader(file), [])]
-    except (OSError, UnicodeDecodeError, pa.ArrowInvalid):
+    table = source if isinstance(source, RowSource) else PlainTable(source)
+    names = [name.strip() for name in table.list_columns()]
+    if not names:
         raise SettingsError(
-            f"The table {path.name!r} cannot be read. Nothing was written. Check that it exists."
-        ) from None
+            "The table has no line with the names of its columns, or cannot be read. Nothing was "
+            "written. Check the file."
+        )
+    return names
 
 
 def _number_or_text(value: str) -> int | str:

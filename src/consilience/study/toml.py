@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tomllib
@@ -19,7 +20,9 @@ from consilience.learners.axes import Projection, read_projection
 from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
+from consilience.tables.values import as_number
 from consilience.text import quote as quoted
+from consilience.text import shorten
 
 if TYPE_CHECKING:
     from consilience.study.study import Study
@@ -368,13 +371,86 @@ def _load(text: str) -> tuple[Facts, list[str]]:
 
 
 def _read_schema(part: Mapping[str, Any]) -> tuple[Schema | None, list[str]]:
-    """Return a schema, or None and what is wrong with it."""
+    """Return a schema, or None and everything that is wrong with it, in the words of the file."""
     try:
         return Schema.from_dict(part), []
     except (SettingsError, SchemaMismatch) as problem:
-        return None, [f"[schema]: {problem}"]
+        return None, _schema_problems(part) or [f"[schema]: {problem}"]
     except (TypeError, AttributeError):
         return None, ["[schema] does not have the layout of a schema"]
+
+
+# Settings of a schema that are checked together, apart from all others.
+_TOGETHER = (
+    ("label", "classes", "label_bound", "unknown_label"),
+    ("person", "max_records_per_person"),
+    ("norm",),
+    ("scale",),
+)
+_COLUMN = {"kind": "numeric", "name": " ", "low": 0, "high": 1}  # stands for any column
+
+
+def _schema_problems(part: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with each column and each setting; empty if that is wrong together."""
+    listed = part.get("columns", [])
+    if not (isinstance(listed, list) and all(isinstance(one, Mapping) for one in listed)):
+        return []
+    columns = [_column_problem(number, column) for number, column in enumerate(listed, 1)]
+    problems = [problem for problem in columns if problem]
+    if not listed:
+        problems.append("[schema] needs columns: one part [[schema.columns]] for each")
+    plain = {"label": "  ", "classes": [0, 1], "columns": [_COLUMN]}
+    for names in _TOGETHER:
+        given = {name: part[name] for name in names if name in part}
+        if "label" in names:
+            if "label" not in part:
+                problems.append("[schema] needs label, the name of the column to predict")
+            if not {"classes", "label_bound"} & part.keys():
+                problems.append("[schema] needs classes = [...], or label_bound for numbers")
+                continue
+            # What is not given is not made up: classes and a bound exclude one another.
+            given = {"label": "  ", **given, "columns": [_COLUMN]}
+        if wrong := _refusal({**(plain if "label" not in names else {}), **given}):
+            problems.append(f"[schema] {wrong}")
+    known = {"columns", *(name for names in _TOGETHER for name in names)}
+    unknown = [quoted(name, 100) for name in part if name not in known]
+    return problems + [f"[schema] has no setting {name}" for name in unknown]
+
+
+def _column_problem(number: int, column: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a column, or None."""
+    name = column.get("name")
+    if not isinstance(name, str) or not name:
+        return f"the {number}. [[schema.columns]] needs a name"
+    where = f"[[schema.columns]] {shorten(name, 100)!r}"
+    if column.get("kind") == "numeric":
+        bounds = {side: as_number(column.get(side, math.nan)) for side in ("low", "high")}
+        if lacking := [side for side, bound in bounds.items() if not math.isfinite(bound)]:
+            return (
+                f"{where} needs {' and '.join(lacking)}, from domain knowledge: bounds read from "
+                "records would leak the most extreme ones"
+            )
+    elif column.get("kind") == "categorical" and not column.get("categories"):
+        return (
+            f"{where} needs categories = [...], from the code book: a list read from records "
+            "would tell who is in it"
+        )
+    elif column.get("kind") not in ("numeric", "categorical"):
+        return f'{where} needs kind = "numeric" or "categorical"'
+    wrong = _refusal({"label": f"not {name}", "classes": [0, 1], "columns": [column]})
+    return wrong and f"{where}: {wrong}"
+
+
+def _refusal(facts: Mapping[str, Any]) -> str | None:
+    """Return why there is no such schema, without what is meant for callers in Python."""
+    try:
+        Schema.from_dict(facts)
+    except (SettingsError, SchemaMismatch) as problem:
+        said = str(problem).partition(" No record was read")[0].rstrip(".")
+        return said.replace("cannot be None: it must be", "is missing: it must be")
+    except (TypeError, AttributeError):
+        return "does not have the layout of a schema"
+    return None
 
 
 def to_arguments(facts: object) -> tuple[Facts, list[str]]:
