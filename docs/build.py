@@ -53,6 +53,7 @@ MENU: dict[str, list[str]] = {
         "docs/for-keyholders.md",
         "docs/planning.md",
         "docs/export.md",
+        "docs/odds.md",
         "docs/large-sites.md",
         "docs/flower.md",
         "docs/for-it.md",

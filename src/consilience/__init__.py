@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.evaluation.adaptation import Adapted as Adapted
     from consilience.evaluation.adaptation import adapt as adapt
     from consilience.evaluation.measures import evaluate as evaluate
+    from consilience.evaluation.odds import odds_ratios as odds_ratios
     from consilience.evaluation.table_one import TableOne as TableOne
     from consilience.files.contribution import Contribution as Contribution
     from consilience.files.export import scorecard as scorecard
@@ -103,6 +104,7 @@ _MODULES = {
     "LedgerDamaged PrivacyLeakWarning RecordsWarning SchemaMismatch SettingsError",
     "evaluation.adaptation": "Adapted adapt",
     "evaluation.measures": "evaluate",
+    "evaluation.odds": "odds_ratios",
     "evaluation.table_one": "TableOne",
     "files.contribution": "Contribution",
     "files.export": "scorecard to_onnx to_scikit_learn",

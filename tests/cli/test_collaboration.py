@@ -119,6 +119,9 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     assert card["release digest"] == made["digest"]
     assert [one["column"] for one in card["scores"][0]["columns"]] == ["age", "sex", "pressure"]
     assert "Nothing was written" in run("release", "export", file, "site0", "--out", file, fails=1)
+    ratios = run("release", "odds", file, "site0")
+    assert "sex: m against f" in ratios
+    assert "before models were combined" in ratios
     forged = Release.load(tables / file).sealed
     facts = {k: v for k, v in forged.facts.items() if k not in ("key", "tensors")}
     Sealed.seal("release", facts, forged.tensors, SigningKey.generate()).save(tables / "forged")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -172,6 +173,23 @@ def export(
         content = to_python(loaded, agreed.schema).encode()
     write_durably(path, content)
     return Answer({"file": str(path), "to": to}, f"Written: {path}")
+
+
+@release.add("odds", "release odds release-0001.safetensors study.toml")
+def odds(
+    file: FilePath,
+    study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
+) -> Answer:
+    """Print the odds ratios of a logistic model, with intervals where the noise is known."""
+    from consilience.evaluation.odds import odds_ratios
+    from consilience.study.check import build_for
+
+    agreed, loaded = _load_agreed(file, study)
+    found = odds_ratios(loaded, agreed.schema, learner=build_for(agreed, math.inf))
+    rows = [vars(row) for row in found.rows]
+    return Answer(
+        {"of": found.of, "level": found.level, "rows": rows, "note": found.note}, str(found)
+    )
 
 
 @release.add("summary", "release summary release-0001.safetensors study.toml --html table.html")

@@ -494,6 +494,16 @@ class Release(SignedFile):
         return tuple(Source.from_dict(row) for row in rows)
 
     @property
+    def events(self) -> tuple[Event, ...]:
+        """What the hub drew; nothing if combining was post-processing."""
+        return tuple(events_from_json(self.sealed.facts["events"]))
+
+    @property
+    def aggregator(self) -> str:
+        """The class name of the aggregator that made it."""
+        return str(self.sealed.facts["aggregator"]["name"])
+
+    @property
     def log(self) -> ReleaseLog | None:
         """The releases before it; None in releases of earlier versions."""
         facts = self.sealed.facts.get("log")
