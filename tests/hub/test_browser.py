@@ -1,16 +1,20 @@
 """The dashboard in Chromium: by keyboard, without scripts, on a phone, in both colour schemes."""
 
 import contextlib
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from consilience.hub.api.app import create_app
 from consilience.hub.auth import hash_password
+from consilience.hub.roles import Role
 from consilience.protocol import HEADER, digest, sign_request
 
 PASSWORD = "correct horse battery"
@@ -69,7 +73,7 @@ def live(tools: Any, tmp_path: Any, password: str) -> Iterator[Any]:
     client.app = app
     world = tools.World(client, tmp_path)
     world.address = address
-    app.state.hub.store.add_account("bea", password, "operator")
+    app.state.hub.store.add_account("bea", password, "operator", role=Role.OPERATOR)
     try:
         yield world
     finally:
@@ -221,6 +225,115 @@ def test_a_site_opens_its_view_without_scripts_and_sees_only_its_own(
         assert "already used" in page.locator("main").inner_text()
 
 
+# -------------------------------------------------------------------------------- building a study
+
+
+CODEBOOK = """\
+name,kind,low,high,categories,missing
+age,numeric,0,,,middle
+sex,categorical,,,f|m,ignore
+ill,label,,,no|yes,
+"""
+TESTED = "age,sex,ill\n" + "".join(
+    f"{20 + i},{'fm'[i % 2]},{'no yes'.split()[i // 40]}\n" for i in range(80)
+)
+
+
+def check_page(page: Any, folder: Path, name: str) -> None:
+    """Look at a page on a dark phone and a light screen, for people who look, and with axe."""
+    for width, scheme in ((360, "dark"), (1280, "light")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        room = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(room) <= 0, f"{name} scrolls sideways at {width}"
+        page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
+        assert page.evaluate(CONTRAST) == [], (name, width, scheme)
+    require_accessible(page, name)
+
+
+def require_accessible(page: Any, name: str) -> None:
+    """Let axe, which knows the rules of WCAG, look for barriers that keep people out."""
+    found = Axe().run(page).response["violations"]
+    serious = [
+        (each["id"], each["help"], [node["html"][:120] for node in each["nodes"]])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert serious == [], name
+
+
+def test_a_study_is_built_from_a_code_book_to_its_freezing(
+    chromium: Any, live: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "codebook.csv").write_text(CODEBOOK)
+    (tmp_path / "tested.csv").write_text(TESTED)
+    with page_of(chromium, live) as page:
+        page.goto("/login")
+        check_page(page, tmp_path, "login")
+        log_in(page)
+        page.click("text=Build a study")
+        check_page(page, tmp_path, "new")
+        page.fill("#name", "heart")
+        page.fill("#purpose", "Who falls ill within a year, for wards that plan their beds.")
+        page.set_input_files("#codebook", tmp_path / "codebook.csv")
+        page.click("text=Begin the draft")
+        page.wait_for_url("**/drafts/*")
+        assert "“age” needs a lowest and a highest value" in page.inner_text("#problems")
+        check_page(page, tmp_path, "draft-with-problems")
+        page.click("#parts >> text=Columns")
+        check_page(page, tmp_path, "columns")
+        page.fill("#high-0", "120")
+        page.fill("#name-new", "pressure")
+        page.fill("#low-new", "60")
+        page.fill("#high-new", "250")
+        page.click("text=Save the columns")
+        assert page.input_value("#name-2") == "pressure"
+        page.click("text=Back to the draft")
+        page.click("#parts >> text=Method")
+        check_page(page, tmp_path, "method")
+        page.check("#learner-PrivateLinearSVC")
+        page.click("text=Save the method")
+        page.click("text=Back to the draft")
+        page.click("#parts >> text=Privacy")
+        page.fill("#epsilon_min", "1")
+        page.click("text=Save the promise")
+        check_page(page, tmp_path, "privacy")
+        page.click("text=Back to the draft")
+        page.set_input_files("#file-test", tmp_path / "tested.csv")
+        page.click("text=Upload test records")
+        sha256 = hashlib.sha256(TESTED.encode()).hexdigest()
+        assert sha256 in page.inner_text("#files")
+        check_page(page, tmp_path, "draft")
+        page.click("text=Try on made-up data")
+        check_page(page, tmp_path, "trial")
+        page.fill("#sites", "3")
+        page.fill("#records", "40")
+        page.click("button:has-text('Try on made-up data')")
+        page.wait_for_selector("#result", timeout=180_000)  # the page loads itself again
+        assert "joined: Average" in page.inner_text("#result")
+        check_page(page, tmp_path, "tried")
+        page.click("text=Back to the draft")
+        page.click("text=Make a link")
+        check_page(page, tmp_path, "link")
+        page.click("text=Back to the draft")
+        page.click("#freeze >> text=Freeze >> nth=-1")
+        check_page(page, tmp_path, "freeze")
+        page.click("text=Freeze the study")
+        page.wait_for_url("**/studies/heart*")
+        shown = page.inner_text("main")
+        assert "The study is open" in shown
+        assert "A public file is missing" not in shown
+        assert [text for text in page.complaints if "404" not in text] == []
+        page.goto("/drafts")
+        check_page(page, tmp_path, "drafts")
+    study = live.hub.agreed("heart")
+    assert (study.learner, study.epsilon_range[0], study.test.sha256) == (
+        "PrivateLinearSVC",
+        1,
+        sha256,
+    )
+
+
 # -------------------------------------------------------------------------- phones, colours, charts
 
 
@@ -235,6 +348,10 @@ def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(
         "/new-study",
         "/audit",
         "/nowhere",
+        "/docs",
+        "/account",
+        "/accounts",
+        "/new-account",
         "/studies/trusting",
         "/studies/trusting/aggregate",
     ]
@@ -247,6 +364,8 @@ def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(
     with page_of(chromium, live, width=360) as page:
         page.set_content("<p style='color: #888; background: #fff'>grey</p>")
         assert len(page.evaluate(CONTRAST)) == 1  # the check can also fail
+        with pytest.raises(AssertionError, match="color-contrast"):
+            require_accessible(page, "grey")
         log_in(page)
         for path in paths:
             page.goto(path)
@@ -260,6 +379,7 @@ def test_every_page_fits_a_phone_and_can_be_read_in_both_schemes(
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 assert page.evaluate(CONTRAST) == [], (path, scheme)
+            require_accessible(page, path)
         assert [
             text for text in page.complaints if "404" not in text
         ] == []  # no policy was violated

@@ -132,7 +132,7 @@ def test_problems_are_said_in_words_of_the_page(ann: Coordinator) -> None:
     shown = ann.text
     assert "a lowest value that is not below its highest value" in shown
     assert "Say what the study is for" in shown
-    assert "must be lower-case letters" in shown
+    assert "lower-case letters, digits and hyphens" in shown
     more = {"neighbours": "replace-one", "hub": "trusted", "unit": "person", "person": "id"}
     ann.post(f"{at}/privacy", epsilon_min="9", epsilon_max="x", delta="2", min_sites="0", **more)
     page = ann.get(f"{at}/privacy").text
@@ -233,7 +233,7 @@ def test_drafts_are_seen_by_their_account_auditors_and_operators(sqlite_world: A
 def test_a_link_shows_the_study_file_until_it_is_ended(ann: Coordinator) -> None:
     at = ann.begin()
     page = ann.post(f"{at}/share").text
-    link = re.search(r"http://hub(/api/drafts/[\w-]+)", page)[1]
+    link = re.search(r"http://hub(/api/drafts/[0-9a-f]{48})", page)[1]
     answer = ann.world.client.get(link)
     assert Study.from_text(answer.text).name == "heart"
     assert "Nobody has agreed to it" in answer.text

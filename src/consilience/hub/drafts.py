@@ -83,7 +83,7 @@ class DraftDesk:
     def share(self, draft: str) -> str:
         """Return the token of a new link, by which whoever has it can read the study file."""
         self.get(draft)
-        token = secrets.token_urlsafe(24)
+        token = secrets.token_hex(24)  # without hyphens, because it is used on command lines
         self.store.share_draft(draft, hashed(token), self.account.actor)
         return token
 

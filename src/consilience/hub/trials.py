@@ -156,11 +156,13 @@ def try_draft(
         study, table, division=division, runs=Runs(repeats=REPEATS, n_jobs=1, progress=tell)
     )
     metric = report.measure
+    verdicts = [line for line in report.sentence.splitlines() if " at epsilon=" in line]
     return {
         "tables": [_tabulate(report, learner) for learner in dict(report.cells)],
         "metric": metric.title,
         "percent": metric.percent,
         "higher": metric.higher_is_better,
+        "verdicts": [f"{line.partition('. ')[0].rstrip('.')}." for line in verdicts],
         "sentence": report.sentence,
         "repeats": REPEATS,
         "seconds": round(report.seconds, 1),

@@ -12,7 +12,7 @@ from consilience.tables.schema import Numeric, Schema
 
 Array = NDArray[Any]
 
-SIGNAL = 2.0  # standard deviations of what the columns say about the label, beside chance of 1
+SIGNAL = 1.0  # standard deviations of what the columns say about the label, beside chance of 1
 
 
 def make_table(schema: Schema, n: int, *, seed: int) -> dict[str, Any]:

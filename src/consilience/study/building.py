@@ -5,6 +5,7 @@ The facts have the layout of a study file, complete or not; nothing here reads a
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -13,10 +14,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from consilience.aggregators.registry import AGGREGATORS
 from consilience.errors import SchemaMismatch, SettingsError
 from consilience.learners.registry import LEARNERS
 from consilience.study import toml
-from consilience.study.check import MOST_NAME, TO_FILL_IN, StudyRefused
+from consilience.study.check import (
+    DECIDED_FOR_AGGREGATORS,
+    DECIDED_FOR_LEARNERS,
+    MOST_NAME,
+    TO_FILL_IN,
+    StudyRefused,
+)
 from consilience.study.draft import Draft
 from consilience.study.study import Study
 from consilience.tables.problems import quietly
@@ -133,7 +141,7 @@ def _columns(schema: Facts) -> Iterator[Problem]:
     if not (label or known) and columns:
         reason = _refusal(schema)
         if reason:
-            yield Problem("privacy" if "person" in reason else "columns", reason)
+            yield Problem("privacy" if "person" in reason else "columns", _reword(reason))
 
 
 def _column(column: Facts, place: int) -> Iterator[Problem]:
@@ -196,10 +204,33 @@ def _study(facts: Facts) -> Iterator[Problem]:
         problems = [*problems, *refused.problems]
     except (TypeError, ValueError, AttributeError, KeyError):
         problems = ["[learner]: a setting has a value that it cannot have"]
+    lacking = list(_lacking(facts))
+    yield from lacking
+    said = ("[schema]", "the purpose is still", *(("[learner]", "[aggregator]") if lacking else ()))
     for problem in problems:
-        if not problem.startswith(("[schema]", "the purpose is still")):
+        if not problem.startswith(said):
             text = _reword(problem)
             yield Problem(_part_of(problem), f"{text[:1].upper()}{text[1:].rstrip('.')}.")
+
+
+def _lacking(facts: Facts) -> Iterator[Problem]:
+    """Yield the settings that a method needs, and that nobody has chosen yet."""
+    method = facts.get("statistic") or facts.get("learner", {})
+    for settings, known, decided in (
+        (method, LEARNERS, DECIDED_FOR_LEARNERS),
+        (facts.get("aggregator", {}), AGGREGATORS, DECIDED_FOR_AGGREGATORS),
+    ):
+        name, kind = settings.get("name"), known.get(settings.get("name", ""))
+        if kind is None:
+            continue
+        start = getattr(kind, "from_public", None)
+        if start is not None and start[0] not in settings:
+            text = f"{name} needs the setting {start[0]}: {start[1]}."
+            yield Problem("method", f"{text} consilience study new --public computes it.")
+        for each in inspect.signature(kind).parameters.values():
+            if each.default is each.empty and each.name not in {*settings, *decided}:
+                text = f"{name} needs a value of {each.name}: write it among its settings."
+                yield Problem("method", text)
 
 
 _PLACES = (  # where a problem belongs, by how it begins in the words of the study file
@@ -210,7 +241,11 @@ _PLACES = (  # where a problem belongs, by how it begins in the words of the stu
     (r"the column |a class |there are more than .* classes", "columns"),
 )
 _WORDS = (  # of the study file, and of a page
+    (r"\[public\] and \[test\] name", "the public file and the test file have"),
+    (r" Nothing was (computed|trained)\.", ""),
     (r"\[(learner|aggregator|public|test|privacy|study)\]:? ?(part)?", r"\1: "),
+    (r"max_records_per_person cannot be None", "the records of a person are not limited"),
+    (r"max_records_per_person", "the limit on records of a person"),
     (r"epsilon_min=(\S+)", r"the smallest ε (\1)"),
     (r"epsilon_max=(\S+)", r"the largest ε (\1)"),
     (r"delta=(\S+)", r"δ (\1)"),

@@ -174,7 +174,7 @@ def _from_row(row: Mapping[str | None, Any]) -> dict[str, Any]:
 def _read(key: str, text: str) -> Any:
     parts: list[Any] = [part.strip() for part in text.split("|")]
     if key in _NUMBERS:
-        parts = list(map(_number, parts))
+        parts = list(map(read_number, parts))
     if key in _LISTS:
         return parts
     require(len(parts) == 1, f"{key} in the code book", shorten(text), "one value, without a bar")
@@ -185,13 +185,14 @@ def _read_cuts(text: str) -> Any:
     """Return a number of bins or a list of places: a number alone might be meant as either."""
     number, _, unit = text.strip().partition(" ")
     if unit == "bins":
-        return _number(number)
+        return read_number(number)
     wish = "a number of bins ('6 bins') or places ('18|40|65', or one alone: '65|')"
     require("|" in text, "cuts in the code book", text, wish)
-    return [_number(part.strip()) for part in text.strip().removesuffix("|").split("|")]
+    return [read_number(part.strip()) for part in text.strip().removesuffix("|").split("|")]
 
 
-def _number(text: str) -> Any:
+def read_number(text: str) -> Any:
+    """Return a number, or the text if it is none."""
     for kind in (int, float):
         try:
             number = kind(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from consilience.protocol import Refusal
 from consilience.study import building, toml
 from consilience.study.building import Facts, find_problems
 from consilience.study.toml import TOTAL
-from consilience.tables.codebook import MOST_TEXT, read_facts
+from consilience.tables.codebook import MOST_TEXT, read_facts, read_number
 from consilience.text import printable
 
 ROWS = 20  # columns on a page
@@ -31,10 +32,10 @@ FIELDS = 9 * ROWS  # of the form of a page of columns
 MOST_TYPED = 5000  # characters of a field of one line
 REFRESH_SECONDS = 2
 MISSING = {
-    "error": "not allowed: the site must correct it",
-    "middle": "counts as the middle of the range",
-    "ignore": "belongs to no category",
-    "indicator": "is marked as missing",
+    "error": "not allowed",
+    "middle": "middle",
+    "ignore": "no category",
+    "indicator": "marked",
 }
 # What a rule becomes if the kind of its column changes.
 _OTHER_RULE = {"numeric": {"ignore": "middle"}, "categorical": {"middle": "ignore"}}
@@ -90,14 +91,10 @@ def _line(visit: Visit, name: str) -> str:
 
 def _number(text: str) -> Any:
     """Return a number, or the text if it is none: the page then says so."""
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        if abs(number) < 1e18:  # as a file can hold it; nan is left as text
-            return number
-    return text[:50]
+    try:
+        return read_number(text[:50])
+    except SettingsError:  # it is larger than a file may state
+        return text[:50]
 
 
 def _parts(text: str) -> list[str]:
@@ -345,12 +342,10 @@ def _aggregator_choices() -> list[Choice]:
     for name, kind in AGGREGATORS.items():
         if name == TOTAL:
             continue
-        hint = "Needs public records." if kind.needs_public else ""
-        try:
-            hint = f"{kind().describe().weighing} {hint}"
-        except (TypeError, ConsilienceError):  # it has settings that somebody must choose
-            hint = f"{kind.weighing} {hint}"
-        choices.append(Choice(name, kind.summary(), hint.strip()))
+        hints = ["Needs public records."] if kind.needs_public else []
+        with suppress(TypeError, ConsilienceError):  # it has settings that somebody must choose
+            hints.insert(0, kind().describe().weighing)
+        choices.append(Choice(name, kind.summary(), " ".join(hints)))
     return choices
 
 

@@ -195,6 +195,11 @@ def _fact(value: object) -> str:
     return f"{text[:16]}…" if len(text) > 40 and " " not in text else text
 
 
+def _plain(value: object) -> str:
+    """Return a number of a study file without a needless zero."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
 def _finalize(value: object) -> object:
     """Show text of others, which is no markup, in characters that can be seen."""
     return printable(value, lines=True) if type(value) is str else value
@@ -219,5 +224,6 @@ TEMPLATES.filters |= {
     "between": _between,
     "segment": partial(quote, safe=""),
     "fact": _fact,
+    "plain": _plain,
 }
 TEMPLATES.globals |= {"bar": charts.draw_bar, "KINDS": KINDS, "isinf": math.isinf}
