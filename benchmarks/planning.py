@@ -272,7 +272,7 @@ def page(results, repeats, seconds):
         "",
         f"`CONSILIENCE_DATA=… python benchmarks/planning.py`, Python {platform.python_version()}, "
         f"NumPy {np.__version__}; {seconds / 60:.0f} minutes on one busy core. Derivations: "
-        "[docs/planning.md](../docs/planning.md).",
+        "[docs/planning-proofs.md](../docs/planning-proofs.md).",
         "",
         "Loss: nats beyond the best linear model that all records give (on test records; ridge "
         f"the best of four). Found: `simulate`, {repeats} repeats ({repeats // 2} with M), mean ± "

@@ -64,6 +64,7 @@ MENU: dict[str, list[str]] = {
         "docs/cli.md",
         "docs/api/*.md",
         "docs/protocol.md",
+        "docs/planning-proofs.md",
         "docs/glossary.md",
     ],
     "Security": [

@@ -185,8 +185,8 @@ def test_the_worst_case_is_never_exceeded(mechanism, delta, epsilon):
 
 
 def test_bounds_have_the_constants_of_the_specification():
-    # docs/planning.md, 2: T = (c + Λ)/2 (Q_D(p) S/ε)² on the output and T = Q_D(p)² s²/(n² Λ) in
-    # the objective, with the Gamma quantile Q by another library.
+    # docs/planning-proofs.md, 2: T = (c + Λ)/2 (Q_D(p) S/ε)² on the output and T = Q_D(p)² s²/(n² Λ)
+    # in the objective, with the Gamma quantile Q by another library.
     n, p, ridge = 3000, 0.02, 1e-2
     for mechanism in ("output", "objective"):
         advice = plan(
@@ -212,7 +212,7 @@ def test_bounds_have_the_constants_of_the_specification():
 
 
 def test_without_public_data_the_estimate_is_the_textbook_formula():
-    # d/(2n) + ½ tr(H⁻¹ Cov(b)/n²) in the limit of no ridge (docs/planning.md, 1).
+    # d/(2n) + ½ tr(H⁻¹ Cov(b)/n²) in the limit of no ridge (docs/planning-proofs.md, 1).
     # The closing noise comes on top: with a ridge this small against n it is not negligible.
     n, d, bend = 10**6, 20, 0.02
     advice = plan(n_records=n, n_features=d - 1, epsilon=1.0, curvature=bend, regularization=1e-6)
@@ -532,7 +532,7 @@ def test_the_average_of_many_sites_is_expected_as_that_of_few_is_simulated(monke
 
 
 def test_expected_bounds_have_the_constants_that_the_derivation_gives():
-    # docs/planning.md, 2 and 4, written down a second time; D counts the constant.
+    # docs/planning-proofs.md, 2 and 4, written down a second time; D counts the constant.
     n, sites, public, ridge, D = 2000, 5, 300, 1e-2, 5
     facts = {
         "n_records": n,

@@ -1,6 +1,6 @@
 """What distillation can be expected to bring: a model learned from exact members' votes.
 
-The derivations are in docs/planning.md, section 5.
+The derivations are in docs/planning-proofs.md, section 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the feature method can be expected to bring: weights learned on the public records.
 
-The derivations are in docs/planning.md, section 3.
+The derivations are in docs/planning-proofs.md, section 3.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def in_span(spread: Array, directions: int, kappa: float) -> tuple[Array, Array]
 
     For normal directions whose variances are `spread`, and a ridge on the weights: the
     deterministic equivalents of a random ridge regression. Without a ridge they are exact for
-    equal variances, otherwise in the limit of many dimensions (docs/planning.md, 3).
+    equal variances, otherwise in the limit of many dimensions (docs/planning-proofs.md, 3).
     """
     if math.isinf(kappa):
         return np.ones_like(spread), np.zeros_like(spread)

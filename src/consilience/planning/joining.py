@@ -2,8 +2,8 @@
 
 A *prediction* is the expected loss of a normally distributed model, whose mean and covariance
 follow from those of one site's model by linear algebra. A *bound* is a theorem about the expected
-loss that holds for all records. docs/planning.md derives both. Nothing here touches a private
-record: only sizes, epsilons, settings and public records are used.
+loss that holds for all records. docs/planning-proofs.md derives both. Nothing here touches a
+private record: only sizes, epsilons, settings and public records are used.
 
 Every aggregator says how it is predicted (`Aggregator.expected`), by calling methods of `Joining`.
 """
@@ -175,7 +175,7 @@ BASELINES: dict[str, Baseline] = {ALONE: Baseline(), PUBLIC: PublicBaseline()}
 class Joining:
     """Predict and bound what each way of joining makes of the sites' models.
 
-    The formulas are derived in docs/planning.md.
+    The formulas are derived in docs/planning-proofs.md.
     """
 
     facts: Population
@@ -459,7 +459,7 @@ class Joining:
         return float(np.linalg.norm(self.facts.model(self.facts.ridge, None)))
 
     def average_bound(self, shares: Array, *, exact: bool = False) -> float:
-        """Return a bound on the expected excess loss of an average (docs/planning.md, 2)."""
+        """Return a bound on the expected excess loss of an average (docs/planning-proofs.md, 2)."""
         total = 0.0
         for site, share in zip(self.case.sites, shares, strict=True):
             noise = self.noise(site.n_records, math.inf if exact else site.epsilon)

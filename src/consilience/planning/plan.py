@@ -4,8 +4,8 @@ Nothing here touches a private record, and nothing is charged. `plan` answers in
 
 - For learners whose noise is known in advance (`Advice`): expectations by formula
   (expectation.py), and for every aggregator a *prediction* from the mean and covariance of its
-  result and a *bound* on its expected loss that holds for all data (joining.py). docs/planning.md
-  derives both, and benchmarks/planning.md compares them with `simulate`.
+  result and a *bound* on its expected loss that holds for all data (joining.py).
+  docs/planning-proofs.md derives both, and benchmarks/planning.md compares them with `simulate`.
 - For statistics (`Paying`): which of them will pay, with which noise, among how many sites and for
   whom, by a trial on records drawn from public ones or made up within the schema (paying.py).
 - For all others (`Trial`): by training the study's learner on sites drawn from public records
