@@ -185,8 +185,8 @@ def test_the_worst_case_is_never_exceeded(mechanism, delta, epsilon):
 
 
 def test_bounds_have_the_constants_of_the_specification():
-    # docs/planning-proofs.md, 2: T = (c + Λ)/2 (Q_D(p) S/ε)² on the output and T = Q_D(p)² s²/(n² Λ)
-    # in the objective, with the Gamma quantile Q by another library.
+    # docs/planning-proofs.md, 2: T = (c + Λ)/2 (Q_D(p) S/ε)² on the output and
+    # T = Q_D(p)² s²/(n² Λ) in the objective, with the Gamma quantile Q by another library.
     n, p, ridge = 3000, 0.02, 1e-2
     for mechanism in ("output", "objective"):
         advice = plan(
