@@ -8,10 +8,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import typer
 from typer import Argument, Option
 
 import consilience as cs
-from consilience.cli.command import Answer, Commands
+from consilience.cli.command import Answer, Commands, show
 from consilience.cli.options import (
     PREDICTIONS,
     FilePath,
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
 contribution = Commands("Read and check the file that a site submits.")
 release = Commands("Read, check and use what a hub publishes.")
 
+ReleaseKey = Annotated[
+    Path | None,
+    Option(
+        help="The key that signs releases; created if it does not exist. By default the study's "
+        "own in your folder of settings."
+    ),
+]
 Html = Annotated[Path | None, Option("--html", help="Also write the certificate as a web page.")]
 
 
@@ -295,18 +303,19 @@ def write_predictions(
     return Answer({"file": str(out), "rows": len(X)}, said)
 
 
-@release.add("freeze", "release freeze shared roster.csv --key coordinator.pem")
+@release.add("freeze", "release freeze shared roster.csv")
 def freeze(
     folder: Annotated[Path, Argument(help="A shared folder with one blind study.")],
     sites: Annotated[
         Path, Argument(help="A CSV file with the columns name, key and checked_by.", metavar="CSV")
     ],
-    key: Annotated[Path, Option(help="The key that signs releases; created if it does not exist.")],
+    key: ReleaseKey = None,
 ) -> Answer:
     """Freeze the roster of a blind study in a shared folder: no site can be added afterwards."""
     from consilience.study.batches import freeze_roster, read_sites, seal_path
 
     study = cs.Study.in_folder(folder)
+    key = _find_key(study, folder, key)
     roster = freeze_roster(study, folder, read_sites(sites), key)
     facts = {"roster": roster.digest, "sites": len(roster.names), "key": roster.sealed.key}
     return Answer(
@@ -360,12 +369,33 @@ def hand_over(
     return Answer({**facts, **answer}, f"Handed over, digest {loaded.digest}.")
 
 
-@release.add("make", "release make shared --key coordinator.pem")
+def _find_key(study: Study, folder: Path, key: Path | None) -> Path:
+    """Return where the key is that signs a study's releases, which is never in the shared folder.
+
+    Without a choice it is in the coordinator's own folder of settings, by the study's digest: one
+    name may stand for another study next year.
+    """
+    if key is None:
+        keys = Path(typer.get_app_dir("consilience")) / "keys"
+        key = keys / f"{study.name}-{study.digest[:16]}.pem"
+    if key.resolve().is_relative_to(folder.resolve()):
+        raise SettingsError(
+            f"The key {str(key)!r} lies in the shared folder, and whoever can read that could sign "
+            "releases with it. Nothing was combined. Keep it elsewhere; if one is there, make "
+            "another."
+        )
+    if not key.exists():
+        key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        show(f"A new key that signs releases of {study.name}: {key}. Back it up.", as_error=True)
+    return key
+
+
+@release.add("make", "release make shared")
 def make(
     folder: Annotated[
         Path, Argument(help="A shared folder with one study and the sites' contributions.")
     ],
-    key: Annotated[Path, Option(help="The key that signs releases; created if it does not exist.")],
+    key: ReleaseKey = None,
 ) -> Answer:
     """Combine the contributions in a shared folder into a signed release, without a hub."""
     from consilience.files.certificate import of_release
@@ -388,12 +418,7 @@ def make(
             f"{study.aggregator} draws noise, which must be charged to a hub's ledger. Nothing was "
             "combined. Run this study at a hub."
         )
-    if key.resolve().is_relative_to(folder.resolve()):
-        raise SettingsError(
-            f"The key {str(key)!r} lies in the shared folder, and whoever can read that could sign "
-            "releases with it. Nothing was combined. Keep it elsewhere; if one is there, make "
-            "another."
-        )
+    key = _find_key(study, folder, key)
     signing = SigningKey.at(key)
     by_site = read_submitted(study, folder)
     newest = [submitted.newest for submitted in by_site.values()]

@@ -421,6 +421,11 @@ def fetch(
 
     site = cs.Site(folder)
     release = site.fetch(study, new_log=new_log)
+    if release is None and site.is_in_folder(study):
+        raise SettingsError(
+            "The shared folder offers no release of this study at present. Nothing was changed. "
+            "The coordinator makes one when enough sites have submitted: consilience release make"
+        )
     if release is None:
         raise SettingsError(
             "The hub offers no release of this study at present. Nothing was changed. The study's "
@@ -616,7 +621,9 @@ def open_page(study: StudyName, folder: Folder = SITE) -> Answer:
 
 @commands.add("status", "site status")
 def status(folder: Folder = SITE) -> Answer:
-    """Show what the site has joined, trained, submitted and fetched, and the budget left."""
+    """Show what the site has joined, trained, submitted and fetched, what is left, what is next."""
+    from consilience.site.client import FOLDER
+
     site = cs.Site(folder)
     balance = site.ledger.balance(site.dataset)
     left = None if balance.left.epsilon is None else float(balance.left.epsilon)
@@ -630,9 +637,13 @@ def status(folder: Folder = SITE) -> Answer:
         sent, release = row["submitted"] or "none", row["release"] or "none"
         gone = " (withdrawn)" if row["withdrawn"] else ""
         done = f"{row['contributions']} trained, newest submitted: {sent}{gone}, release: {release}"
-        lines.append(
-            f"  {row['study']} at {row['hub']}: {'fetches only' if row['fetch_only'] else done}"
-        )
+        where = f"at {row['hub']}"
+        if row["in_folder"]:
+            where = f"in folder {row['hub'].removeprefix(FOLDER)}"
+        lines.append(f"  {row['study']} {where}: {'fetches only' if row['fetch_only'] else done}")
+        if row["trainings_left"]:
+            enough = (f"{n} at epsilon {each:g}" for each, n in row["trainings_left"].items())
+            lines.append(f"    trainings that the budget is enough for: {', or '.join(enough)}")
         if row.get("blind"):
             lines += [f"    {said}" for said in row["blind"]["said"]]
         if row["unreadable"]:
@@ -640,6 +651,8 @@ def status(folder: Folder = SITE) -> Answer:
                 f"    cannot be read, so that nothing is trained for this study: "
                 f"{', '.join(row['unreadable'])}"
             )
+        if row["next"]:
+            lines.append(f"    next: {row['next']}")
     if not rows:
         lines.append("  no study yet: consilience site join HUB INVITATION")
     return Answer({**facts, "key": site.key.public, "studies": rows}, "\n".join(lines))

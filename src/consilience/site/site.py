@@ -535,6 +535,51 @@ class Site(BlindSite):
         weighing = Weighing(table, self.gather_members(name))
         return self.train(name, weighing, epsilon=epsilon, approve=approve)
 
+    def status(self, name: str) -> dict[str, Any]:
+        """Return how far the site is with a study, what is next, and what the budget is enough for.
+
+        ``trainings_left`` is the number of trainings at the smallest and at the largest epsilon
+        that the study allows; None if no limit counts them.
+        """
+        facts = super().status(name)
+        counts, step = {}, None
+        if not facts["unreadable"]:
+            step = self._next_step(name, facts)
+            with suppress(ConsilienceError):  # of a study or a limit that allow no training
+                counts = self._count_trainings(self.study(name))
+        return {
+            **facts,
+            "in_folder": facts["hub"].startswith(FOLDER),
+            "next": step,
+            "trainings_left": None if facts["fetch_only"] else counts or None,
+        }
+
+    def _next_step(self, name: str, facts: Mapping[str, Any]) -> str:
+        """Return the command that usually comes next."""
+        study, newest = self.study(name), self._newest_number(name)
+        if not facts["fetch_only"] and newest > (facts["submitted"] or 0):
+            return f"consilience site submit {name}"
+        if not facts["fetch_only"] and not newest:
+            if study.at == self.name:
+                return f"consilience site aggregate {name} TABLE --epsilon E --dry-run"
+            return f"consilience site check {name} TABLE"
+        if facts["release"] is None:
+            return f"consilience site fetch {name}, once there is a release"
+        return f"consilience site adapt {name} TABLE"
+
+    def _count_trainings(self, study: Study) -> dict[float, int]:
+        """Return for how many trainings the budget is enough, by their epsilon."""
+        balance, counts = self._ledger.balance(self.dataset), {}
+        if study.trusted or balance.left.epsilon is None:
+            return {}
+        for epsilon in study.epsilon_range:
+            cost = balance.cost(promise(study, epsilon))
+            pairs = ((cost.epsilon, balance.left.epsilon), (cost.delta, balance.left.delta))
+            # Ledgers count in billionths; a share of one more is rounding.
+            enough = [math.floor((left or 0) / paid + 1e-9) for paid, left in pairs if paid]
+            counts[epsilon] = min(enough, default=0)
+        return counts
+
     def open_table(
         self, name: str, table: object, mapping: str | os.PathLike[str] | None = None
     ) -> object:

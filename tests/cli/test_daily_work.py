@@ -1,0 +1,71 @@
+"""What people look up every day: what is next, what is left, and where the key is."""
+
+import json
+import stat
+
+import pyarrow.csv
+import pytest
+
+import studies
+
+
+@pytest.fixture
+def ward(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "study.toml").write_text(studies.study_text())
+    pyarrow.csv.write_csv(studies.table(60), "table.csv")
+    for name in ("site", "south"):
+        folder = ("--folder", name)
+        run("site", "init", "--name", name, "--dataset", "ward", "--epsilon", 3, *folder)
+        run("site", "join", "shared", *folder)
+    return tmp_path
+
+
+def train(run, *folder):
+    asked = ("site", "train", "heart-risk", "table.csv", "--epsilon", 1, *folder)
+    digest = json.loads(run(*asked, "--dry-run", "--json")[1])["digest"]
+    assert run(*asked, "--approved", digest)[0] == 0
+
+
+def status(run):
+    said = run("site", "status")[1]
+    return said, json.loads(run("site", "status", "--json")[1])["studies"][0]
+
+
+def test_status_says_what_is_next_and_what_the_budget_is_enough_for(run, ward):
+    said, facts = status(run)
+    assert f"heart-risk in folder {ward / 'shared'}: 0 trained" in said
+    assert "enough for: 30 at epsilon 0.1, or 1 at epsilon 3" in said
+    assert "next: consilience site check heart-risk TABLE" in said
+    train(run)
+    said, facts = status(run)
+    assert (facts["next"], facts["trainings_left"]) == (
+        "consilience site submit heart-risk",
+        {"0.1": 20, "3.0": 0},
+    )
+    run("site", "submit", "heart-risk")
+    assert "site fetch heart-risk" in status(run)[1]["next"]
+    assert "shared folder offers no release" in run("site", "fetch", "heart-risk")[2]
+    train(run, "--folder", "south")
+    run("site", "submit", "heart-risk", "--folder", "south")
+    code, said, noted = run("release", "make", "shared")
+    assert (code, "A new key that signs releases" in noted) == (0, True)
+    (key,) = (ward / "home").rglob("heart-risk-*.pem")
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert not list((ward / "shared").rglob("*.pem"))
+    run("site", "fetch", "heart-risk")
+    assert status(run)[1]["next"] == "consilience site adapt heart-risk TABLE"
+    code, _, noted = run("release", "make", "shared")  # the same key is found again
+    assert (code, noted) == (0, "")
+    assert run("site", "fetch", "heart-risk")[0] == 0
+
+
+def test_a_site_that_only_fetches_is_told_to_fetch(run, ward):
+    run("site", "init", "--name", "reader", "--dataset", "w", "--epsilon", 1, "--folder", "reader")
+    run("site", "join", "shared", "--fetch-only", "--folder", "reader")
+    facts = json.loads(run("site", "status", "--folder", "reader", "--json")[1])["studies"][0]
+    assert facts["next"].startswith("consilience site fetch")
+    assert facts["trainings_left"] is None
