@@ -44,6 +44,7 @@ SAID = (
 # What needs no account, because it is what gives one a session, or because a signature decides.
 WITHOUT_ACCOUNT = {
     ("POST", "/login"),
+    ("POST", "/login/code"),
     ("POST", "/visits/{link}"),
     ("POST", "/api/sessions"),
     ("POST", "/api/enrolments"),

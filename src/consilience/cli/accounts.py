@@ -128,6 +128,28 @@ def unbind(name: Name, place: Place) -> Answer:
     return Answer({"account": name}, f"Only a password lets {name} log in now.")
 
 
+@commands.add("require-factor", "hub require-factor anna")
+def require_factor(
+    *,
+    name: Name,
+    no: Annotated[bool, Option("--no", help="Instead, let it log in without one again.")] = False,
+    place: Place,
+) -> Answer:
+    """Let an account do nothing before it has a second factor."""
+    with place.open() as hub:
+        hub.store.require_factor(name, OPERATOR, needed=not no)
+    said = "needs no second factor" if no else "needs a second factor"
+    return Answer({"account": name, "needed": not no}, f"{name} {said}.")
+
+
+@commands.add("reset-factor", "hub reset-factor anna")
+def reset_factor(name: Name, place: Place) -> Answer:
+    """Remove the second factor of somebody who has lost it, which ends the account's sessions."""
+    with place.open() as hub:
+        hub.store.drop_factor(name, OPERATOR)
+    return Answer({"account": name}, f"{name} has no second factor now.")
+
+
 @commands.add("disable", "hub disable anna")
 def disable(name: Name, place: Place) -> Answer:
     """Disable an account: its sessions end at once, and nobody can log in with it."""

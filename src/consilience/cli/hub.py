@@ -74,7 +74,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class SigningOn:
-    """An identity provider beside passwords."""
+    """How people log in: an identity provider beside passwords, and second factors."""
 
     public_url: Annotated[
         str | None,
@@ -111,6 +111,15 @@ class SigningOn:
             envvar="CONSILIENCE_OIDC_EMAIL_DOMAIN",
         ),
     ] = None
+    require_second_factor: Annotated[
+        bool,
+        Option(
+            "--require-second-factor",
+            help="Accounts that log in with a password can do nothing before they have a second "
+            "factor.",
+            envvar="CONSILIENCE_REQUIRE_SECOND_FACTOR",
+        ),
+    ] = False
     oidc_name: Annotated[
         str,
         Option(help="What the login page calls the provider.", envvar="CONSILIENCE_OIDC_NAME"),
@@ -176,6 +185,7 @@ def serve(
             place.folder,
             place.database,
             sign_on=sign_on,
+            all_need_factors=signing_on.require_second_factor,
             metrics_token=listening.metrics_token,
             combine_seconds=combine_seconds,
             combine_bytes=None if combine_memory is None else combine_memory << 20,

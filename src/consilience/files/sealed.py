@@ -8,6 +8,7 @@ and each has a limit that is checked before anything of that size is allocated.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -26,8 +27,10 @@ from typing import Any, Self
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
+from cryptography.fernet import Fernet
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
@@ -125,6 +128,13 @@ class SigningKey:
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
         return self._key.sign(message)
+
+    def make_box(self, purpose: str) -> Fernet:
+        """Return what encrypts for a purpose, so that only who has this key can read it."""
+        raw = serialization.Encoding.Raw, serialization.PrivateFormat.Raw
+        secret = self._key.private_bytes(*raw, serialization.NoEncryption())
+        derived = HKDF(hashes.SHA256(), 32, None, f"consilience {purpose}".encode()).derive(secret)
+        return Fernet(base64.urlsafe_b64encode(derived))
 
     def __repr__(self) -> str:
         return f"SigningKey({self.public[:16]}…)"

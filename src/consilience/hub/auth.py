@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -211,6 +211,16 @@ class Notes:
         self._store.log(actor, action, study, **facts, **more)
 
 
+class CodeNeeded(Refusal):
+    """The password fits, and the account has a second factor."""
+
+    def __init__(self, stored: str) -> None:
+        super().__init__(
+            "not-authenticated", "This account has a second factor: its code is needed as well."
+        )
+        self.stored = hashed(stored)  # says which password fitted, for the second step
+
+
 class Logins:
     """Logging in: limited for each address and for each account; failures are in the audit log.
 
@@ -218,8 +228,17 @@ class Logins:
     strangers who guess cannot keep its owner out.
     """
 
-    def __init__(self, store: Store, by_guess: Buckets, by_account: Buckets, notes: Notes) -> None:
-        self._store, self._notes = store, notes
+    def __init__(
+        self,
+        store: Store,
+        by_guess: Buckets,
+        by_account: Buckets,
+        notes: Notes,
+        use_code: Callable[[str, str], bool] = lambda name, code: False,
+    ) -> None:
+        self._store, self._notes, self._use_code = store, notes, use_code
+        # Only who knows the password gets as far as codes, so this limit keeps no owner out.
+        self._by_code = Buckets(by_account.rate)
         self._by_guess, self._by_account = by_guess, by_account
         # Names without an account have limits like accounts, or the limits would tell which names
         # exist, and in a table of their own, or many of them would push out those of accounts.
@@ -228,10 +247,13 @@ class Logins:
         self._threads = threading.BoundedSemaphore(MOST_GUESSES)
         self._kept_free = threading.BoundedSemaphore(MOST_KNOWN_GUESSES)
 
-    def log_in(self, name: str, password: str, address: str, *, hours: float) -> tuple[str, str]:
+    def log_in(
+        self, name: str, password: str, address: str, *, hours: float, code: str | None = None
+    ) -> tuple[str, str]:
         """Return a new token and when it expires, or refuse.
 
-        An unknown name takes as long as a wrong password.
+        An unknown name takes as long as a wrong password. An account with a second factor needs its
+        `code` as well; without one, the refusal is `CodeNeeded`.
         """
         network = network_of(address)
         self._by_guess.take(network)
@@ -245,8 +267,30 @@ class Logins:
             actor = "stranger" if row is None else actor_of(row)
             self._notes.add(actor, "login failed", address=address)
             raise Refusal("not-authenticated", "There is no account with this name and password.")
+        if self._store.has_factor(name):
+            if not code:
+                raise CodeNeeded(row["password"])
+            self._check_code(row, code, address)
         login = {"address": network, "password": row["password"]}
         return new_token(self._store, name, hours=hours, kind="session", **login)
+
+    def log_in_second(
+        self, name: str, stored: str, code: str, address: str, *, hours: float
+    ) -> tuple[str, str]:
+        """Return a new token for whom `log_in` asked for a code: `stored` is of its refusal."""
+        self._by_guess.take(network_of(address))
+        row = self._store.account(name)
+        if row is None or row["status"] != "active" or hashed(row["password"]) != stored:
+            raise Refusal("not-authenticated", "The account has changed since; begin again.")
+        self._check_code(row, code, address)
+        login = {"address": network_of(address), "password": row["password"]}
+        return new_token(self._store, name, hours=hours, kind="session", **login)
+
+    def _check_code(self, row: Row, code: str, address: str) -> None:
+        self._by_code.take(row["name"])
+        if not self._use_code(row["name"], code):
+            self._notes.add(actor_of(row), "login failed", address=address, by="second factor")
+            raise Refusal("not-authenticated", "The code does not fit, or it was used before.")
 
     def limit(self, address: str) -> None:
         """Refuse an address that tries too often."""

@@ -17,6 +17,7 @@ from consilience.files.sealed import MOST_BYTES, SealedFile, SigningKey, is_sign
 from consilience.hub.accounts import AccountDesk
 from consilience.hub.auth import Rate
 from consilience.hub.blind import BlindStudies
+from consilience.hub.factors import FactorDesk
 from consilience.hub.signon import Provider, SignOn
 from consilience.hub.state import why_no_release
 from consilience.hub.store import Row, Store, hashed, now
@@ -63,6 +64,7 @@ class Settings:
     patience_seconds: float = 10.0  # for a body, beside a second for each `least_rate` bytes of it
     least_rate: float = 32 << 10  # bytes per second
     session_hours: float = 12.0
+    all_need_factors: bool = False  # nobody may log in by password alone
     sign_on: SignOn | None = None  # an identity provider beside passwords
     by_address: Rate = field(default=Rate(100.0, 2000.0))
     by_key: Rate = field(default=Rate(5.0, 100.0))
@@ -103,6 +105,8 @@ class Hub:
         self.store.most_daily = settings.most_daily
         self.key = self._agreed_key()
         self.accounts = AccountDesk(self.store)
+        self.factors = FactorDesk(self.store, self.key)
+        self.store.all_need_factors = settings.all_need_factors
         self.provider = None if settings.sign_on is None else Provider(settings.sign_on)
         self.blind = BlindStudies(self.store, self.key, settings.batch_seconds)
         self._ledger: Ledger | None = None

@@ -33,6 +33,7 @@ class Action(Enum):
 
 _FOR_SITES = {Action.OPEN, Action.VIEW, Action.LEAVE}
 _CHANGES = {Action.CHANGE, Action.ADD, Action.MANAGE}
+_WITHOUT_FACTOR = {Action.OPEN, Action.OWN, Action.LEAVE}
 _WHOLE_HUB = {Action.ADD, Action.DRAFT, Action.LOG}  # needs every study, where no study is named
 
 
@@ -43,6 +44,7 @@ class Account:
     name: str
     role: Role
     studies: frozenset[str] | None = None  # None is every study, also those to come
+    must_enrol: bool = False  # may do nothing before it has a second factor
 
     @property
     def actor(self) -> str:
@@ -67,6 +69,11 @@ class Account:
             raise refusal
 
     def _refusal(self, action: Action, study: str | None) -> Refusal | None:
+        if self.must_enrol and action not in _WITHOUT_FACTOR:
+            return Refusal(
+                "not-allowed",
+                "Your account needs a second factor first. Set it up on the page of your account.",
+            )
         if study is not None and not self.sees(study):
             return Refusal("not-found", "There is no such study.")
         if action in _CHANGES and self.role is Role.AUDITOR:

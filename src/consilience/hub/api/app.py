@@ -102,7 +102,7 @@ def create_app(settings: Settings) -> FastAPI:
     state.by_key, state.by_guess = Buckets(settings.by_key), Buckets(settings.by_guess)
     state.notes = Notes(hub.store, settings.by_note)
     by_account = Buckets(settings.by_account)
-    state.logins = Logins(hub.store, state.by_guess, by_account, state.notes)
+    state.logins = Logins(hub.store, state.by_guess, by_account, state.notes, hub.factors.use)
     limits = settings.most_uploads_each, settings.patience_seconds
     state.uploads = Uploads(settings.most_uploads, *limits)
     state.small_uploads = Uploads(4 * settings.most_uploads, *limits)

@@ -107,10 +107,11 @@ class _Body(BaseModel):
 
 
 class Login(_Body):
-    """An account's name and password."""
+    """An account's name and password, and the code of its second factor if it has one."""
 
     name: str = Field(max_length=200)
     password: str = Field(max_length=1000)
+    code: str | None = Field(None, max_length=100)
 
 
 class Invitation(_Body):

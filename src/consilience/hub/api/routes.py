@@ -134,7 +134,11 @@ def log_in(request: Request, body: Body) -> Row:
     asked = parse_body(Login, body)
     logins: auth.Logins = request.app.state.logins
     token, expires = logins.log_in(
-        asked.name, asked.password, address_of(request), hours=hub.settings.session_hours
+        asked.name,
+        asked.password,
+        address_of(request),
+        hours=hub.settings.session_hours,
+        code=asked.code,
     )
     return {"token": token, "expires": expires}
 

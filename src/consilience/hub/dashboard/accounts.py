@@ -9,6 +9,7 @@ from urllib.parse import quote
 from fastapi import Response
 
 from consilience.errors import SettingsError
+from consilience.hub.auth import Logins
 from consilience.hub.dashboard.visits import Visit
 from consilience.hub.roles import Role
 from consilience.hub.store import Row
@@ -82,6 +83,8 @@ def show_account(visit: Visit, problem: str | None = None, status: int = 200) ->
     facts |= {"issuer": sign_on.issuer if sign_on else None}
     confirmed = {"role", "enabled" if active else "disabled"}
     confirmed.add("bound" if row["identities"] else "unbound")
+    confirmed.add("needed" if row["needs_factor"] else "need-not")
+    confirmed |= set() if row["factor"] else {"reset"}
     return visit.page("account.html", status, confirmed, **facts)
 
 
@@ -107,6 +110,12 @@ def change_account(visit: Visit) -> Response:
         subject = visit.form.get("subject", "").strip()
         store.bind(name, sign_on.issuer, subject, actor)
         return _back(visit, "bound")
+    if what in ("need", "need-not"):
+        store.require_factor(name, actor, needed=what == "need")
+        return _back(visit, "needed" if what == "need" else what)
+    if what == "reset":
+        store.drop_factor(name, actor)
+        return _back(visit, "reset")
     if what == "unbind":
         store.unbind(name, actor)
         return _back(visit, "unbound")
@@ -128,7 +137,48 @@ def show_own(visit: Visit, problem: str | None = None, status: int = 200) -> Res
     """Show the visitor's own account."""
     row = visit.hub.store.account(visit.someone.name)
     account = visit.someone.account
-    return visit.page("own_account.html", status, row=row, account=account, problem=problem)
+    facts = {"has_factor": visit.hub.store.has_factor(visit.someone.name), "problem": problem}
+    return visit.page("own_account.html", status, row=row, account=account, **facts)
+
+
+def show_factor(
+    visit: Visit, problem: str | None = None, status: int = 200, **facts: object
+) -> Response:
+    """Show the visitor's own second factor, or how to set one up."""
+    name, store = visit.someone.name, visit.hub.store
+    row, account = store.account(name), visit.someone.account
+    assert row is not None
+    assert account is not None
+    known = {
+        "is_on": store.has_factor(name),
+        "is_required": row["needs_factor"] or store.all_need_factors,
+        "must_enrol": account.must_enrol and not facts,
+        "problem": problem,
+    }
+    return visit.page("factor.html", status, **{**known, "codes": None, "enrolment": None, **facts})
+
+
+def change_factor(visit: Visit) -> Response:
+    """Set up the visitor's own second factor, or turn it off."""
+    name, what, form, hub = visit.someone.name, visit.form.get("do", ""), visit.form, visit.hub
+    logins: Logins = visit.request.app.state.logins
+    try:
+        if what == "begin":
+            logins.check_own(name, form.get("password", ""))
+            return show_factor(visit, enrolment=hub.factors.begin(name))
+        if what == "confirm":
+            return show_factor(visit, codes=hub.factors.confirm(name, form.get("code", "")))
+        row = hub.store.account(name)
+        if what == "remove" and row is not None:
+            if row["needs_factor"] or hub.store.all_need_factors:
+                raise Refusal("not-allowed", "Your account needs its second factor.")
+            logins.check_own(name, form.get("password", ""))
+            hub.store.drop_factor(name, visit.someone.actor)
+            return visit.redirect("/login")
+    except Refusal as refusal:
+        again = hub.factors.pending(name) if what == "confirm" else None
+        return show_factor(visit, refusal.message, refusal.status, enrolment=again)
+    raise Refusal("malformed", "A part of the form is missing.")
 
 
 def change_password(visit: Visit) -> Response:

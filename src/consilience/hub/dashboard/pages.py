@@ -10,7 +10,6 @@ from consilience.hub.dashboard import accounts, drafts, releases, signon, sites,
 from consilience.hub.dashboard.signon import show_form
 from consilience.hub.dashboard.texts import LOGIN_FIXES
 from consilience.hub.dashboard.visits import (
-    FORM_COOKIE,
     SITE_COOKIE,
     STATIC,
     VIEW_SECONDS,
@@ -70,15 +69,13 @@ def log_in(visit: Visit) -> Response:
         logins: auth.Logins = request.app.state.logins
         password, hours = visit.form.get("password", ""), settings.session_hours
         token, _ = logins.log_in(name[:200], password, visit.address, hours=hours)
+    except auth.CodeNeeded as needed:
+        return signon.ask_code(visit, name[:200], needed.stored, target)
     except Refusal as refusal:
         fix = LOGIN_FIXES.get(refusal.code, ERRORS[refusal.code][1])
         problem = f"{refusal.message} {fix}"
         return show_form(visit, target, name, problem, refusal.status)
-    answer = visit.redirect(target)
-    visit.set_cookie(answer, auth.COOKIE, token, int(settings.session_hours * 3600))
-    answer.delete_cookie(SITE_COOKIE)
-    answer.delete_cookie(FORM_COOKIE)
-    return answer
+    return signon.go_on(visit, visit.redirect(target), token)
 
 
 def log_out(visit: Visit) -> Response:
@@ -126,6 +123,7 @@ PAGES = (
     Page(READ, "/", Action.VIEW, show_home),
     Page(READ, "/login", Action.OPEN, show_login),
     Page("POST", "/login", Action.OPEN, log_in),
+    Page("POST", "/login/code", Action.OPEN, signon.take_code),
     Page("GET", "/login/sso", Action.OPEN, signon.begin),
     Page("GET", BACK, Action.OPEN, signon.come_back),
     Page("GET", "/logout/sso", Action.OPEN, signon.leave),
@@ -198,6 +196,8 @@ PAGES = (
     Page(READ, f"{RELEASE}/file", Action.VIEW, releases.download_release),
     Page(READ, "/audit", Action.LOG, studies.show_audit),
     Page(READ, "/account", Action.OWN, accounts.show_own),
+    Page(READ, "/account/factor", Action.OWN, accounts.show_factor),
+    Page("POST", "/account/factor", Action.OWN, accounts.change_factor),
     Page("POST", "/account/password", Action.OWN, accounts.change_password),
     Page(READ, "/accounts", Action.MANAGE, accounts.show_accounts),
     Page(READ, "/new-account", Action.MANAGE, accounts.show_new_account),

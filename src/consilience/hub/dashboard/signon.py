@@ -25,6 +25,7 @@ from consilience.protocol import ERRORS, Refusal
 
 COOKIE = "consilience_sso"  # what this browser began, until it comes back
 SECONDS = 600
+CODE_SECONDS = 300  # for typing the code of a second factor
 MOST_NEXT = 500  # characters of the page to go on to
 
 
@@ -44,6 +45,43 @@ def show_form(
         sign_on=sign_on and sign_on.name,
         is_out=visit.request.query_params.get("done") == "out",
     )
+
+
+def go_on(visit: Visit, answer: Response, token: str) -> Response:
+    """Give a browser its session."""
+    seconds = int(visit.hub.settings.session_hours * 3600)
+    visit.set_cookie(answer, auth.COOKIE, token, seconds)
+    for old in (SITE_COOKIE, FORM_COOKIE):
+        answer.delete_cookie(old)
+    return answer
+
+
+def ask_code(
+    visit: Visit, name: str, stored: str, target: str, problem: str | None = None
+) -> Response:
+    """Ask whoever knows the password for the code of their second factor."""
+    facts = {"name": name, "stored": stored, "next": target[:MOST_NEXT]}
+    begun = sign_facts(visit.hub, "code", time.time() + CODE_SECONDS, **facts)
+    status = 401 if problem else 200
+    return visit.page("code.html", status, begun=begun, problem=problem)
+
+
+def take_code(visit: Visit) -> Response:
+    """Begin the session of whoever knows the password and has the code."""
+    begun = read_facts(visit.hub, "code", visit.form.get("begun"))
+    if begun is None:
+        problem = "The code came too late. Log in again."
+        return show_form(visit, "/studies", problem=problem, status=401)
+    name, stored, target = begun["name"], begun["stored"], next_page(begun["next"])
+    logins: auth.Logins = visit.request.app.state.logins
+    code, hours = visit.form.get("code", ""), visit.hub.settings.session_hours
+    try:
+        token, _ = logins.log_in_second(name, stored, code, visit.address, hours=hours)
+    except Refusal as refusal:
+        fix = LOGIN_FIXES.get("code") if refusal.code == "not-authenticated" else None
+        problem = f"{refusal.message} {fix or ERRORS[refusal.code][1]}"
+        return ask_code(visit, name, stored, target, problem)
+    return go_on(visit, visit.redirect(target), token)
 
 
 def begin(visit: Visit) -> Response:
@@ -90,11 +128,8 @@ def come_back(visit: Visit) -> Response:
         return _refuse(visit, refusal, target)
     # Not a redirect: browsers send strict cookies only to where a page of the hub itself leads.
     answer = visit.page("signed_in.html", target=target)
-    visit.set_cookie(answer, auth.COOKIE, token, int(hours * 3600))
-    for old in (SITE_COOKIE, FORM_COOKIE):
-        answer.delete_cookie(old)
     answer.delete_cookie(COOKIE, path=BACK)
-    return answer
+    return go_on(visit, answer, token)
 
 
 def leave(visit: Visit) -> Response:

@@ -34,6 +34,9 @@ NOTICES = {
     "role": "The role is changed.",
     "disabled": "The account is disabled, and its sessions have ended.",
     "enabled": "The account is enabled again.",
+    "needed": "The account needs a second factor from now on.",
+    "need-not": "The account needs no second factor.",
+    "reset": "The second factor is removed.",
     "bound": "The identity is bound to the account.",
     "unbound": "Nobody logs in to this account by the identity provider any longer.",
 }
@@ -61,6 +64,7 @@ FIXES = {
 }
 LOGIN_FIXES = {
     "not-authenticated": "Check both, or ask the hub's operator for a new password.",
+    "code": "Wait for the next code of your app, or ask an operator for help.",
     "sso": "Try again, or show this message to the hub's operator.",
 }
 

@@ -409,6 +409,10 @@ def _turn_away(page: Page, visit: Visit) -> Response | None:
     study = visit.request.path_params.get("study")
     if page.action is Action.LOG:
         study = visit.request.query_params.get("study") or None
+    account = visit.visitor.account
+    must_enrol = account is not None and account.must_enrol and not account.may(page.action, study)
+    if must_enrol and visit.request.method != "POST":
+        return visit.redirect("/account/factor")
     visit.visitor.check(page.action, study)
     return None
 

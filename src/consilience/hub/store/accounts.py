@@ -12,6 +12,7 @@ from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows,
 from consilience.hub.store.tables import (
     accounts,
     assignments,
+    factors,
     identities,
     known_addresses,
     sessions,
@@ -38,6 +39,8 @@ def get_account(db: sa.Connection, name: str) -> Row:
 
 class Accounts(Database):
     """Accounts, the studies that they are for, and their sessions."""
+
+    all_need_factors = False  # whether nobody may log in by password alone
 
     @writing
     def add_account(
@@ -81,7 +84,7 @@ class Accounts(Database):
         """Change an account's password, which ends all its sessions."""
         get_account(db, name)
         db.execute(accounts.update().where(accounts.c.name == name).values(password=password))
-        _end_sessions(db, name)
+        end_sessions(db, name)
         append_entry(db, actor, "password changed", None, account=name)
 
     @writing
@@ -92,7 +95,7 @@ class Accounts(Database):
             return
         db.execute(accounts.update().where(accounts.c.name == name).values(status=status))
         if not active:
-            _end_sessions(db, name)
+            end_sessions(db, name)
         append_entry(
             db, actor, f"account {'enabled' if active else 'disabled'}", None, account=name
         )
@@ -108,6 +111,8 @@ class Accounts(Database):
             for row in rows:
                 row["studies"] = None if row["every_study"] else _studies_of(db, row["name"])
                 row["identities"] = _identities_of(db, row["name"])
+                confirmed = factors.c.account == row["name"], factors.c.confirmed.is_not(None)
+                row["factor"] = fetch_row(db, sa.select(factors).where(*confirmed)) is not None
         return rows
 
     # ------------------------------------------------------------------------------- identities
@@ -132,7 +137,7 @@ class Accounts(Database):
         for one in _identities_of(db, name):
             append_entry(db, actor, "identity removed", None, account=name, **one)
         db.execute(identities.delete().where(identities.c.account == name))
-        _end_sessions(db, name)
+        end_sessions(db, name)
 
     @writing
     def identified(
@@ -197,7 +202,21 @@ class Accounts(Database):
             if (row := fetch_row(db, query)) is None:
                 return None
             only = None if row["every_study"] else frozenset(_studies_of(db, row["name"]))
-        return Account(row["name"], Role(row["role"]), only)
+            must_enrol = self._must_enrol(db, row, token_hash)
+        return Account(row["name"], Role(row["role"]), only, must_enrol)
+
+    def _must_enrol(self, db: sa.Connection, row: Row, token_hash: str) -> bool:
+        """Tell whether a session is of no use before its account has a second factor.
+
+        An identity provider has its own rule for its sessions.
+        """
+        if not (row["needs_factor"] or self.all_need_factors):
+            return False
+        confirmed = factors.c.account == row["name"], factors.c.confirmed.is_not(None)
+        if fetch_row(db, sa.select(factors.c.account).where(*confirmed)) is not None:
+            return False
+        kind = db.execute(sa.select(sessions.c.kind).where(sessions.c.hash == token_hash)).scalar()
+        return kind != "sso"
 
     @writing
     def end_session(self, db: sa.Connection, token_hash: str) -> None:
@@ -246,7 +265,7 @@ def _studies_of(db: sa.Connection, name: str) -> list[str]:
     return list(db.execute(query.order_by(assignments.c.study)).scalars())
 
 
-def _end_sessions(db: sa.Connection, name: str) -> None:
+def end_sessions(db: sa.Connection, name: str) -> None:
     """End all sessions of an account, and forget where it was logged in."""
     db.execute(sessions.delete().where(sessions.c.coordinator == name))
     db.execute(known_addresses.delete().where(known_addresses.c.coordinator == name))

@@ -22,6 +22,7 @@ from consilience.hub.store.audit import AuditLog, Chain, append_entry
 from consilience.hub.store.blind import Blind
 from consilience.hub.store.database import Database, fetch_row, now, set_setting, writing
 from consilience.hub.store.drafts import Drafts
+from consilience.hub.store.factors import Factors
 from consilience.hub.store.files import Bucket, Files, is_whole
 from consilience.hub.store.sites import Sites
 from consilience.hub.store.studies import Studies, restored_setting
@@ -46,7 +47,7 @@ from consilience.study.records import file_digest
 _BODY = sa.select(bodies.c.content).where(bodies.c.sha256 == sa.bindparam("of"))
 
 
-class Store(AuditLog, Accounts, Studies, Sites, Blind, Drafts):
+class Store(AuditLog, Accounts, Factors, Studies, Sites, Blind, Drafts):
     """Open the hub's database and folder, or create them.
 
     Opening brings the tables up to date and removes files that a crash left behind. Any number of

@@ -47,6 +47,20 @@ accounts = _table(  # the name of the table is from when no account had another 
     _text("status"),
     _text("role"),
     sa.Column("every_study", sa.Boolean, nullable=False),
+    sa.Column("needs_factor", sa.Boolean, nullable=False, server_default=sa.false()),
+)
+factors = _table(  # second factors: codes of an app
+    "factors",
+    _text("account", sa.ForeignKey("coordinators.name"), primary_key=True),
+    _text("secret"),  # encrypted under the hub's key
+    _text("confirmed", nullable=True),
+    _whole("step"),  # the newest interval whose code was used
+)
+recovery_codes = _table(
+    "recovery_codes",
+    _text("account", sa.ForeignKey("coordinators.name"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    _text("hash"),
 )
 sessions = _table(
     "sessions",
@@ -400,6 +414,16 @@ def _add_identities(db: sa.Connection) -> None:
     identities.create(db, checkfirst=True)
 
 
+def _add_factors(db: sa.Connection) -> None:
+    """Add second factors: so far no account needs one."""
+    known = {each["name"] for each in sa.inspect(db).get_columns(accounts.name)}
+    if "needs_factor" not in known:
+        column = "needs_factor BOOLEAN NOT NULL DEFAULT FALSE"
+        db.execute(sa.text(f"ALTER TABLE {accounts.name} ADD COLUMN {column}"))
+    for made in (factors, recovery_codes):
+        made.create(db, checkfirst=True)
+
+
 def add_guarantee(before: dict[str, Any] | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return what a contribution promises together with all that its site submitted before."""
     if before is None:
@@ -419,4 +443,5 @@ MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _add_roles,
     _add_drafts,
     _add_identities,
+    _add_factors,
 )
