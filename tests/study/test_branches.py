@@ -152,6 +152,11 @@ def test_forged_sources_of_a_parents_release_are_refused(releases):
         "no branch": lambda rows: rows[0].pop("below"),
         "less below": lambda rows: [b["guarantee"].update(epsilon=0.1) for b in rows[1]["below"]],
         "less above": lambda rows: rows[1]["guarantee"].update(epsilon=0.1),
+        "another delta below": lambda rows: rows[1]["below"][0]["guarantee"].update(delta=1e-3),
+        "another unit below": lambda rows: rows[1]["below"][0]["guarantee"].update(unit="person"),
+        "nothing promised below": lambda rows: rows[1]["below"][0]["guarantee"].update(
+            void_reason="none"
+        ),
         "a key twice": lambda rows: rows[0]["below"][0].update(key=rows[1]["below"][0]["key"]),
         "a name twice": lambda rows: rows[0]["below"][0].update(site="South 1"),
         "prose": lambda rows: rows[0]["below"][0].update(site="call me: now!"),

@@ -108,6 +108,7 @@ def test_a_projection_is_part_of_a_studys_facts(kind, tmp_path):
     said = " ".join(of_study(study).as_text().split())
     assert "3 principal axes" in said
     assert ("0.25 of its epsilon" if kind == "private" else "they cost nothing") in said
+    assert ("by the word of the study's authors" in said) is (kind == "moments")
 
 
 @KINDS

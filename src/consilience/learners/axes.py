@@ -317,8 +317,9 @@ class MomentAxes(KnownAxes):
     def describe(self) -> str:
         """Say in words where the axes come from."""
         return (
-            f"{self.n_components} principal axes of the moments behind the release with sha256 "
-            f"{self.source}, which was paid for; they cost nothing more"
+            f"{self.n_components} principal axes, by the word of the study's authors those of the "
+            f"moments behind the release with sha256 {self.source}, which is not compared here; if "
+            "it is so, they were paid for with that release, and they cost nothing more"
         )
 
 

@@ -195,6 +195,11 @@ def source_checks(study: Study, sources: Sequence[Source]) -> Iterable[tuple[boo
     for source in sources:
         yield bool(source.below) == (source.site in study.branches), "it has other branches"
         if source.below:
-            most = max(leaf.guarantee.epsilon for leaf in source.below)
-            same = source.guarantee.epsilon == most and source.guarantee.holds
+            below, stated = [leaf.guarantee for leaf in source.below], source.guarantee
+            largest = max(one.epsilon for one in below), max(one.delta for one in below)
+            alike = all(
+                one.holds and (one.unit, one.neighbours) == (stated.unit, stated.neighbours)
+                for one in (*below, stated)
+            )
+            same = alike and largest == (stated.epsilon, stated.delta)
             yield same, f"what it promises to the sites below {source.site!r} does not add up"
