@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors read
     from consilience.errors import SettingsError as SettingsError
     from consilience.evaluation.adaptation import Adapted as Adapted
     from consilience.evaluation.adaptation import adapt as adapt
+    from consilience.evaluation.costs import predict_at_cost as predict_at_cost
     from consilience.evaluation.measures import evaluate as evaluate
     from consilience.evaluation.odds import odds_ratios as odds_ratios
     from consilience.evaluation.table_one import TableOne as TableOne
@@ -103,6 +104,7 @@ _MODULES = {
     "errors": "BudgetExceeded ConsilienceError ContributionRejected GuaranteeVoid HubUnavailable "
     "LedgerDamaged PrivacyLeakWarning RecordsWarning SchemaMismatch SettingsError",
     "evaluation.adaptation": "Adapted adapt",
+    "evaluation.costs": "predict_at_cost",
     "evaluation.measures": "evaluate",
     "evaluation.odds": "odds_ratios",
     "evaluation.table_one": "TableOne",

@@ -122,6 +122,11 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     ratios = run("release", "odds", file, "site0")
     assert "sex: m against f" in ratios
     assert "before models were combined" in ratios
+    dear = ("--cost-false-negative", 99, "--out", "dear.csv")
+    run("release", "predict", file, "site0", "ward2.csv", *dear)
+    named = pyarrow.csv.read_csv(tables / "dear.csv")
+    chances = named["probability of 1"].to_numpy()
+    assert (named["prediction"].to_numpy() == (chances >= 0.01)).all()
     forged = Release.load(tables / file).sealed
     facts = {k: v for k, v in forged.facts.items() if k not in ("key", "tensors")}
     Sealed.seal("release", facts, forged.tensors, SigningKey.generate()).save(tables / "forged")

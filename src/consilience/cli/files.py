@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -47,6 +48,21 @@ ReleaseKey = Annotated[
         "own in your folder of settings."
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions:
+    """What mistakes cost, of models of two classes: only the ratio matters."""
+
+    cost_false_positive: Annotated[
+        float, Option(help="What naming the second class costs where it is the first.")
+    ] = 1.0
+    cost_false_negative: Annotated[
+        float, Option(help="What naming the first class costs where it is the second.")
+    ] = 1.0
+
+
+NO_COSTS = CostOptions()
 Html = Annotated[Path | None, Option("--html", help="Also write the certificate as a web page.")]
 
 
@@ -118,6 +134,8 @@ def predict(
     out: PredictionsPath = PREDICTIONS,
     ids: IdColumn = None,
     mapping: MappingPath = None,
+    *,
+    costs: CostOptions,
 ) -> Answer:
     """Predict for the records of a table on this machine; nothing is sent anywhere."""
     agreed, loaded = _load_agreed(file, study)
@@ -126,7 +144,7 @@ def predict(
         records = cs.Site(study).open_table(agreed.name, table, mapping)
     else:
         records = open_mapped(table, agreed.schema, mapping)
-    return write_predictions(loaded, agreed.schema, WithIds(records, ids), out)
+    return write_predictions(loaded, agreed.schema, WithIds(records, ids), out, costs)
 
 
 def _load_agreed(file: Path, study: Path) -> tuple[Study, Release]:
@@ -277,7 +295,11 @@ class WithIds(NamedTuple):
 
 
 def write_predictions(
-    model: Release | Adapted, schema: Schema, records: WithIds, out: Path
+    model: Release | Adapted,
+    schema: Schema,
+    records: WithIds,
+    out: Path,
+    costs: CostOptions | None = None,
 ) -> Answer:
     """Write what a model says of each record of a table."""
     import numpy as np
@@ -287,7 +309,15 @@ def write_predictions(
 
     rows, columns = records.read(schema)
     X = schema.encode_features(rows)
-    columns["prediction"] = model.predict(X)
+    if costs is None or costs == NO_COSTS:
+        columns["prediction"] = model.predict(X)
+    else:
+        columns["prediction"] = cs.predict_at_cost(
+            model,
+            X,
+            false_positive=costs.cost_false_positive,
+            false_negative=costs.cost_false_negative,
+        )
     if schema.classes is not None:
         probabilities = model.predict_proba(X)
         known = model.ensemble.classes_ if isinstance(model, cs.Release) else model.classes_
