@@ -1,6 +1,7 @@
 """Drafts: from a code book to a frozen study, in the pages and at their addresses."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from consilience.hub.store import drafts as rows
 from consilience.simulation.made_up import make_table
 from consilience.study import building
 from consilience.study.study import Study
+from consilience.study.toml import read_schema
+from consilience.tables.check import check_table
 from consilience.tables.schema import Categorical, Numeric, Schema
 
 CODEBOOK = """\
@@ -65,12 +68,16 @@ def ann(sqlite_world: Any) -> Coordinator:
 
 
 def test_a_code_book_becomes_a_study_without_a_file_written_by_hand(
-    ann: Coordinator, tools: Any
+    ann: Coordinator, tmp_path: Path
 ) -> None:
     at = ann.begin()
     assert "The draft is complete" in ann.text
     text = ann.get(f"{at}/text").text
     draft = Study.from_text(text)
+    (tmp_path / "study.toml").write_text(text)
+    table = {"age": [1, 500], "sex": ["f", "x"], "ill": ["no", "yes"]}
+    found = check_table(read_schema(tmp_path / "study.toml"), table)  # as a site does
+    assert not found.fits
     assert (draft.name, draft.schema.feature_names) == ("heart", ("age", "sex=f", "sex=m"))
     ann.get(f"{at}/privacy")
     more = {"delta": "0", "neighbours": "replace-one", "hub": "untrusted", "unit": "record"}
@@ -166,8 +173,9 @@ def test_learner_and_aggregator_come_from_the_registries_with_their_privacy(
 
 
 def test_files_are_kept_with_their_digests_and_go_with_the_last_draft(
-    ann: Coordinator, tools: Any, tmp_path: Any
+    world: Any, tools: Any, tmp_path: Path
 ) -> None:
+    ann = Coordinator(world)
     at, store = ann.begin(), ann.world.hub.store
     sha256 = tools.write_csv(tmp_path / "t.csv", {"age": [1], "sex": ["f"], "ill": ["no"]})
     content = (tmp_path / "t.csv").read_bytes()
@@ -226,6 +234,10 @@ def test_drafts_are_seen_by_their_account_auditors_and_operators(sqlite_world: A
         assert (at in person.get("/drafts").text) == (seen == 200), name
         person.hidden |= {"version": cara.hidden["version"]}
         assert person.get(at).status_code == seen
+        for page in ("/columns", "/method", "/privacy", "/trial", "/text"):
+            assert person.get(at + page).status_code == seen
+            shows_form = "<button" in person.text.partition("<main")[2]
+            assert shows_form == (name == "oda") or page == "/text", (name, page)
         assert person.post(at, name="heart", purpose="To learn.").status_code == changed, name
     assert Coordinator(sqlite_world, "few").get("/drafts").status_code == 403
 

@@ -11,6 +11,7 @@ from consilience.hub.api.app import create_app
 from consilience.hub.auth import new_token
 from consilience.protocol import HEADER, digest, sign_request
 from consilience.site.site import Site
+from consilience.study.building import begin
 from consilience.study.study import Study
 from studies import ACCEPTED_ONCE
 
@@ -83,6 +84,15 @@ def test_a_site_of_then_contributes_again_and_the_hub_combines_old_with_new(clie
         page = client.get(f"/studies/{study}/releases/2", headers=client.headers)
         assert page.status_code == 200
     assert hub.store.verify()[0] > n_entries
+
+
+def test_a_hub_of_then_can_keep_drafts(client):
+    store = client.app.state.hub.store
+    facts = begin("drafted", "A test.", {"label": "y", "classes": [0, 1], "columns": []})
+    draft = store.add_draft("anna", facts, "coordinator:anna")
+    page = client.get(f"/drafts/{draft}", headers=client.headers)
+    assert "Draft drafted" in page.text
+    store.verify()
 
 
 def test_studies_that_are_refused_today_are_still_listed_and_shown(tools, tmp_path):

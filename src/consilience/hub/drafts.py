@@ -10,7 +10,7 @@ from consilience.errors import ConsilienceError
 from consilience.hub.hub import Hub
 from consilience.hub.roles import Account
 from consilience.hub.store import Row, hashed
-from consilience.hub.store.drafts import PUBLIC_PARTS, Change, name_of
+from consilience.hub.store.drafts import PUBLIC_PARTS, Change, name_of, require_version
 from consilience.protocol import Refusal
 from consilience.study import building
 from consilience.study.building import Facts, find_problems
@@ -65,12 +65,10 @@ class DraftDesk:
         size, most = arrived.stat().st_size, settings.most_public_records
         if has_more_records(arrived, name, most, settings.most_public_bytes):
             raise Refusal("too-large", f"The file has more than {most:,} records, or is too large.")
+        require_version(row, version)  # or its bytes would stay until the next start
         self.store.files.keep(arrived, sha256)
-        try:
-            new = {**row["facts"], part: {**facts, "labelled": True}}
-            self._keep(draft, Change(version, part, building.limited(new), size))
-        finally:
-            self.store.remove_unnamed(sha256)
+        new = {**row["facts"], part: {**facts, "labelled": True}}
+        self._keep(draft, Change(version, part, building.limited(new), size))
 
     def _keep(self, draft: str, change: Change) -> None:
         for sha256 in self.store.change_draft(draft, change, self.account.actor):
@@ -101,8 +99,7 @@ class DraftDesk:
     def freeze(self, draft: str, version: int) -> str:
         """Make a study of a draft, as it was shown, and return its name."""
         row = self.get(draft)
-        if row["version"] != version:
-            raise Refusal("draft-changed", "The draft was changed since this page was shown.")
+        require_version(row, version)
         if problems := find_problems(row["facts"]):
             raise Refusal("study-invalid", problems[0].text)
         try:

@@ -1,6 +1,6 @@
 """Trying a draft on made-up records: a simulation in a process of its own, one in a hub at a time.
 
-The process has the limits of memory that combining has, and a time limit; a draft is data, and
+The process may have half of the memory that combining may have, and five minutes. A draft is data:
 nothing of it can run anything but the learners and aggregators of this package.
 """
 
@@ -16,7 +16,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from consilience.errors import ConsilienceError
-from consilience.hub.children import START_SECONDS, Children, TookTooLong
+from consilience.hub.children import (
+    LEAST_BYTES,
+    START_SECONDS,
+    Children,
+    TookTooLong,
+    find_memory,
+)
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.outages import Ended, Outage
 from consilience.hub.store import Row, Store
@@ -56,7 +62,8 @@ class Trials:
         asked = {"sites": sites, "records": records, "token": token, "done": 0, "cells": 0}
         seconds = {"seconds": TRIAL_SECONDS + 2 * START_SECONDS}
         self.hub.store.begin_trial(draft, version, asked | seconds, actor)
-        limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS)
+        memory = max(LEAST_BYTES, find_memory(self.hub.settings) // 2)
+        limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS, combine_bytes=memory)
         children = Children(begin_trial, limited)
         arguments = (draft, token, row["facts"], sites, records)
         thread = threading.Thread(target=self._run, args=(children, arguments), daemon=True)

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from consilience.aggregators.registry import AGGREGATORS
@@ -111,9 +112,14 @@ def read(facts: Facts) -> Study:
 
 def find_problems(facts: Facts) -> list[Problem]:
     """Return every problem, in the order of the parts; an empty list if the study is valid."""
-    order = list(PARTS)
+    return list(_find_problems(json.dumps(facts)))
+
+
+@lru_cache(maxsize=16)  # thousands of features take seconds, and every page of a draft asks
+def _find_problems(text: str) -> tuple[Problem, ...]:
+    facts, order = json.loads(text), list(PARTS)
     found = [*_basics(facts), *_columns(facts["schema"]), *_study(facts)]
-    return sorted(found, key=lambda problem: order.index(problem.part))[:MOST_PROBLEMS]
+    return tuple(sorted(found, key=lambda problem: order.index(problem.part))[:MOST_PROBLEMS])
 
 
 def _basics(facts: Facts) -> Iterator[Problem]:

@@ -33,12 +33,18 @@ def get_draft(db: sa.Connection, draft: str, version: int | None = None) -> Row:
     row = fetch_row(db, sa.select(drafts).where(drafts.c.id == draft))
     if row is None:
         raise Refusal("not-found", "There is no such draft.")
-    if version not in (None, row["version"]):
+    if version is not None:
+        require_version(row, version)
+    return row
+
+
+def require_version(row: Row, version: int) -> None:
+    """Refuse what was asked of an older version of a draft."""
+    if version != row["version"]:
         raise Refusal(
             "draft-changed",
             "The draft was changed since this page was shown, and nothing of the form was kept.",
         )
-    return row
 
 
 def name_of(row: Row) -> str:
