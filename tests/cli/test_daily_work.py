@@ -1,12 +1,24 @@
 """What people look up every day: what is next, what is left, and where the key is."""
 
+import io
 import json
 import stat
+import sys
+import time
 
 import pyarrow.csv
 import pytest
 
 import studies
+from consilience.files.contribution import Contribution
+from consilience.site.site import Site
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self):
+        return True
 
 
 @pytest.fixture
@@ -30,12 +42,16 @@ def train(run, *folder):
     assert run(*asked, "--approved", digest)[0] == 0
 
 
+def stopped(seconds):
+    raise KeyboardInterrupt
+
+
 def status(run):
     said = run("site", "status")[1]
     return said, json.loads(run("site", "status", "--json")[1])["studies"][0]
 
 
-def test_status_says_what_is_next_and_what_the_budget_is_enough_for(run, ward):
+def test_status_says_what_is_next_and_what_the_budget_is_enough_for(run, ward, monkeypatch):
     said, facts = status(run)
     assert f"heart-risk in folder {ward / 'shared'}: 0 trained" in said
     assert "enough for: 30 at epsilon 0.1, or 1 at epsilon 3" in said
@@ -56,11 +72,18 @@ def test_status_says_what_is_next_and_what_the_budget_is_enough_for(run, ward):
     (key,) = (ward / "home").rglob("heart-risk-*.pem")
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert not list((ward / "shared").rglob("*.pem"))
-    run("site", "fetch", "heart-risk")
+    watch = ("site", "watch", "heart-risk", "--times", 2, "--every", 0.001, "--json")
+    code, said, told = run(*watch, "--adapt", "table.csv")
+    assert (code, json.loads(said)["releases"]) == (0, [1])
+    assert "Release 1 of heart-risk is here" in told
+    assert list((ward / "site").rglob("adapted-0001.html"))
+    assert json.loads(run(*watch)[1])["releases"] == []  # it was told of before
     assert status(run)[1]["next"] == "consilience site adapt heart-risk TABLE"
     code, _, noted = run("release", "make", "shared")  # the same key is found again
     assert (code, noted) == (0, "")
-    assert run("site", "fetch", "heart-risk")[0] == 0
+    monkeypatch.setattr(time, "sleep", stopped)
+    code, said, _ = run(*watch[:3], "--json")
+    assert (code, json.loads(said)["releases"]) == (0, [2])
 
 
 def test_a_site_that_only_fetches_is_told_to_fetch(run, ward):
@@ -69,3 +92,17 @@ def test_a_site_that_only_fetches_is_told_to_fetch(run, ward):
     facts = json.loads(run("site", "status", "--folder", "reader", "--json")[1])["studies"][0]
     assert facts["next"].startswith("consilience site fetch")
     assert facts["trainings_left"] is None
+
+
+def test_submitting_shows_the_file_and_asks_on_a_terminal(run, ward, monkeypatch):
+    train(run)
+    digest = Contribution.load(Site("site").contribution("heart-risk")).digest
+    code, _, failed = run("site", "submit", "heart-risk", "--approved", "0" * 64)
+    assert (code, f"{digest}, was not approved. Nothing was sent" in failed) == (1, True)
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    code, said, failed = run("site", "submit", "heart-risk")
+    assert (code, "was not approved" in failed, "Contribution" in said) == (1, True, True)
+    assert not list((ward / "shared").glob("*.safetensors"))
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert run("site", "submit", "heart-risk")[0] == 0
+    assert run("site", "submit", "heart-risk", "--approved", digest)[0] == 0

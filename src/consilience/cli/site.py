@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from consilience.cli.options import (
     check_out,
     open_mapped,
 )
-from consilience.errors import SettingsError
+from consilience.errors import HubUnavailable, SettingsError
 from consilience.text import quote
 
 if TYPE_CHECKING:
@@ -377,6 +379,10 @@ def noise(
 @commands.add("submit", "site submit heart")
 def submit(
     study: StudyName,
+    approved: Annotated[
+        str | None,
+        Option(help="Do not ask: send the file with this digest only.", metavar="DIGEST"),
+    ] = None,
     offline: Annotated[
         bool, Option("--offline", help="Do not ask first what hubs have of this site.")
     ] = False,
@@ -385,10 +391,24 @@ def submit(
         Option(help="A study whose hub is not asked that; repeatable.", metavar="STUDY"),
     ] = None,
     folder: Folder = SITE,
+    as_json: Json = False,
 ) -> Answer:
-    """Send the newest contribution; sending it twice changes nothing."""
+    """Show what leaves, ask, and send the newest contribution; twice changes nothing.
+
+    Where nobody can be asked, the newest file is sent, unless --approved names another.
+    """
+    from consilience.files.certificate import of_contribution
+
+    def approve(made: cs.Contribution) -> bool:
+        if approved is not None:
+            return approved == made.digest
+        if not sys.stdin.isatty():
+            return True  # its training was approved
+        show(of_contribution(made).on_screen(), as_error=as_json)
+        return typer.confirm("Send this file? It cannot be taken back.", err=as_json)
+
     site = cs.Site(folder)
-    answer = site.submit(study, offline=offline, skip=skip or ())
+    answer = site.submit(study, offline=offline, skip=skip or (), approve=approve)
     said = f"The hub says {quote(answer['state'])}."
     if site.is_in_folder(study):
         said = "It is in the shared folder."
@@ -446,6 +466,47 @@ def fetch(
         "records, compares it with this site's own model, costs nothing and sends nothing; or as "
         f"it is: consilience release predict {file} {folder} TABLE",
     )
+
+
+@commands.add("watch", "site watch heart --adapt patients.csv")
+def watch(
+    study: StudyName,
+    every: Annotated[float, Option(help="Minutes between two questions.", min=0.001)] = 15.0,
+    times: Annotated[
+        int | None, Option(help="How often to ask; by default until it is stopped.", min=1)
+    ] = None,
+    adapt: Annotated[
+        Path | None, Option("--adapt", help="A table that each new release is adapted to.")
+    ] = None,
+    folder: Folder = SITE,
+    as_json: Json = False,
+) -> Answer:
+    """Ask again and again for a new release, check and keep it, and tell of it; Ctrl-C ends it.
+
+    With --adapt each one is adapted to the site's own records, which costs and sends nothing.
+    """
+    site, found = cs.Site(folder), []
+    seen = set(site.seen(study).kept.values())
+    try:
+        for asked in itertools.count(1):
+            try:
+                release = site.fetch(study)
+            except HubUnavailable as problem:
+                show(f"{problem} Asked again in {every:g} minutes.", as_error=True)
+                release = None
+            if release is not None and release.digest not in seen:
+                seen.add(release.digest)
+                found.append(release.sequence)
+                show(f"Release {release.sequence} of {study} is here.", as_error=as_json)
+                if adapt is not None:
+                    made = site.adapt(study, site.open_table(study, adapt))
+                    show(made.page.on_screen(), as_error=as_json)
+            if asked == times:
+                break
+            time.sleep(60 * every)
+    except KeyboardInterrupt:
+        pass  # between two steps that each leave the folder whole
+    return Answer({"study": study, "releases": found}, f"Stopped. New releases: {len(found)}.")
 
 
 @commands.add("adapt", "site adapt heart patients.csv")

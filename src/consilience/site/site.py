@@ -793,10 +793,16 @@ class Site(BlindSite):
     # ------------------------------------------------------------------ taking part
 
     def submit(
-        self, name: str, *, offline: bool = False, skip: Sequence[str] = ()
+        self,
+        name: str,
+        *,
+        offline: bool = False,
+        skip: Sequence[str] = (),
+        approve: Callable[[Contribution], bool] | None = None,
     ) -> dict[str, Any]:
         """Send the newest contribution; sending it again changes nothing.
 
+        `approve` is asked about the very file that would be sent; if it refuses, nothing is.
         The hubs of all studies are asked before what they have of this site. One that does not
         answer stops nothing here, and is in the answer's ``not_compared``.
         """
@@ -806,6 +812,12 @@ class Site(BlindSite):
             joined, path = self._joined(name), self.contribution(name)
             contribution = Contribution.load(path, trusted=self.study(name).trusted)
             self._require_leave(name, joined, contribution)
+            if approve is not None and not approve(contribution):
+                raise SettingsError(
+                    f"Contribution {contribution.sequence} to {name!r}, with the digest "
+                    f"{contribution.digest}, was not approved. Nothing was sent. Answer yes, or "
+                    "name that digest with --approved."
+                )
             # What was trained in two copies of this folder is charged in two ledgers.
             silent = self._compare_with_hubs(name, self._unasked(offline, skip), "sent")
             digest, sequence = contribution.digest, contribution.sequence
