@@ -32,6 +32,7 @@ STAGED = (
         "*.md",
         "docs/**/*.md",
         "docs/**/*.png",
+        "docs/tutorials/*.ipynb",
         "docs/theme/*",
         "benchmarks/*.md",
         "benchmarks/*.png",

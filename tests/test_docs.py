@@ -4,6 +4,7 @@ without a network."""
 import ast
 import contextlib
 import io
+import os
 import re
 import runpy
 import shlex
@@ -14,11 +15,14 @@ import time
 import warnings
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 import consilience
 from consilience.cli.app import main
 from consilience.protocol import ERRORS
+from federation import free_port
 from forks import HubProcess
 
 ROOT = Path(__file__).parent.parent
@@ -136,6 +140,33 @@ def test_the_pictures_are_those_that_the_script_draws():
     for name, draw in drawn["PICTURES"].items():
         found = (drawn["FOLDER"] / f"{name}.svg").read_text(encoding="utf-8")
         assert found == draw(), "write them again: python docs/pictures.py"
+
+
+def test_the_notebooks_of_the_tutorials_are_made_of_their_pages():
+    made = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))
+    for page in TUTORIALS:
+        found = page.with_suffix(".ipynb").read_text(encoding="utf-8")
+        assert found == made["write"](page), "write them again: python docs/notebooks.py"
+
+
+LONG = [pytest.param(page, marks=pytest.mark.soak) for page in TUTORIALS[1:]]
+
+
+@pytest.mark.parametrize("page", [TUTORIALS[0], *LONG], ids=lambda page: page.stem)
+def test_the_notebook_of_a_tutorial_runs(page, tmp_path, monkeypatch):
+    text = page.with_suffix(".ipynb").read_text(encoding="utf-8")
+    here = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
+    port = str(free_port())  # another hub may be at the usual one
+    text = text.replace('\\"serve\\"', f'\\"serve\\", \\"--port\\", \\"{port}\\"')
+    notebook = nbformat.reads(text.replace(":8440", f":{port}"), as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell("import sys; print(sys.executable)"))
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    assert notebook.cells[-1].outputs[0].text.strip() == sys.executable
+    if (tmp_path / "hub").exists():
+        assert (tmp_path / "predictions.csv").exists()
 
 
 @pytest.fixture(scope="module")
