@@ -122,6 +122,10 @@ def test_two_sites_and_a_folder_from_nothing_to_predictions(run, tables):
     ratios = run("release", "odds", file, "site0")
     assert "sex: m against f" in ratios
     assert "before models were combined" in ratios
+    shown = run("release", "card", file, "site0", "--html", "card.html")
+    for part in ("who falls ill", "What it promises", "north 1", "Nothing was released", "Limits"):
+        assert part in shown
+        assert part in (tables / "card.html").read_text()
     dear = ("--cost-false-negative", 99, "--out", "dear.csv")
     run("release", "predict", file, "site0", "ward2.csv", *dear)
     named = pyarrow.csv.read_csv(tables / "dear.csv")

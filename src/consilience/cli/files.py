@@ -201,6 +201,19 @@ def export(
     return Answer({"file": str(path), "to": to}, f"Written: {path}")
 
 
+@release.add("card", "release card release-0001.safetensors study.toml --html card.html")
+def card(
+    file: FilePath,
+    study: Annotated[Path, Argument(help="The study file, or the site's folder.")],
+    html: Annotated[Path | None, Option("--html", help="Also write it as a web page.")] = None,
+) -> Answer:
+    """Print a model card: purpose, guarantees, quality, performance by site, limits."""
+    from consilience.study.card import of_model
+
+    agreed, loaded = _load_agreed(file, study)
+    return _show(loaded, of_model(agreed, loaded), html)
+
+
 @release.add("odds", "release odds release-0001.safetensors study.toml")
 def odds(
     file: FilePath,
