@@ -23,11 +23,18 @@ from consilience.errors import SettingsError
 from consilience.evaluation.baselines import PUBLIC_ROW
 from consilience.evaluation.compare import MAJORITY
 from consilience.files.certificate import of_contribution, of_release
-from consilience.files.contribution import FACTS, MASKED_FACTS, PROJECTED_FACTS, Contribution
+from consilience.files.contribution import (
+    FACTS,
+    MASKED_FACTS,
+    PROJECTED_FACTS,
+    TUNED_FACTS,
+    Contribution,
+)
 from consilience.files.log import ReleaseLog
 from consilience.files.release import MEASURED
 from consilience.files.sealed import Sealed, SigningKey
 from consilience.learners.registry import LEARNERS
+from consilience.learners.tuned import Tuning, tuned
 from consilience.privacy.guarantee import Unit, count_is_public
 from consilience.privacy.spending import Account
 from consilience.site.site import Site
@@ -209,6 +216,35 @@ def test_contributions_along_axes_of_neighbours_differ_in_noise_alone(tmp_path):
     while len(again) < 40 and telling(*([*map(stated, files)] for files in (again, others))):
         again.append(contributed(learner, one, tmp_path))
     assert telling(*([*map(stated, files)] for files in (again, others))) == set()
+
+
+TUNED = f"{CONTRIBUTION} + A contribution of a chosen candidate"
+
+
+def with_candidates(unit="record", relation="replace-one"):
+    learner = made(CASES[0], unit, relation)
+    settings = {"tuning": Tuning({"intercept_scaling": [0.3, 1.0]}), "epsilon": 0.1}
+    return tuned(type(learner))(**learner.get_params(deep=False) | settings)
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_contributions_of_chosen_candidates_differ_in_noise_alone(unit, relation, tmp_path):
+    learner = with_candidates(unit, relation)
+    one, two, unlike = neighbours_of(CASES[0], unit, relation)
+    again = [contributed(learner, one, tmp_path) for _ in range(4)]
+    others = [contributed(learner, rows, tmp_path) for rows in (two, unlike)]
+    listed(TUNED, again[0].sealed.facts)
+    for other in others:
+        assert differing(TUNED, again[0].sealed.facts, other.sealed.facts) == set()
+    rows = [certificate_rows(of_contribution(file), CERTIFICATE) for file in (again[0], *others)]
+    assert all(each[1] == [] and each[2] == rows[0][2] for each in rows)
+    assert differing(CERTIFICATE, rows[0][0], rows[1][0]) == set()
+    while len(again) < 40 and telling(*([*map(stated, files)] for files in (again, others))):
+        again.append(contributed(learner, one, tmp_path))
+    assert telling(*([*map(stated, files)] for files in (again, others))) == set()
+    units = 240 if unit == "record" else 120
+    assert again[0].sealed.facts["size"] == (units if relation == "replace-one" else 100) // 3
 
 
 @pytest.mark.parametrize("unit", list(Unit))
@@ -452,6 +488,7 @@ def test_the_page_to_approve_lists_every_field_of_a_contribution(tmp_path):
     assert set(FACTS) == set(TABLES[CONTRIBUTION])
     assert set(MASKED_FACTS) == set(TABLES["A masked contribution"])
     assert set(PROJECTED_FACTS) == set(TABLES["A contribution along axes"])
+    assert set(TUNED_FACTS) == set(TABLES["A contribution of a chosen candidate"]) - set(FACTS)
     assert all(words in page for words in FACTS.values())
     assert "Nothing is sent" not in page
     assert "chosen by rule" not in page
@@ -570,6 +607,9 @@ def test_every_row_of_the_page_is_a_field_of_some_file(tmp_path):
         page = certificate_rows(of_contribution(file), CERTIFICATE)
         seen |= listed(f"{CONTRIBUTION} + A contribution along axes", file.sealed.facts)
         seen |= listed(CERTIFICATE, page[0])
+    file = contributed(with_candidates(), neighbours_of(case, "record", "replace-one")[0], tmp_path)
+    seen |= listed(TUNED, file.sealed.facts)
+    seen |= listed(CERTIFICATE, certificate_rows(of_contribution(file), CERTIFICATE)[0])
     elsewhere = (
         "A contribution of weights",
         "The note of",

@@ -8,6 +8,8 @@ of which finds real failures in tests/test_mutations.py:
   of neighbouring data sets, from the density of what is released;
 * ``"sample"`` (sampled.py, trees.py) trains many times on two neighbours and bounds epsilon by
   Clopper-Pearson;
+* of a choice among candidates (choice.py) each training is attacked as such, and the choice by its
+  density;
 * `audit_samples` and the ``check_`` functions (checks.py) do the same for draws of a single
   mechanism.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Literal
 
@@ -24,12 +27,14 @@ from threadpoolctl import threadpool_limits
 
 import consilience.auditing.trees  # noqa: F401  registers the attack on trees
 from consilience.auditing.attacked import Learner
+from consilience.auditing.choice import attack_choice
 from consilience.auditing.exact import Search, attack_exactly
 from consilience.auditing.report import AuditReport
 from consilience.auditing.sampled import attack_by_sampling
 from consilience.errors import RecordsWarning, SettingsError
 from consilience.learners.base import PrivateLearner
-from consilience.privacy.mechanisms import Noise
+from consilience.learners.tuned import Tuned
+from consilience.privacy.mechanisms import Noise, Source
 from consilience.statistics.base import Statistic
 from consilience.study.study import Study
 
@@ -80,8 +85,7 @@ def audit(
         )
     # The count of a score is private given the model: docs/guarantees/integration.md.
     attacked = _find_learner(learner, epsilon).without_score()
-    has_density = attacked.is_linear or isinstance(attacked, Statistic)
-    if kind == "exact" and not has_density:
+    if kind == "exact" and not _has_density(attacked):
         raise SettingsError(
             "kind='exact' attacks linear learners and statistics. Nothing was trained. Use "
             "kind='sample'."
@@ -91,11 +95,27 @@ def audit(
     # The problems are many and tiny: threads would only wait for each other.
     with threadpool_limits(limits=1, user_api="blas"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordsWarning)  # worst cases lie beyond every bound
-        if kind == "sample" or not has_density:
-            report = attack_by_sampling(attacked, n_records, search.runs, source)
+        attack = partial(_attack, kind=kind, n_records=n_records, search=search, source=source)
+        if isinstance(attacked, Tuned):
+            size = max(2, attacked.tuning.part_of(n_records))
+            attack = partial(attack, n_records=size)
+            runs = 400 if search.runs is None else search.runs
+            report = attack_choice(attacked, attack, runs, source)
         else:
-            report = attack_exactly(attacked, n_records, search, source)
+            report = attack(attacked)
     return replace(report, seconds=time.perf_counter() - begun)
+
+
+def _has_density(learner: Learner) -> bool:
+    return learner.is_linear or isinstance(learner, Statistic)
+
+
+def _attack(
+    learner: Learner, *, kind: Kind | None, n_records: int, search: Search, source: Source
+) -> AuditReport:
+    if kind == "sample" or not _has_density(learner):
+        return attack_by_sampling(learner, n_records, search.runs, source)
+    return attack_exactly(learner, n_records, search, source)
 
 
 def _find_learner(subject: Study | str | PathLike[str] | Learner, epsilon: float | None) -> Learner:

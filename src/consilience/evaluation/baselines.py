@@ -122,6 +122,7 @@ def public_only(learner: Learner, public: Public) -> Predictor:
     changed and returned fitted.
     """
     assert math.isinf(learner.epsilon)
+    learner = learner.without_tuning()
     if learner.is_linear or learner.makes_linear:
         return fit_public(learner, public)
     if getattr(learner, "unit", "record") == "person":  # public records need no cap per person

@@ -169,6 +169,11 @@ def _find_law(model: object, made: object, trained: object, n_features: int) -> 
         if getattr(model, "aggregator", None) != "Average":
             return "There are no intervals: the aggregator did not add its noise to coefficients."
     else:
+        if trained.tuning is not None:
+            return (
+                "There are no intervals: the model was chosen among candidates by its answers, "
+                "which depend on its noise."
+            )
         events = tuple(getattr(trained, "training_events", trained.events_))
         if trained.mechanism != "output" and events:
             return (

@@ -207,6 +207,21 @@ def _axes_rows(contribution: Contribution) -> list[tuple[str, str]]:
     ]
 
 
+def _tuning_rows(contribution: Contribution) -> list[tuple[str, str]]:
+    """Say which settings were chosen among which candidates, and what that cost."""
+    learner = contribution.learner
+    tuning = learner.tuning
+    if tuning is None:
+        return []
+    best = tuning.candidates[learner.best_index_]
+    return [
+        ("chosen among", Quoted(tuning.describe_candidates())),
+        ("chosen", Quoted(", ".join(f"{name} = {one}" for name, one in best.items()))),
+        ("how it was chosen", tuning.describe()),
+        ("cost of the choice", tuning.describe_cost()),
+    ]
+
+
 def of_contribution(contribution: Contribution) -> Page:
     """Return the certificate of a contribution."""
     facts = contribution.sealed.facts
@@ -223,6 +238,7 @@ def of_contribution(contribution: Contribution) -> Page:
         ("learner", str(facts["learner"])),
         *([] if chosen is None else [("chosen by rule", chosen)]),
         *_axes_rows(contribution),
+        *_tuning_rows(contribution),
         ("numbers", tensors),
         _size_row(size, contribution.learner),
         ("made", f"{facts['created']}, as the site states"),

@@ -31,14 +31,16 @@ from consilience.files.sealed import (
 )
 from consilience.learners.axes import read_projection
 from consilience.learners.base import UNSTATED, PrivateLearner, State
-from consilience.learners.implied import Extent, Implied
+from consilience.learners.implied import ROUNDING, Extent, Implied
 from consilience.learners.inputs import MAY_ASSUME
 from consilience.learners.registry import LEARNERS, find_kind
 from consilience.learners.trees.bins import Bins
+from consilience.learners.tuned import Tuning, tuned
 from consilience.privacy.accounting import (
     Event,
     SharedSum,
     alone,
+    are_alike,
     as_counted,
     events_from_json,
     events_to_json,
@@ -107,7 +109,12 @@ WEIGHED_FACTS = {"members": "the digests of the contributions that are weighed"}
 PROJECTED_FACTS = {
     "projection": "how many axes the model was trained along, and where they come from",
 }
-_KNOWN = FACTS.keys() | MASKED_FACTS.keys() | WEIGHED_FACTS.keys() | PROJECTED_FACTS.keys()
+# And of a model whose settings its site chose among candidates.
+TUNED_FACTS = {
+    "tuning": "the candidates that the study names for its settings, and the scale of the noise by "
+    "which one was chosen",
+}
+_KNOWN = frozenset().union(FACTS, MASKED_FACTS, WEIGHED_FACTS, PROJECTED_FACTS, TUNED_FACTS)
 
 
 def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -123,14 +130,29 @@ def take_apart(learner: PrivateLearner[Any, Any]) -> tuple[dict[str, Any], dict[
         "events": events_to_json(learner.events_),
         "guarantee": learner.guarantee_.as_dict(),
     }
+    return facts | _facts_beside(learner), {
+        name: np.asarray(tensor) for name, tensor in learner.released_state().items()
+    }
+
+
+def _facts_beside(learner: PrivateLearner[Any, Any]) -> dict[str, Any]:
+    """Return what a file states of axes and of a choice, where there are any."""
+    facts: dict[str, Any] = {}
     if learner.projection is not None:
         facts["projection"] = learner.projection.stated()
-    return facts, {name: np.asarray(tensor) for name, tensor in learner.released_state().items()}
+    if learner.tuning is not None:
+        facts["tuning"] = learner.stated_tuning()
+    return facts
 
 
 def _unfitted(facts: Mapping[str, Any]) -> Any:
     """Return the learner that facts describe, with what is public of its fit but its tensors."""
     kind: Any = find_kind(facts["learner"], facts["settings"])
+    if "tuning" in facts:
+        accept("candidates", facts["tuning"].keys() == {"candidates", "selection"})
+        tuning = Tuning.read(facts["tuning"]["candidates"])
+        accept("candidates", tuning.problem_with(kind) is None)
+        kind = tuned(kind)
     named = kind.read_settings(facts["settings"])
     settings = {name: from_plain(value) for name, value in named.items()}
     numbers = all(type(settings.get(name)) in (int, float) for name in ("epsilon", "delta"))
@@ -138,6 +160,8 @@ def _unfitted(facts: Mapping[str, Any]) -> Any:
     if "projection" in facts:
         accept("projection", kind.is_linear)
         settings["projection"] = read_projection(facts["projection"])
+    if "tuning" in facts:
+        settings["tuning"] = replace(tuning, of_part=True)
     learner: Any = kind(**settings)
     n_features, classes, size = facts["n_features"], facts["classes"], facts["size"]
     accept("features", type(n_features) is int and 1 <= n_features <= MOST_FEATURES)
@@ -194,8 +218,7 @@ def _imply(facts: Mapping[str, Any]) -> Implied | None:
     try:
         public = {name: facts[name] for name in known}
         public["tensors"] = {name: form["shape"] for name, form in facts["tensors"].items()}
-        if "projection" in facts:
-            public["projection"] = facts["projection"]
+        public |= {name: facts[name] for name in ("projection", "tuning") if name in facts}
         if "share" in facts:
             public["share"] = {name: facts["share"][name] for name in ("epsilon", "steps")}
             public["blind"] = {name: facts["blind"][name] for name in ("shares", "only_noise")}
@@ -305,6 +328,19 @@ def _check_receipt(facts: Mapping[str, Any]) -> None:
         same = False
     if not same:
         raise refused("its receipt is not one for its events")
+
+
+def _states_selection(learner: PrivateLearner[Any, Any], facts: Mapping[str, Any]) -> bool:
+    """Tell whether a file states the noise by which its settings were chosen, if they were."""
+    if "tuning" not in facts:
+        return True
+    try:
+        stated, found = (
+            events_from_json(one["selection"]) for one in (facts["tuning"], learner.stated_tuning())
+        )
+    except (*MALFORMED, ArithmeticError):
+        return False
+    return are_alike(stated, found, slack=ROUNDING)
 
 
 def _states_choices(learner: PrivateLearner[Any, Any], facts: Mapping[str, Any]) -> bool:
@@ -462,10 +498,10 @@ class Contribution(SignedFile):
         learner.check_unchanged()
         if learner.chosen_beside_ is not None:
             raise SettingsError(
-                "A contribution cannot be made of a learner that PrivateTuning chose: a file "
-                "states one training by its study's settings, and no hub could check the choice. "
-                "Nothing was written, and what was charged stays spent. Choose settings on public "
-                "records (choose_on_public) before the study is agreed, and train with them."
+                "A contribution cannot be made of a learner that PrivateTuning chose outside a "
+                "study: no hub could check the choice. Nothing was written, and what was charged "
+                "stays spent. Let the study name the candidates ([tuning]), or choose settings on "
+                "public records (choose_on_public) before it is agreed, and train with them."
             )
         check_guarantee(learner, trusted=trusted)
         if learner.receipt_ is None and not trusted:
@@ -541,6 +577,7 @@ class Contribution(SignedFile):
 
         A draft with all that is known before the training is written and read as the file will be.
         """
+        learner = learner.possible()[0]
         classes = getattr(learner, "classes_", None)
         facts = {
             "learner": type(learner).__name__,
@@ -551,9 +588,8 @@ class Contribution(SignedFile):
             "events": events_to_json(events),
             "site": site,
             **cls.stamp(study, sequence),
+            **_facts_beside(learner),
         }
-        if learner.projection is not None:
-            facts["projection"] = learner.projection.stated()
         try:
             read = Sealed.load(Sealed.seal(KIND, facts, {}, key).to_bytes(), KIND)
             _unfitted(read.facts)
@@ -648,6 +684,8 @@ class Contribution(SignedFile):
             raise refused("a fact is missing or of the wrong kind")
         _check_implied(looked.implied, facts, looked.extents)
         check_guarantee(self.learner, trusted=trusted)
+        if not _states_selection(self.learner, facts):
+            raise refused("the noise of its choice is not what its candidates and its size imply")
         if not _states_choices(self.learner, facts):
             raise refused("what its settings chose is not what they imply")
         if facts.get("receipt") is not None and self.events:

@@ -37,12 +37,13 @@ from consilience.text import shorten
 
 if TYPE_CHECKING:
     from consilience.learners.axes import Projection
+    from consilience.learners.tuned import Tuning
     from consilience.tables.public import Public
     from consilience.tables.schema import Schema
 
 Rows = Any  # a table as users pass it: an array, a data frame, sparse rows, Dask's
-# Settings that are not among those that a file states; of a projection it states the source.
-UNSTATED = frozenset({"noise", "schema", "projection"})
+# Settings that are not among those that a file states; projection and tuning are facts of it.
+UNSTATED = frozenset({"noise", "schema", "projection", "tuning"})
 # A ledger counts in units of the least epsilon. Below these, sums and scales behind the charge
 # would overflow, or state more than was asked for.
 LEAST_EPSILON, LEAST_DELTA = 1e-9, 1e-300
@@ -156,6 +157,8 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     state_check: ClassVar[StateCheck] = "whole"
     # The setting that `public_settings` makes of public records, and what that is in words.
     from_public: ClassVar[tuple[str, str] | None] = None
+    # Why sites cannot choose among candidates of this kind, with its name; None if they can.
+    untunable: ClassVar[str | None] = "sites choose among classifiers, and {} is none"
     # What it can hide. A learner that can hide a whole site says in `hidden_by` when it does.
     units: ClassVar[tuple[str, ...]] = ("record", "person")
     # Settings that other parts of a study decide, beside those that they decide for all learners.
@@ -173,6 +176,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     unit: str = "record"
     schema: Schema | None = None
     projection: Projection | None = None  # of linear learners, on fewer columns
+    tuning: Tuning | None = None  # of a study's learner, whose settings each site chooses
     # What the candidates had borrowed that this learner was chosen among; None if it was not chosen
     # by looking at records.
     chosen_beside_: dict[object, Guarantee] | None = None
@@ -277,6 +281,18 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     def without_score(self) -> PrivateLearner[Any, Any]:
         """Return an unfitted learner that only trains, as this one does before it is scored."""
         return self
+
+    def without_tuning(self) -> PrivateLearner[Any, Any]:
+        """Return the learner without candidates to choose from."""
+        return self
+
+    def possible(self) -> Sequence[PrivateLearner[Any, Any]]:
+        """Return the learners that a file of a fit may state: this one, or each candidate."""
+        return [self]
+
+    def stated_tuning(self) -> dict[str, Any]:
+        """Return what a file states of a choice among candidates."""
+        return {}
 
     def set_budget(self, epsilon: float, delta: float | None = None) -> Self:
         """Set what a fit may cost, with everything that it releases; None leaves delta."""

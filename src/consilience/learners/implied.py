@@ -85,6 +85,8 @@ class Implied:
     events: Sequence[Event]
     bounds: Mapping[str, Bound]
     slack: float = field(default=ROUNDING)
+    # Other events that may stand for these, because both cost the same up to rounding.
+    others: Sequence[Sequence[Event]] = ()
 
     def has_shapes(self, shapes: Mapping[str, Sequence[int]]) -> bool:
         """Tell whether arrays of these shapes are the ones that are released."""
@@ -94,7 +96,10 @@ class Implied:
 
     def has_events(self, events: Sequence[Event]) -> bool:
         """Tell whether these are the events of the fit."""
-        return are_alike(tuple(events), tuple(self.events), slack=self.slack)
+        return any(
+            are_alike(tuple(events), tuple(each), slack=self.slack)
+            for each in (self.events, *self.others)
+        )
 
     def has_numbers(self, extents: Mapping[str, Extent]) -> bool:
         """Tell whether all arrays keep to their bounds; an honest fit's do, but for 1e-9."""

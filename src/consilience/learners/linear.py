@@ -481,6 +481,8 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan | Proje
 class LinearClassifier(ClassifierMixin, LinearLearner):  # type: ignore[misc]
     """What the two linear classifiers share."""
 
+    untunable: ClassVar[str | None] = None
+
     classes: ArrayLike | None = None
     classes_: Array = field(init=False)
 

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -151,6 +151,8 @@ class Scored(PrivateLearner[Any, Any]):
     -----
     **Privacy.** ``guarantee_``: what training and count cost together, on the same records.
     """
+
+    untunable: ClassVar[str | None] = "a {} with a score has no candidates"
 
     score_share: float
     right_: Array  # the noisy count of right answers and, where it is needed, that of wrong ones
@@ -326,11 +328,21 @@ def scored(kind: type[PrivateLearner[Any, Any]]) -> type[PrivateLearner[Any, Any
             f"A {kind.__name__} releases no score: scores are of classifiers. Nothing was done. "
             f"Leave out {SHARE!r}."
         )
+    return with_setting(Scored, kind, SHARE, float)
+
+
+def with_setting(
+    way: type, kind: type[PrivateLearner[Any, Any]], name: str, form: type
+) -> type[PrivateLearner[Any, Any]]:
+    """Return the class of learners of a kind that are trained in another way, by one setting more.
+
+    It has the name of `kind`.
+    """
     made = make_dataclass(
         kind.__name__,
-        [(SHARE, float)],
-        bases=(Scored, kind),
-        namespace={"__doc__": kind.__doc__, "__module__": __name__},
+        [(name, form)],
+        bases=(way, kind),
+        namespace={"__doc__": kind.__doc__, "__module__": way.__module__},
         eq=False,
         repr=False,
         kw_only=True,

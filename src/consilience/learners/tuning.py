@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError, shielded
 from consilience.learners.base import PrivateLearner, Rows, plan_fit
+from consilience.learners.implied import ROUNDING
 from consilience.learners.inputs import (
     READ_LABELS,
     check_persons,
@@ -199,6 +200,35 @@ class TuningPlan:
     selection: Selection | None
     # Of the costliest part: a record is in one part, so they are all that it can cost.
     events: Sequence[Event]
+
+    def as_costly(self) -> Sequence[Sequence[Event]]:
+        """Return trainings that cost as much, up to rounding, in which machines differ."""
+        most = _units(self.events)
+        return [each for each in self.trainings if np.allclose(_units(each), most, ROUNDING, 0)]
+
+
+def plan_parts(
+    trainings: Sequence[tuple[Event, ...]], unit: str, neighbours: str, cap: int
+) -> TuningPlan:
+    """Return what parts cost that meet these trainings, or the choice among them.
+
+    `cap` is the number of records that a unit may have; public facts alone decide it all.
+    """
+    costliest = _costliest(trainings)
+    # Selecting may cost as much as the costliest training: all of epsilon, unless that has less
+    # rho than it would.
+    rho = total_rho(costliest, Neighbours(neighbours))
+    most = min(total(costliest).epsilon, math.inf if rho is None else math.sqrt(8 * rho))
+    # One unit more adds errors to every candidate, or none.
+    monotone = neighbours == "add-remove"
+    selection = Selection(
+        unit=Unit(unit),
+        neighbours=Neighbours(neighbours),
+        sensitivity=float(cap),
+        scale=(1 if monotone else 2) * cap / most,
+        monotone="yes" if monotone else "no",
+    )
+    return TuningPlan(tuple(trainings), selection, costliest)
 
 
 def _part(task: TuningTask, rows: Array) -> dict[str, Any]:
@@ -450,21 +480,7 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
         trainings = tuple(tuple(plan_fit(learner, **some)[1].events) for learner in self._learners)
         for learner, events in zip(self._learners, trainings, strict=True):
             learner.events_ = events  # on a retry it is not trained, and still has this noise
-        costliest = _costliest(trainings)
-        # Selecting may cost as much as the costliest training: all of epsilon, unless that has less
-        # rho than it would.
-        rho = total_rho(costliest, Neighbours(self.neighbours))
-        most = min(total(costliest).epsilon, math.inf if rho is None else math.sqrt(8 * rho))
-        # One unit more adds errors to every candidate, or none.
-        monotone = self.neighbours == "add-remove"
-        selection = Selection(
-            unit=Unit(self.unit),
-            neighbours=Neighbours(self.neighbours),
-            sensitivity=float(self._cap),
-            scale=(1 if monotone else 2) * self._cap / most,
-            monotone="yes" if monotone else "no",
-        )
-        return TuningPlan(trainings, selection, costliest)
+        return plan_parts(trainings, self.unit, self.neighbours, self._cap)
 
     def _parts(self, task: TuningTask, n_parts: int, source: Source) -> list[Array]:
         """Draw the part of each slot, whatever it holds; return a mask of the records in each."""

@@ -124,6 +124,8 @@ class Question:
             return f"the effect of {name}'s noise is not known in advance"
         if learner.projection is not None:
             return f"no formula knows what {name} loses along axes"
+        if learner.tuning is not None:
+            return f"no formula knows which candidate of {name} a site will choose"
         if len(getattr(learner, "classes", None) or ()) > 2:
             return "formulas are known for two classes"
         if getattr(learner, "mechanism", None) == "matrix":

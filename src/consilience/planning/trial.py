@@ -33,6 +33,7 @@ from consilience.evaluation.measures import (
     measures,
 )
 from consilience.learners.base import PrivateLearner
+from consilience.learners.tuned import Tuning
 from consilience.planning.advice import format_table
 from consilience.planning.joining import ALONE, PUBLIC
 from consilience.planning.sites import Site, Sites
@@ -77,12 +78,14 @@ class Trial:
     verdicts: Mapping[float, Joining]  # by epsilon
     asked: float
     along: str | None = None  # which axes models are trained along, and what these cost
+    tuning: Tuning | None = None  # the candidates that sites choose among
 
     @property
     def how(self) -> str:
         """How this was found out, and along which axes models are trained, if there are any."""
         said = HOW.format(repeats=REPEATS)
-        return said if self.along is None else f"{said} Models are trained along {self.along}."
+        said += "" if self.along is None else f" Models are trained along {self.along}."
+        return said if self.tuning is None else f"{said} {self.tuning.explain(self.learner)}"
 
     @property
     def sentence(self) -> str:
@@ -228,6 +231,7 @@ def run_trial(
         verdicts,
         asked,
         None if learner.projection is None else learner.projection.describe(),
+        learner.tuning,
     )
 
 

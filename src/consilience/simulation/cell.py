@@ -171,6 +171,8 @@ class Setup:
         draws too, which tree a record is for.
         """
         made: Learner = clone(self.learners[name])
+        if math.isinf(epsilon):
+            made = made.without_tuning()  # an exact model needs no noisy choice, and all records
         known = made.get_params(deep=False)
         noise = noise if math.isfinite(epsilon) else self.noise(name, *who, "exact")
         facts: dict[str, Any] = {"noise": noise}
@@ -217,6 +219,11 @@ class Setup:
                 for name, learner in self.learners.items()
                 if learner.projection is not None
             },
+            "tuned": [
+                learner.tuning.explain(name)
+                for name, learner in self.learners.items()
+                if learner.tuning is not None
+            ],
             "repeats": repeats,
             "draws": self.draws,
             "seed": self.seed,

@@ -391,6 +391,7 @@ class Report:
                 f"{name} is trained along {words}."
                 for name, words in self.settings.get("along", {}).items()
             ),
+            *self.settings.get("tuned", ()),
         ]
         for cell in self.cells:
             lines += ["", "{}, epsilon={}".format(*cell)]

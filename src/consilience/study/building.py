@@ -240,7 +240,10 @@ def _lacking(facts: Facts) -> Iterator[Problem]:
 
 
 _PLACES = (  # where a problem belongs, by how it begins in the words of the study file
-    (r"\[(learner|aggregator|statistic|alternatives|projection)|the learner|the aggr", "method"),
+    (
+        r"\[(learner|aggregator|statistic|alternatives|projection|tuning)|the learner|the aggr",
+        "method",
+    ),
     (r"\[(public|test)|the file |\S+ needs (labelled )?public records", "files"),
     (r"\[(privacy|blind)|epsilon_|delta|min_sites|max_|withhold|hub|neighbours", "privacy"),
     (r"the name |the purpose |\[study|version", "basics"),

@@ -107,7 +107,7 @@ def find_problems(study: Study) -> list[str]:
     # A schema that could not be read is None; its problems were reported on reading.
     if problems or study.schema is None:
         return problems
-    problems = _failed((*_limit_checks(study), *_projection_checks(study)))
+    problems = _failed((*_limit_checks(study), *_projection_checks(study), *_tuning_checks(study)))
     if problems:
         return problems
     problems = [problem for choice in study.choices for problem in _learner_problems(choice)]
@@ -317,6 +317,37 @@ def _projection_checks(study: Study) -> Iterable[Check]:
     yield reason is None, f"[projection]: {reason}"
 
 
+def _tuning_checks(study: Study) -> Iterable[Check]:
+    """Yield whether sites can choose settings on their own records, and others check it."""
+    tuning = study.tuning
+    if tuning is None:
+        return
+    yield (
+        study.hub == "untrusted",
+        f'[tuning] is not for hub = "{study.hub}", which is handed exact models or masked sums: a '
+        "choice would be exact, or nobody could check it. Leave it out",
+    )
+    yield (
+        study.at is None and not study.branches and not study.alternatives,
+        "[tuning] is for studies in which every site trains the one [learner]: drop "
+        "[alternatives], [branches] and [aggregator] at, or leave it out",
+    )
+    yield (
+        SHARE not in study.learner_settings,
+        f"[tuning] goes with no {SHARE}: a score of all records would be beside a model of a part. "
+        "Leave one of them out",
+    )
+    yield (
+        study.projection is None or study.projection.describe_cost(1.0, 0.0) is None,
+        "[tuning] goes with axes that all know, and these are each site's own: leave one of them "
+        "out",
+    )
+    twice = ", ".join(sorted(set(tuning.values) & set(study.learner_settings)))
+    yield not twice, f"[learner] and [tuning] both set {quote(twice, 100)}: leave it to one of them"
+    reason = tuning.problem_with(LEARNERS[study.learner])
+    yield reason is None, f"[tuning]: {reason}"
+
+
 def _learner_problems(study: Study) -> list[str]:
     """Ask the learner whether it can be trained with the study's schema and settings."""
     if LEARNERS[study.learner].predicts_number == (study.schema.classes is not None):
@@ -374,6 +405,11 @@ def build_for(study: Study, epsilon: float) -> PrivateLearner[Any, Any]:
     if study.schema.classes is not None:
         learner.classes_ = np.asarray(study.schema.classes)
     return cast("PrivateLearner[Any, Any]", learner)
+
+
+def _possible(study: Study, epsilon: float) -> Sequence[PrivateLearner[Any, Any]]:
+    """Return the learners that files of sites may state that choose this epsilon."""
+    return build_for(study, epsilon).possible()
 
 
 def plan_quickly(study: Study, epsilon: float, size: int) -> Sequence[Event]:
@@ -570,12 +606,15 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
     """Yield whether a site that follows the study trained this, in a contribution or a release."""
     kind = type(learner).__name__
     yield kind in study.learners, "its learner is not one that the study names"
-    settings = dict(study.choose(kind).expected_settings)
+    agreed = [dict(each) for each in study.choose(kind).possible_settings]
     if not study.trusted:
-        settings["epsilon"] = learner.epsilon  # each site chooses its own
+        for each in agreed:
+            each["epsilon"] = learner.epsilon  # each site chooses its own
+    stated = spell_out(learner.read_settings(facts["settings"]))
+    yield stated in map(spell_out, agreed), "its learner has other settings"
     yield (
-        spell_out(settings) == spell_out(learner.read_settings(facts["settings"])),
-        "its learner has other settings",
+        _same(*(None if one is None else one.as_dict() for one in (study.tuning, learner.tuning))),
+        "its settings were chosen among other candidates than the study's, or among none",
     )
     yield (
         learner.n_features_in_ == study.schema.n_features,
@@ -585,12 +624,13 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
     if study.schema.classes is not None:
         classes = learner.classes_.tolist()
         yield _same(classes, list(study.schema.classes)), "it has other classes"
+    most = study.max_size if study.tuning is None else study.tuning.part_of(study.max_size)
     yield (
-        (facts["size"] or 0) <= study.max_size,
-        f"it states more records than the {study.max_size:,} that the study allows",
+        (facts["size"] or 0) <= most,
+        f"it states more records than the {most:,} that the study allows",
     )
     yield (
-        learner.fits_size(study.max_size),
+        learner.fits_size(most),
         "its numbers are larger than its records, or as many as the study allows, and noise make",
     )
     guarantee = learner.guarantee_
@@ -606,7 +646,7 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
     )
     if study.neighbours == "add-remove" and learner.is_linear:
         yield (
-            facts["size"] == settings["public_size"],
+            facts["size"] == agreed[0]["public_size"],
             "it carries a number of records, which is not public",
         )
 
@@ -776,9 +816,9 @@ def _longest_release(study: Study, sizes: Sequence[int | None]) -> Mapping[str, 
     if not found or len(found) < len(sizes):
         return longest
     ends = itertools.product(study.choices, (found[0], found[-1]), study.epsilon_range)
-    for choice, size, epsilon in ends:
-        learner = build_for(choice, epsilon)
-        learner.public_size_ = size
+    every = ((one, size) for choice, size, epsilon in ends for one in _possible(choice, epsilon))
+    for learner, size in every:
+        vars(learner)["public_size_"] = size
         implied = learner.implied({})
         for name, bound in ({} if implied is None else implied.bounds).items():
             # Twice, for the sizes and epsilons in between.

@@ -9,7 +9,13 @@ from typing import Any
 
 from consilience.blind.masked import Masking
 from consilience.files.certificate import RELATIONS, UNITS, Page, Section, meaning
-from consilience.files.contribution import FACTS, MASKED_FACTS, PROJECTED_FACTS, WEIGHED_FACTS
+from consilience.files.contribution import (
+    FACTS,
+    MASKED_FACTS,
+    PROJECTED_FACTS,
+    TUNED_FACTS,
+    WEIGHED_FACTS,
+)
 from consilience.files.sealed import software
 from consilience.privacy.accounting import Event, alone, total
 from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
@@ -96,6 +102,7 @@ def of_study(study: Study) -> Page:
                         for name, settings in study.learners.items()
                     ),
                     *_axes_rows(study),
+                    *_tuning_rows(study),
                     ("aggregator", _with(study.aggregator, study.aggregator_settings)),
                     *([] if study.at is None else [("weighed at", Quoted(study.at))]),
                 ],
@@ -114,6 +121,16 @@ def of_study(study: Study) -> Page:
 def _axes_rows(study: Study) -> Rows:
     """Say where the axes come from along which models are trained."""
     return [] if study.projection is None else [("trained along", study.projection.describe())]
+
+
+def _tuning_rows(study: Study) -> Rows:
+    """Say which settings each site chooses, and how."""
+    if study.tuning is None:
+        return []
+    return [
+        ("chosen at the site", Quoted(study.tuning.describe_candidates())),
+        ("how it is chosen", study.tuning.describe()),
+    ]
 
 
 def _column_rows(study: Study) -> Rows:
@@ -246,6 +263,7 @@ def of_training(
     """
     facts = FACTS | (MASKED_FACTS if study.is_blind else {}) | (WEIGHED_FACTS if members else {})
     facts |= {} if study.projection is None else PROJECTED_FACTS
+    facts |= {} if study.tuning is None else TUNED_FACTS
     against = "the hub" if study.trusted else "the hub or anyone who sees what it publishes"
     exact = (
         "In plain words: the hub will see this site's exact model, and is trusted not to use it to "
@@ -369,6 +387,7 @@ def _content(study: Study, site: str, epsilon: float | None) -> Rows:
         ("learner", study.learner),
         *([] if chosen is None else [("chosen by rule", chosen)]),
         *_axes_rows(study),
+        *_tuning_rows(study),
         ("numbers", learner.describe_state(study.schema)),
         ("number", learner.describe_size()),
         ("site", site),
@@ -423,6 +442,7 @@ def _cost_rows(
         ("left before", _describe_left(balance, Amounts(0.0, 0.0, None))),
         ("this training", f"{bound}epsilon = {show_amount(cost.epsilon)}{delta}{restated}"),
         *_axes_cost(study, epsilon),
+        *([] if study.tuning is None else [("the choice costs", study.tuning.describe_cost())]),
         ("left after", f"{bound and 'at least '}{_describe_left(balance, cost)}"),
         *_kept_rows(study, epsilon, blind),
     ]

@@ -95,6 +95,13 @@ _PROJECTION = (
     "columns. `consilience study axes` writes this part. Which settings it has depends on its "
     "`kind`.",
 )
+_TUNING = (
+    "`[tuning]`",
+    "Settings that each site chooses on its own records, with noise and for no more epsilon: names "
+    "of settings of the learner, each with a list of values, such as `regularization = [0.001, "
+    "0.01]`. All combinations are candidates, 2 to 10 of them; each is trained on a part of a "
+    "site's records. For learners that are marked below, and a hub that is not trusted.",
+)
 _ALTERNATIVES = (
     "`[alternatives.NAME]`",
     "Learners that a site may train instead: NAME is that of the learner, and its settings stand "
@@ -148,6 +155,7 @@ def study_page() -> str:
     parts.append(_section(*_PROJECTION, []))
     for name, kind in PROJECTIONS.items():
         parts.append(_section(f'`kind = "{name}"`', _first_line(kind), _rows(kind, ()), 3))
+    parts.append(_section(*_TUNING, []))
     plain = {name: kind for name, kind in LEARNERS.items() if not issubclass(kind, Statistic)}
     sums = {name: kind for name, kind in LEARNERS.items() if issubclass(kind, Statistic)}
     for title, kinds in (("Learners", plain), ("Statistics", sums)):
@@ -203,6 +211,8 @@ def _learner_facts(kind: type[PrivateLearner[Any, Any]]) -> Iterator[str]:
         yield "hides whole sites"
     if can_be_scored(kind):
         yield f"may have a `{SHARE}`"
+    if kind.untunable is None:
+        yield "may have candidates in `[tuning]`"
 
 
 def _aggregator_facts(cls: type[Aggregator]) -> Iterator[str]:

@@ -37,6 +37,7 @@ from consilience.files.sealed import SigningKey, canonical
 from consilience.learners.axes import Projection
 from consilience.learners.base import PrivateLearner
 from consilience.learners.registry import LEARNERS, find_kind
+from consilience.learners.tuned import Tuning, tuned
 from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
 from consilience.privacy.ledger import Ledger
 from consilience.privacy.spending import Spending
@@ -131,6 +132,8 @@ class Study:
         the digest of the ``study`` and the public ``key`` of its hub.
     projection
         The axes along which linear models are trained, if they are not trained on all columns.
+    tuning
+        Settings of the learner that each site chooses among candidates, on its own records.
     version
         Whose defaults are meant by settings of the learner that are not named: 2 are today's. A
         study file without a version means 1, the first.
@@ -159,6 +162,7 @@ class Study:
     withhold_far: bool = toml.DEFAULTS["withhold_far"]
     blind: Rule | None = None
     projection: Projection | None = None
+    tuning: Tuning | None = None
     version: int = toml.VERSION
     at: str | None = None
     branches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -337,6 +341,8 @@ class Study:
         settings = {**(kind.trusted_settings if self.trusted else {}), **self.learner_settings}
         if self.version == 1:
             settings = kind.read_settings(self.learner_settings)
+        if self.tuning is not None:
+            kind, settings = tuned(kind), {**settings, "tuning": self.tuning}
         made = kind.for_schema(
             self.schema,
             epsilon=math.inf if self.trusted else float(epsilon),
@@ -359,10 +365,22 @@ class Study:
         return made if self.at is None else made.at_site(self.schema)
 
     @cached_property
+    def possible_settings(self) -> Sequence[Settings]:
+        """What files say about the learners' settings, of each candidate where there are several.
+
+        Only epsilon differs from site to site.
+        """
+        every = self.build(self.epsilon_range[0]).possible()
+        return [
+            {name: to_plain(value) for name, value in one.stated_settings().items()}
+            for one in every
+        ]
+
+    @property
     def expected_settings(self) -> Settings:
-        """What files say about the learners' settings. Only epsilon differs from site to site."""
-        settings = self.build(self.epsilon_range[0]).stated_settings()
-        return {name: to_plain(value) for name, value in settings.items()}
+        """What all files say about the learners' settings, whichever candidate a site chose."""
+        first, chosen = self.possible_settings[0], () if self.tuning is None else self.tuning.values
+        return {name: value for name, value in first.items() if name not in chosen}
 
     # ------------------------------------------------------------------ what is done with it
 

@@ -17,6 +17,7 @@ from consilience.files.contribution import from_plain, to_plain
 from consilience.files.durable import read_regular
 from consilience.files.sealed import MOST_DIGITS
 from consilience.learners.axes import Projection, read_projection
+from consilience.learners.tuned import Tuning
 from consilience.protocol import DIGEST
 from consilience.study.records import PublicFile
 from consilience.tables.schema import Schema
@@ -37,7 +38,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP = re.compile(rf"(?<![\w-])(?:{_PART}){{{MOST_PARTS}}}")
 PARTS = (
     *("study", "privacy", "schema", "learner", "alternatives", "aggregator", "statistic"),
-    *("public", "test", "blind", "branches", "projection"),
+    *("public", "test", "blind", "branches", "projection", "tuning"),
 )
 # Whose defaults a study means for what [learner] does not name. A file without a version is of the
 # first one; what it means does not change.
@@ -65,8 +66,8 @@ _SHA256 = Key(
     is_required=True,
 )
 _LABELLED = Key("true or false", "Whether the file has the label column.", True)
-# The settings of each part. [learner], [aggregator], [statistic] and [projection] may have others:
-# the classes that they name check them. Schema checks its own.
+# The settings of each part. [learner], [aggregator], [statistic], [projection] and [tuning] may
+# have others: the classes that they name check them. Schema checks its own.
 LAYOUT: Mapping[str, Mapping[str, Key]] = {
     "study": {
         "name": Key(
@@ -241,6 +242,8 @@ def to_facts(study: Study) -> Facts:
         facts["blind"] = study.blind.as_dict()
     if study.projection is not None:
         facts["projection"] = study.projection.as_dict()
+    if study.tuning is not None:
+        facts["tuning"] = study.tuning.as_dict()
     return facts
 
 
@@ -485,6 +488,11 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         projection = read_projection(parts["projection"]) if "projection" in facts else None
     except SettingsError as problem:
         problems.append(f"[projection]: {problem}")
+    tuning: Tuning | None = None
+    try:
+        tuning = Tuning.read(parts["tuning"]) if "tuning" in facts else None
+    except SettingsError as problem:
+        problems.append(f"[tuning]: {problem}")
     incomplete = bool(problems)
     schema, wrong = _read_schema(parts["schema"])
     problems += wrong
@@ -506,6 +514,7 @@ def to_arguments(facts: object) -> tuple[Facts, list[str]]:
         "blind": blind,
         "branches": parts["branches"],
         "projection": projection,
+        "tuning": tuning,
         **{
             name: privacy.get(name, about.default)
             for name, about in LAYOUT["privacy"].items()

@@ -89,6 +89,10 @@ class PrivateAdaBoostClassifier(TreeLearner):
     """
 
     shorthand: ClassVar[str | None] = "adaboost"
+    untunable: ClassVar[str | None] = (
+        "a {} takes a limited number of records, which cannot be checked of files that state the "
+        "number of a part"
+    )
 
     first_settings: ClassVar[Mapping[str, Any]] = {"n_rounds": 10}
 

@@ -423,6 +423,7 @@ class TreeLearner(ClassifierMixin, PrivateLearner[Task, TreePlan]):  # type: ign
     default_neighbours: ClassVar[str] = "add-remove"
     state_check: ClassVar[StateCheck] = "rows"  # a row of each array is one tree
     study_decides: ClassVar[frozenset[str]] = frozenset(("bins", "bounds"))
+    untunable: ClassVar[str | None] = None
     named_features: ClassVar[tuple[str, ...]] = ("sqrt",)  # values of max_features
 
     epsilon: float
