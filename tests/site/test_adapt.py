@@ -109,6 +109,7 @@ def test_the_page_shows_three_models_and_says_what_stays(world):
     assert VISIBLE in text
     assert "no epsilon is charged" in VISIBLE
     assert "That part was subtracted before the rest was adapted" in text
+    assert "or its study began with a model, or with axes, of an earlier release" in text
     assert "that cost epsilon = 1 per record in all, which bounds" in text
     assert "must not leave the site" in made.page_file.read_text()
 

@@ -10,8 +10,10 @@ from consilience import Budget, Ledger
 from consilience.cli.app import main
 from consilience.errors import ContributionRejected, SettingsError
 from consilience.files.certificate import of_release
+from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey
+from consilience.site.site import Site
 from consilience.study.branches import BranchFile, accept_branch, find_repeated, leaves_of
 from consilience.study.check import StudyRefused, check_release
 from consilience.study.collect import Publication
@@ -164,6 +166,29 @@ def test_forged_sources_of_a_parents_release_are_refused(releases):
         "a key of words": lambda rows: rows[0]["below"][0].update(key="x"),
     }
     assert [name for name, lie in lies.items() if not refused(lie)] == ["nothing"]
+
+
+def test_a_site_below_a_branch_is_told_that_a_parents_release_has_seen_its_records(
+    releases, tmp_path, keys
+):
+    """It fetches that release as a site of the parent study to which it handed over nothing."""
+    site = Site.init(tmp_path / "ward", name="a ward", dataset="ward", budget=Budget(epsilon=3.0))
+    (tmp_path / "own").mkdir()
+    known = {**keys, "north 0": site.key}
+    parts = contributions(branch_study("north"), tmp_path / "own", "north", known)
+    mine = branch_study("north").combine(parts, publication=Publication(HUBS["north"]))
+    parent, shared = Study.from_text(parent_text()), tmp_path / "shared"
+    shared.mkdir()
+    (shared / "study.toml").write_text(parent_text())
+    parts = branches(parent, {**releases, "north": mine})
+    made = parent.combine(parts, publication=Publication(PARENT, log=ReleaseLog()))
+    made.save(shared / made.filename)
+    site.join_folder(shared, fetch_only=True)
+    fetched = site.fetch(parent.name)
+    assert "below its branch 'north'" in site.describe_own_part(parent.name, fetched)
+    page = " ".join(site.adapt(parent.name, table(400, seed=0)).page.as_text().split())
+    assert "a branch of it was made with what this site handed over" in page
+    assert "nothing of this site" not in page
 
 
 @pytest.mark.parametrize(

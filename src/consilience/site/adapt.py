@@ -22,6 +22,7 @@ from consilience.learners.base import plan_fit
 from consilience.privacy.guarantee import compose
 from consilience.site.folder import SiteFolder
 from consilience.statistics.base import Statistic, Summed
+from consilience.study.branches import find_below
 from consilience.tables.schema import Schema
 
 MODE = 0o600  # for the site's own eyes
@@ -36,8 +37,8 @@ VISIBLE = (
 SUBTRACTED = (
     "The release states that this site's contribution is in it, and with which weight. That part "
     "was subtracted before the rest was adapted. If the statement is true, the adapted model is "
-    "measured on records that the rest had not seen; the release's own numbers are flattered a "
-    "little where it was made with these records. {}"
+    "measured on records that the rest had not seen, unless {}; the release's own numbers are "
+    "flattered a little where it was made with these records. {}"
 )
 SEEN = (
     "The release states that this site's contribution is in it, and that part cannot be "
@@ -47,12 +48,22 @@ SEEN = (
 SUBTRACTED_SUM = (
     "The release carries the total that was opened, and states that this site's sum is in it. That "
     "sum was subtracted in whole numbers, and the rest was finished anew. If that is true, "
-    "the adapted model is measured on records that the rest had not seen. The site's own share of "
-    "the noise is kept nowhere, and stays in the rest. {}"
+    "the adapted model is measured on records that the rest had not seen, unless {}. The site's "
+    "own share of the noise is kept nowhere, and stays in the rest. {}"
 )
 UNSEEN = (
     "The release states that nothing of this site is in it. If that is true, it has not seen these "
-    "records, unless they are at another site too or its study began with a model that had. {}"
+    "records, unless {}. {}"
+)
+SEEN_BELOW = (
+    "The release states that a branch of it was made with what this site handed over to the study "
+    "of that branch, and that part cannot be subtracted. Where it was made with these records, "
+    "that flatters the release and, as far as it follows the release, the adapted model. What was "
+    "handed over there is in this site's ledger, with what it cost."
+)
+EXCEPTION = (
+    "they are at another site too, or its study began with a model, or with axes, of an earlier "
+    "release that had"
 )
 BOUND = (
     "Whatever was done with what this site handed over to the study, that cost epsilon = {:.4g} "
@@ -96,7 +107,8 @@ def adapt_release(site: SiteFolder, name: str, table: object, table_digest: str)
         others = _subtract_own(site, release, table, table_digest)
         seen = SEEN if others is None else SUBTRACTED_SUM
     model = adapt(release, table, schema=study.schema, others=others)
-    seen = seen.format(_bound(site, name, release))
+    said = (EXCEPTION,) if seen in (SUBTRACTED, SUBTRACTED_SUM, UNSEEN) else ()
+    seen = seen.format(*said, _bound(site, name, release))
     made = AdaptedRelease(
         model, _file(site, name, release), page_of(site.name, release, model, seen)
     )
@@ -139,6 +151,8 @@ def _leave_own_out(site: SiteFolder, name: str, release: Release) -> tuple[Ensem
             return rest, SEEN if rest is None else SUBTRACTED
     if any(source.site == site.name for source in release.sources):
         return None, SEEN
+    if find_below(release.sources, site.name, site._own_keys()) is not None:
+        return None, SEEN_BELOW
     return None, UNSEEN
 
 

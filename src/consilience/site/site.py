@@ -63,6 +63,7 @@ from consilience.site.client import (
 from consilience.site.folder import Attempt, Joined, Withdrawn, cost_of, recovered_key
 from consilience.site.summary import ComparedSummary, compare_summary
 from consilience.study.axes import find_axes_problem
+from consilience.study.branches import find_below
 from consilience.study.check import check_contribution, check_release, is_at_most
 from consilience.study.pages import charged_events, of_training, promise
 from consilience.study.records import file_digest
@@ -1054,6 +1055,12 @@ class Site(BlindSite):
         own.sort(key=lambda source: -source.guarantee.epsilon)  # noise that it lent comes last
         if any(source.digest in numbers and source.site != self.name for source in release.sources):
             return "Warning: it lists a contribution of this site under another name."
+        branch = find_below(release.sources, self.name, self._own_keys())
+        if not own and branch is not None:
+            return (
+                f"It lists this site below its branch {branch!r}, with what it handed over to the "
+                "study of that branch."
+            )
         if not own:
             submitted = self._joined(name).submitted
             return (

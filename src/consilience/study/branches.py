@@ -6,7 +6,7 @@ parent study makes of it is post-processing (docs/guarantees/feature.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +105,14 @@ def find_repeated(sources: Sequence[Source]) -> str | None:
         if marks & seen:
             return leaf.site
         seen |= marks
+    return None
+
+
+def find_below(sources: Iterable[Source], site: str, keys: Collection[str]) -> str | None:
+    """Return the branch that states a site below it, by its name or one of its keys, or None."""
+    for source in sources:
+        if any(leaf.site == site or leaf.key in keys for leaf in source.below):
+            return source.site
     return None
 
 
