@@ -345,6 +345,26 @@ def test_a_trial_runs_in_a_process_of_its_own_one_at_a_time(ann: Coordinator) ->
     assert "What it found" not in ann.get(f"{at}/trial").text  # it was of the draft before
 
 
+def test_what_a_statistic_starts_from_is_computed_from_the_public_records(
+    ann: Coordinator,
+) -> None:
+    at = ann.begin()
+    rows = "".join(f"{20 + i},{'fm'[i % 2]},{'no yes'.split()[i // 20]}\n" for i in range(40))
+    content = f"age,sex,ill\n{rows}".encode()
+    assert ann.post(f"{at}/prepare").status_code == 422
+    ann.post(f"{at}/files/public", files={"file": ("public.csv", content)})
+    ann.get(f"{at}/method")
+    ann.post(f"{at}/method", learner="GradientStep")
+    assert "GradientStep needs the setting start" in ann.get(f"{at}/method").text
+    assert ann.post(f"{at}/prepare").status_code == 303
+    assert "What the statistic starts from" in ann.get(f"{at}/trial").text
+    for _, thread in list(ann.world.app.state.trials._running.values()):
+        thread.join(120)
+    assert "The draft is complete" in ann.get(at).text
+    start = Study.from_text(ann.get(f"{at}/text").text).learner_settings["start"]
+    assert [len(row) for row in start] == [4]
+
+
 def test_a_trial_can_be_ended_and_its_hub_stopped(ann: Coordinator) -> None:
     at = ann.begin()
     for _ in range(2):

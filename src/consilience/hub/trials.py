@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from consilience.errors import ConsilienceError
@@ -26,6 +28,7 @@ from consilience.hub.children import (
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.outages import Ended, Outage
 from consilience.hub.store import Row, Store
+from consilience.hub.store.drafts import Change
 from consilience.protocol import Refusal
 from consilience.study import building
 
@@ -58,20 +61,32 @@ class Trials:
                 f"A draft is tried with {LEAST_SITES} to {MOST_SITES} sites, each with "
                 f"{LEAST_RECORDS:,} to {MOST_RECORDS:,} records.",
             )
+        self._begin(row, version, {"sites": sites, "records": records}, actor)
+
+    def prepare(self, row: Row, version: int, actor: str) -> None:
+        """Begin to compute what the statistic of a draft starts from, of its public records."""
+        self._begin(row, version, {"sites": 0, "records": 0}, actor)
+
+    def _begin(self, row: Row, version: int, asked: Row, actor: str) -> None:
         token, draft = secrets.token_hex(8), row["id"]
-        asked = {"sites": sites, "records": records, "token": token, "done": 0, "cells": 0}
+        size = asked["sites"], asked["records"]
+        asked = {**asked, "token": token, "done": 0, "cells": 0}
         seconds = {"seconds": TRIAL_SECONDS + 2 * START_SECONDS}
         self.hub.store.begin_trial(draft, version, asked | seconds, actor)
         memory = max(LEAST_BYTES, find_memory(self.hub.settings) // 2)
         limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS, combine_bytes=memory)
         children = Children(begin_trial, limited)
-        arguments = (draft, token, row["facts"], sites, records)
-        thread = threading.Thread(target=self._run, args=(children, arguments), daemon=True)
+        arguments = (draft, token, row["facts"], *size)
+        change = Change(version, "method", row["facts"])
+        run = children, arguments, change, actor
+        thread = threading.Thread(target=self._run, args=run, daemon=True)
         with self._lock:
             self._running[draft] = children, thread
         thread.start()
 
-    def _run(self, children: Children, arguments: tuple[Any, ...]) -> None:
+    def _run(
+        self, children: Children, arguments: tuple[Any, ...], change: Change, actor: str
+    ) -> None:
         draft, token, *_ = arguments
         try:
             outcome = {"state": "done", **children.work(*arguments)}
@@ -84,7 +99,11 @@ class Trials:
             with self._lock:
                 self._running.pop(draft, None)
         try:
-            self.hub.store.note_trial(draft, token, outcome)
+            statistic = outcome.pop("statistic", None)
+            wanted = self.hub.store.note_trial(draft, token, {} if statistic else outcome)
+            if wanted and statistic:
+                facts = {**change.facts, "statistic": statistic}
+                self.hub.store.change_draft(draft, change._replace(facts=facts), actor)
         except Exception:  # the trial counts as over when its time has passed
             logger.exception("the outcome of a trial was not kept")
 
@@ -139,11 +158,31 @@ def begin_trial(settings: Settings) -> Callable[..., Row]:
                 raise Refusal("draft-changed", "The draft was changed, and its trial was ended.")
 
         try:
+            if not sites:
+                return {"statistic": prepare_statistic(store, facts)}
             return try_draft(facts, sites, records, tell)
         except ConsilienceError as problem:
             raise Refusal("malformed", str(problem)) from None
 
     return work
+
+
+def prepare_statistic(store: Store, facts: building.Facts) -> building.Facts:
+    """Return a draft's statistic with what it starts from, computed from the public records."""
+    from consilience.learners.registry import LEARNERS
+    from consilience.study.draft import find_start
+    from consilience.study.records import PublicFile
+    from consilience.tables.schema import Schema
+
+    statistic, schema = facts["statistic"], Schema.from_dict(facts["schema"])
+    kind, file = LEARNERS[statistic["name"]], PublicFile(**facts["public"])
+    assert kind.from_public is not None
+    with tempfile.TemporaryDirectory() as folder:
+        # The ending of its name says how to read it.
+        Path(folder, file.file).symlink_to(store.file_path(file.sha256))
+        public = file.read(schema, folder)
+    made = {**statistic, kind.from_public[0]: find_start(kind, schema, public)}
+    return dict(building.limited({**facts, "statistic": made})["statistic"])
 
 
 def try_draft(

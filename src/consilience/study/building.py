@@ -232,7 +232,7 @@ def _lacking(facts: Facts) -> Iterator[Problem]:
         start = getattr(kind, "from_public", None)
         if start is not None and start[0] not in settings:
             text = f"{name} needs the setting {start[0]}: {start[1]}."
-            yield Problem("method", f"{text} consilience study new --public computes it.")
+            yield Problem("method", f"{text} Upload public records; then compute it here.")
         for each in inspect.signature(kind).parameters.values():
             if each.default is each.empty and each.name not in {*settings, *decided}:
                 text = f"{name} needs a value of {each.name}: write it among its settings."

@@ -260,11 +260,7 @@ class Draft:
         name, words = learner.from_public
         schema = Schema.from_dict(tomllib.loads(text)["schema"])
         rows = schema.encode(values)
-        public = Public(rows.X, np.asarray(schema.classes)[rows.y])
-        asked: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "neighbours": "replace-one"}
-        value = learner.for_schema(schema, **asked).public_settings(public)[name]
-        if not isinstance(value, str):  # coefficients: six digits are enough to start from
-            value = [[float(f"{number:.6g}") for number in row] for row in value]
+        value = find_start(learner, schema, Public(rows.X, np.asarray(schema.classes)[rows.y]))
         made = f"# {words[0].upper()}{words[1:]}.\n{name} = {quote(value)}\n"
         return text.replace(_unset(learner), made)
 
@@ -333,6 +329,17 @@ def _settings(facts: Mapping[str, Any], without: Sequence[str]) -> list[str]:
 
 
 # ------------------------------------------------------------------ methods
+
+
+def find_start(learner: type[PrivateLearner[Any, Any]], schema: Schema, public: Public) -> object:
+    """Return the setting that a statistic is made to start with from public records."""
+    assert learner.from_public is not None
+    asked: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "neighbours": "replace-one"}
+    value = learner.for_schema(schema, **asked).public_settings(public)[learner.from_public[0]]
+    if isinstance(value, str):
+        return value
+    # Coefficients: six digits are enough to start from.
+    return [[float(f"{number:.6g}") for number in row] for row in value]
 
 
 def usual_shares(n_sites: int) -> int:

@@ -368,6 +368,7 @@ def show_method(visit: Visit, problems: Sequence[str] = ()) -> Response:
         "aggregator": facts.get("aggregator", {}).get("name"),
         "aggregator_settings": _settings(facts.get("aggregator", {})),
         "found": [each for each in find_problems(facts) if each.part == "method"],
+        "can_prepare": _can_prepare(facts),
     }
     return _page(visit, "draft_method.html", row, problems, **shown)
 
@@ -476,6 +477,25 @@ def start_trial(visit: Visit) -> Response:
         raise Refusal("malformed", "Sites and records are whole numbers.")
     trials.start(row, _version(visit), asked[0], asked[1], visit.someone.actor)
     return visit.redirect(f"/drafts/{row['id']}/trial")
+
+
+def prepare(visit: Visit) -> Response:
+    """Begin to compute what the statistic starts from."""
+    row = _draft(visit)
+    if not _can_prepare(row["facts"]):
+        raise Refusal(
+            "study-invalid",
+            "This is for a statistic that starts from public records, once these are uploaded and "
+            "the columns are complete.",
+        )
+    _trials(visit).prepare(row, _version(visit), visit.someone.actor)
+    return visit.redirect(f"/drafts/{row['id']}/trial")
+
+
+def _can_prepare(facts: Facts) -> bool:
+    kind = LEARNERS.get(facts.get("statistic", {}).get("name", ""))
+    is_ready = not any(each.part == "columns" for each in find_problems(facts))
+    return is_ready and kind is not None and kind.from_public is not None and "public" in facts
 
 
 def end_trial(visit: Visit) -> Response:

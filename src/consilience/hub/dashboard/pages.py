@@ -157,6 +157,7 @@ PAGES = (
     Page("POST", f"{DRAFT}/privacy", Action.ADD, drafts.change_privacy),
     Page(READ, f"{DRAFT}/trial", Action.DRAFT, drafts.show_trial),
     Page("POST", f"{DRAFT}/trial", Action.ADD, drafts.start_trial),
+    Page("POST", f"{DRAFT}/prepare", Action.ADD, drafts.prepare),
     Page("POST", f"{DRAFT}/trial/end", Action.ADD, drafts.end_trial),
     Page("POST", f"{DRAFT}/share", Action.ADD, drafts.share),
     Page("POST", f"{DRAFT}/unshare", Action.ADD, drafts.unshare),
