@@ -261,5 +261,5 @@ def test_the_operator_runs_a_hub_from_the_command_line(run, tables):
     assert "A release needs 2 contributions" in run("hub", "aggregate", "heart", *hub, fails=1)
     assert json.loads(run("hub", "verify", "--json", *hub))["entries"] >= 3
     run("hub", "backup", "copy", *hub)
-    assert "Restored" in run("hub", "restore", "copy", "--folder", "again")
-    assert "not empty" in run("hub", "restore", "copy", "--folder", "again", fails=1)
+    assert "Restored" in run("hub", "restore", "copy", "--folder", "again", "--yes")
+    assert "not empty" in run("hub", "restore", "copy", "--folder", "again", "--yes", fails=1)

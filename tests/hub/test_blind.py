@@ -167,7 +167,7 @@ def test_the_operator_sees_the_keys_before_the_roster_is_frozen(
     folder = str(blind.hub.settings.folder)
     for arguments in ((), ("--checked-by", "ann", "--checked", "site 2=ben")):
         with pytest.raises(SystemExit) as ended:
-            main(["hub", "roster", blind.name, *arguments, "--folder", folder])
+            main(["hub", "roster", blind.name, *arguments, "--yes", "--folder", folder])
         assert ended.value.code == 0
     said = capsys.readouterr().out
     assert "not frozen yet" in said

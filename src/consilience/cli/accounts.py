@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from consilience.cli.command import Answer
 from consilience.cli.hub import OPERATOR, Place, commands
+from consilience.cli.options import Yes, confirm
 
 __all__ = ["commands"]
 
@@ -151,8 +152,9 @@ def reset_factor(name: Name, place: Place) -> Answer:
 
 
 @commands.add("disable", "hub disable anna")
-def disable(name: Name, place: Place) -> Answer:
+def disable(name: Name, place: Place, *, yes: Yes = False) -> Answer:
     """Disable an account: its sessions end at once, and nobody can log in with it."""
+    confirm(f"Disable {name!r}, which ends its sessions at once?", yes=yes)
     with place.open() as hub:
         hub.store.set_status(name, OPERATOR, active=False)
     return Answer({"account": name, "status": "disabled"}, f"{name} can no longer log in.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from consilience.cli.command import Answer, Commands, show
-from consilience.cli.options import FilePath, StudyName
+from consilience.cli.options import FilePath, StudyName, Yes, confirm, read_config
 
 if TYPE_CHECKING:
     from consilience.hub.hub import Hub
@@ -32,6 +33,16 @@ class Place:
         str | None,
         Option(help="postgresql+psycopg://… instead of SQLite.", envvar="CONSILIENCE_DATABASE"),
     ] = None
+    config: Annotated[
+        Path | None,
+        Option(
+            help="A TOML file with options of the hub's commands; flags and the environment go "
+            "before it.",
+            envvar="CONSILIENCE_CONFIG",
+            is_eager=True,
+            callback=read_config,
+        ),
+    ] = None
 
     def open(self) -> AbstractContextManager[Hub]:
         """Open the hub for one command."""
@@ -44,19 +55,42 @@ class Place:
 class Listening:
     """How a hub is reached."""
 
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Option(help="Port to listen on.")] = 8440
-    cert: Annotated[Path | None, Option("--certificate", help="Certificate file, for HTTPS.")] = (
-        None
+    host: Annotated[str, Option(help="Address to listen on.", envvar="CONSILIENCE_HOST")] = (
+        "127.0.0.1"
     )
-    key: Annotated[Path | None, Option(help="The private key of the certificate.")] = None
+    port: Annotated[int, Option(help="Port to listen on.", envvar="CONSILIENCE_PORT")] = 8440
+    cert: Annotated[
+        Path | None,
+        Option(
+            "--certificate", help="Certificate file, for HTTPS.", envvar="CONSILIENCE_CERTIFICATE"
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        Option(help="The private key of the certificate.", envvar="CONSILIENCE_CERTIFICATE_KEY"),
+    ] = None
     behind_proxy: Annotated[
-        bool, Option("--behind-proxy", help="A proxy on this machine provides HTTPS.")
+        bool,
+        Option(
+            "--behind-proxy",
+            help="A proxy on this machine provides HTTPS.",
+            envvar="CONSILIENCE_BEHIND_PROXY",
+        ),
     ] = False
     proxy: Annotated[
         list[str] | None,
-        Option(help="Network address of a proxy on another machine; can be repeated."),
+        Option(
+            help="Network address of a proxy on another machine; can be repeated.",
+            envvar="CONSILIENCE_PROXY",
+        ),
     ] = None
+    log_format: Annotated[
+        Literal["text", "json"],
+        Option(
+            help="Lines for people, or a JSON object for each event and request.",
+            envvar="CONSILIENCE_LOG_FORMAT",
+        ),
+    ] = "text"
     metrics_token: Annotated[
         str | None,
         Option(
@@ -186,6 +220,7 @@ def serve(
             place.database,
             sign_on=sign_on,
             all_need_factors=signing_on.require_second_factor,
+            log_format=listening.log_format,
             metrics_token=listening.metrics_token,
             combine_seconds=combine_seconds,
             combine_bytes=None if combine_memory is None else combine_memory << 20,
@@ -271,6 +306,7 @@ def freeze_roster(
         list[str] | None,
         Option(help="The same for one site, as SITE=WHO; can be repeated.", metavar="SITE=WHO"),
     ] = None,
+    yes: Yes = False,
     place: Place,
 ) -> Answer:
     """Show the sites of a study whose hub is blind, and their keys; or freeze that roster.
@@ -296,6 +332,8 @@ def freeze_roster(
                 f"Enrolled, and not frozen yet:{listed}\nCompare each key with what the site told "
                 "you, then name who did: --checked-by NAME.",
             )
+        if not is_frozen:
+            confirm(f"Freeze the roster of {study!r} for good?", yes=yes)
         named = {site: who.get(site, checked_by or "") for site in keys}
         roster = hub.blind.freeze(agreed, named, OPERATOR)
     sites = roster.sealed.facts["sites"]
@@ -316,6 +354,7 @@ def list_batch(
         int | None,
         Option(help="Instead, leave the batch with this number out of all later releases."),
     ] = None,
+    yes: Yes = False,
     place: Place,
 ) -> Answer:
     """List a batch of all files that keyholders can open together now; do not wait for others."""
@@ -324,6 +363,7 @@ def list_batch(
             row = hub.blind.list_batch(hub.study(study)[1], OPERATOR)
             said = "is listed to the keyholders"
         else:
+            confirm(f"Leave batch {leave_out} of {study!r} out for good?", yes=yes)
             row = hub.store.leave_out_batch(study, leave_out, OPERATOR)
             said = "is left out"
     facts = {"number": row["number"], "digest": row["digest"], "state": row["state"]}
@@ -382,6 +422,24 @@ def aggregate(
     return Answer(facts, f"Release {row['sequence']}: {row['digest']}")
 
 
+@commands.add("audit", "hub audit --csv")
+def show_audit(
+    *,
+    csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
+    study: Annotated[str | None, Option(help="Only what is about this study, as CSV.")] = None,
+    place: Place,
+) -> Answer:
+    """Show the audit log, oldest first."""
+    with place.open() as hub:
+        if csv or study is not None:
+            if study is not None:
+                hub.study(study)
+            return Answer({}, "".join(hub.store.audit_csv(study)).replace("\r\n", "\n").rstrip())
+        rows = hub.store.audit(limit=sys.maxsize)
+    lines = [f"{row['number']} {row['time'][:19]} {row['actor']}: {row['action']}" for row in rows]
+    return Answer({"entries": rows}, "\n".join(lines))
+
+
 @commands.add("verify", "hub verify")
 def verify(place: Place) -> Answer:
     """Check the audit log and all files, and print the log's head; note it outside this machine."""
@@ -419,10 +477,11 @@ def backup(path: FilePath, place: Place) -> Answer:
 
 
 @commands.add("restore", "hub restore copies/2026-11-16 --folder new-hub")
-def restore(path: FilePath, place: Place) -> Answer:
+def restore(path: FilePath, place: Place, *, yes: Yes = False) -> Answer:
     """Restore a backup into a new folder; open invitations and sessions are void."""
     from consilience.hub import operating
 
+    confirm("Does the hub of this backup run nowhere else, and never will again?", yes=yes)
     length, head = operating.restore(path, place.folder, url=place.database)
     return Answer(
         {"folder": str(place.folder), "entries": length, "head": head},

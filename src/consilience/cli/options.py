@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -52,6 +54,7 @@ IdColumn = Annotated[
     Option("--id", help="A column of the table that is written beside the predictions."),
 ]
 PREDICTIONS = Path("predictions.csv")
+Yes = Annotated[bool, Option("--yes", help="Do not ask.")]
 TrainingEpsilon = Annotated[
     float | None,
     Option(help="The budget of one training; by default the largest that the study allows."),
@@ -82,6 +85,47 @@ def open_mapped(table: Path, schema: Schema, mapping: Path | None) -> object:
 
     source = open_table(table)
     return source if mapping is None else Mapped(source, TableMapping.load(mapping, schema))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something that cannot be undone; stop without a yes, or without anybody to ask."""
+    if not (yes or (sys.stdin.isatty() and typer.confirm(question, err=True))):
+        raise SettingsError(
+            f"{question} Nobody said yes. Nothing was changed. Pass --yes if you mean it."
+        )
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take options from a TOML file; the environment and flags go before it."""
+    if path is None:
+        return None
+    try:
+        stated = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise SettingsError(
+            f"The settings file {path.name!r} cannot be read as TOML. Nothing was started."
+        ) from None
+    group = context.parent.command if context.parent else context.command
+    commands = getattr(group, "commands", {"": context.command}).values()
+    known = {option for command in commands for option in _long_options(command)}
+    if unknown := sorted(set(stated) - known):
+        raise SettingsError(
+            f"The settings file {path.name!r} has {unknown[0]!r}, which is no option of these "
+            "commands. Nothing was started. Write options as in --help, without the dashes."
+        )
+    own = _long_options(context.command)
+    context.default_map = {own[name]: value for name, value in stated.items() if name in own}
+    return path
+
+
+def _long_options(command: object) -> dict[str, str]:
+    """Return the options of a command that a file may hold, and the names of their parameters."""
+    return {
+        option[2:]: parameter.name
+        for parameter in getattr(command, "params", ())
+        for option in parameter.opts
+        if option.startswith("--") and parameter.name not in ("config", "password", "yes")
+    }
 
 
 def list_learners() -> list[str]:

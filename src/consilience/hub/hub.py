@@ -71,6 +71,7 @@ class Settings:
     by_guess: Rate = field(default=Rate(0.2, 10.0))  # logging in and enrolling, by address
     by_account: Rate = field(default=Rate(1 / 60, 10.0))  # logging in, by name
     by_note: Rate = field(default=Rate(1 / 60, 20.0))  # refusals in the audit log, by sender
+    log_format: str = "text"  # or json
     metrics_token: str | None = None  # lets others than this machine read /metrics
     most_connections: int = 1000
     most_connections_each: int = 256  # of one address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from consilience.hub.api.log import request_id, requests
 from consilience.hub.auth import Buckets, network_of
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import answer_refusal
@@ -66,6 +68,8 @@ class Gate:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         began, status = time.perf_counter(), 500
+        number = secrets.token_hex(8)
+        request_id.set(number)
         # Every answer is whole: whoever asks for a part that there is not gets no other shape.
         scope["headers"] = [one for one in scope["headers"] if one[0] != b"range"]
 
@@ -76,6 +80,7 @@ class Gate:
                 headers = [one for one in message.get("headers", ()) if one[0] != b"accept-ranges"]
                 message["headers"] = headers
                 headers.append((b"x-content-type-options", b"nosniff"))
+                headers.append((b"x-request-id", number.encode()))
                 if scope["scheme"] == "https":
                     headers.append((b"strict-transport-security", b"max-age=31536000"))
                 if scope["path"].startswith("/api/"):
@@ -94,4 +99,7 @@ class Gate:
             route = getattr(scope.get("route"), "path", "")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.requests[method, route, status] += 1
-            self.metrics.seconds[method, route] += time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self.metrics.seconds[method, route] += seconds
+            facts = {"method": method, "route": route, "status": status}
+            requests.info("request", extra={"facts": {**facts, "seconds": round(seconds, 4)}})

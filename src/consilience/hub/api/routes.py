@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
@@ -228,6 +228,11 @@ def read_audit(
 ) -> Row:
     """Return entries of the hash-chained audit log, oldest first."""
     return {"entries": hub_of(request).store.audit(after=after, limit=limit)}
+
+
+def read_audit_csv(request: Request, _: Coordinator) -> Response:
+    """Return the whole audit log as CSV, oldest first."""
+    return StreamingResponse(hub_of(request).store.audit_csv(), media_type="text/csv")
 
 
 # -------------------------------------------------------------------------------------- for sites
@@ -620,4 +625,5 @@ ROUTES = (
     Route("POST", f"{STUDY}/blind/openings", Action.OPEN, add_opening, _bytes(FILE)),
     Route("GET", "/api/drafts/{token}", Action.OPEN, read_draft),
     Route("GET", "/api/audit", Action.LOG, read_audit),
+    Route("GET", "/api/audit.csv", Action.LOG, read_audit_csv),
 )

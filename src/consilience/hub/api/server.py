@@ -24,6 +24,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from consilience.hub.api.log import formatter, requests
 from consilience.hub.auth import network_of
 from consilience.hub.hub import Settings
 
@@ -192,6 +193,8 @@ class LineLimit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a line may be written."""
+        if record.levelno < logging.WARNING:
+            return True
         kind, at = (record.name, str(record.msg)[:200]), time.monotonic()
         with self._lock:
             if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
@@ -210,14 +213,19 @@ class LineLimit(logging.Filter):
             return True
 
 
-def limit_log() -> None:
-    """Write warnings and errors to standard error, a few lines a minute of each kind."""
+def limit_log(form: str = "text") -> None:
+    """Write warnings and errors to standard error, a few lines a minute of each kind.
+
+    As JSON there is also a line for each request, which the limits of addresses bound.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(formatter(form))
     handler.addFilter(LineLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    if form == "json":
+        requests.setLevel(logging.INFO)
 
 
 def raise_file_limit() -> int:
@@ -239,7 +247,7 @@ def run(
     proxies: Collection[str] = (),
 ) -> None:
     """Run the hub until it is stopped; `proxies` are believed about whom they speak for."""
-    limit_log()
+    limit_log(settings.log_format)
     lobby = Lobby(settings, proxies)
     # Files and the database need the rest, as do connections that were accepted and not counted.
     lobby.most = max(16, min(lobby.most, raise_file_limit() - 4 * BACKLOG))

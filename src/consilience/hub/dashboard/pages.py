@@ -196,6 +196,7 @@ PAGES = (
     ),
     Page(READ, f"{RELEASE}/file", Action.VIEW, releases.download_release),
     Page(READ, "/audit", Action.LOG, studies.show_audit),
+    Page(READ, "/audit.csv", Action.LOG, studies.download_audit),
     Page(READ, "/account", Action.OWN, accounts.show_own),
     Page(READ, "/account/factor", Action.OWN, accounts.show_factor),
     Page("POST", "/account/factor", Action.OWN, accounts.change_factor),

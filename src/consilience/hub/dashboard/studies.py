@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from fastapi import Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from consilience.errors import ConsilienceError
 from consilience.hub.blind import require_blind
@@ -184,6 +184,15 @@ def show_audit(visit: Visit) -> Response:
     shown = [row["number"] for row in listed.rows]
     verdict = chain.verify(visit.hub.store, most=MOST_WALKED, again=shown)
     return visit.page("audit.html", entries=listed, verdict=verdict, only=only)
+
+
+def download_audit(visit: Visit) -> Response:
+    """Return the audit log, or what it says of one study, as CSV."""
+    asked = visit.request.query_params.get("study")
+    only = visit.hub.study(asked)[0]["name"] if asked else None
+    named = {"content-disposition": 'attachment; filename="audit.csv"'}
+    pieces = visit.hub.store.audit_csv(only)
+    return StreamingResponse(pieces, headers={**HEADERS, **named}, media_type="text/csv")
 
 
 # ------------------------------------------------------------------------------------- public files

@@ -6,10 +6,12 @@ are also kept apart from the log, so that a log that was cut short is noticed to
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -19,6 +21,7 @@ from consilience.hub.store.database import Database, Row, Statement, get_setting
 from consilience.hub.store.tables import audit
 
 GENESIS = "0" * 64
+MOST_EXPORTED = 1_000  # entries that are in memory at once
 MOST_WALKED = 5_000  # entries that one look at the dashboard verifies
 _ADD_ENTRY = Statement(audit.insert())
 
@@ -142,3 +145,23 @@ class AuditLog(Database):
         query = sa.select(audit).where(audit.c.number > after).order_by(audit.c.number)
         rows = self.fetch_all(query.limit(limit))
         return [{**row, "facts": json.loads(row["facts"])} for row in rows]
+
+    def audit_csv(self, study: str | None = None) -> Iterator[str]:
+        """Yield the audit log as CSV, oldest first, in pieces; or what it says of one study.
+
+        A value that a spreadsheet would take for a formula begins with an apostrophe.
+        """
+        query = sa.select(audit).order_by(audit.c.number)
+        if study is not None:
+            query = query.where(audit.c.study == study)
+        number, columns = 0, [column.name for column in audit.columns]
+        yield ",".join(columns) + "\r\n"
+        while rows := self.fetch_all(query.where(audit.c.number > number).limit(MOST_EXPORTED)):
+            number, text = rows[-1]["number"], io.StringIO()
+            csv.writer(text).writerows([_cell(row[name]) for name in columns] for row in rows)
+            yield text.getvalue()
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
