@@ -13,6 +13,7 @@ from consilience.aggregators.average import _Central
 from consilience.aggregators.members import as_members
 from consilience.errors import SettingsError
 from consilience.evaluation.odds import _radial_quantile
+from consilience.learners.axes import PublicAxes
 
 SCHEMA = cs.Schema(
     [
@@ -137,3 +138,11 @@ def test_where_the_law_is_not_known_there_is_no_interval_and_a_reason():
     svm = cs.PrivateLinearSVC(epsilon=1.0, schema=SCHEMA).fit(table())
     with pytest.raises(SettingsError, match="logistic regression of two classes"):
         cs.odds_ratios(svm, SCHEMA)
+
+
+def test_noise_along_axes_gives_no_intervals():
+    axes = PublicAxes.of(np.eye(SCHEMA.n_features)[:3], "0" * 64)
+    learner = cs.PrivateLogisticRegression(epsilon=5.0, projection=axes, **SETTINGS)
+    found = cs.odds_ratios(learner.fit(table()), SCHEMA)
+    assert "along axes" in found.note
+    assert all(row.low is None for row in found.rows)

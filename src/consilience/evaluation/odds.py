@@ -174,6 +174,8 @@ def _find_law(model: object, made: object, trained: object, n_features: int) -> 
                 "There are no intervals: the model was chosen among candidates by its answers, "
                 "which depend on its noise."
             )
+        if trained.projection is not None:
+            return "There are no intervals: the noise was added along axes, not to these columns."
         events = tuple(getattr(trained, "training_events", trained.events_))
         if trained.mechanism != "output" and events:
             return (
