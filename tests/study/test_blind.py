@@ -286,6 +286,7 @@ def test_the_door_refuses_what_does_not_fit(tmp_path: Path) -> None:
         ({"share": {**share, "more": 1}}, "alone is not what"),
         ({"events": events_to_json([event])}, "events are not the ones"),
         ({"size": None}, "size"),
+        ({"size": file.learner._most_records + 1}, "size"),  # the total of its batch might not fit
         ({"receipt": None}, "no ledger was charged"),
     ]
     for changed, problem in lies:

@@ -598,7 +598,9 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
         size = getattr(self, "public_size_", None)
         plan = self.plan_noise()
         if self.sharing is not None:  # masked numbers are uniform
-            if (size is None) != (self.sharing.only_noise or not self._states_size):
+            states_none = self.sharing.only_noise or not self._states_size
+            fits = states_none or (size is not None and size <= self._most_records)
+            if (size is None) != states_none or not fits:  # or the total of its batch might not fit
                 raise ContributionRejected("size")
             return Implied(plan.events, {MASKED: Bound((self.length,))})
         if (size is None) == self._states_size or not (
