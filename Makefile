@@ -41,12 +41,13 @@ demo: setup
 test: check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak"
 
-## check   lint, types, import order
+## check   lint, types, import order, the container's file
 check: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo >/dev/null || $(BIN)/lint-imports
+	@$(BIN)/hadolint deploy/Dockerfile
 
 ## bench   speed and accuracy tables of benchmarks/ (peers get environments of their own)
 bench: setup
