@@ -281,6 +281,7 @@ def test_the_door_refuses_what_does_not_fit(tmp_path: Path) -> None:
         ({"blind": {**blind, "seeds": dict(list(blind["seeds"].items())[:2])}}, "seeds are not"),
         ({"blind": {**blind, "only_noise": True}}, "size"),
         ({"share": {**share, "epsilon": 2.0}}, "events are not the ones"),
+        ({"share": {**share, "epsilon": 3}}, "shared in another way"),  # not 3.0: cannot be added
         ({"share": {**share, "steps": 128}}, "events are not the ones"),
         ({"share": {**share, "alone": weaker}}, "alone is not what"),
         ({"share": {**share, "more": 1}}, "alone is not what"),
