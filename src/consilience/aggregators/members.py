@@ -86,7 +86,8 @@ class Member:
     def model_events(self) -> tuple[Event, ...]:
         """What was drawn for its coefficients; its axes, if it found some, had noise of theirs."""
         learner = self.learner
-        return learner.model_events() if isinstance(learner, PrivateLearner) else self.events
+        is_fitted = isinstance(learner, PrivateLearner) and hasattr(learner, "events_")
+        return learner.model_events() if is_fitted else self.events  # plans combine unfitted ones
 
     @property
     def is_linear(self) -> bool:
