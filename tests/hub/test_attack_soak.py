@@ -523,7 +523,8 @@ def _check_answers(attack: Attack, workers: list[HubProcess], seconds: float) ->
     starts = sum(worker.starts for worker in workers)  # one that starts again has forgotten them
     most = starts * GUESSES + len(workers) * seconds * GUESSES_EACH_SECOND
     assert 0 < statuses["guess", 401] <= most
-    assert statuses["guess", 429] > 0
+    # On a machine that is slow enough, all guesses of the short form may be among those allowed.
+    assert statuses["guess", 429] > 0 or statuses["guess", 401] <= starts * GUESSES
     assert {status for name, status in statuses if name == "guess"} <= {401, 429, 502, 503, 504}
 
 
