@@ -34,7 +34,7 @@ ANSWERS = {
 # Files, which have tables of their own, and what is about the hub and no study.
 FILES = {f"{STUDY}/files/{{file}}", f"{STUDY}/contributions/{{digest}}", f"{STUDY}/release"}
 FILES |= {f"{STUDY}/releases/{{sequence}}", "/healthz", "/readyz", "/metrics", "/api/hub"}
-FILES |= {"/api/drafts/{token}"}
+FILES |= {"/api/drafts/{token}", "/api/audit.csv"}  # the latter with the rows of /api/audit
 # Digests and files of contributions, for the site that weighs them.
 MEMBERS = {f"{STUDY}/members", f"{STUDY}/members/{{digest}}"}
 PAPERS = {f"{STUDY}/blind", f"{STUDY}/blind/files", f"{STUDY}/blind/batches"}
