@@ -35,8 +35,10 @@ max-width:500px;margin:1em 0}
 .pic .small{font-size:11.5px}
 .pic .one{fill:var(--a);stroke:var(--a)}
 .pic .other{fill:var(--b);stroke:var(--b)}
+.pic text.one,.pic text.other{stroke:none}
 .pic text.one{fill:var(--a)} .pic text.other{fill:var(--b)}
 .pic .hill{fill-opacity:.22;stroke-width:1.5}
+.pic.pic{max-width:500px}
 .pic .axis{stroke:var(--l);fill:none}
 .pic .ask{fill:var(--p);stroke:var(--q)}
 .pic .say{fill:var(--t);stroke:var(--a)}
