@@ -31,6 +31,7 @@ from consilience import (
     choose_on_public,
     evaluate,
     plan,
+    predict_at_cost,
     simulate,
     start_from,
 )
@@ -661,6 +662,7 @@ def asking(fitted):
         "choose_on_public": lambda X, y: choose_on_public(learner, {"data_norm": [1.0]}, X, y),
         "evaluate": lambda X, y: evaluate(fitted, X, y),
         "plan": lambda X, y: plan(n_records=100, epsilon=1.0, public=(np.asarray(X, object), y)),
+        "predict_at_cost": lambda X, y: predict_at_cost(fitted, X),
         "simulate": lambda X, y: simulate(learner, Average(), X, y),
         "start_from": lambda X, y: start_from(Public(X, y)),
     }

@@ -12,8 +12,8 @@ import consilience as cs
 from consilience.aggregators.average import _Central
 from consilience.aggregators.members import as_members
 from consilience.errors import SettingsError
-from consilience.evaluation.odds import _radial_quantile
 from consilience.learners.axes import PublicAxes
+from consilience.privacy.vector_noise import _radial_quantile
 
 SCHEMA = cs.Schema(
     [

@@ -631,7 +631,7 @@ def test_the_protocol_page_names_every_address_and_code(sqlite_world: Any) -> No
     for path in sqlite_world.client.get("/openapi.json").json()["paths"]:
         shown = path
         letters = {"study": "S", "file": "F", "site": "N", "sequence": "N", "digest": "D"}
-        letters["number"] = "N"
+        letters |= {"number": "N", "token": "TOKEN"}
         for name, letter in letters.items():
             shown = shown.replace(f"{{{name}}}", letter)
         assert shown in page or f"`{shown.partition('/S')[2]}`" in page, path

@@ -337,7 +337,7 @@ def test_a_mistake_of_ours_is_a_500_and_in_the_log(
     answer = world.client.get("/api/studies", headers=world.coordinator)
     assert (answer.status_code, tools.code(answer)) == (500, "failed")
     assert "operand" not in answer.text
-    monkeypatch.setattr("consilience.hub.dashboard.pages.is_local_path", fail)
+    monkeypatch.setattr("consilience.hub.dashboard.visits.is_local_path", fail)
     caplog.clear()
     assert world.client.get("/login?next=/x").status_code == 500
     assert "unsupported operand" in caplog.text

@@ -1164,7 +1164,8 @@ def test_a_site_with_two_contributions_of_one_number_goes_on(shared, tmp_path):
     site.submit("heart-risk")
     copy.recover()
     assert len(names_of(copy)) == 2
-    source = SimpleNamespace(site="north", digest=submitted.digest, guarantee=submitted.guarantee)
+    facts = {"digest": submitted.digest, "guarantee": submitted.guarantee, "below": ()}
+    source = SimpleNamespace(site="north", **facts)
     release = SimpleNamespace(sources=[source], ensemble=SimpleNamespace(members=()))
     assert "lists this site's contribution 1." in copy.describe_own_part("heart-risk", release)
     copy.rotate_key()  # number 1 is submitted

@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import integrate, optimize, special, stats
 
 from consilience.display.html import card
 from consilience.errors import SettingsError
 from consilience.learners.ball import scale_to_user
 from consilience.learners.linear import PrivateLogisticRegression
-from consilience.privacy.accounting import Closing, Event, Gaussian, L2Laplace
+from consilience.privacy.accounting import Closing, Event
+from consilience.privacy.vector_noise import is_added, quantile_along
 from consilience.tables.schema import Categorical, Numeric, Schema
 
 Array = NDArray[Any]
@@ -71,7 +70,7 @@ class OddsRatios:
 class _Law:
     """The law of noise on one coordinate of a user's coefficients, per unit of a contrast."""
 
-    noise: Gaussian | L2Laplace | None  # None: the model is exact
+    noise: Event | None  # None: the model is exact
     closing: float
     scale: float
     dimension: int
@@ -81,31 +80,8 @@ class _Law:
         length = float(np.linalg.norm(contrast))
         if self.noise is None or length == 0:
             return 0.0
-        if isinstance(self.noise, Gaussian):
-            far = self.noise.sigma * float(stats.norm.isf((1 - level) / 2))
-        else:
-            far = self.noise.scale * _radial_quantile(self.dimension, level)
+        far = quantile_along(self.noise, self.dimension, level)
         return self.scale * (length * far + float(np.abs(contrast).sum()) * self.closing * _CLOSING)
-
-
-@lru_cache(maxsize=64)
-def _radial_quantile(dimension: int, level: float) -> float:
-    """Return the quantile of |b·u|, u any unit vector, for b of density ∝ exp(-‖b‖).
-
-    b·u is √(2G) times a standard normal, G of a Gamma law of shape (dimension + 1) / 2: both have
-    the characteristic function (1 + t²)^(-(dimension + 1) / 2).
-    """
-    shape = (dimension + 1) / 2
-
-    def within(far: float) -> float:
-        def given(share: float) -> float:
-            spread = 2 * math.sqrt(float(special.gammaincinv(shape, share)))
-            return float(special.erf(far / spread)) if spread else 1.0
-
-        return float(integrate.quad(given, 0, 1, limit=200)[0])
-
-    most = 10 * math.sqrt(dimension + 1) / (1 - level)
-    return float(optimize.brentq(lambda far: within(far) - level, 0.0, most, xtol=1e-6))
 
 
 def odds_ratios(
@@ -183,13 +159,12 @@ def _find_law(model: object, made: object, trained: object, n_features: int) -> 
                 "coefficients depends on the records. Train with mechanism='output' for noise of a "
                 "known law, which is larger."
             )
-    main = [event for event in events if type(event) in (Gaussian, L2Laplace)]
+    main = [event for event in events if is_added(event)]
     closing = [event.scale for event in events if isinstance(event, Closing)]
     if len(main) > 1 or len(main) + len(closing) != len(events):
         return "There are no intervals: more was drawn than noise on the coefficients."
     dimension = n_features + bool(trained.fit_intercept)
     noise = main[0] if main else None
-    assert noise is None or isinstance(noise, Gaussian | L2Laplace)
     return _Law(noise, sum(closing), scale_to_user(trained), dimension)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
@@ -326,3 +327,41 @@ def public_radius(
     if isinstance(event, Gaussian | ObjectiveGaussian):
         return float(event.sigma * math.sqrt(2 * special.gammainccinv(dimension / 2, probability)))
     return float(event.scale * special.gammainccinv(dimension, probability))
+
+
+# ---------------------------------------------------------------------------- how far a draw goes
+
+
+def is_added(event: Event) -> bool:
+    """Tell whether an event is noise that was added to the released vector itself."""
+    return type(event) in (Gaussian, L2Laplace)
+
+
+def quantile_along(event: Event, dimension: int, level: float) -> float:
+    """Return how far such noise goes along any one direction, but for a chance of 1 - level."""
+    if isinstance(event, Gaussian):
+        return event.sigma * -float(special.ndtri((1 - level) / 2))
+    assert isinstance(event, L2Laplace)
+    return event.scale * _radial_quantile(dimension, level)
+
+
+@lru_cache(maxsize=64)
+def _radial_quantile(dimension: int, level: float) -> float:
+    """Return the quantile of |b·u|, u any unit vector, for b of density ∝ exp(-‖b‖).
+
+    b·u is √(2G) times a standard normal, G of a Gamma law of shape (dimension + 1) / 2: both have
+    the characteristic function (1 + t²)^(-(dimension + 1) / 2).
+    """
+    from scipy import integrate, optimize  # slow to load, and seldom needed
+
+    shape = (dimension + 1) / 2
+
+    def within(far: float) -> float:
+        def given(share: float) -> float:
+            spread = 2 * math.sqrt(float(special.gammaincinv(shape, share)))
+            return float(special.erf(far / spread)) if spread else 1.0
+
+        return float(integrate.quad(given, 0, 1, limit=200)[0])
+
+    most = 10 * math.sqrt(dimension + 1) / (1 - level)
+    return float(optimize.brentq(lambda far: within(far) - level, 0.0, most, xtol=1e-6))
