@@ -1,5 +1,7 @@
 """Releases at a hub whose members bring more than a model: scores of their own."""
 
+import json
+
 import pytest
 
 from consilience import Budget
@@ -46,7 +48,7 @@ def test_a_hub_hands_members_to_the_site_that_weighs_them_and_to_nobody_else(
     monkeypatch.setattr(HubClient, "_send", reach)
     budget = Budget(epsilon=3.0)
     centre = Site.init(world.folder / "centre", name="centre", dataset="ward", budget=budget)
-    centre.join("http://localhost", world.invitation())
+    centre.join("http://localhost", world.invitation(site="centre"))
     path = centre.aggregate("demo", tools.table(300, 7), epsilon=1.5)
     assert centre.ledger.balance("ward").spent.epsilon == pytest.approx(1.5)
     assert centre.aggregate("demo", tools.table(300, 7), epsilon=1.5) == path  # paid for
@@ -61,6 +63,21 @@ def test_a_hub_hands_members_to_the_site_that_weighs_them_and_to_nobody_else(
         assert tools.code(asked) == "not-allowed"
 
 
+def test_nobody_takes_the_name_of_a_site_that_the_study_gives_a_part(sqlite_world, tools):
+    """Whoever is invited chooses a name; not that of the site that all models are handed to."""
+    world = sqlite_world
+    world.add_study(tools.study_text(aggregator='name = "FeatureMethod"\nat = "centre"'))
+    for options in ({}, {"fetch_only": True}):
+        thief = tools.Ward("thief", world.folder)
+        asked = {"invitation": world.invitation(**options), "site": "centre"}
+        answer = world.call(thief, "POST", "/api/enrolments", json.dumps(asked).encode())
+        assert tools.code(answer) == "invitation"
+        assert "invitation in its own name" in answer.json()["error"]["message"]
+    assert world.hub.store.sites("demo") == []
+    centre = world.ward("centre", site="centre")
+    assert world.call(centre, "GET", "/api/studies/demo/members").json() == {"members": []}
+
+
 def test_a_hub_takes_the_releases_of_branches_from_their_own_hubs_alone(sqlite_world, tools):
     """The branch's hub signs the request and the file; nobody else can hand in either."""
     world, key = sqlite_world, SigningKey.generate()
@@ -73,7 +90,7 @@ def test_a_hub_takes_the_releases_of_branches_from_their_own_hubs_alone(sqlite_w
     rule = f'[branches.far]\nstudy = "{branch.digest}"\nkey = "{key.public}"\n'
     weighing = 'name = "Average"\nweights = "size"'
     parent = world.add_study(tools.study_text(aggregator=f"{weighing}\n{rule}"))
-    other = world.ward("far")  # under the branch's name, with a key of its own
+    other = world.ward("far", site="far")  # under the branch's name, with a key of its own
     content = release.sealed.to_bytes()
     assert tools.code(world.submit(other, content)) == "wrong-site"
     world.client.delete("/api/studies/demo/sites/far/key", headers=world.coordinator)

@@ -45,6 +45,10 @@ LARGE = 8 << 20  # bytes
 READY_SECONDS = 2.0
 FORGOTTEN = "The contribution was replaced long ago: the hub keeps its row, not its file."
 FORGOTTEN_RELEASE = "The release is old: the hub keeps its number and its digest, not its file."
+_OWN_NAME = (
+    "The study gives the site with this name a part of its own, so it needs an invitation in its "
+    "own name."
+)
 _SITE_NAME_RULE = "A site's name must have 1 to 100 letters, digits, spaces, dots or hyphens."
 
 
@@ -295,6 +299,11 @@ class Hub:
         if not SITE_NAME.fullmatch(site):
             raise Refusal("malformed", _SITE_NAME_RULE)
         code = code.strip().partition(".")[0]  # sites send this part, people perhaps all of it
+        given = self.store.open_invitation(hashed(code))
+        if given is not None and given["site"] is None:
+            agreed = self.agreed(given["study"])
+            if site == agreed.at or site in agreed.branches:
+                raise Refusal("invitation", _OWN_NAME)
         return self.store.enrol(hashed(code), site, key, nonce, fetch_only)
 
     def rotate(self, study: str, key: str, new: str, proof: str, nonce: str) -> Row:

@@ -305,6 +305,11 @@ class Sites(Database):
         query = sa.select(*shown).where(invitations.c.study == study)
         return self.fetch_all(query.order_by(invitations.c.created.desc()))
 
+    def open_invitation(self, code_hash: str) -> Row | None:
+        """Return the invitation of a code that was not used."""
+        same = invitations.c.hash == code_hash, invitations.c.used.is_(None)
+        return self.fetch_one(sa.select(invitations).where(*same))
+
     def enrol(self, code_hash: str, site: str, key: str, nonce: str, fetch_only: bool) -> Row:
         """Use an invitation, and add the site with its key to the study."""
         row = self._enrol(code_hash, site, key, nonce, fetch_only)
