@@ -378,6 +378,29 @@ def test_a_trial_can_be_ended_and_its_hub_stopped(ann: Coordinator) -> None:
     assert ann.world.app.state.trials._running == {}
 
 
+def test_a_trial_of_a_draft_that_was_changed_or_deleted_ends_when_the_next_begins(
+    ann: Coordinator,
+) -> None:
+    running, begun = ann.world.app.state.trials._running, []
+    at, fields = ann.begin(), {"sites": "30", "records": "2000"}
+    for turn in range(3):
+        ann.get(f"{at}/trial")
+        assert ann.post(f"{at}/trial", **fields).status_code == 303
+        begun.append([each for each in running.values() if each not in begun][-1])
+        assert [children._is_stopped for children, _ in begun] == [True] * turn + [False]
+        ann.get(at)
+        if turn == 0:
+            assert ann.post(at, name="other", purpose="To learn.").status_code == 303
+        elif turn == 1:
+            assert ann.post(f"{at}/delete").status_code == 303
+            at = ann.begin()
+    ann.get(f"{at}/trial")
+    ann.post(f"{at}/trial/end")
+    for _, thread in begun:
+        thread.join(30)
+    assert running == {}
+
+
 def test_no_account_has_more_drafts_than_allowed(
     ann: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

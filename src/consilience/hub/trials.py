@@ -72,7 +72,6 @@ class Trials:
         size = asked["sites"], asked["records"]
         asked = {**asked, "token": token, "done": 0, "cells": 0}
         seconds = {"seconds": TRIAL_SECONDS + 2 * START_SECONDS}
-        self.hub.store.begin_trial(draft, version, asked | seconds, actor)
         memory = max(LEAST_BYTES, find_memory(self.hub.settings) // 2)
         limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS, combine_bytes=memory)
         children = Children(begin_trial, limited)
@@ -81,7 +80,11 @@ class Trials:
         run = children, arguments, change, actor
         thread = threading.Thread(target=self._run, args=run, daemon=True)
         with self._lock:
-            self._running[draft] = children, thread
+            self.hub.store.begin_trial(draft, version, asked | seconds, actor)
+            # Nobody wants what still goes on: its draft was changed or deleted.
+            for unwanted, _ in self._running.values():
+                unwanted.stop()
+            self._running[token] = children, thread
         thread.start()
 
     def _run(
@@ -97,7 +100,7 @@ class Trials:
         finally:
             children.stop()
             with self._lock:
-                self._running.pop(draft, None)
+                self._running.pop(token, None)
         try:
             statistic = outcome.pop("statistic", None)
             wanted = self.hub.store.note_trial(draft, token, {} if statistic else outcome)
@@ -113,7 +116,7 @@ class Trials:
         if trial.get("state") == "running":
             self.hub.store.note_trial(row["id"], trial["token"], {"state": "ended"})
         with self._lock:
-            running = self._running.get(row["id"])
+            running = self._running.get(trial.get("token", ""))
         if running is not None:
             running[0].stop()
 
