@@ -48,9 +48,11 @@ def world(sqlite_world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return sqlite_world
 
 
-def enrol(world: Any, clock: Clock, name: str = "bea") -> tuple[str, list[str]]:
+def enrol(
+    world: Any, clock: Clock, name: str = "bea", *, cookie: str = ""
+) -> tuple[str, list[str]]:
     secret = world.hub.factors.begin(name).secret
-    codes = world.hub.factors.confirm(name, clock.code(secret))
+    codes = world.hub.factors.confirm(name, clock.code(secret), cookie.partition("=")[2])
     clock.at += 30
     return secret, codes
 
@@ -199,7 +201,7 @@ def test_an_account_that_needs_one_can_do_nothing_before(world: Any, clock: Cloc
     assert world.client.get("/account", headers={"cookie": mine}).status_code == 200
     sso = session(world, "bea", "sso")  # the provider has its own rule
     assert world.client.get("/studies", headers={"cookie": sso}).status_code == 200
-    secret, _ = enrol(world, clock)
+    secret, _ = enrol(world, clock, cookie=mine)
     assert world.client.get("/studies", headers={"cookie": mine}).status_code == 200
     at = "/account/factor"
     refused = form(world, at, at, mine, do="remove", password=PASSWORD)
@@ -211,6 +213,24 @@ def test_an_account_that_needs_one_can_do_nothing_before(world: Any, clock: Cloc
     assert not world.hub.factors.use("bea", clock.code(secret))
 
 
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_second_factor_ends_the_sessions_that_a_password_alone_began(
+    world: Any, clock: Clock, needed: bool
+) -> None:
+    world.hub.store.require_factor("bea", "operator:olga", needed=needed)
+    thief, mine = api_login(world).json()["token"], session(world, "bea")
+    bearer = {"authorization": f"Bearer {thief}"}
+    before = world.client.get("/api/studies", headers=bearer).status_code
+    assert before == (403 if needed else 200)
+    at = "/account/factor"
+    page = form(world, at, at, mine, do="begin", password=PASSWORD).text
+    secret = re.search(r'id="secret">([A-Z2-7]{32})<', page)
+    assert secret is not None
+    assert form(world, at, at, mine, do="confirm", code=clock.code(secret[1])).status_code == 200
+    assert world.client.get("/api/studies", headers=bearer).status_code == 401
+    assert world.client.get("/studies", headers={"cookie": mine}).status_code == 200
+
+
 def test_a_hub_can_require_one_of_everybody(tmp_path: Any, tools: Any, clock: Clock) -> None:
     from consilience.hub.api.app import create_app
 
@@ -220,7 +240,8 @@ def test_a_hub_can_require_one_of_everybody(tmp_path: Any, tools: Any, clock: Cl
         answer = client.get("/api/studies", headers=world.coordinator)
         assert answer.status_code == 403
         assert "second factor" in answer.json()["error"]["message"]
-        enrol(world, clock, "ann")
+        token = world.coordinator["authorization"].removeprefix("Bearer ")
+        enrol(world, clock, "ann", cookie=f"consilience={token}")
         assert client.get("/api/studies", headers=world.coordinator).status_code == 200
 
 

@@ -340,6 +340,13 @@ def test_a_verified_address_of_a_named_domain_finds_its_account_once(
         assert try_login(world, "s-2")[1].status_code == 401  # somebody else got the address
         provider.claims = {}
         assert try_login(world)[1].status_code == 200  # from now on the identity is known
+        # Whom an operator unbinds, the address does not bind again; nor somebody who has it now.
+        world.hub.store.unbind("eve@example.org", "operator:olga")
+        provider.claims = {"email": "eve@example.org", "email_verified": True}
+        assert try_login(world)[1].status_code == 401
+        assert try_login(world, "s-2")[1].status_code == 401
+        world.hub.store.bind("eve@example.org", provider.issuer, "s-2", "operator:olga")
+        assert try_login(world, "s-2")[1].status_code == 200
 
 
 def test_without_a_rule_an_address_means_nothing(world: Any) -> None:

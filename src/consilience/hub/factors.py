@@ -14,7 +14,7 @@ from pyotp.totp import TOTP
 
 from consilience.files.sealed import SigningKey
 from consilience.hub.auth import fits_password, hash_password
-from consilience.hub.store import Store
+from consilience.hub.store import Store, hashed
 from consilience.protocol import Refusal
 
 SECONDS = 30  # how long an app shows a code
@@ -58,14 +58,17 @@ class FactorDesk:
                 "failed", "The second factor cannot be read: an operator has to reset it."
             ) from None
 
-    def confirm(self, name: str, code: str) -> list[str]:
-        """Turn a second factor on; return the recovery codes, which are shown once."""
+    def confirm(self, name: str, code: str, token: str = "") -> list[str]:
+        """Turn a second factor on; return the recovery codes, which are shown once.
+
+        It ends the account's sessions, but not the one with this `token`.
+        """
         step = self._step_of(name, code, confirmed=False)
         if step is None:
             raise Refusal("malformed", "The code does not fit. Wait for the next one and type it.")
         codes = [_new_code(number) for number in range(1, RECOVERY_CODES + 1)]
         stored = [hash_password(each) for each in codes]
-        self.store.confirm_factor(name, step, stored, f"{self.store.role_of(name)}:{name}")
+        self.store.confirm_factor(name, step, stored, hashed(token))
         return codes
 
     def use(self, name: str, code: str) -> bool:

@@ -167,7 +167,8 @@ def change_factor(visit: Visit) -> Response:
             logins.check_own(name, form.get("password", ""))
             return show_factor(visit, enrolment=hub.factors.begin(name))
         if what == "confirm":
-            return show_factor(visit, codes=hub.factors.confirm(name, form.get("code", "")))
+            codes = hub.factors.confirm(name, form.get("code", ""), visit.someone.secret)
+            return show_factor(visit, codes=codes)
         row = hub.store.account(name)
         if what == "remove" and row is not None:
             if row["needs_factor"] or hub.store.all_need_factors:

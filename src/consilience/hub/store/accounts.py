@@ -8,7 +8,16 @@ import sqlalchemy as sa
 
 from consilience.hub.roles import Account, Role
 from consilience.hub.store.audit import append_entry
-from consilience.hub.store.database import Database, Row, fetch_row, fetch_rows, now, writing
+from consilience.hub.store.database import (
+    Database,
+    Row,
+    fetch_row,
+    fetch_rows,
+    get_setting,
+    now,
+    set_setting,
+    writing,
+)
 from consilience.hub.store.tables import (
     accounts,
     assignments,
@@ -132,8 +141,12 @@ class Accounts(Database):
 
     @writing
     def unbind(self, db: sa.Connection, name: str, actor: str) -> None:
-        """Let nobody log in to an account by an identity provider, which ends its sessions."""
+        """Let nobody log in to an account by an identity provider, which ends its sessions.
+
+        Afterwards only an operator binds it: by its address alone it would be bound again at once.
+        """
         get_account(db, name)
+        set_setting(db, _by_hand(name), now())
         for one in _identities_of(db, name):
             append_entry(db, actor, "identity removed", None, account=name, **one)
         db.execute(identities.delete().where(identities.c.account == name))
@@ -146,7 +159,8 @@ class Accounts(Database):
         """Return the account of an identity, also if it is disabled.
 
         An identity without one, and with a verified address, is bound to the account whose name is
-        the address, unless that account has another identity of the same provider.
+        the address, unless that account has another identity of the same provider, or had one that
+        was removed.
         """
         same = identities.c.issuer == issuer, identities.c.subject == subject
         query = sa.select(accounts).join(identities, identities.c.account == accounts.c.name)
@@ -154,6 +168,8 @@ class Accounts(Database):
             return row
         row = fetch_row(db, _ACTIVE.where(accounts.c.name == email))
         if row is None or any(one["issuer"] == issuer for one in _identities_of(db, email)):
+            return None
+        if get_setting(db, _by_hand(email)) is not None:
             return None
         _bind(db, email, (issuer, subject), actor_of(row), "its verified address")
         return row
@@ -243,6 +259,11 @@ def _assign(db: sa.Connection, name: str, role: Role, only: Collection[str] | No
         db.execute(assignments.insert().values(account=name, study=study))
 
 
+def _by_hand(name: str) -> str:
+    """Return the setting that says that only an operator binds an account."""
+    return f"bound by hand {name}"
+
+
 def _bind(db: sa.Connection, name: str, identity: tuple[str, str], actor: str, by: str) -> None:
     issuer, subject = identity
     row = {"issuer": issuer, "subject": subject, "account": name, "bound": now()}
@@ -265,9 +286,9 @@ def _studies_of(db: sa.Connection, name: str) -> list[str]:
     return list(db.execute(query.order_by(assignments.c.study)).scalars())
 
 
-def end_sessions(db: sa.Connection, name: str) -> None:
-    """End all sessions of an account, and forget where it was logged in."""
-    db.execute(sessions.delete().where(sessions.c.coordinator == name))
+def end_sessions(db: sa.Connection, name: str, but: str = "") -> None:
+    """End all sessions of an account `but` one, and forget where it was logged in."""
+    db.execute(sessions.delete().where(sessions.c.coordinator == name, sessions.c.hash != but))
     db.execute(known_addresses.delete().where(known_addresses.c.coordinator == name))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from consilience.hub.store.accounts import end_sessions, get_account
+from consilience.hub.store.accounts import actor_of, end_sessions, get_account
 from consilience.hub.store.audit import append_entry
 from consilience.hub.store.database import Database, Row, fetch_row, now, writing
 from consilience.hub.store.tables import accounts, factors, recovery_codes
@@ -25,11 +25,6 @@ class Factors(Database):
         row = self.factor(name)
         return row is not None and row["confirmed"] is not None
 
-    def role_of(self, name: str) -> str:
-        """Return the role of an account."""
-        with self.reading() as db:
-            return str(get_account(db, name)["role"])
-
     @writing
     def begin_factor(self, db: sa.Connection, name: str, secret: str) -> None:
         """Store a secret that nothing asks for before it is confirmed."""
@@ -43,9 +38,12 @@ class Factors(Database):
 
     @writing
     def confirm_factor(
-        self, db: sa.Connection, name: str, step: int, codes: Sequence[str], actor: str
+        self, db: sa.Connection, name: str, step: int, codes: Sequence[str], session: str
     ) -> None:
-        """Turn a second factor on: `step` is used up, and `codes` are hashes of recovery codes."""
+        """Turn a second factor on: `step` is used up, and `codes` are hashes of recovery codes.
+
+        Only the `session` that sent the code goes on, by its hash: the password alone began others.
+        """
         same = factors.c.account == name, factors.c.confirmed.is_(None)
         if not db.execute(
             factors.update().where(*same).values(confirmed=now(), step=step)
@@ -54,6 +52,8 @@ class Factors(Database):
         db.execute(recovery_codes.delete().where(recovery_codes.c.account == name))
         rows = [{"account": name, "number": n, "hash": code} for n, code in enumerate(codes, 1)]
         db.execute(recovery_codes.insert(), rows)
+        end_sessions(db, name, but=session)
+        actor = actor_of(get_account(db, name))
         append_entry(db, actor, "second factor added", None, account=name)
 
     @writing
@@ -74,7 +74,7 @@ class Factors(Database):
         same = recovery_codes.c.account == name, recovery_codes.c.number == number
         if not db.execute(recovery_codes.delete().where(*same)).rowcount:
             return False
-        actor = f"{get_account(db, name)['role']}:{name}"
+        actor = actor_of(get_account(db, name))
         append_entry(db, actor, "recovery code used", None, account=name, number=number)
         return True
 
