@@ -1,5 +1,6 @@
 """Drafts: from a code book to a frozen study, in the pages and at their addresses."""
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,33 @@ def test_files_are_kept_with_their_digests_and_go_with_the_last_draft(
         ann.get(f"{address}/delete")
         assert ann.post(f"{address}/delete").headers["location"] == "/drafts"
         assert (store.file(sha256) is not None) == is_there
+    assert not store.files.path(sha256).exists()
+
+
+def test_a_file_that_a_draft_has_no_room_for_leaves_no_bytes(
+    ann: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, store = ann.begin(), ann.world.hub.store
+    content = {"file": ("t.csv", b"age,sex,ill\n1,f,no\n")}
+    sha256 = hashlib.sha256(content["file"][1]).hexdigest()
+    with monkeypatch.context() as limits:
+        limits.setattr(building, "MOST_FACTS", len(str(store.drafts()[0]["facts"])) + 20)
+        answer = ann.post(f"{at}/files/public", files=content)
+    assert answer.status_code == 422
+    assert "Leave out" in answer.text
+    assert not store.files.path(sha256).exists()
+    change = store.change_draft
+
+    def change_late(*arguments: Any) -> list[str]:  # another page was faster meanwhile
+        monkeypatch.undo()
+        desk = DraftDesk(ann.world.hub, Account("ann", Role.COORDINATOR))
+        study = {**store.draft(arguments[0])["facts"]["study"], "purpose": "Another one."}
+        desk.change(arguments[0], arguments[1].version, "basics", {"study": study})
+        return list(change(*arguments))
+
+    monkeypatch.setattr(store, "change_draft", change_late)
+    ann.get(at)
+    assert ann.post(f"{at}/files/public", files=content).status_code == 409
     assert not store.files.path(sha256).exists()
 
 

@@ -65,10 +65,14 @@ class DraftDesk:
         size, most = arrived.stat().st_size, settings.most_public_records
         if has_more_records(arrived, name, most, settings.most_public_bytes):
             raise Refusal("too-large", f"The file has more than {most:,} records, or is too large.")
-        require_version(row, version)  # or its bytes would stay until the next start
+        require_version(row, version)
+        new = building.limited({**row["facts"], part: {**facts, "labelled": True}})
         self.store.files.keep(arrived, sha256)
-        new = {**row["facts"], part: {**facts, "labelled": True}}
-        self._keep(draft, Change(version, part, building.limited(new), size))
+        try:
+            self._keep(draft, Change(version, part, new, size))
+        except Refusal:  # its bytes would stay until the next start
+            self.store.remove_unnamed(sha256)
+            raise
 
     def _keep(self, draft: str, change: Change) -> None:
         for sha256 in self.store.change_draft(draft, change, self.account.actor):

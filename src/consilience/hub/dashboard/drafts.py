@@ -310,7 +310,10 @@ def take_draft_file(visit: Visit, arrived: Path) -> Response:
     """Take a public file from the form that `arrived` on disk, and name it in the draft."""
     with unpacked(visit, arrived) as (inside, sha256, name):
         facts = {"file": name.replace("\\", "/").rpartition("/")[2], "sha256": sha256}
-        desk_of(visit).keep_file(visit["draft"], _version(visit), visit["part"], inside, facts)
+        try:
+            desk_of(visit).keep_file(visit["draft"], _version(visit), visit["part"], inside, facts)
+        except ConsilienceError as problem:
+            return show_draft(visit, [str(problem)])
     return visit.redirect(f"/drafts/{visit['draft']}#files")
 
 
