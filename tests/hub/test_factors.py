@@ -74,6 +74,12 @@ def form(world: Any, page: str, path: str, cookie: str, **fields: str) -> Any:
     )
 
 
+def hidden(page: str) -> str:
+    found = re.search(r'name="begun" value="([^"]+)"', page)
+    assert found is not None
+    return found[1]
+
+
 def session(world: Any, name: str, kind: str = "session") -> str:
     return f"consilience={new_token(world.hub.store, name, hours=1, kind=kind)[0]}"
 
@@ -94,10 +100,14 @@ def test_somebody_sets_a_second_factor_up_and_logs_in_with_it(world: Any, clock:
     assert "style=" not in page.text
     assert "<script" not in page.text
     assert api_login(world).status_code == 200  # before it is confirmed, nothing asks for it
-    wrong = form(world, at, at, mine, do="confirm", code="000000")
+    begun = hidden(page.text)
+    assert secret[1] not in form(world, at, at, mine, do="confirm", code="000000").text
+    fitting = clock.code(secret[1])  # somebody who has the session and not the password
+    assert form(world, at, at, mine, do="confirm", code=fitting).status_code == 403
+    wrong = form(world, at, at, mine, do="confirm", code="000000", begun=begun)
     assert wrong.status_code == 400
     assert secret[1] in wrong.text  # it can be typed again
-    done = form(world, at, at, mine, do="confirm", code=clock.code(secret[1]))
+    done = form(world, at, at, mine, do="confirm", code=fitting, begun=hidden(wrong.text))
     recovery = re.findall(r'"digest">(\d-[a-z0-9-]{14})<', done.text)
     assert len(recovery) == 8
     assert form(world, at, at, mine, do="begin", password=PASSWORD).status_code == 403
@@ -226,7 +236,8 @@ def test_a_second_factor_ends_the_sessions_that_a_password_alone_began(
     page = form(world, at, at, mine, do="begin", password=PASSWORD).text
     secret = re.search(r'id="secret">([A-Z2-7]{32})<', page)
     assert secret is not None
-    assert form(world, at, at, mine, do="confirm", code=clock.code(secret[1])).status_code == 200
+    sent = {"code": clock.code(secret[1]), "begun": hidden(page)}
+    assert form(world, at, at, mine, do="confirm", **sent).status_code == 200
     assert world.client.get("/api/studies", headers=bearer).status_code == 401
     assert world.client.get("/studies", headers={"cookie": mine}).status_code == 200
 

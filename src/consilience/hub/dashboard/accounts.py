@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -10,11 +11,12 @@ from fastapi import Response
 
 from consilience.errors import SettingsError
 from consilience.hub.auth import Logins
-from consilience.hub.dashboard.visits import Visit
+from consilience.hub.dashboard.visits import Visit, read_facts, sign_facts
 from consilience.hub.roles import Role
 from consilience.hub.store import Row
 from consilience.protocol import Refusal
 
+BEGUN_SECONDS = 1800  # for setting up a second factor
 NO_PROBLEM = ("malformed", "not-found", "name-taken")  # refusals that the form itself repeats
 SELF = (
     "You cannot disable your own account or change its role; another operator can, or whoever runs "
@@ -165,8 +167,11 @@ def change_factor(visit: Visit) -> Response:
     try:
         if what == "begin":
             logins.check_own(name, form.get("password", ""))
-            return show_factor(visit, enrolment=hub.factors.begin(name))
+            begun = sign_facts(hub, "factor", time.time() + BEGUN_SECONDS, name=name)
+            return show_factor(visit, enrolment=hub.factors.begin(name), begun=begun)
         if what == "confirm":
+            if not _has_begun(visit):
+                raise Refusal("not-allowed", "It was begun too long ago. Begin again.")
             codes = hub.factors.confirm(name, form.get("code", ""), visit.someone.secret)
             return show_factor(visit, codes=codes)
         row = hub.store.account(name)
@@ -177,9 +182,16 @@ def change_factor(visit: Visit) -> Response:
             hub.store.drop_factor(name, visit.someone.actor)
             return visit.redirect("/login")
     except Refusal as refusal:
-        again = hub.factors.pending(name) if what == "confirm" else None
-        return show_factor(visit, refusal.message, refusal.status, enrolment=again)
+        again = hub.factors.pending(name) if what == "confirm" and _has_begun(visit) else None
+        shown = {"enrolment": again, "begun": form.get("begun")}
+        return show_factor(visit, refusal.message, refusal.status, **shown)
     raise Refusal("malformed", "A part of the form is missing.")
+
+
+def _has_begun(visit: Visit) -> bool:
+    """Tell whether a form is from the page that somebody saw who typed the account's password."""
+    begun = read_facts(visit.hub, "factor", visit.form.get("begun"))
+    return begun is not None and begun["name"] == visit.someone.name
 
 
 def change_password(visit: Visit) -> Response:
