@@ -177,6 +177,7 @@ SMALL: dict[str, tuple[list[str], dict[str, object]]] = {
         {"SCALE": 20, "N_TEST": 300, "ADAPTED": 2, "forests.N_TRAIN": 600},
     ),
     "kinds": (["--divisions", "2"], {"SIZE": 60, "N_TEST": 300, "forests.N_TRAIN": 600}),
+    "shared_noise": ([], {"SITES": 3, "SHARES": 2, "TREES": 20, "KEYHOLDERS": 1, "REPEATS": 1}),
     "site_level": (
         ["--divisions", "2"],
         {

@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from typing import Any, Self
 
 from consilience.blind.pads import (
@@ -182,7 +184,7 @@ class MaskedFile:
         if not set(blind["counted"]) <= set(roster.names):
             raise refused("it counts on a site that is not on the roster")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of what is signed, by which the file is known."""
         return hashlib.sha256(message_of(KIND, self.text)).hexdigest()
@@ -427,9 +429,8 @@ def unmask(
             raise refused("its numbers differ from the digest that its site signed")
     length = described[0].context.length
     masked = add_words((words for _, words in files), length)
-    pads = [opening.pads for opening in openings]
-    pads += [file.pad(*hub) for file in described]
-    return subtract_words(masked, add_words(pads, length))
+    theirs, own = (each.pads for each in openings), (file.pad(*hub) for file in described)
+    return subtract_words(masked, add_words(chain(theirs, own), length))
 
 
 def _is_vector(form: object) -> bool:

@@ -12,6 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -312,7 +313,7 @@ class Keyholder:
             raise refused(
                 "its study is closed" if row else "this keyholder has signed no roster of its study"
             )
-        rule, roster = _read_rule(row["rule"]), Roster.read(Sealed.load(row["roster"], "roster"))
+        rule, roster = _read_rule(row["rule"]), _read_roster(row["roster"])
         if file is not None:
             file.check_agreed(roster, rule, {*rule.keyholders, row["hub"]})
         return study, rule, roster, SealKey.load(self._seal_path(study))
@@ -404,6 +405,11 @@ class Keyholder:
 
 def _next_head(head: str, opening: Opening) -> str:
     return hashlib.sha256(f"{head}{opening.sealed.digest}".encode()).hexdigest()
+
+
+@lru_cache(maxsize=4)  # every file is held against the same roster
+def _read_roster(content: bytes) -> Roster:
+    return Roster.read(Sealed.load(content, "roster"))
 
 
 def _rule_text(rule: Rule) -> str:
