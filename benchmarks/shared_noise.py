@@ -389,6 +389,12 @@ def cost_lines(costs: dict[str, Cost]) -> list[str]:
         "|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---|",
         *(_row(costs, *row) for row in ROWS),
         "",
+        "Targets are of processor time. Elapsed, a keyholder takes "
+        f"{costs['acknowledge_and_open'].elapsed / costs['read'].elapsed:.0f} × as long as reading "
+        "the files: it waits for the disk after each acknowledgement, which is durable before "
+        "anybody is told. The hub holds all files of a batch in memory; what stands beside it "
+        "holds one at a time. Plain arrays carry no signature and no digest.",
+        "",
         "## Where a site's time goes",
         "",
         "| part | processor, s |",
