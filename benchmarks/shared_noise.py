@@ -59,6 +59,7 @@ SMALLEST = 3, 2, 1  # sites, shares and trees of a study whose files take next t
 FEATURES, RECORDS = 20, 200
 KEYHOLDERS = 3
 REPEATS = 5  # of the hub, of OpenDP's draw and of what keyholders and the hub stand beside
+TOTALS = 10  # of shares alone, whose variance is measured besides
 EPSILON, DELTA = 1.0, 1e-6
 
 
@@ -436,6 +437,12 @@ def noise_lines(party: Party, noise: Words) -> list[str]:
     found = noise.astype(np.float64)
     error = math.sqrt(2 / len(found))
     ratio = float(np.mean(np.square(found))) / expected
+    event, _ = share_of(party)
+    zeros, more = np.zeros(event.length, np.int64), 0.0
+    for _ in range(TOTALS):
+        shares = (noisy_sum(zeros, widths, event=event, source=Noise().open()) for _ in range(n))
+        total = add_words(shares, event.length).astype(np.float64)
+        more += float(np.mean(np.square(total))) / expected / TOTALS
     mean = float(np.mean(found)) / math.sqrt(expected / len(found))
     return [
         "## How wide the noise of the total is",
@@ -448,6 +455,8 @@ def noise_lines(party: Party, noise: Words) -> list[str]:
         "|---|---:|---:|---:|",
         f"| stated: σ²N/k = σ² × {n}/{k} | {expected:.6g} | 1 | |",
         f"| measured: mean square | {ratio * expected:.6g} | {ratio:.4f} | {error:.4f} |",
+        f"| measured: {TOTALS} further totals of shares alone | {more * expected:.6g} | {more:.4f} "
+        f"| {error / math.sqrt(TOTALS):.4f} |",
         f"| if every site drew the whole noise: σ²N | {n * sigma**2:.6g} | {k} | |",
         "",
         f"The measured variance is {(ratio - 1) / error:+.1f} standard errors from what is stated, "
