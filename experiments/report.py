@@ -22,7 +22,8 @@ from . import design, run
 from .datasets import MADE_UP
 from .design import HERE, Figure, Panel, Paper
 from .draw import draw
-from .verdicts import FAILS, HOLDS, OPEN, PARTLY, UNDECIDED, Lines, Verdict, judge, statements
+from .statements import statements
+from .verdicts import FAILS, HOLDS, OPEN, PARTLY, UNDECIDED, Lines, Verdict, judge
 
 PACKAGES = (
     "consilience",

@@ -45,7 +45,7 @@ from consilience.tables.public import Public
 from . import datasets
 from .design import Figure, Method, Panel, Paper, papers
 from .equal import carried
-from .verdicts import statements
+from .statements import statements
 
 SEED = 2016
 MINIATURE = 400  # records of a miniature at most

@@ -9,7 +9,6 @@ against it, or neither. README.md states the rule.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from .design import Paper
+from .statements import Statement
 
 Array = NDArray[Any]
 HOLDS, PARTLY, FAILS = "holds", "holds in part", "does not hold"
@@ -78,26 +77,6 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Statement:
-    """One checkable sentence of a paper: its `kind`, a name in `KINDS`, and its arguments."""
-
-    figure: str
-    panel: str
-    kind: str
-    claim: str
-    source: str
-    explanation: str
-    a: str = ""
-    b: str = ""
-    x: tuple[float, float] | None = None
-    at: float | None = None
-    value: float | None = None
-    margin: float = 0.0
-    tolerance: float = 0.0
-    by: str = "paper"  # or "us": whose expectation it is
-
-
-@dataclass(frozen=True)
 class Verdict:
     """A judged statement: one word, the measured number in words, and how single points spoke."""
 
@@ -122,17 +101,6 @@ class Evidence:
     def level(self) -> float:
         """The level at which the whole is judged."""
         return 1 - (1 - LEVEL) / self.looks
-
-
-def statements(paper: Paper) -> list[Statement]:
-    """Read a paper's expected.toml."""
-    text = (paper.folder / "expected.toml").read_text(encoding="utf-8")
-    found = []
-    for entry in tomllib.loads(text)["statement"]:
-        if "x" in entry:
-            entry["x"] = tuple(entry["x"])
-        found.append(Statement(**{"panel": entry["figure"], **entry}))
-    return found
 
 
 def judge(statement: Statement, table: Iterable[Mapping[str, Any]] | None) -> Verdict:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from experiments import __main__, datasets, design, equal, report, verdicts
+from experiments import __main__, datasets, design, equal, report, statements, verdicts
 from experiments.run import SEED, Settings, miniature, plan, run, select, stored
 
 import consilience as cs
@@ -34,9 +34,16 @@ def rows_of(lines, xs=(1.0, 2.0, 3.0)):
 
 
 def verdict(kind, lines, xs=(1.0, 2.0, 3.0), **settings):
-    asked = {"figure": "1", "panel": "1", "claim": "", "source": "", "explanation": ""}
+    asked = {
+        "paper": "a paper",
+        "figure": "1",
+        "panel": "1",
+        "claim": "",
+        "source": "",
+        "explanation": "",
+    }
     return verdicts.judge(
-        verdicts.Statement(kind=kind, **asked, **settings), rows_of(lines, xs)
+        statements.Statement(kind=kind, **asked, **settings), rows_of(lines, xs)
     ).verdict
 
 
@@ -90,7 +97,7 @@ def test_every_panel_of_a_paper_can_be_planned(name, tmp_path):
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_figure_and_panel_has_a_statement_about_lines_that_are_drawn(name):
     paper = PAPERS[name]
-    found = verdicts.statements(paper)
+    found = statements.statements(paper)
     panels = {panel.id: panel for figure in paper.figures for panel in figure.panels}
     assert {statement.figure for statement in found} == {figure.id for figure in paper.figures}
     assert {id_ for id_, panel in panels.items() if panel.kind != "drawing"} <= {
@@ -233,11 +240,92 @@ def test_a_table_stands_for_the_panels_that_it_reads():
     chosen = select(["xie2016thesis/table-6.1"])
     read = {
         one.panel
-        for one in verdicts.statements(PAPERS["xie2016thesis"])
+        for one in statements.statements(PAPERS["xie2016thesis"])
         if one.figure == "table-6.1"
     }
     assert {panel.id for _, _, panel in chosen} == read
     assert len(chosen) == len(read) < len(select(["xie2016thesis"]))
+
+
+# --------------------------------------------------------------------------------------- statements
+
+# Statements of papers that lack the paper's own words and their page. These numbers may only fall;
+# when all are 0, `quote` and `page` are required.
+UNQUOTED = {"hamm2016": 62, "hospitals": 0, "xiang2018": 26, "xie2016": 28, "xie2016thesis": 178}
+
+MINIMAL = """[[statement]]
+figure = "1"
+kind = "falls"
+a = "A"
+claim = "It falls."
+source = "section 1"
+explanation = "So it is."
+"""
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_what_a_paper_claims_is_quoted_with_its_page(name):
+    found = [one for one in statements.statements(PAPERS[name]) if one.by == "paper"]
+    assert sum(not one.quote for one in found) <= UNQUOTED[name]
+
+
+def test_all_duplicates_name_a_statement_that_there_is():
+    everything = [one for paper in PAPERS.values() for one in statements.statements(paper)]
+    statements.duplicates(everything)
+    assert len({one.name for one in everything}) == len(everything)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_variants_are_panels_with_the_lines_that_the_statement_is_about(name):
+    panels = {panel.id: panel for figure in PAPERS[name].figures for panel in figure.panels}
+    for one in statements.statements(PAPERS[name]):
+        for variant in one.variants.values():
+            labels = {method.label for method in panels[variant].methods}
+            assert {one.a, one.b} - {""} <= labels, one.name
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ('quotation = "x"', "has a field 'quotation'"),
+        ('quote = "it falls"', "only one of `quote` and `page`"),
+        ('quote = "it falls"\npage = "p. 1"\nby = "us"', "is ours and yet quotes the paper"),
+        (f'quote = "{"x" * 301}"\npage = "p. 1"', "has 301 characters"),
+        ('by = "them"', "`by` of .* is 'them'"),
+        ('page = " "', "Write a text"),
+        ('tolerance = "much"', "Write a number"),
+        ("practical = -0.1", "is negative"),
+        ("x = [2, 1]", r"Write \[lowest, highest\]"),
+        ('depends = "scaling"', "only one of `depends` and `variants`"),
+        ('depends = "scaling"\nvariants = {raw = "2", ours = "3"}', "include panel '1'"),
+        (MINIMAL, "several statements are 'p/1 falls A'"),
+    ],
+)
+def test_a_slip_in_a_statement_is_an_error(added, said):
+    assert statements.parse("p", MINIMAL)[0].name == "p/1 falls A"
+    with pytest.raises(ValueError, match=said):
+        statements.parse("p", MINIMAL + added)
+
+
+def test_a_label_of_all_statements_is_stated_once():
+    text = '[paper]\nlabel = "what survives of the text"\n' + MINIMAL
+    assert statements.parse("p", text)[0].label == "what survives of the text"
+
+
+def test_a_duplicate_is_of_a_statement_that_is_none_by_the_same_side():
+    def found(**extra):
+        more = "".join(f'{name} = "{value}"\n' for name, value in extra.items())
+        return statements.parse("p", MINIMAL + more)[0]
+
+    first, second = found(), found(id="again", duplicate_of="p/1 falls A")
+    assert statements.duplicates([first, second]) == {"p/again": "p/1 falls A"}
+    for wrong, said in (
+        (found(id="again", duplicate_of="p/2"), "which there is not"),
+        (found(id="third", duplicate_of="p/again"), "itself a duplicate"),
+        (found(id="again", duplicate_of="p/1 falls A", by="us"), "not by the same side"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            statements.duplicates([first, second, wrong])
 
 
 # --------------------------------------------------------------------- what a folder has, and shows
