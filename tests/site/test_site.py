@@ -33,7 +33,9 @@ from consilience.hub.store.tables import releases
 from consilience.protocol import Invitation, Refusal, Rotation
 from consilience.site import site as site_module
 from consilience.site.client import HubClient, SharedFolder
-from consilience.site.site import Recovery, Seen, Site, compare_logs
+from consilience.site.history import Seen, compare_logs
+from consilience.site.recovery import Recovery
+from consilience.site.site import Site
 from consilience.study.collect import Publication, read_submitted
 from consilience.study.study import Study
 from forks import HubProcess

@@ -613,7 +613,7 @@ def compare(
 ) -> Answer:
     """Tell whether another site saw the same releases; the exit code is 0 only if so."""
     from consilience.files.durable import read_regular
-    from consilience.site.site import Seen
+    from consilience.site.history import Seen
 
     site = cs.Site(folder)
     ours, agreed = site.seen(study), site.study(study).reference
