@@ -9,7 +9,9 @@ import pytest
 
 from consilience.hub import trials
 from consilience.hub.auth import new_token
+from consilience.hub.children import TookTooLong
 from consilience.hub.drafts import DraftDesk
+from consilience.hub.outages import Ended
 from consilience.hub.roles import Account, Role
 from consilience.hub.store import drafts as rows
 from consilience.simulation.made_up import make_table
@@ -455,3 +457,195 @@ def test_a_form_of_many_columns_is_read_and_one_of_too_many_fields_is_refused(
     assert names[19:21] + names[39:41] == ["c19", "d20", "d39", "c40"]
     many = {f"name-{i}": "x" for i in range(500)}
     assert ann.post(f"{at}/columns", **many).status_code == 400
+
+
+def end_trials(ann: Coordinator) -> None:
+    for _, thread in list(ann.world.app.state.trials._running.values()):
+        thread.join(120)
+
+
+def test_computing_again_what_the_draft_has_already_ends(ann: Coordinator) -> None:
+    at = ann.begin()
+    rows = "".join(f"{20 + i},{'fm'[i % 2]},{'no yes'.split()[i // 20]}\n" for i in range(40))
+    ann.post(f"{at}/files/public", files={"file": ("p.csv", f"age,sex,ill\n{rows}".encode())})
+    ann.get(f"{at}/method")
+    ann.post(f"{at}/method", learner="GradientStep")
+    for _ in range(2):
+        ann.get(f"{at}/method")
+        assert ann.post(f"{at}/prepare").status_code == 303
+        end_trials(ann)
+        assert "The trial is running" not in ann.get(f"{at}/trial").text
+    assert "is in the draft" in ann.text
+    assert not ann.world.hub.store.is_trying(at.rpartition("/")[2])
+
+
+class Clock:
+    """The clock of the rows of drafts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead, now = 0.0, rows.now
+        monkeypatch.setattr(rows, "now", lambda seconds=0.0: now(seconds=seconds + self.ahead))
+
+
+def test_who_was_refused_a_trial_is_the_next_to_begin_one(
+    sqlite_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = sqlite_world.hub.store, Clock(monkeypatch)
+    trial = {"token": "t", "seconds": 600.0, "longest": 600.0}
+    made = [store.add_draft("ann", {"study": {}}, "ann") for _ in range(2)]
+
+    def begin(actor: str, draft: str = made[0]) -> bool:
+        return store.begin_trial(draft, 1, trial, actor) is None
+
+    def end(draft: str = made[0]) -> None:
+        store.note_trial(draft, "t", {"state": "done"})
+
+    assert begin("ann")
+    assert not begin("ann", made[1])  # takes no turn beside the own trial
+    assert not begin("bob")
+    assert not begin("cid")
+    end()
+    assert not begin("ann")
+    assert not begin("cid")
+    assert begin("bob")
+    end()
+    assert begin("ann")  # nobody else has asked
+    assert not begin("bob")
+    end()
+    clock.ahead = rows.TURN_SECONDS - 1
+    assert not begin("ann")
+    clock.ahead = rows.TURN_SECONDS + 1
+    assert begin("ann")  # bob did not come
+
+
+def test_a_trial_whose_worker_was_killed_keeps_nobody_waiting(
+    sqlite_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = sqlite_world.hub.store, Clock(monkeypatch)
+    trial = {"token": "t", "longest": 600.0}
+    draft = store.add_draft("ann", {"study": {}}, "ann")
+    store.begin_trial(draft, 1, {**trial, "seconds": trials.LEASE_SECONDS}, "ann")
+    clock.ahead = trials.LEASE_SECONDS - 1
+    assert store.is_trying(draft)
+    store.renew_trial(draft, "t", trials.LEASE_SECONDS)
+    clock.ahead = 2 * trials.LEASE_SECONDS - 2
+    assert store.is_trying(draft)
+    clock.ahead = 2 * trials.LEASE_SECONDS
+    assert not store.is_trying(draft)
+    store.renew_trial(draft, "t", trials.LEASE_SECONDS)  # another one may go on by now
+    assert not store.is_trying(draft)
+
+
+def test_why_a_trial_failed_is_said_of_what_was_tried() -> None:
+    for problem in (MemoryError(), TookTooLong(), Ended("It ended.")):
+        assert "fewer sites" in trials._describe(problem, is_trial=True)
+        assert "public records" in trials._describe(problem, is_trial=False)
+    assert "the hub allows" not in trials._describe(Ended("It ended."), is_trial=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.csv", b"foo,bar\n1,2\n"),
+        ("t.csv", b"age,sex,ill\n1,f,maybe\n"),
+        ("t.csv", b"age,sex,ill\n"),
+        ("t.csv", b"\x00\x01"),
+        ("t.csv.gz", b"no gzip"),
+        ("t.parquet", b"no parquet"),
+        ("t.csv", b"age,sex,ill\n" + b"1,f,no\n" * 100_000),
+    ],
+    ids=["columns", "labels", "empty", "binary", "gzip", "parquet", "good"],
+)
+def test_a_draft_whose_public_file_does_not_fit_is_not_complete(
+    ann: Coordinator, name: str, content: bytes
+) -> None:
+    at, is_good = ann.begin(), len(content) > 1000
+    assert ann.post(f"{at}/files/test", files={"file": (name, content)}).status_code == 303
+    page = ann.get(at).text
+    assert ("The draft is complete" in page) == is_good
+    assert ("cannot be used" in page) != is_good
+    ann.get(f"{at}/freeze")
+    assert ann.post(f"{at}/freeze").status_code == (303 if is_good else 422)
+
+
+def test_a_draft_whose_name_is_taken_is_not_complete(ann: Coordinator) -> None:
+    at = ann.begin(name="heart-risk")
+    ann.get(f"{at}/freeze")
+    ann.post(f"{at}/freeze")
+    ann.begin(name="heart-risk", purpose="Another.")
+    assert "The draft is complete" not in ann.text
+    assert "which is taken" in ann.text
+    ann.begin(name="heart-rlsk")
+    assert "which is taken" in ann.text
+
+
+def test_a_link_works_as_long_as_its_account_may_add_studies(ann: Coordinator) -> None:
+    store, at = ann.world.hub.store, ann.begin()
+    page = ann.post(f"{at}/share").text
+    link = re.search(r"http://hub(/api/drafts/[0-9a-f]{48})", page)[1]
+
+    def is_there() -> bool:
+        return bool(ann.world.client.get(link).status_code == 200)
+
+    assert is_there()
+    store.set_role("ann", "operator", role=Role.COORDINATOR, only=[])
+    assert not is_there()
+    store.set_role("ann", "operator", role=Role.AUDITOR)
+    assert not is_there()
+    store.set_role("ann", "operator", role=Role.OPERATOR)
+    assert is_there()
+    store.set_status("ann", "operator", active=False)
+    assert not is_there()
+
+
+def test_a_file_that_comes_with_a_draft_is_one_that_studies_wait_for(
+    ann: Coordinator, tools: Any
+) -> None:
+    at, store = ann.begin(), ann.world.hub.store
+    content = b"age,sex,ill\n1,f,no\n"
+    ann.post(f"{at}/files/test", files={"file": ("t.csv", content)})
+    text = ann.get(f"{at}/text").text
+    ann.get(at)
+    ann.post(f"{at}/files/test/remove")
+    assert store.file(hashlib.sha256(content).hexdigest()) is None
+    ann.world.hub.add_study(text, "ann")
+    store.claim("heart", "worker", 10.0)
+    store.give_up("heart", 0, "worker", "The public file t.csv is missing.")
+    ann.get(at)
+    ann.post(f"{at}/files/public", files={"file": ("other.csv", content)})
+    row = store.study("heart")
+    assert (row["problem"], row["changes"]) == (None, 1)
+
+
+def test_the_files_of_an_accounts_drafts_have_a_limit_together(
+    ann: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, store = ann.begin(), ann.world.hub.store
+    kept, late = b"age,sex,ill\n1,f,no\n", b"age,sex,ill\n2,f,no\n"
+    assert ann.post(f"{at}/files/test", files={"file": ("t.csv", kept)}).status_code == 303
+    monkeypatch.setattr(rows, "MOST_FILED", 2 * len(kept) - 1)
+    other = ann.begin(name="other")
+    answer = ann.post(f"{other}/files/public", files={"file": ("t.csv", late)})
+    assert answer.status_code == 413
+    assert not store.files.path(hashlib.sha256(late).hexdigest()).exists()
+    ann.get(at)
+    assert ann.post(f"{at}/files/test", files={"file": ("t.csv", late)}).status_code == 303
+    ann.get(other)
+    assert ann.post(f"{other}/files/test", files={"file": ("t.csv", late)}).status_code == 303
+
+
+def test_no_draft_names_a_file_that_was_removed_while_it_arrived(
+    ann: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, store = ann.begin(), ann.world.hub.store
+    content = b"age,sex,ill\n1,f,no\n"
+    sha256, change = hashlib.sha256(content).hexdigest(), store.change_draft
+
+    def change_late(*arguments: Any) -> list[str]:  # the last other draft with it went meanwhile
+        store.remove_unnamed(sha256)
+        return list(change(*arguments))
+
+    monkeypatch.setattr(store, "change_draft", change_late)
+    answer = ann.post(f"{at}/files/test", files={"file": ("t.csv", content)})
+    assert answer.status_code == 503
+    assert "test" not in store.draft(at.rpartition("/")[2])["facts"]

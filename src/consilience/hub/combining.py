@@ -14,10 +14,11 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from consilience.aggregators.outliers import find_far, find_heavy
@@ -27,6 +28,7 @@ from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
 from consilience.hub.children import Children, TookTooLong, find_memory
 from consilience.hub.hub import Hub, Settings
+from consilience.hub.leases import renewing
 from consilience.hub.outages import OUTAGES, Ended
 from consilience.hub.store import Row
 from consilience.hub.store.studies import describe_absent
@@ -276,8 +278,10 @@ class Combiner:
     def _attempt(self, asked: Asked, row: Row) -> Row:
         """Combine a study in another process, if there is one, within the hub's time limit."""
         store, worker = self.hub.store, self._new_worker()
+        seconds = self.hub.settings.lease_seconds
+        renew = partial(store.renew, asked.study, worker, seconds)
         try:
-            with self._renewing(asked.study, worker):
+            with renewing(renew, seconds, f"the study {asked.study}"):
                 if self._children is None:
                     return self.make(asked, worker)
                 is_asked = asked.request is not None
@@ -553,26 +557,6 @@ class Combiner:
         except Refusal:
             store.remove_unnamed(sha256)
             raise
-
-    @contextmanager
-    def _renewing(self, name: str, worker: str) -> Iterator[None]:
-        """Renew the claim while the block runs; if this process dies, the claim expires."""
-        ended, seconds = threading.Event(), self.hub.settings.lease_seconds
-
-        def renew() -> None:
-            while not ended.wait(seconds / 3):
-                try:
-                    self.hub.store.renew(name, worker, seconds)
-                except Exception:  # the database may be back before the claim expires
-                    logger.exception("the claim of study %s was not renewed", name)
-
-        thread = threading.Thread(target=renew, name="claim", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
 
 def _fingerprint(members: Sequence[Part]) -> str:

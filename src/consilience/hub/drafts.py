@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import copy
+import json
 import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from consilience.errors import ConsilienceError
 from consilience.hub.hub import Hub
-from consilience.hub.roles import Account
+from consilience.hub.roles import Account, Action, Role
 from consilience.hub.store import Row, hashed
 from consilience.hub.store.drafts import PUBLIC_PARTS, Change, name_of, require_version
-from consilience.protocol import Refusal
+from consilience.protocol import Refusal, check_new_name
 from consilience.study import building
-from consilience.study.building import Facts, find_problems
+from consilience.study.building import Facts, Problem, find_problems
 from consilience.study.check import FILE_NAME
+from consilience.study.records import PublicFile, find_misfit
 from consilience.tables.reading import has_more_records
-from consilience.text import printable
+from consilience.tables.schema import Schema
+from consilience.text import printable, quote
 
 MOST_TOKEN = 100  # characters
 _COMMENT = "A draft of a study, from {url}. Nobody has agreed to it, and it may still change."
@@ -68,15 +74,54 @@ class DraftDesk:
         require_version(row, version)
         new = building.limited({**row["facts"], part: {**facts, "labelled": True}})
         self.store.files.keep(arrived, sha256)
+        is_durable = lambda: self.store.files.holds(sha256)  # noqa: E731
         try:
-            self._keep(draft, Change(version, part, new, size))
+            self._keep(draft, Change(version, part, new, size), is_durable)
         except Refusal:  # its bytes would stay until the next start
             self.store.remove_unnamed(sha256)
             raise
 
-    def _keep(self, draft: str, change: Change) -> None:
-        for sha256 in self.store.change_draft(draft, change, self.account.actor):
+    def _keep(
+        self, draft: str, change: Change, is_durable: Callable[[], bool] = lambda: True
+    ) -> None:
+        for sha256 in self.store.change_draft(draft, change, self.account.actor, is_durable):
             self.store.remove_unnamed(sha256)
+        if change.size is not None:
+            self.hub.changed.set()  # a study may have waited for this very file
+
+    def find_problems(self, facts: Facts) -> Sequence[Problem]:
+        """Return all that keeps a draft from becoming a study here, in the order of the parts."""
+        found = find_problems(facts)
+        if not any(each.part == "basics" for each in found):
+            found += self._find_name_problem(facts)
+        if not any(each.part == "columns" for each in found):
+            found += self._find_file_problems(facts)
+        order = list(building.PARTS)
+        return sorted(found, key=lambda problem: order.index(problem.part))
+
+    def _find_name_problem(self, facts: Facts) -> Iterator[Problem]:
+        name = facts["study"]["name"]
+        known = self.store.study(name)
+        with suppress(ConsilienceError):  # it has other problems
+            if known is not None and known["digest"] == building.read(facts).digest:
+                return  # the hub was stopped while it was frozen
+        try:
+            check_new_name(name, self.store.study_names())
+        except Refusal as refusal:
+            yield Problem("basics", f"No study of this hub can have this name: {refusal.message}")
+
+    def _find_file_problems(self, facts: Facts) -> Iterator[Problem]:
+        schema = json.dumps(facts["schema"])
+        for part in PUBLIC_PARTS:
+            if part not in facts:
+                continue
+            file = PublicFile(**facts[part])
+            try:
+                why = _find_misfit(file, schema, self.store.file_path(file.sha256))
+            except Refusal as refusal:  # it was removed from the disk
+                why = refusal.message
+            if why is not None:
+                yield Problem("files", f"{quote(file.file)} cannot be used: {why}")
 
     def text(self, row: Row, url: str) -> str:
         """Return the study file of a draft, which says that it is one."""
@@ -104,7 +149,7 @@ class DraftDesk:
         """Make a study of a draft, as it was shown, and return its name."""
         row = self.get(draft)
         require_version(row, version)
-        if problems := find_problems(row["facts"]):
+        if problems := self.find_problems(row["facts"]):
             raise Refusal("study-invalid", problems[0].text)
         try:
             study = building.read(row["facts"])
@@ -119,10 +164,24 @@ class DraftDesk:
         return study.name
 
 
+@lru_cache(maxsize=64)  # every page of a draft asks
+def _find_misfit(file: PublicFile, schema: str, path: Path) -> str | None:
+    return find_misfit(file, Schema.from_dict(json.loads(schema)), path)
+
+
+def _may_share(hub: Hub, owner: str) -> bool:
+    """Tell whether a draft's account may still add studies: its link is worth no more than that."""
+    row = hub.store.account(owner)
+    if row is None or row["status"] != "active":
+        return False
+    studies = None if row["every_study"] else frozenset[str]()
+    return Account(owner, Role(row["role"]), studies).may(Action.ADD)
+
+
 def read_shared(hub: Hub, token: str, url: str) -> str:
     """Return the study file of the draft whose link has this token, or refuse."""
     row = hub.store.shared_draft(hashed(token)) if len(token) <= MOST_TOKEN else None
-    if row is None:
+    if row is None or not _may_share(hub, row["owner"]):
         raise Refusal("not-found", "There is no draft with this link, or the link was ended.")
     comment = f"{name_of(row)}: {_COMMENT.format(url=url)}"
     return building.write(row["facts"], printable(comment))

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ from consilience.hub.children import (
     find_memory,
 )
 from consilience.hub.hub import Hub, Settings
-from consilience.hub.outages import Ended, Outage
+from consilience.hub.leases import renewing
+from consilience.hub.outages import Ended
 from consilience.hub.store import Row, Store
 from consilience.hub.store.drafts import Change
 from consilience.protocol import Refusal
@@ -40,6 +42,7 @@ MOST_SITES, MOST_RECORDS, REPEATS = 30, 2000, 5
 LEAST_SITES, LEAST_RECORDS = 2, 20
 N_PUBLIC = 200
 TEST_SHARE = 0.3
+LEASE_SECONDS = 30.0  # after which a trial counts as over if its worker was killed
 _TELL_SECONDS = 0.5
 
 logger = logging.getLogger("consilience.hub")
@@ -71,7 +74,8 @@ class Trials:
         token, draft = secrets.token_hex(8), row["id"]
         size = asked["sites"], asked["records"]
         asked = {**asked, "token": token, "done": 0, "cells": 0}
-        seconds = {"seconds": TRIAL_SECONDS + 2 * START_SECONDS}
+        longest = LEASE_SECONDS + TRIAL_SECONDS + 2 * START_SECONDS
+        seconds = {"seconds": LEASE_SECONDS, "longest": longest}
         memory = max(LEAST_BYTES, find_memory(self.hub.settings) // 2)
         limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS, combine_bytes=memory)
         children = Children(begin_trial, limited)
@@ -80,7 +84,9 @@ class Trials:
         run = children, arguments, change, actor
         thread = threading.Thread(target=self._run, args=run, daemon=True)
         with self._lock:
-            self.hub.store.begin_trial(draft, version, asked | seconds, actor)
+            refusal = self.hub.store.begin_trial(draft, version, asked | seconds, actor)
+            if refusal is not None:
+                raise refusal
             # Nobody wants what still goes on: its draft was changed or deleted.
             for unwanted, _ in self._running.values():
                 unwanted.stop()
@@ -90,12 +96,14 @@ class Trials:
     def _run(
         self, children: Children, arguments: tuple[Any, ...], change: Change, actor: str
     ) -> None:
-        draft, token, *_ = arguments
+        draft, token, _, sites, _ = arguments
+        renew = partial(self.hub.store.renew_trial, draft, token, LEASE_SECONDS)
         try:
-            outcome = {"state": "done", **children.work(*arguments)}
+            with renewing(renew, LEASE_SECONDS, "a trial"):
+                outcome = {"state": "done", **children.work(*arguments)}
         except Exception as problem:
-            outcome = {"state": "failed", "problem": _describe(problem)}
-            if not isinstance(problem, Refusal | TookTooLong | MemoryError | Ended | Outage):
+            outcome = {"state": "failed", "problem": _describe(problem, is_trial=sites > 0)}
+            if not isinstance(problem, Refusal | TookTooLong | MemoryError):
                 logger.exception("a draft could not be tried")
         finally:
             children.stop()
@@ -103,7 +111,9 @@ class Trials:
                 self._running.pop(token, None)
         try:
             statistic = outcome.pop("statistic", None)
-            wanted = self.hub.store.note_trial(draft, token, {} if statistic else outcome)
+            # It is over, also where what was computed is what the draft has already.
+            over = {"state": "prepared"} if statistic else outcome
+            wanted = self.hub.store.note_trial(draft, token, over)
             if wanted and statistic:
                 facts = {**change.facts, "statistic": statistic}
                 self.hub.store.change_draft(draft, change._replace(facts=facts), actor)
@@ -129,17 +139,19 @@ class Trials:
             thread.join(10.0)
 
 
-def _describe(problem: Exception) -> str:
-    """Say why a trial brought no result."""
+def _describe(problem: Exception, *, is_trial: bool) -> str:
+    """Say why a trial, or what computes a start from public records, brought no result."""
+    less = "Try fewer sites or records" if is_trial else "Use a smaller file of public records"
     if isinstance(problem, Refusal):
         return problem.message
     if isinstance(problem, TookTooLong):
-        return (
-            f"It took more than {TRIAL_SECONDS / 60:g} minutes and was ended. Try fewer sites or "
-            "records, or run consilience simulate with the study file on another machine."
-        )
-    if isinstance(problem, MemoryError | Ended):
-        return "It needed more memory than the hub allows. Try fewer sites or records."
+        said = f"It took more than {TRIAL_SECONDS / 60:g} minutes and was ended. {less}"
+        elsewhere = ", or run consilience simulate with the study file on another machine"
+        return f"{said}{elsewhere if is_trial else ''}."
+    if isinstance(problem, MemoryError):
+        return f"It needed more memory than the hub allows. {less}."
+    if isinstance(problem, Ended):
+        return f"Its process was ended by the machine, perhaps for want of memory. {less}."
     return "It could not be finished, and the hub's log says why."
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from consilience.errors import SettingsError
+from consilience.errors import SchemaMismatch, SettingsError
 from consilience.files.durable import open_regular
 from consilience.tables.public import Public
+from consilience.tables.reading import read_first
 from consilience.tables.schema import Schema
 
 
@@ -38,6 +41,20 @@ class PublicFile:
             return Public(schema.encode_features(path))
         rows = schema.encode(path)
         return Public(rows.X, schema.name_labels(rows.y))
+
+
+def find_misfit(file: PublicFile, schema: Schema, path: Path) -> str | None:
+    """Say why the first records of a copy at `path` cannot be used; None if they can."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            table = read_first(path, file.file, Path(folder))
+            if table is None:
+                return None
+            rows = schema.encode(table).X if file.labelled else schema.encode_features(table)
+            n_records = rows.shape[0]
+    except (SettingsError, SchemaMismatch) as problem:
+        return re.split(r" (?:Nothing|No record) was ", str(problem))[0]
+    return None if n_records else "It has no record."
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

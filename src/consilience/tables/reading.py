@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 MOST_FOOTER = 8 << 20  # bytes of a Parquet file's list of row groups
+FIRST_BYTES = 256 << 10  # of a file of which only the first records are read
 BATCH_RECORDS = 32768  # that are read together
 
 
@@ -208,6 +210,28 @@ def has_more_records(path: Path, name: str, most: int, most_bytes: int) -> bool:
         return lines > most + 1 or size > most_bytes  # one line is the header
 
     return bool(quietly(counted))
+
+
+def read_first(path: Path, name: str, folder: Path) -> object | None:
+    """Return the first records of a file with this name, as a table that can be read.
+
+    A few hundred KiB of it are read, and none of a CSV file whose beginning cannot be cut off
+    safely, because a value may go on in the next line. What is cut off goes into `folder`.
+    """
+    if ".csv" not in Path(name).suffixes:
+        with open_parquet(path) as opened:
+            batches = opened.iter_batches(1000, use_threads=False)
+            first = quietly(lambda: list(itertools.islice(batches, 1)))
+            return None if first is None else pa.Table.from_batches(first, opened.schema_arrow)
+    packing = "gzip" if name.endswith(".gz") else None
+    with pa.input_stream(str(path), compression=packing) as stream:
+        start = quietly(lambda: stream.read(FIRST_BYTES)) or b""
+        if len(start) == FIRST_BYTES:
+            start = start[: start.rfind(b"\n") + 1] if b'"' not in start else b""
+            if not start:
+                return None
+    (folder / "first.csv").write_bytes(start)
+    return folder / "first.csv"
 
 
 def parquet_files(path: Path) -> list[Path]:

@@ -162,7 +162,7 @@ def show_draft(visit: Visit, problems: Sequence[str] = ()) -> Response:
         for part in PUBLIC_PARTS
         if part in row["facts"]
     ]
-    found = find_problems(row["facts"])
+    found = desk_of(visit).find_problems(row["facts"])
     grouped = [
         (title, part, [each for each in found if each.part == part])
         for part, title in building.PARTS.items()
@@ -533,7 +533,8 @@ def unshare(visit: Visit) -> Response:
 def show_freeze(visit: Visit) -> Response:
     """Ask whether to freeze a draft."""
     row = _draft(visit)
-    return _page(visit, "draft_freeze.html", row, found=find_problems(row["facts"]))
+    found = desk_of(visit).find_problems(row["facts"])
+    return _page(visit, "draft_freeze.html", row, found=found)
 
 
 def freeze(visit: Visit) -> Response:

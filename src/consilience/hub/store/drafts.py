@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from consilience.hub.store.audit import append_entry
-from consilience.hub.store.database import Database, Row, fetch_row, now, writing
+from consilience.hub.store.database import (
+    Database,
+    Row,
+    fetch_row,
+    get_setting,
+    now,
+    set_setting,
+    writing,
+)
+from consilience.hub.store.studies import count_arrival
 from consilience.hub.store.tables import drafts, files, studies
 from consilience.protocol import Refusal
 
 MOST_DRAFTS = 20  # of one account
 MOST_IN_HUB = 200
+MOST_FILED = 4 << 30  # bytes of the public files that one account's drafts name
+TURN_SECONDS = 60.0  # how long whoever was refused a trial is the next, after it could begin
+_TURN = "next trial"
 PUBLIC_PARTS = ("public", "test")
 _BRIEF = (drafts.c.id, drafts.c.owner, drafts.c.facts, drafts.c.created, drafts.c.changed)
 
@@ -73,20 +86,35 @@ class Drafts(Database):
         return str(row["id"])
 
     @writing
-    def change_draft(self, db: sa.Connection, draft: str, change: Change, actor: str) -> list[str]:
-        """Change the facts of a draft; return the digests of files that nothing names any more."""
+    def change_draft(
+        self,
+        db: sa.Connection,
+        draft: str,
+        change: Change,
+        actor: str,
+        is_durable: Callable[[], bool] = lambda: True,
+    ) -> list[str]:
+        """Change the facts of a draft, with a file that `is_durable` if it comes with one.
+
+        Return the digests of files that nothing names any more.
+        """
         before, facts = get_draft(db, draft, change.version), change.facts
         if before["facts"] == facts:
             return []
         said = {"draft": draft, "name": name_of({"facts": facts}), "part": change.part}
         if change.size is not None:
             sha256 = said["sha256"] = facts[change.part]["sha256"]
+            _check_room(db, {**before, "facts": facts}, sha256, change.size)
+            if not is_durable():  # the same file was removed, because another draft was changed
+                raise Refusal("unavailable", "The file was removed while it was checked.")
             if fetch_row(db, sa.select(files).where(files.c.sha256 == sha256)) is None:
                 new_file = {"sha256": sha256, "size": change.size, "received": now()}
                 db.execute(files.insert().values(**new_file))
+                count_arrival(db, sha256)
         new = {"facts": facts, "version": change.version + 1, "changed": now(), "trial": None}
         same = drafts.update().where(drafts.c.id == draft)
         db.execute(same.values(**new, trial_until=None))
+        _begin_turn(db, before)
         append_entry(db, actor, "draft changed", None, **said)
         return _forget_files(db, before["facts"])
 
@@ -102,6 +130,7 @@ class Drafts(Database):
         if row is None:
             return []
         db.execute(drafts.delete().where(drafts.c.id == draft))
+        _begin_turn(db, row)
         action = "draft deleted" if study is None else "draft frozen"
         append_entry(db, actor, action, study, draft=draft, name=name_of(row))
         return _forget_files(db, row["facts"])
@@ -135,15 +164,44 @@ class Drafts(Database):
     @writing
     def begin_trial(
         self, db: sa.Connection, draft: str, version: int, trial: Row, actor: str
-    ) -> None:
-        """Note that a trial of a draft begins; one goes on at a time in the whole hub."""
+    ) -> Refusal | None:
+        """Note that a trial of a draft begins, or return why not: a hub has one at a time.
+
+        Its worker renews it every few `seconds`. The first other account that is refused meanwhile
+        is the next, so that nobody who begins one after the other keeps all others waiting. A
+        refusal that was raised in here would undo that note.
+        """
         get_draft(db, draft, version)
-        if fetch_row(db, sa.select(drafts.c.id).where(drafts.c.trial_until > now())) is not None:
-            raise Refusal("unavailable", "Another draft is being tried on this hub.")
+        going_on = fetch_row(db, sa.select(drafts).where(drafts.c.trial_until > now()))
+        turn = json.loads(get_setting(db, _TURN) or "{}")
+        is_anothers = turn.get("until", "") > now() and turn["actor"] != actor
+        if going_on is not None:
+            if not is_anothers and going_on["trial"].get("actor") != actor:
+                until = now(seconds=trial["longest"])
+                set_setting(db, _TURN, json.dumps({"actor": actor, "until": until}))
+            return Refusal("unavailable", "Another draft is being tried on this hub.")
+        if is_anothers:
+            return Refusal(
+                "unavailable",
+                "Somebody else wanted to try a draft before you did, and has a minute to begin.",
+            )
         same = drafts.update().where(drafts.c.id == draft)
         until = now(seconds=trial["seconds"])
-        db.execute(same.values(trial={**trial, "state": "running"}, trial_until=until))
+        begun = {**trial, "state": "running", "actor": actor}
+        db.execute(same.values(trial=begun, trial_until=until))
+        set_setting(db, _TURN, "{}")
         append_entry(db, actor, "draft tried", None, draft=draft)
+        return None
+
+    @writing
+    def renew_trial(self, db: sa.Connection, draft: str, token: str, seconds: float) -> None:
+        """Note that a trial still goes on; if its worker is killed, nobody notes it."""
+        row = fetch_row(db, sa.select(drafts).where(drafts.c.id == draft))
+        if row is None or row["trial"] is None or row["trial"]["token"] != token:
+            return
+        if row["trial_until"] is not None and row["trial_until"] > now():
+            same = drafts.update().where(drafts.c.id == draft)
+            db.execute(same.values(trial_until=now(seconds=seconds)))
 
     def is_trying(self, draft: str) -> bool:
         """Tell whether the time of a draft's trial is not over."""
@@ -160,7 +218,31 @@ class Drafts(Database):
         until = row["trial_until"] if trial["state"] == "running" else None
         same = drafts.update().where(drafts.c.id == draft)
         db.execute(same.values(trial=trial, trial_until=until))
+        if until is None:
+            _begin_turn(db, row)
         return True
+
+
+def _begin_turn(db: sa.Connection, ended: Row) -> None:
+    """Let the turn of whoever is the next begin, because the trial of a draft has ended."""
+    turn = json.loads(get_setting(db, _TURN) or "{}")
+    if ended["trial_until"] is not None and turn:
+        until = min(turn["until"], now(seconds=TURN_SECONDS))
+        set_setting(db, _TURN, json.dumps({**turn, "until": until}))
+
+
+def _check_room(db: sa.Connection, changed: Row, sha256: str, size: int) -> None:
+    """Refuse a file of this digest and size if the drafts of its account name too much then."""
+    others = drafts.c.owner == changed["owner"], drafts.c.id != changed["id"]
+    named = [changed["facts"], *db.execute(sa.select(drafts.c.facts).where(*others)).scalars()]
+    digests = {facts[part]["sha256"] for facts in named for part in PUBLIC_PARTS if part in facts}
+    sizes = sa.select(sa.func.sum(files.c.size)).where(files.c.sha256.in_(digests - {sha256}))
+    if (db.execute(sizes).scalar() or 0) + size > MOST_FILED:
+        raise Refusal(
+            "too-large",
+            f"The files of an account's drafts have at most {MOST_FILED >> 30} GiB together. "
+            "Delete drafts that are not needed, or do without some of their files.",
+        )
 
 
 def _forget_files(db: sa.Connection, facts: Row) -> list[str]:

@@ -74,6 +74,19 @@ def describe_absent(absent: Mapping[str, str]) -> str:
     )
 
 
+def count_arrival(db: sa.Connection, sha256: str) -> None:
+    """Count a public file that arrived, on whatever way, as a change of studies that wait for it.
+
+    These name the file and could not be combined. So may one that is claimed at this moment:
+    whoever has the claim may have looked for the file before it came, and would state in a later
+    transaction that it is missing.
+    """
+    names_it = studies.c.text.contains(sha256, autoescape=True)
+    is_claimed = sa.select(claims.c.study).where(claims.c.study == studies.c.name).exists()
+    waiting = studies.update().where(studies.c.problem.is_not(None) | is_claimed, names_it)
+    db.execute(waiting.values(CHANGED | {"changed": now()}))
+
+
 def alerts_of(db: sa.Connection, digests: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return by release what is unusual about its members, by site."""
     names = {alerts_setting(digest): digest for digest in digests}
@@ -146,6 +159,11 @@ class Studies(Database):
         """Return all studies, oldest first."""
         return self.fetch_all(sa.select(studies).order_by(studies.c.created))
 
+    def study_names(self) -> list[str]:
+        """Return the names of all studies."""
+        with self.reading() as db:
+            return list(db.execute(sa.select(studies.c.name)).scalars())
+
     def study(self, name: str) -> Row | None:
         """Return one study's row."""
         return self.fetch_one(sa.select(studies).where(studies.c.name == name))
@@ -167,13 +185,7 @@ class Studies(Database):
         if fetch_row(db, sa.select(files).where(files.c.sha256 == sha256)) is None:
             db.execute(files.insert().values(sha256=sha256, size=size, received=now()))
         append_entry(db, actor, "public file received", study, file=file, sha256=sha256)
-        # Studies that name this file and could not be combined may have waited for it. So may one
-        # that is claimed at this moment: whoever has the claim may have looked for the file before
-        # it came, and would state in a later transaction that it is missing.
-        names_it = studies.c.text.contains(sha256, autoescape=True)
-        is_claimed = sa.select(claims.c.study).where(claims.c.study == studies.c.name).exists()
-        waiting = studies.update().where(studies.c.problem.is_not(None) | is_claimed, names_it)
-        db.execute(waiting.values(CHANGED | {"changed": now()}))
+        count_arrival(db, sha256)
 
     def file(self, sha256: str) -> Row | None:
         """Return the row of a public file, if the hub has it."""
