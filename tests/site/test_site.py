@@ -31,7 +31,7 @@ from consilience.hub.combining import Combiner
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.store.tables import releases
 from consilience.protocol import Invitation, Refusal, Rotation
-from consilience.site import site as site_module
+from consilience.site import releases as releases_module
 from consilience.site.client import HubClient, SharedFolder
 from consilience.site.history import Seen, compare_logs
 from consilience.site.recovery import Recovery
@@ -1343,7 +1343,7 @@ def test_a_fetch_that_was_killed_leaves_no_gap_for_another_history(
     first = publish(shared, 1, key)
     if killed == "before the file":
         with monkeypatch.context() as patch:
-            patch.setattr(site_module, "move_durably", stop)
+            patch.setattr(releases_module, "move_durably", stop)
             with pytest.raises(Stopped):
                 site.fetch("heart-risk")
     else:
@@ -1837,7 +1837,7 @@ def test_a_hub_cannot_stretch_the_log_in_between(hub, tmp_path, monkeypatch):
     release, known = north.fetch("heart-risk"), north.log("heart-risk")
     far = SimpleNamespace(log=ReleaseLog((1 << 20) - 6, "ab" * 32))
     monkeypatch.setattr(HubClient, "fetch_log", lambda *_: time.sleep(0.01) or [release.digest])
-    monkeypatch.setattr(site_module, "MOST_SECONDS_OF_LOG", 0.2)
+    monkeypatch.setattr(releases_module, "MOST_SECONDS_OF_LOG", 0.2)
     began = time.monotonic()
     assert north._reach("heart-risk", known, far).length < 100
     assert time.monotonic() - began < 20
@@ -2255,7 +2255,7 @@ def sentences_of_errors(path):
 
 def test_every_error_at_a_site_says_what_to_do_next():
     """An error that ends by saying that nothing was done leaves its reader alone."""
-    package = Path(site_module.__file__).parents[1]
+    package = Path(releases_module.__file__).parents[1]
     files = [*package.glob("site/*.py"), package / "cli/site.py", package / "adapters/relay.py"]
     checked = [(file.name, *error) for file in files for error in sentences_of_errors(file)]
     assert len(checked) > 40
