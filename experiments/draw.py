@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from .design import Figure, Method, Panel
-from .verdicts import Lines
+from .kinds import Lines
 
 STYLES = {
     "paper": {

@@ -22,8 +22,9 @@ from . import design, run
 from .datasets import MADE_UP
 from .design import HERE, Figure, Panel, Paper
 from .draw import draw
+from .kinds import Lines
 from .statements import statements
-from .verdicts import FAILS, HOLDS, OPEN, PARTLY, UNDECIDED, Lines, Verdict, judge
+from .verdicts import ORDER, Verdict, judge
 
 PACKAGES = (
     "consilience",
@@ -36,7 +37,6 @@ PACKAGES = (
     "joblib",
     "matplotlib",
 )
-ORDER = (HOLDS, PARTLY, FAILS, UNDECIDED, OPEN)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _figures(
         asked = [one for one in expected if one.figure == figure.id]
         if figure.id not in pictures and not any(one.panel in tables for one in asked):
             continue
-        verdicts = tuple(judge(one, tables.get(one.panel)) for one in asked)
+        verdicts = tuple(judge(one, tables) for one in asked)
         facts = tuple(
             (panel.id, stored[panel.id].facts) for panel in figure.panels if panel.id in tables
         )

@@ -1,155 +1,206 @@
-"""Judge whether the statements in `expected.toml` hold in our numbers.
+"""Judge whether the statements in `expected.toml` hold in our numbers, and count the verdicts.
 
-Every statement becomes one or more paired quantities, computed repeat by repeat so that what
-methods share (the division, the local models) cancels, and each is oriented so that "positive" is
-what the paper claims. A t interval over the repeats says whether a quantity speaks for the claim,
-against it, or neither. README.md states the rule.
+`kinds.py` says what a statement measures. A t interval over the trials says whether a quantity
+speaks for the claim, against it, or neither; a size that matters, and the number of statements that
+were judged, are told beside it. README.md states the rule.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from .kinds import KINDS, LEVEL, Array, Evidence, Lines, NotRun, Tested, Unclear, Where
 from .statements import Statement
 
-Array = NDArray[Any]
 HOLDS, PARTLY, FAILS = "holds", "holds in part", "does not hold"
-UNDECIDED, OPEN = "undecided", "not run"
-LEVEL = 0.95
-Where = Literal["for", "against", "open"]
+EQUAL, FEW, OPEN = "equal within x", "too few repeats", "not run"
+ORDER = (HOLDS, PARTLY, FAILS, EQUAL, FEW, OPEN)
+FALSE = 0.05  # the share of wrong ones among the verdicts that are called clear
+# A difference that matters, where a statement does not say: half a percentage point.
+PRACTICAL = dict.fromkeys(("error", "accuracy", "auc", "f1"), 0.005)
 
-
-class NotRun(LookupError):
-    """What a statement is about is not among the x values of this run."""
-
-
-@dataclass(frozen=True)
-class Lines:
-    """The numbers of one panel: for each label, its x values and a row of repeats per x.
-
-    Each number is the mean of its draws. ``spreads`` are standard deviations over all trials
-    (repeats and draws) at each x: the papers' error bars.
-    """
-
-    values: Mapping[str, tuple[list[Any], Array]]
-    spreads: Mapping[str, Array]
-
-    @classmethod
-    def of(cls, table: Iterable[Mapping[str, Any]]) -> Lines:
-        """Arrange a tidy table."""
-        found: dict[str, dict[Any, dict[int, list[float]]]] = {}
-        for row in table:
-            by_repeat = found.setdefault(row["label"], {}).setdefault(row["x"], {})
-            by_repeat.setdefault(row["repeat"], []).append(row["value"])
-        arranged, spreads = {}, {}
-        for label, by_x in found.items():
-            common = sorted(set.intersection(*(set(one) for one in by_x.values())))
-            means = [[np.mean(one[repeat]) for repeat in common] for one in by_x.values()]
-            trials = [np.concatenate(list(one.values())) for one in by_x.values()]
-            arranged[label] = (list(by_x), np.array(means, dtype=float))
-            spreads[label] = np.array(
-                [np.std(one, ddof=1) if len(one) > 1 else 0.0 for one in trials]
-            )
-        return cls(arranged, spreads)
-
-    def get(self, label: str, within: Sequence[float] | None = None) -> tuple[list[Any], Array]:
-        """Return the x values in a range, and the repeats of each."""
-        if label not in self.values:
-            raise LookupError(
-                f"There is no line {label!r}; there are {sorted(self.values)}. Fix expected.toml."
-            )
-        xs, values = self.values[label]
-        kept = [
-            i
-            for i, x in enumerate(xs)
-            if within is None or within[0] * (1 - 1e-9) <= x <= within[1] * (1 + 1e-9)
-        ]
-        if not kept:
-            raise NotRun(f"no x from {within} was run")
-        return [xs[i] for i in kept], values[kept]
+Table = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judged statement: one word, the measured number in words, and how single points spoke."""
+    """A judged statement: one word, the measured number in words, and how single points spoke.
+
+    ``p`` is how probable evidence as strong as this would be if nothing were there: the smaller,
+    the clearer; of a statement with several looks, already corrected for them. ``size`` compares
+    the difference with what matters. ``seeds`` has the verdict of each master seed by itself where
+    these disagree, ``answers`` that of each answer to a question on which the paper is silent.
+    """
 
     statement: Statement
     verdict: str
     measured: str
     points: str = ""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Quantities that are positive where the claim is true: overall and for single points."""
-
-    whole: Array
-    points: Sequence[tuple[Any, Array]] = ()
-    measured: str = ""
-    equivalence: bool = False  # then `whole` and `points` are signed gaps, to lie within ± `limit`
-    limit: float = 0.0  # else `whole` is to exceed it; points only need the right sign
-    looks: int = 1  # of how many quantities `whole` is the worst one
+    p: float = 1.0
+    size: str = ""
+    seeds: tuple[tuple[int, Verdict], ...] = ()
+    answers: tuple[tuple[str, Verdict], ...] = ()
 
     @property
-    def level(self) -> float:
-        """The level at which the whole is judged."""
-        return 1 - (1 - LEVEL) / self.looks
+    def depends(self) -> bool:
+        """Whether the answers to what the paper leaves open lead to different verdicts."""
+        return len({one.verdict for _, one in self.answers if one.verdict != OPEN}) > 1
 
 
-def judge(statement: Statement, table: Iterable[Mapping[str, Any]] | None) -> Verdict:
-    """Return the verdict on one statement from the tidy table of its panel."""
+def judge(statement: Statement, tables: Mapping[str, Table]) -> Verdict:
+    """Return the verdict on one statement from the tidy tables of its paper, by panel.
+
+    Where the paper leaves a choice open, each answer is judged. A claim that holds under one
+    plausible answer and not under another holds in part.
+    """
+    if not statement.variants:
+        return _judge_panel(statement, tables.get(statement.panel))
+    answers = tuple(
+        (answer, _judge_panel(statement, tables.get(panel)))
+        for answer, panel in statement.variants.items()
+    )
+    main = dict(answers)[
+        next(answer for answer, panel in statement.variants.items() if panel == statement.panel)
+    ]
+    judged = [one for _, one in answers if one.verdict != OPEN]
+    if not judged:
+        return replace(main, answers=answers)
+    p = max(one.p for one in judged)
+    return replace(main, verdict=_joint({one.verdict for one in judged}), p=p, answers=answers)
+
+
+def _joint(words: Collection[str]) -> str:
+    """Return the verdict on a claim from those under each plausible reading of the paper."""
+    if len(words) == 1:
+        return next(iter(words))
+    if {HOLDS, PARTLY} & set(words):
+        return PARTLY
+    return FEW if FEW in words else FAILS
+
+
+def _judge_panel(statement: Statement, table: Table | None) -> Verdict:
     rows = None if table is None else list(table)
     if not rows:
         return Verdict(statement, OPEN, "its panel was not run")
+    whole = _judge_lines(statement, Lines.of(rows))
+    seeds = sorted({row.get("seed", 0) for row in rows})
+    if len(seeds) < 2 or whole.verdict == OPEN:
+        return whole
+    by_seed = tuple(
+        (seed, _judge_lines(statement, Lines.of(row for row in rows if row.get("seed") == seed)))
+        for seed in seeds
+    )
+    # With a third of the repeats each, most of them see less. They disagree where one of them is
+    # clear and is not what all of them together say.
+    clear = {HOLDS: HOLDS, PARTLY: HOLDS, FAILS: FAILS}
+    sides = {clear[one.verdict] for _, one in by_seed if one.verdict in clear}
+    return whole if sides <= {clear.get(whole.verdict)} else replace(whole, seeds=by_seed)
+
+
+def _judge_lines(statement: Statement, lines: Lines) -> Verdict:
     try:
-        evidence = KINDS[statement.kind](statement, Lines.of(rows))
+        evidence = KINDS[statement.kind](statement, lines)
     except NotRun as missing:
         return Verdict(statement, OPEN, str(missing))
+    except Unclear as reason:
+        return Verdict(statement, FEW, str(reason))
+    if isinstance(evidence, Tested):
+        word = {"for": HOLDS, "against": FAILS, "open": FEW}[evidence.where]
+        return Verdict(statement, word, evidence.measured, p=min(1.0, evidence.p))
     if len(evidence.whole) < 2:
         return Verdict(statement, OPEN, f"{evidence.measured}; one repeat has no interval")
+    matters = statement.practical
+    if matters is None and evidence.in_metric and lines.metrics:
+        matters = PRACTICAL.get(next(iter(lines.metrics.values())))
+    return _weigh(statement, evidence, None if evidence.equivalence else matters)
+
+
+def _weigh(statement: Statement, evidence: Evidence, matters: float | None) -> Verdict:
+    """Return the verdict that the rule gives on quantities per trial."""
     n = max(len(evidence.points), 1)
     within = evidence.limit if evidence.equivalence else None
-    whole = _speaks(evidence.whole, evidence.level, within)
+    whole = _Odds.of(evidence.whole, within)
     # Many points get many chances to err: each is held to its share of the error (Bonferroni).
-    spoken = [(x, _speaks(gaps, 1 - (1 - LEVEL) / n, within)) for x, gaps in evidence.points]
-    said = [where for _, where in spoken]
+    points = [(x, _Odds.of(gaps, within)) for x, gaps in evidence.points]
+    spoken = [(x, odds.speaks(1 - (1 - LEVEL) / n)) for x, odds in points]
+    said, where = [one for _, one in spoken], whole.speaks(evidence.level)
     if evidence.equivalence and set(said) == {"against"}:
-        whole = "against"  # gaps that cancel in the mean are no equality
-    enough = evidence.equivalence or interval(evidence.whole, evidence.level)[0] > evidence.limit
-    if whole == "for" and enough and "against" not in said:
-        verdict = HOLDS
-    elif whole == "for" or (whole == "open" and "for" in said):
-        verdict = PARTLY
+        where = "against"  # gaps that cancel in the mean are no equality
+    enough = whole if evidence.equivalence else _Odds.of(evidence.whole - evidence.limit, None)
+    if where == "for" and enough.speaks(evidence.level) == "for" and "against" not in said:
+        word, p = HOLDS, evidence.looks * enough.p_for
+    elif where == "for":
+        word, p = PARTLY, evidence.looks * whole.p_for
+    elif where == "open" and "for" in said:
+        word, p = PARTLY, n * min(odds.p_for for _, odds in points)
+    elif where == "against" or "against" in said:
+        all_points = n * min((odds.p_against for _, odds in points), default=1.0)
+        word, p = FAILS, min(evidence.looks * whole.p_against, all_points)
     else:
-        verdict = FAILS if whole == "against" or "against" in said else UNDECIDED
-    return Verdict(statement, verdict, _in_words(evidence, whole), _counted(spoken))
+        word, p = FEW, evidence.looks * min(whole.p_for, whole.p_against)
+    size = ""
+    if matters is not None:
+        word, p, size = _sized(evidence, matters, word, p)
+    measured = _in_words(evidence, where)
+    return Verdict(statement, word, measured, _counted(spoken), min(1.0, 2 * p), size)
+
+
+@dataclass(frozen=True)
+class _Odds:
+    """How probable a mean like this, or one farther out, is on the border of the claim."""
+
+    p_for: float
+    p_against: float
+
+    @classmethod
+    def of(cls, gaps: Array, within: float | None) -> _Odds:
+        if within is None:
+            return cls(_beyond(gaps), _beyond(-gaps))
+        above, below = gaps + within, within - gaps
+        return cls(
+            max(_beyond(above, True), _beyond(below, True)), min(_beyond(-above), _beyond(-below))
+        )
+
+    def speaks(self, level: float) -> Where:
+        """Return whether a two-sided interval of this level lies on one side of the border."""
+        limit = (1 - level) / 2
+        return "for" if self.p_for < limit else "against" if self.p_against < limit else "open"
+
+
+def _beyond(gaps: Array, or_at: bool = False) -> float:
+    """Return the one-sided p value of a t test that a mean over trials exceeds 0 (`or_at` 0)."""
+    mean, error = float(np.mean(gaps)), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+    if error == 0:
+        return 0.0 if mean > 0 or (or_at and mean == 0) else 1.0
+    return float(stats.t.sf(mean / error, len(gaps) - 1))
 
 
 def interval(gaps: Array, level: float = LEVEL) -> tuple[float, float]:
-    """Return the t interval of a mean over repeats; without spread it is a point."""
+    """Return the t interval of a mean over trials; without spread it is a point."""
     mean, n = float(np.mean(gaps)), len(gaps)
     half = float(stats.t.isf((1 - level) / 2, n - 1)) * float(np.std(gaps, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
 
 
-def _speaks(gaps: Array, level: float, within: float | None) -> Where:
-    low, high = interval(gaps, level)
-    if within is not None:
-        return (
-            "for"
-            if -within <= low and high <= within
-            else "against"
-            if high < -within or low > within
-            else "open"
-        )
-    return "for" if low > 0 else "against" if high < 0 else "open"
+def _sized(evidence: Evidence, matters: float, word: str, p: float) -> tuple[str, float, str]:
+    """Return the verdict again, now that differences below `matters` do not matter."""
+    low, high = interval(evidence.whole, evidence.level)
+    if -matters < low and high < matters:
+        said = f"too small to matter (less than {matters:g})"
+        if word == FEW:
+            return EQUAL, evidence.looks * _Odds.of(evidence.whole, matters).p_for, said
+        return word, p, said
+    if word == FEW:
+        return word, p, f"may or may not be {matters:g} or more, which would matter"
+    if low >= matters or high <= -matters:
+        return word, p, f"large enough to matter ({matters:g} or more)"
+    return word, p, f"may or may not be large enough to matter ({matters:g})"
 
 
 def _in_words(evidence: Evidence, whole: Where) -> str:
@@ -180,201 +231,19 @@ def _counted(spoken: Sequence[tuple[Any, Where]]) -> str:
     return f"of {len(spoken)} points: " + ", ".join(words)
 
 
-# ------------------------------------------------------------------------------- kinds of statement
+# ------------------------------------------------------------------------------------ all verdicts
 
 
-def _below(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` is below line `b`, by `margin` or more, at every x in the range."""
-    xs, a = lines.get(s.a, s.x)
-    _, b = lines.get(s.b, s.x)
-    gaps = b - a
-    measured = (
-        f"{s.b} minus {s.a} is {gaps.mean():+.4g} on average "
-        f"({a.mean():.4g} against {b.mean():.4g})"
-    )
-    return Evidence(gaps.mean(axis=0), list(zip(xs, gaps, strict=True)), measured, limit=s.margin)
+def clear(verdicts: Sequence[Verdict]) -> set[str]:
+    """Return the names of statements whose verdict stands when all statements are counted.
 
-
-def _change(values: Array) -> Array:
-    """Return each repeat's change from the first to the last x."""
-    if len(values) < 2:
-        raise NotRun("a change needs two x values")
-    return np.asarray(values[-1] - values[0])
-
-
-def _trend(s: Statement, lines: Lines, sign: int) -> Evidence:
-    xs, a = lines.get(s.a, s.x)
-    measured = (
-        f"{s.a} changes by {_change(a).mean():+.4g} "
-        f"from {a[0].mean():.4g} at {xs[0]:g} to {a[-1].mean():.4g}"
-    )
-    steps = [
-        (x, sign * (after - before)) for x, before, after in zip(xs[1:], a[:-1], a[1:], strict=True)
-    ]
-    return Evidence(sign * _change(a), steps, f"{measured} at {xs[-1]:g}", limit=s.margin)
-
-
-def _falls(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` falls over the range by `margin` or more; points are steps between x values."""
-    return _trend(s, lines, -1)
-
-
-def _rises(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` rises over the range, by `margin` or more."""
-    return _trend(s, lines, 1)
-
-
-def _flat(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` changes by at most `tolerance` over the range, and at any x from its mean."""
-    xs, a = lines.get(s.a, s.x)
-    measured = (
-        f"{s.a} changes by {_change(a).mean():+.4g} (means from {a.mean(axis=1).min():.4g} to "
-    )
-    measured += f"{a.mean(axis=1).max():.4g}; allowed ±{s.tolerance:g})"
-    centre = a.mean(axis=0)
-    return Evidence(
-        _change(a),
-        [(x, row - centre) for x, row in zip(xs, a, strict=True)],
-        measured,
-        True,
-        s.tolerance,
-    )
-
-
-def _close(s: Statement, lines: Lines) -> Evidence:
-    """Lines `a` and `b` differ by no more than `tolerance`."""
-    xs, a = lines.get(s.a, s.x)
-    _, b = lines.get(s.b, s.x)
-    gaps = b - a
-    measured = f"{s.b} minus {s.a} is {gaps.mean():+.4g} on average (allowed ±{s.tolerance:g})"
-    return Evidence(
-        gaps.mean(axis=0), list(zip(xs, gaps, strict=True)), measured, True, s.tolerance
-    )
-
-
-def _near(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` has `value` within `tolerance`, at x = `at` or on average over the range."""
-    _, a = lines.get(s.a, (s.at, s.at) if s.at is not None else s.x)
-    expected = float(s.value or 0.0)
-    measured = f"{s.a} is {a.mean():.4g} (stated {expected:g}, allowed ±{s.tolerance:g})"
-    return Evidence(a.mean(axis=0) - expected, (), measured, True, s.tolerance)
-
-
-def _crosses(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` starts below `b` at the first x of the range and ends above it at the last."""
-    xs, a = lines.get(s.a, s.x)
-    _, b = lines.get(s.b, s.x)
-    if len(xs) < 2:
-        raise NotRun("a crossing needs two x values")
-    first, last = b[0] - a[0], a[-1] - b[-1]
-    measured = (
-        f"{s.b} minus {s.a} is {first.mean():+.4g} at {xs[0]:g} "
-        f"and {-last.mean():+.4g} at {xs[-1]:g}"
-    )
-    return Evidence(_less_sure(first, last), [(xs[0], first), (xs[-1], last)], measured, looks=2)
-
-
-def _less_sure(*several: Array) -> Array:
-    """Return the quantity that speaks least for the claim, since all of them have to."""
-    return min(several, key=lambda gaps: float(gaps.mean() / (gaps.std() + 1e-12)))
-
-
-def _spike(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` at x = `at` is higher than at the x values beside it by `margin` or more."""
-    xs, a = lines.get(s.a, s.x)
-    place = next((i for i, x in enumerate(xs) if math.isclose(x, s.at or 0.0)), None)
-    if place is None or len(xs) < 2:
-        raise NotRun(f"x = {s.at:g} or its neighbours were not run")
-    around = [i for i in (place - 1, place + 1) if 0 <= i < len(xs)]
-    gaps = a[place] - a[around].mean(axis=0)
-    beside = " and ".join(f"{a[i].mean():.4g} at {xs[i]:g}" for i in around)
-    measured = f"{s.a} is {a[place].mean():.4g} at {xs[place]:g} beside {beside}"
-    return Evidence(gaps, [(xs[i], a[place] - a[i]) for i in around], measured, limit=s.margin)
-
-
-def _dip(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` has a minimum inside the range: its lowest inner x is lower than both ends."""
-    xs, a = lines.get(s.a, s.x)
-    if len(xs) < 3:
-        raise NotRun("a minimum inside needs three x values")
-    means, judged = _halves(a)
-    place = 1 + int(means[1:-1].argmin())
-    first, last = judged[0] - judged[place], judged[-1] - judged[place]
-    measured = f"{s.a} is {a[0].mean():.4g} at {xs[0]:g}, "
-    measured += f"lowest inside {a[place].mean():.4g} at {xs[place]:g}, "
-    measured += f"{a[-1].mean():.4g} at {xs[-1]:g}"
-    return Evidence(_less_sure(first, last), [(xs[0], first), (xs[-1], last)], measured, looks=2)
-
-
-def _halves(a: Array) -> tuple[Array, Array]:
-    """Return the means of every second repeat, to choose an x, and the other repeats, to judge it.
-
-    If the same numbers chose and judged the x, noise alone would show highs and lows. With many
-    repeats this would also happen if each were judged where all the others are lowest, because
-    these agree on where that is.
+    Among many statements some look clear by chance. Benjamini and Hochberg's rule lets only so many
+    pass that at most `FALSE` of them can be expected to be wrong. Duplicates are judged once.
     """
-    return a[:, ::2].mean(axis=1), a[:, 1::2]
-
-
-def _varies(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` depends on x: its highest and lowest values differ by `margin` or more."""
-    xs, a = lines.get(s.a, s.x)
-    if len(xs) < 2:
-        raise NotRun("a difference needs two x values")
-    means, judged = _halves(a)
-    low, high = int(means.argmin()), int(means.argmax())
-    measured = (
-        f"{s.a} has means from {a[low].mean():.4g} at {xs[low]:g} "
-        f"to {a[high].mean():.4g} at {xs[high]:g}"
+    judged = sorted(
+        (one for one in verdicts if one.verdict != OPEN and not one.statement.duplicate_of),
+        key=lambda one: one.p,
     )
-    return Evidence(
-        judged[high] - judged[low] - s.margin,
-        (),
-        f"{measured}, the difference less {s.margin:g} counts",
-    )
-
-
-def _less_affected(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` changes less over the range than line `b` does."""
-    _, a = lines.get(s.a, s.x)
-    _, b = lines.get(s.b, s.x)
-    change_a, change_b = _change(a), _change(b)
-    gaps = np.sign(change_b.mean()) * change_b - np.sign(change_a.mean()) * change_a
-    measured = (
-        f"over the range {s.a} changes by {change_a.mean():+.4g} "
-        f"and {s.b} by {change_b.mean():+.4g}"
-    )
-    return Evidence(gaps, (), measured)
-
-
-def _steadier(s: Statement, lines: Lines) -> Evidence:
-    """Line `a` varies less between repeats than line `b`, by mean absolute deviation at each x."""
-    xs, a = lines.get(s.a, s.x)
-    _, b = lines.get(s.b, s.x)
-    # Levene's: deviations are compared pair by pair, which needs no normal errors.
-    gaps = np.abs(b - b.mean(axis=1, keepdims=True)) - np.abs(a - a.mean(axis=1, keepdims=True))
-    spread = (
-        [float(np.sqrt(one.var(axis=1, ddof=1).mean())) for one in (a, b)]
-        if a.shape[1] > 1
-        else [math.nan] * 2
-    )
-    measured = (
-        f"standard deviation over repeats {spread[0]:.3g} for {s.a}, {spread[1]:.3g} for {s.b}"
-    )
-    return Evidence(gaps.mean(axis=0), list(zip(xs, gaps, strict=True)), measured)
-
-
-KINDS: dict[str, Callable[[Statement, Lines], Evidence]] = {
-    "below": _below,
-    "falls": _falls,
-    "rises": _rises,
-    "flat": _flat,
-    "close": _close,
-    "near": _near,
-    "crosses": _crosses,
-    "spike": _spike,
-    "dip": _dip,
-    "varies": _varies,
-    "less affected": _less_affected,
-    "steadier": _steadier,
-}
+    passing = [place for place, one in enumerate(judged, 1) if one.p <= FALSE * place / len(judged)]
+    passed = {one.statement.name for one in judged[: max(passing, default=0)] if one.verdict != FEW}
+    return passed | {one.statement.name for one in verdicts if one.statement.duplicate_of in passed}
