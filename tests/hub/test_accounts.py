@@ -1,5 +1,6 @@
 """Accounts: who may do what, at every address of the dashboard and of the API; and disabling."""
 
+import json
 import re
 import sqlite3
 from contextlib import closing
@@ -9,8 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from consilience.errors import SettingsError
+from consilience.hub import auth
 from consilience.hub.api.routes import ROUTES
-from consilience.hub.auth import hash_password, new_token
+from consilience.hub.auth import Rate, hash_password, new_token
 from consilience.hub.dashboard.pages import PAGES
 from consilience.hub.operating import add_coordinator
 from consilience.hub.roles import Action, Role
@@ -205,6 +207,35 @@ def test_disabling_an_account_ends_its_sessions_at_once(everybody: Any, tools: A
     assert said == ["account disabled", "account enabled"]
 
 
+@pytest.mark.parametrize("change", ["disable", "role", "studies"])
+def test_an_invitation_ends_with_the_right_to_make_it(
+    everybody: Any, tools: Any, change: str
+) -> None:
+    store = everybody.hub.store
+    codes = {
+        (name, study): everybody.hub.invite(study, f"coordinator:{name}")[0]
+        for name in ("cora", "dora")
+        for study in ("demo", "other")
+    }
+    if change == "disable":
+        store.set_status("cora", "operator:olga", active=False)
+    else:
+        only = {"role": None, "studies": ["other"]}[change]
+        role = Role.AUDITOR if change == "role" else Role.COORDINATOR
+        store.set_role("cora", "operator:olga", role=role, only=only)
+
+    def enrol(by: str, study: str) -> int:
+        ward = tools.Ward(f"{by} {study}", everybody.folder)
+        body = json.dumps({"invitation": codes[by, study], "site": f"{by} {study}"}).encode()
+        return int(everybody.call(ward, "POST", "/api/enrolments", body).status_code)
+
+    assert enrol("cora", "demo") == 403
+    assert enrol("cora", "other") == (201 if change == "studies" else 403)
+    assert [enrol("dora", study) for study in ("demo", "other")] == [201, 201]
+    void = [row for row in store.audit(limit=1000) if row["action"] == "invitations void"]
+    assert [row["study"] for row in void] == ["demo", "other"][: 1 if change == "studies" else 2]
+
+
 def test_a_session_of_a_disabled_account_counts_for_nothing(everybody: Any) -> None:
     """Even one that is still in the table, as in a copy that was put back."""
     token = token_of(everybody, "cora")
@@ -256,12 +287,36 @@ def test_an_operator_manages_accounts_on_the_dashboard(everybody: Any) -> None:
         ).status_code
         == 401
     )
-    for what in ("disable", "role"):
+    for what in ("disable", "role", "password", "reset", "need-not", "unbind"):
         answer = call(everybody, "POST", "/accounts/olga", olga, do=what, role="auditor")
         assert answer.status_code == 403
     assert store.account("olga")["role"] == "operator"
     assert call(everybody, "GET", "/accounts/nobody", olga).status_code == 404
     assert PASSWORD not in str(store.audit(limit=1000))
+
+
+def test_strangers_who_guess_keep_nobody_from_changing_the_own_password(everybody: Any) -> None:
+    store, logins = everybody.hub.store, everybody.app.state.logins
+    store.set_password("cora", hash_password(PASSWORD), "operator")
+    cora = token_of(everybody, "cora")
+    logins._by_account.rate = Rate(1e-9, 2)
+    facts = {"name": "cora", "password": "a wrong password"}
+    guesses = [everybody.client.post("/api/sessions", json=facts).status_code for _ in range(3)]
+    assert guesses == [401, 401, 429]
+    new = {"old": PASSWORD, "new": "another password", "again": "another password"}
+    assert call(everybody, "POST", "/account/password", cora, **new).status_code == 303
+
+
+def test_an_account_without_a_password_takes_as_long_to_guess_as_any_other(
+    everybody: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody.hub.accounts.add("sam", None, "operator")
+    asked, scrypt = list[str](), auth._scrypt
+    monkeypatch.setattr(auth, "_scrypt", lambda *given: asked.append("") or scrypt(*given))
+    for name in ("sam", "nobody"):
+        facts = {"name": name, "password": PASSWORD}
+        assert everybody.client.post("/api/sessions", json=facts).status_code == 401
+    assert len(asked) == 2
 
 
 def test_people_change_their_own_password_with_the_one_until_now(everybody: Any) -> None:

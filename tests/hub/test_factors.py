@@ -188,6 +188,20 @@ def test_guesses_at_codes_are_limited_for_each_account(world: Any, clock: Clock)
     assert api_login(world, code=clock.code(secret)).status_code == 429
 
 
+def test_a_thief_of_the_password_keeps_no_owner_out(world: Any, clock: Clock) -> None:
+    secret = world.hub.factors.begin("bea").secret
+    world.hub.factors.confirm("bea", clock.code(secret), network="testclient")  # at the owner's
+    clock.at += 30
+    logins = world.app.state.logins
+    logins._by_code.rate = Rate(1e-9, 3)
+    for _ in range(4):  # the thief, elsewhere
+        with pytest.raises(Refusal):
+            logins.log_in("bea", PASSWORD, "203.0.113.9", hours=1, code="000000")
+    with pytest.raises(Refusal, match="Too many"):
+        logins.log_in("bea", PASSWORD, "203.0.113.9", hours=1, code=clock.code(secret))
+    assert logins.log_in("bea", PASSWORD, "testclient", hours=1, code=clock.code(secret))
+
+
 def test_a_new_password_or_disabling_ends_what_was_begun(world: Any, clock: Clock) -> None:
     secret, _ = enrol(world, clock)
     asked = form(world, "/login", "/login", "", name="bea", password=PASSWORD)

@@ -24,6 +24,7 @@ from consilience.errors import SettingsError
 from consilience.files.sealed import SigningKey
 from consilience.hub import operating as commands
 from consilience.hub.api.app import create_app
+from consilience.hub.auth import new_token
 from consilience.hub.hub import Hub
 from consilience.hub.store import Store, hashed, now
 from consilience.hub.store.files import Files
@@ -277,6 +278,21 @@ def test_a_restored_hub_draws_no_noise_until_a_budget_is_allowed_again(
         aggregate(world.folder / "second", "demo", request="one")
     allow(world.folder / "second", "demo", Budget(epsilon=2.0))
     assert aggregate(world.folder / "second", "demo", request="one")["sequence"] == 1
+
+
+def test_a_restored_hub_knows_no_link_of_a_draft_and_no_address_of_an_account(
+    sqlite_world: Any,
+) -> None:
+    store, folder = sqlite_world.hub.store, sqlite_world.folder
+    draft = store.add_draft("ann", {"study": {}}, "ann")
+    store.share_draft(draft, "the hash of a token", "ann")
+    new_token(store, "ann", hours=1, kind="session", address="192.0.2.1")
+    commands.backup(folder / "hub", folder / "copy")
+    store.share_draft(draft, None, "ann")  # the link is ended after the backup
+    commands.restore(folder / "copy", folder / "second")
+    with commands.opened(folder / "second") as hub:
+        assert hub.store.draft(draft)["link"] is None
+        assert not hub.store.knows("ann", "192.0.2.1")
 
 
 def test_the_operators_commands_work_beside_a_running_hub(

@@ -78,12 +78,16 @@ def add_account(
     with place.open() as hub:
         given = None if no_password else _ask(password)
         hub.accounts.add(name, given, OPERATOR, role=Role(role), only=study)
-    return Answer({"account": name, "role": role}, f"{name} can log in.")
+    said = "can log in once it is bound" if no_password else "can log in"
+    return Answer({"account": name, "role": role}, f"{name} {said}.")
 
 
 @commands.add("set-role", "hub set-role anna --role coordinator --study heart-risk")
 def set_role(*, name: Name, role: RoleName, study: Only = None, place: Place) -> Answer:
-    """Change what an account may do, from its next request on."""
+    """Change what an account may do, from its next request on.
+
+    Its unused invitations to studies that it is not for any more are void.
+    """
     from consilience.hub.roles import Role
 
     with place.open() as hub:
@@ -153,8 +157,8 @@ def reset_factor(name: Name, place: Place) -> Answer:
 
 @commands.add("disable", "hub disable anna")
 def disable(name: Name, place: Place, *, yes: Yes = False) -> Answer:
-    """Disable an account: its sessions end at once, and nobody can log in with it."""
-    confirm(f"Disable {name!r}, which ends its sessions at once?", yes=yes)
+    """Disable an account: its sessions and unused invitations end, and nobody can log in."""
+    confirm(f"Disable {name!r}, which ends its sessions and unused invitations?", yes=yes)
     with place.open() as hub:
         hub.store.set_status(name, OPERATOR, active=False)
     return Answer({"account": name, "status": "disabled"}, f"{name} can no longer log in.")

@@ -478,7 +478,7 @@ def backup(path: FilePath, place: Place) -> Answer:
 
 @commands.add("restore", "hub restore copies/2026-11-16 --folder new-hub")
 def restore(path: FilePath, place: Place, *, yes: Yes = False) -> Answer:
-    """Restore a backup into a new folder; open invitations and sessions are void."""
+    """Restore a backup into a new folder; open invitations, sessions and links are void."""
     from consilience.hub import operating
 
     confirm("Does the hub of this backup run nowhere else, and never will again?", yes=yes)
@@ -486,5 +486,6 @@ def restore(path: FilePath, place: Place, *, yes: Yes = False) -> Answer:
     return Answer(
         {"folder": str(place.folder), "entries": length, "head": head},
         f"Restored into {place.folder}: {length:,} entries, head {head}. Sites that had not "
-        "enrolled yet need a new invitation.",
+        "enrolled yet need a new invitation. Keys and accounts are those of the backup: revoke, "
+        "disable and change again what was revoked, disabled or changed since.",
     )

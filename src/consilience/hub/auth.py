@@ -62,7 +62,8 @@ def fits_password(password: str, stored: str) -> bool:
         _, *stated, salt, expected = stored.split(":")
         n, r, p = map(int, stated) if stated else _COST
         found = _scrypt(password, base64.b64decode(salt), (n, r, p))
-    except ValueError:  # what is stored is no hash
+    except ValueError:  # what is stored is no hash; it takes as long, or that could be told
+        _scrypt(password, b"", _COST)
         return False
     return hmac.compare_digest(found, expected)
 
@@ -237,8 +238,7 @@ class Logins:
         use_code: Callable[[str, str], bool] = lambda name, code: False,
     ) -> None:
         self._store, self._notes, self._use_code = store, notes, use_code
-        # Only who knows the password gets as far as codes, so this limit keeps no owner out.
-        self._by_code = Buckets(by_account.rate)
+        self._by_code, self._by_own = Buckets(by_account.rate), Buckets(by_account.rate)
         self._by_guess, self._by_account = by_guess, by_account
         # Names without an account have limits like accounts, or the limits would tell which names
         # exist, and in a table of their own, or many of them would push out those of accounts.
@@ -287,7 +287,10 @@ class Logins:
         return new_token(self._store, name, hours=hours, kind="session", **login)
 
     def _check_code(self, row: Row, code: str, address: str) -> None:
-        self._by_code.take(row["name"])
+        # Whoever knows the password alone can use this limit up, but not that of an address where
+        # somebody has logged in with a code.
+        name, network = row["name"], network_of(address)
+        self._by_code.take(f"{name} {network}" if self._store.knows(name, network) else name)
         if not self._use_code(row["name"], code):
             self._notes.add(actor_of(row), "login failed", address=address, by="second factor")
             raise Refusal("not-authenticated", "The code does not fit, or it was used before.")
@@ -323,9 +326,9 @@ class Logins:
 
     def check_own(self, name: str, password: str) -> None:
         """Refuse whoever is logged in and does not know the account's password."""
-        self._by_account.take(name)
+        self._by_own.take(name)  # no stranger who guesses uses up what a session may do
         row = self._store.account(name)
-        if row is None or not self._fits(password, row, self._threads):
+        if row is None or not self._fits(password, row, self._kept_free):
             self._notes.add("stranger" if row is None else actor_of(row), "wrong password")
             raise Refusal("not-allowed", "The password until now is another one.")
 

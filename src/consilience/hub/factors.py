@@ -58,17 +58,19 @@ class FactorDesk:
                 "failed", "The second factor cannot be read: an operator has to reset it."
             ) from None
 
-    def confirm(self, name: str, code: str, token: str = "") -> list[str]:
+    def confirm(
+        self, name: str, code: str, token: str = "", network: str | None = None
+    ) -> list[str]:
         """Turn a second factor on; return the recovery codes, which are shown once.
 
-        It ends the account's sessions, but not the one with this `token`.
+        It ends the account's sessions, but not the one with this `token`, which is at `network`.
         """
         step = self._step_of(name, code, confirmed=False)
         if step is None:
             raise Refusal("malformed", "The code does not fit. Wait for the next one and type it.")
         codes = [_new_code(number) for number in range(1, RECOVERY_CODES + 1)]
         stored = [hash_password(each) for each in codes]
-        self.store.confirm_factor(name, step, stored, hashed(token))
+        self.store.confirm_factor(name, step, stored, hashed(token), network)
         return codes
 
     def use(self, name: str, code: str) -> bool:

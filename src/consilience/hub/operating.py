@@ -195,8 +195,9 @@ def restore(path: PathLike, folder: PathLike, *, url: str | None = None) -> tupl
     """Make a hub from a backup, in a new folder and on any empty database.
 
     Return the audit log's length and head. The backup does not know what happened after it was
-    made, so what could be misused is voided: open invitations, sessions, and the right to draw
-    noise, which `allow` gives back. Keys that were revoked since must be revoked again.
+    made, so what could be misused is voided: open invitations, sessions, links of drafts, and the
+    right to draw noise, which `allow` gives back. Keys that were revoked since must be revoked
+    again, and accounts are as they were: their passwords, roles, identities and second factors.
     """
     source, target = Path(path), Path(folder)
     if not (source / "hub.key").exists() or not (source / "hub.sqlite").exists():

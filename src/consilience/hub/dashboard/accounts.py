@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fastapi import Response
 
 from consilience.errors import SettingsError
-from consilience.hub.auth import Logins
+from consilience.hub.auth import Logins, network_of
 from consilience.hub.dashboard.visits import Visit, read_facts, sign_facts
 from consilience.hub.roles import Role
 from consilience.hub.store import Row
@@ -19,8 +19,8 @@ from consilience.protocol import Refusal
 BEGUN_SECONDS = 1800  # for setting up a second factor
 NO_PROBLEM = ("malformed", "not-found", "name-taken")  # refusals that the form itself repeats
 SELF = (
-    "You cannot disable your own account or change its role; another operator can, or whoever runs "
-    "commands on the hub's machine."
+    "You cannot change your own account here; another operator can, or whoever runs commands on "
+    "the hub's machine. Your password and second factor are on the page of your account."
 )
 # What can be chosen on a form: its value, its words, and the role that it means.
 CHOICES = (
@@ -93,7 +93,7 @@ def show_account(visit: Visit, problem: str | None = None, status: int = 200) ->
 def change_account(visit: Visit) -> Response:
     """Change an account's role, give it a new password, or disable or enable it."""
     name, what, actor = visit["account"], visit.form.get("do", ""), visit.someone.actor
-    if what in ("role", "disable") and name == visit.someone.name:
+    if name == visit.someone.name:  # the page of the own account asks for the password first
         raise Refusal("not-allowed", SELF)
     store = visit.hub.store
     if what == "role":
@@ -172,7 +172,9 @@ def change_factor(visit: Visit) -> Response:
         if what == "confirm":
             if not _has_begun(visit):
                 raise Refusal("not-allowed", "It was begun too long ago. Begin again.")
-            codes = hub.factors.confirm(name, form.get("code", ""), visit.someone.secret)
+            network = network_of(visit.address)
+            secret = visit.someone.secret
+            codes = hub.factors.confirm(name, form.get("code", ""), secret, network)
             return show_factor(visit, codes=codes)
         row = hub.store.account(name)
         if what == "remove" and row is not None:

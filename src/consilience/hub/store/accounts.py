@@ -23,6 +23,7 @@ from consilience.hub.store.tables import (
     assignments,
     factors,
     identities,
+    invitations,
     known_addresses,
     sessions,
     studies,
@@ -85,6 +86,7 @@ class Accounts(Database):
         same = accounts.update().where(accounts.c.name == name)
         db.execute(same.values(role=role, every_study=only is None))
         _assign(db, name, role, only)
+        _void_invitations(db, name, actor, () if role is Role.AUDITOR else only)
         facts = {"account": name, "role": str(role), "studies": _said(only)}
         append_entry(db, actor, "role changed", None, **facts)
 
@@ -98,13 +100,14 @@ class Accounts(Database):
 
     @writing
     def set_status(self, db: sa.Connection, name: str, actor: str, *, active: bool) -> None:
-        """Disable an account, which ends its sessions at once, or enable it again."""
+        """Disable an account, which ends its sessions and invitations, or enable it again."""
         row, status = get_account(db, name), "active" if active else "disabled"
         if row["status"] == status:
             return
         db.execute(accounts.update().where(accounts.c.name == name).values(status=status))
         if not active:
             end_sessions(db, name)
+            _void_invitations(db, name, actor, ())
         append_entry(
             db, actor, f"account {'enabled' if active else 'disabled'}", None, account=name
         )
@@ -197,7 +200,7 @@ class Accounts(Database):
         if row is None or password not in (None, row["password"]):
             raise Refusal("not-authenticated", "The password was changed while it was compared.")
         if address is not None:
-            _add_address(db, name, address)
+            add_address(db, name, address)
         db.execute(sessions.delete().where(sessions.c.expires < now()))
         new = {"hash": token_hash, "coordinator": name, "kind": kind, "expires": expires}
         db.execute(sessions.insert().values(**new, created=now()))
@@ -259,6 +262,21 @@ def _assign(db: sa.Connection, name: str, role: Role, only: Collection[str] | No
         db.execute(assignments.insert().values(account=name, study=study))
 
 
+def _void_invitations(
+    db: sa.Connection, name: str, actor: str, allowed: Collection[str] | None
+) -> None:
+    """Void an account's unused invitations to all studies but those that it is still for."""
+    if allowed is None:
+        return
+    own = invitations.c.created_by.in_([f"{role}:{name}" for role in Role])
+    unused = own & invitations.c.used.is_(None) & (invitations.c.expires > now())
+    unused &= invitations.c.study.not_in(list(allowed))
+    counted = sa.select(invitations.c.study, sa.func.count()).where(unused)
+    for study, number in db.execute(counted.group_by(invitations.c.study)).all():
+        append_entry(db, actor, "invitations void", study, account=name, number=int(number))
+    db.execute(invitations.update().where(unused).values(used=now(), used_by=""))
+
+
 def _by_hand(name: str) -> str:
     """Return the setting that says that only an operator binds an account."""
     return f"bound by hand {name}"
@@ -292,7 +310,7 @@ def end_sessions(db: sa.Connection, name: str, but: str = "") -> None:
     db.execute(known_addresses.delete().where(known_addresses.c.coordinator == name))
 
 
-def _add_address(db: sa.Connection, name: str, address: str) -> None:
+def add_address(db: sa.Connection, name: str, address: str) -> None:
     """Remember where an account logged in: the newest addresses, for a while."""
     known = known_addresses.c
     same = (known.coordinator == name) & (known.address == address)

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from consilience.hub.store.accounts import actor_of, end_sessions, get_account
+from consilience.hub.store.accounts import (
+    actor_of,
+    add_address,
+    end_sessions,
+    get_account,
+)
 from consilience.hub.store.audit import append_entry
 from consilience.hub.store.database import Database, Row, fetch_row, now, writing
 from consilience.hub.store.tables import accounts, factors, recovery_codes
@@ -38,11 +43,18 @@ class Factors(Database):
 
     @writing
     def confirm_factor(
-        self, db: sa.Connection, name: str, step: int, codes: Sequence[str], session: str
+        self,
+        db: sa.Connection,
+        name: str,
+        step: int,
+        codes: Sequence[str],
+        session: str,
+        network: str | None = None,
     ) -> None:
         """Turn a second factor on: `step` is used up, and `codes` are hashes of recovery codes.
 
         Only the `session` that sent the code goes on, by its hash: the password alone began others.
+        Of the addresses where the account has logged in, only its `network` is still known.
         """
         same = factors.c.account == name, factors.c.confirmed.is_(None)
         if not db.execute(
@@ -53,6 +65,8 @@ class Factors(Database):
         rows = [{"account": name, "number": n, "hash": code} for n, code in enumerate(codes, 1)]
         db.execute(recovery_codes.insert(), rows)
         end_sessions(db, name, but=session)
+        if network is not None:
+            add_address(db, name, network)
         actor = actor_of(get_account(db, name))
         append_entry(db, actor, "second factor added", None, account=name)
 

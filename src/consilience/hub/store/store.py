@@ -31,8 +31,10 @@ from consilience.hub.store.tables import (
     bodies,
     claims,
     contributions,
+    drafts,
     files,
     invitations,
+    known_addresses,
     openings,
     releases,
     sessions,
@@ -215,9 +217,12 @@ class Store(AuditLog, Accounts, Factors, Studies, Sites, Blind, Drafts):
     def void_old_rights(self, db: sa.Connection, datasets: Sequence[str], actor: str) -> None:
         """Void what an old copy must not grant.
 
-        These are invitations, sessions, and noise until someone allows a budget again.
+        These are invitations, sessions, known addresses, links of drafts, and noise until someone
+        allows a budget again.
         """
         db.execute(sessions.delete())
+        db.execute(known_addresses.delete())
+        db.execute(drafts.update().values(link=None))
         db.execute(claims.delete())
         unused = invitations.update().where(invitations.c.used.is_(None))
         db.execute(unused.values(used=now(), used_by=""))
