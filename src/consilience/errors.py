@@ -139,7 +139,7 @@ _KNOWN: Mapping[str, str] = {
 }
 _SEES_RECORDS = (
     *("fit", "predict", "predict_proba", "decision_function", "score", "transform"),
-    "make_task",
+    *("make_task", "predict_apart"),
 )
 Kind = TypeVar("Kind", bound=type)
 

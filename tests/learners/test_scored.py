@@ -204,6 +204,19 @@ def test_a_retry_draws_nothing_and_another_score_is_refused(tmp_path):
         make(epsilon=0.9, score_share=0.2, classes=[0, 1]).fit(*_records(200), **charged)
 
 
+@pytest.mark.parametrize("kind", [PrivateLogisticRegression, PrivateForestClassifier])
+@pytest.mark.filterwarnings("ignore:A column-vector y")
+def test_labels_are_counted_as_the_training_reads_them(kind):
+    settings = {"bounds": (-1, 1)} if kind is PrivateForestClassifier else {}
+    X, y = _records(200)
+    model = scored(kind)(
+        epsilon=0.9, score_share=0.1, classes=[0, 1], noise=Noise(seed=3), **settings
+    )
+    plain = model.fit(X, y).accuracy_
+    for labels in (y[:, None], y[:, None].tolist(), y.astype(float), y.astype(object)):
+        assert model.fit(X, labels).accuracy_.correct == plain.correct
+
+
 def test_persons_are_hidden_by_the_number_of_their_records():
     X, y = _records(300)
     settings = {"unit": "person", "records_per_person": 3, "classes": [0, 1]}

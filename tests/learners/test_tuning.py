@@ -12,12 +12,14 @@ import pytest
 from scipy import sparse, stats
 from sklearn.base import ClassifierMixin
 from sklearn.utils.estimator_checks import check_estimator
+from threadpoolctl import threadpool_limits
 
+from consilience.aggregators.members import LinearEnsemble
 from consilience.aggregators.pooling import PrivateLeafCounts, Structure
 from consilience.errors import BudgetExceeded, ConsilienceError, SchemaMismatch, SettingsError
 from consilience.learners.base import PrivateLearner
 from consilience.learners.linear import PrivateLinearSVC, PrivateLogisticRegression, PrivateRidge
-from consilience.learners.projection import PublicPCA
+from consilience.learners.projection import PublicPCA, coordinates
 from consilience.learners.provenance import HOW_ENCODED
 from consilience.learners.trees import adaboost
 from consilience.learners.trees.bins import Bins
@@ -339,6 +341,31 @@ def test_errors_are_counted_on_each_record_alone():
         moved = np.roll(block, shift, axis=0)
         assert np.array_equal(np.roll(learner.decision_function(moved), -shift), scores)
     assert mark_errors(learner, sparse.csr_array(X), labels).sum() == 3000
+
+
+@pytest.mark.parametrize("n_threads", [1, 3, 7])
+def test_no_number_of_threads_makes_an_answer_depend_on_its_place(n_threads):
+    """Threads of BLAS share the rows of a table, and round the last ones of each part otherwise."""
+    source = Noise(seed=3).open()
+    record, weights = source.normal(784), source.normal(784)
+
+    class Other:  # of another library
+        def predict(self, X):
+            self.scores = X @ weights
+            return (self.scores > 0).astype(int)
+
+    other, rows = Other(), np.tile(record, (PREDICTED_AT_ONCE, 1))
+    learner = logistic(noise=Noise(seed=1)).fit(rows[:9] / 100, np.arange(9) % 2)
+    learner.coef_ = weights[None]
+    # Whatever is rounded otherwise than one product after another is beyond the boundary.
+    learner.intercept_ = -coordinates(record[None], learner.coef_)[0]
+    made = LinearEnsemble(learner.classes_, learner.coef_, learner.intercept_, np.ones(1), None, ())
+    with threadpool_limits(n_threads):
+        mark_errors(other, rows, np.zeros(len(rows)))
+        assert len(np.unique(other.scores)) == 1
+        for one in (learner, made):
+            assert not mark_errors(one, rows, np.zeros(len(rows))).any()
+            assert not mark_errors(one, sparse.csr_array(rows), np.zeros(len(rows))).any()
 
 
 def test_a_good_candidate_is_found_and_kept():

@@ -31,6 +31,15 @@ WANTED = {"age": ["50", None, "1.5"], "sex": ["f", "m", "m"], "ill": ["no", "yes
 MAPPING = TableMapping.from_dict(FACTS, SCHEMA)
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_warning_tells_of_a_value_that_a_factor_makes_too_large():
+    rule = ColumnRule("months", factor=1e300, offset=-1e308)
+    values = pa.array([0.0, 1e300, -1e308, float("inf")])
+    assert [float(text) for text in rule.translate(values).to_pylist()] == [
+        *(-1e308, float("inf"), -float("inf"), float("inf"))
+    ]
+
+
 def test_a_mapped_table_is_the_table_that_the_study_asks_for():
     made = read_table(Mapped(LOCAL, MAPPING), SCHEMA)
     assert made.to_pydict() == WANTED

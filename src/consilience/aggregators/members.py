@@ -30,6 +30,7 @@ from consilience.errors import ContributionRejected, SchemaMismatch, SettingsErr
 from consilience.learners.ball import scale_to_user
 from consilience.learners.base import PrivateLearner, spell_out
 from consilience.learners.linear import best_class, class_chances
+from consilience.learners.projection import coordinates
 from consilience.learners.scored import PrivateAccuracy
 from consilience.privacy.accounting import Event, GradientSteps
 from consilience.privacy.guarantee import Guarantee, compose, compose_disjoint
@@ -389,20 +390,31 @@ class LinearEnsemble(Ensemble):
             raise ContributionRejected("tensors")
         return cls(classes, coef, intercept, weights, guarantee, ())
 
-    def decision_function(self, X: Table) -> Array:
-        """Return the margin of the second class, one score per class, or the predicted number."""
+    def _rows(self, X: Table) -> Any:
+        """Return records with as many features as this was made for."""
         rows = check_array(X, accept_sparse="csr", dtype=np.float64)
         if rows.shape[1] != self.coef.shape[1]:
             raise SchemaMismatch(
                 f"The ensemble was made for {self.coef.shape[1]} features and was given "
                 f"{rows.shape[1]}. Nothing was predicted. Encode the table with the study's schema."
             )
-        scores = np.asarray(rows @ self.coef.T + self.intercept)
+        return rows
+
+    def decision_function(self, X: Table) -> Array:
+        """Return the margin of the second class, one score per class, or the predicted number."""
+        scores = np.asarray(self._rows(X) @ self.coef.T + self.intercept)
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict(self, X: Table) -> Array:
         """Return each row's class, or number."""
-        scores = self.decision_function(X)
+        return self._decide(self.decision_function(X))
+
+    def predict_apart(self, X: Table) -> Array:
+        """Return each row's class, or number, which depends on that row alone, bit for bit."""
+        scores = coordinates(self._rows(X), self.coef) + self.intercept
+        return self._decide(scores.ravel() if scores.shape[1] == 1 else scores)
+
+    def _decide(self, scores: Array) -> Array:
         return scores if self.classes is None else best_class(self.classes, scores)
 
     def _answers(self, scores: Array) -> tuple[Array, Array | None]:

@@ -71,7 +71,7 @@ from consilience.learners.perturbation import (
     plan_linear,
     public_size,
 )
-from consilience.learners.projection import MomentPlan, MomentTask
+from consilience.learners.projection import MomentPlan, MomentTask, coordinates
 from consilience.privacy.accounting import Event, total
 from consilience.privacy.guarantee import Unit
 from consilience.privacy.mechanisms import Noise, Source
@@ -526,6 +526,12 @@ class LinearClassifier(ClassifierMixin, LinearLearner):  # type: ignore[misc]
         """Return the class with the highest score for each row."""
         scores = self.decision_function(X)  # first: it raises if nothing was fitted
         return best_class(self.classes_, scores)
+
+    def predict_apart(self, X: Rows) -> Array:
+        """Return the class of each row, which depends on that row alone, bit for bit."""
+        check_is_fitted(self)
+        scores = coordinates(validate_table(self, X, reset=False), self.coef_) + self.intercept_
+        return best_class(self.classes_, scores.ravel() if scores.shape[1] == 1 else scores)
 
     def _answers(self, scores: Array) -> tuple[Array, Array | None]:
         """Return the classes that follow from scores, and their probabilities where known."""

@@ -94,7 +94,7 @@ def _second_moment(X: Any, n_features: int, data_norm: float, *, on_grid: bool) 
     return np.asarray(plain + (high * 2.0 ** (32 - 2 * GRID_BITS) + low * 2.0 ** (-2 * GRID_BITS)))
 
 
-def _coordinates(X: Rows, axes: Array) -> Array:
+def coordinates(X: Rows, axes: Array) -> Array:
     """Return each row's products with the axes, added up in the order of the columns.
 
     A product of whole dense matrices chooses its order by the number of rows and their layout, and
@@ -167,7 +167,7 @@ class _Projection(Settings, ClassNamePrefixFeaturesOutMixin, TransformerMixin): 
         They depend on that row alone, bit for bit, whatever table it stands in.
         """
         check_is_fitted(self)
-        return _coordinates(validate_table(self, X, reset=False), self.components_)
+        return coordinates(validate_table(self, X, reset=False), self.components_)
 
     def _set_axes(self, moment: Array) -> None:
         """Set the leading eigenvectors and their shares; a negative eigenvalue counts as 0."""

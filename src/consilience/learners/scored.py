@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.validation import column_or_1d
 
 from consilience.errors import SettingsError
 from consilience.learners.base import LEAST_EPSILON, Plan, PrivateLearner, Rows, State, is_epsilon
@@ -223,7 +224,8 @@ class Scored(PrivateLearner[Any, Any]):
             )
         training, assumptions = self._trained.make_task(X, y, persons)
         whose = None if persons is None else identify(persons)
-        return ScoredTask(training, as_doubles(X), np.asarray(y), whose), assumptions
+        labels = column_or_1d(np.asarray(y))  # as the training reads them
+        return ScoredTask(training, as_doubles(X), labels, whose), assumptions
 
     def _plan(self, task: ScoredTask) -> ScoredPlan:
         return ScoredPlan(self._trained._plan(task.training), self._counting.event)

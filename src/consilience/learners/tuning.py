@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import SettingsError, shielded
 from consilience.learners.base import PrivateLearner, Rows, plan_fit
+from consilience.learners.erm import one_blas_thread
 from consilience.learners.implied import ROUNDING
 from consilience.learners.inputs import (
     READ_LABELS,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Candidates = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
-# Rows, always: BLAS rounds a row's score by the shape and layout of the table it stands in.
+# Rows, always: libraries round a row's score by the shape and layout of the table it stands in.
 PREDICTED_AT_ONCE = 1024
 CHOSEN = "its settings were chosen by exact errors"
 DISJOINT = "each record, or person, is in one part of the tuning: drawn by slot, whatever it holds"
@@ -264,15 +265,18 @@ def _costliest(parts: Sequence[tuple[Event, ...]]) -> tuple[Event, ...]:
 
 
 def mark_errors(learner: Any, X: Any, y: Array) -> Array:
-    """Mark wrong predictions, made in tables of one form so that each depends on one record.
+    """Mark wrong predictions, each of which depends on one record.
 
-    BLAS also rounds a row's score by the order in which its table is stored, and that of a caller's
-    table, or of one that was padded, may follow from the number of its records.
+    BLAS rounds a row's score by the shape of its table, by the order in which that is stored and,
+    where threads share it, by the row's place. Learners that add up their products themselves say
+    so by `predict_apart`; others are asked in tables of one form, which one thread works on.
     """
-    found = [
-        learner.predict(_one_shape(X[i : i + PREDICTED_AT_ONCE]))
-        for i in range(0, len(y), PREDICTED_AT_ONCE)
-    ]
+    predict = getattr(learner, "predict_apart", learner.predict)
+    with one_blas_thread():
+        found = [
+            predict(_one_shape(X[i : i + PREDICTED_AT_ONCE]))
+            for i in range(0, len(y), PREDICTED_AT_ONCE)
+        ]
     return np.asarray(np.concatenate([*found, y[:0]])[: len(y)] != y)
 
 

@@ -71,7 +71,8 @@ class ColumnRule:
         texts = as_texts(values)
         coded = pc.index_in(texts, value_set=pa.array(list(self.codes), pa.large_string()))
         if self.scales:
-            numbers = read_numbers(texts) * self.factor + self.offset
+            with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of a record
+                numbers = read_numbers(texts) * self.factor + self.offset
             scaled = as_texts(pa.array(numbers, pa.float64()))
             texts = pc.if_else(pa.array(np.isnan(numbers)), texts, scaled)
         if self.codes:
