@@ -71,10 +71,11 @@ bench-trees: setup
 	@$(BIN)/python benchmarks/forest_sites.py
 	@$(BIN)/python benchmarks/forest_speed.py
 
-## reproduce   the papers' experiments and a report: FULL=1 as in the papers, FIGURE=xie2016/3a for one, OUT=folder, SEED=1, JOBS=4, BACKEND=dask
+## reproduce   the papers' experiments and a report: FULL=1 as in the papers, FIGURE=xie2016/3a for one, OUT=folder, SEED=1, JOBS=4, BACKEND=dask, FRESH=1, MINUTES=60
 reproduce: setup
 	@$(BIN)/python -m experiments $(FIGURE) $(if $(filter-out 0 no,$(FULL)),--full) $(if $(OUT),--out '$(OUT)') \
-	    $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BACKEND),--backend $(BACKEND))
+	    $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BACKEND),--backend $(BACKEND)) \
+	    $(if $(filter-out 0 no,$(FRESH)),--fresh) $(if $(MINUTES),--minutes $(MINUTES))
 
 ## docs    the documentation as a site: build/docs/site/index.html
 docs: setup

@@ -6,9 +6,11 @@ python -m experiments [xie2016 | xie2016/3 | xie2016/3a ...] [--full] [--out FOL
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +19,7 @@ from consilience.errors import ConsilienceError
 
 from . import report
 from .design import HERE, papers
-from .run import SEED, Settings, run, select
+from .run import SEEDS, Settings, run, select
 
 
 def main() -> None:
@@ -30,12 +32,17 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="folder of results; finished points in it are not computed again"
     )
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument(
+        "--seed", type=int, nargs="+", default=SEEDS, help="repeats are divided over all of them"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no point later; the same goes on"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument(
         "--backend", choices=("loky", "threading", "ray", "dask"), help="where cells run"
     )
-    parser.add_argument("--fresh", action="store_true", help="compute finished points again")
+    parser.add_argument("--fresh", action="store_true", help="compute again what earlier code did")
     parser.add_argument(
         "--miniature", action="store_true", help="made-up data, in seconds: for tests"
     )
@@ -57,7 +64,14 @@ def main() -> None:
             "another folder: OUT=folder with make, --out folder without."
         )
     settings = Settings(
-        out, given.full, given.seed, given.jobs, given.fresh, given.miniature, given.backend
+        out,
+        given.full,
+        tuple(given.seed),
+        given.jobs,
+        given.fresh,
+        given.miniature,
+        given.backend,
+        time.monotonic() + 60 * given.minutes,
     )
     try:
         run(chosen, settings)

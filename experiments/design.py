@@ -75,6 +75,8 @@ class Panel:
     # (x values, data, repeats, seed) -> rows of x, label, repeat, value: what simulate() does not
     # measure
     computed: Callable[[Sequence[Any], Any, int, int], list[dict[str, Any]]] | None = None
+    # "fixed": each master seed divides the records once, and repeats are draws of noise
+    division: Literal["redrawn", "fixed"] = "redrawn"
     note: str = ""  # where this panel departs from the paper's
 
     def runs(self) -> Mapping[str, Arguments]:

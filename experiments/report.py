@@ -111,7 +111,7 @@ def write(
         },
         order=ORDER,
         machine=machine(),
-        seeds=sorted({one["seed"] for one in facts.values()}) or [settings.seed],
+        seeds=sorted({seed for one in facts.values() for seed in one["seeds"]} or settings.seeds),
         seconds=math.fsum(
             {k: v for found in shown.values() for f in found for k, v in f.points.items()}.values()
         ),
@@ -189,7 +189,9 @@ def _command(paper: Paper, figure: Figure, facts: Collection[tuple[str, dict[str
     """Return the commands that compute these panels again, one for each kind of run."""
     runs: dict[str, list[str]] = {}
     for panel, one in facts:
-        seed = "" if one["seed"] == run.SEED else f" SEED={one['seed']}"
+        given = " ".join(map(str, one["seeds"]))
+        usual = one["seeds"] == list(run.SEEDS[: one["repeats"]])
+        seed = "" if usual else f" SEED='{given}'" if " " in given else f" SEED={given}"
         runs.setdefault((" FULL=1" if one["full"] else "") + seed, []).append(
             f"{paper.name}/{panel}"
         )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from experiments import __main__, datasets, design, equal, kinds, report, statements, verdicts
-from experiments.run import SEED, Settings, miniature, plan, run, select, stored
+from experiments.run import SEEDS, Settings, collect, miniature, plan, run, select, stored
 
 import consilience as cs
 from consilience.simulation.digest import CODE, code_digest
@@ -127,15 +127,13 @@ def test_what_is_finished_is_taken_and_a_changed_argument_is_another_point(tmp_p
     assert run(chosen, settings) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("points/*.parquet")} == stored
     next(iter(stored)).unlink()
+    assert run(chosen, settings) == first  # the table has it
+    (tmp_path / "xie2016" / "3a.parquet").unlink()
     assert run(chosen, settings) == first  # seeded: the lost point comes back as it was
+    assert all(path.exists() for path in stored)
     same = {point.key for point in plan(chosen[0][2], settings)}
     assert same == {path.stem for path in stored}
-    other = {
-        point.key
-        for point in plan(
-            chosen[0][2], miniature(tmp_path).__class__(tmp_path, seed=1, miniature=True)
-        )
-    }
+    other = {point.key for point in plan(chosen[0][2], replace(miniature(tmp_path), seeds=(1,)))}
     assert not same & other
 
 
@@ -148,7 +146,7 @@ def test_the_tidy_table_has_every_drawn_line_at_every_x_and_repeat(tmp_path):
     assert {row["label"] for row in rows} == {method.label for method in panel.methods}
     assert len(rows) == len(panel.methods) * len(settings.values(panel)) * settings.repeats(panel)
     facts = json.loads(table.schema.metadata[b"facts"])
-    assert facts["seed"] == settings.seed
+    assert facts["seeds"] == list(settings.seeds)
     assert min(facts["points"].values()) > 0
     assert facts["code"] == [code_digest()]
     assert {name for name, _ in facts["functions"]} == {
@@ -168,10 +166,71 @@ def test_points_that_differ_in_epsilon_only_share_one_simulation():
             return data
 
     points = plan(panel, Made(**vars(whole)))
-    by_run = {point.run: point for point in points}
-    assert len(points) == len(by_run) == 5
-    assert list(by_run["paper"].levels) == list(panel.x)
-    assert len(by_run["paper"].arguments["epsilon"]) == len(panel.x)
+    by_run = {(point.run, point.seed): point for point in points}
+    assert len(points) == len(by_run) == 5 * len(SEEDS)
+    assert list(by_run["paper", SEEDS[0]].levels) == list(panel.x)
+    assert len(by_run["paper", SEEDS[0]].arguments["epsilon"]) == len(panel.x)
+    repeats = [by_run["paper", seed].arguments["repeats"] for seed in SEEDS]
+    assert repeats == [4, 3, 3]
+
+
+def test_repeats_are_divided_over_several_master_seeds_and_told_apart(tmp_path):
+    (paper, figure, panel), *_ = select(["xie2016/3a"])
+    settings = replace(miniature(tmp_path), seeds=SEEDS)
+    (rows,) = run([(paper, figure, panel)], settings).values()
+    assert {(row["seed"], row["repeat"]) for row in rows} == {(SEEDS[0], 0), (SEEDS[1], 0)}
+    assert {one.shape[1] for _, one in kinds.Lines.of(rows).values.values()} == {2}
+    first = [row["value"] for row in rows if row["seed"] == SEEDS[0]]
+    assert first != [row["value"] for row in rows if row["seed"] == SEEDS[1]]
+
+
+def test_where_the_division_is_fixed_each_draw_of_noise_is_a_repeat(tmp_path):
+    (paper, _, panel), *_ = select(["xie2016/3a"])
+    fixed = replace(panel, division="fixed", arguments={"paper": panel.runs()["paper"]})
+    fixed = replace(fixed, methods=[one for one in panel.methods if one.run == "paper"])
+    settings = replace(miniature(tmp_path), seeds=SEEDS[:2])
+    points = plan(fixed, settings)
+    assert {(one.arguments["repeats"], one.arguments["draws"]) for one in points} == {(1, 2)}
+    for point in points:
+        path = settings.path(paper, point)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        report = cs.simulate(**point.arguments, n_jobs=1)
+        columns = ("repeat", "draw", "learner", "epsilon", "kind", "method", "metric", "value")
+        table = pa.Table.from_pylist(
+            [{name: getattr(row, name) for name in columns} for row in report.rows]
+        )
+        facts = {"seconds": 1, "peak_bytes": 1, "code": "", "sizes": [1]}
+        facts |= {"sites": 1, "public": 1, "test": 1}
+        pq.write_table(table.replace_schema_metadata({"facts": json.dumps(facts)}), path)
+    rows = collect(paper, fixed, points, settings)
+    assert {(one["seed"], one["division"], one["repeat"], one["draw"]) for one in rows} == {
+        (seed, 0, draw, 0) for seed in SEEDS[:2] for draw in (0, 1)
+    }
+
+
+def test_a_run_that_has_used_its_minutes_stops_and_the_same_command_goes_on(tmp_path, capsys):
+    chosen, settings = select(["xie2016/3a"]), miniature(tmp_path)
+    assert run(chosen, replace(settings, until=0.0)) == {}
+    assert "Left for the same command: xie2016/3a" in " ".join(capsys.readouterr().err.split())
+    assert run(chosen, settings).keys() == {("xie2016", "3a")}
+
+
+def test_a_committed_table_is_enough_to_go_on_and_fresh_renews_only_what_is_old(folder):
+    chosen = select(["xie2016/3a"])
+    settings = replace(miniature(folder), seeds=(7,))
+    points = folder / "xie2016" / "points"
+    shutil.rmtree(points)
+    (before,) = run(chosen, settings).values()
+    assert not points.exists()
+    tell(folder, code=["another"])
+    assert run(chosen, settings) == {("xie2016", "3a"): before}
+    assert not points.exists()
+    run(chosen, replace(settings, fresh=True))
+    computed = {path: path.stat().st_mtime_ns for path in points.glob("*.parquet")}
+    assert computed
+    (folder / "xie2016" / "3a.parquet").unlink()
+    run(chosen, replace(settings, fresh=True))
+    assert {path: path.stat().st_mtime_ns for path in points.glob("*.parquet")} == computed
 
 
 @pytest.mark.parametrize("panel", ["xiang2018/votes-equal", "hamm2016/2", "hospitals/heart-trees"])
@@ -331,7 +390,7 @@ def test_a_duplicate_is_of_a_statement_that_is_none_by_the_same_side():
 def finished(tmp_path_factory):
     """A folder with the miniature of xie2016/3a, by another seed than usual."""
     out = tmp_path_factory.mktemp("finished")
-    run(select(["xie2016/3a"]), replace(miniature(out), seed=7))
+    run(select(["xie2016/3a"]), replace(miniature(out), seeds=(7,)))
     return out
 
 
@@ -426,7 +485,7 @@ def test_folders_may_mix_the_full_and_the_quick_run(folder):
         replace(figure.panels[1], x=figure.panels[0].x, quick_x=None),
         *figure.panels[2:],
     )
-    tell(folder, full=True, seed=SEED)
+    tell(folder, full=True, seeds=list(SEEDS[:2]))
     page = page_of(folder, [replace(paper, figures=(replace(figure, panels=panels),))])
     assert (
         "make reproduce FIGURE=xie2016/3a FULL=1; make reproduce FIGURE=xie2016/3b SEED=7" in page
