@@ -1,6 +1,7 @@
 """Sums over records: each record adds the same in any table, and no unit moves them too far."""
 
 import math
+from dataclasses import fields
 
 import dask.array as da
 import numpy as np
@@ -129,6 +130,18 @@ def test_a_table_without_records_adds_up_to_zero(statistic):
     assert not model.fit(X[:0], y[:0]).total_.any()
     hidden = make(statistic, neighbours="add-remove").fit(X, y)
     assert not hasattr(hidden, "public_size_")  # how many there are is not public
+
+
+@pytest.mark.parametrize("kind", LEARNERS.values(), ids=list(LEARNERS))
+def test_no_setting_hides_what_every_learner_says_of_itself(kind):
+    """A setting named as a property would be asked in its place."""
+    hidden = [
+        (each.name, parent.__name__)
+        for each in fields(kind)
+        for parent in kind.__mro__[1:]
+        if isinstance(parent.__dict__.get(each.name), property)
+    ]
+    assert hidden == []
 
 
 @pytest.mark.parametrize("neighbours", BOTH)

@@ -525,10 +525,10 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
     @property
     def _most_records(self) -> int:
         """How many records of one site always fit."""
-        return int(ROOM / 4 / self.longest)
+        return int(ROOM / 4 / self.most_moved)
 
     @property
-    def longest(self) -> float:
+    def most_moved(self) -> float:
         """How far what counts, a record or a site, moves a released whole number at most."""
         return self.longest_part / (float(self.weights().min()) * self.step)
 

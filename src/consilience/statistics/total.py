@@ -150,12 +150,12 @@ class Total(Aggregator):
             for name in ("size", "squares")
         )
         counted = np.array([1.0 if part.size is None else part.size for part in parts])
-        if known and counted.sum() * first.longest > ROOM:
+        if known and counted.sum() * first.most_moved > ROOM:
             raise SettingsError(
                 f"The sum of {int(counted.sum()):,} records may not fit 64 bits. Nothing was "
                 "combined. Split the study."
             )
-        most = counted.sum() * first.longest if known else ROOM
+        most = counted.sum() * first.most_moved if known else ROOM
         most += 20.0 * float(np.sqrt(sum(part.variance for part in parts)).max()) / first.step
         if np.abs(words.astype(np.float64)).max(initial=0.0) > most:
             raise SettingsError(
