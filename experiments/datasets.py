@@ -118,7 +118,7 @@ def _fetched(url: str, file: str) -> Path:
     return path
 
 
-# --------------------------------------------------------------------- the two sets of Xie's papers
+# ------------------------------------------ the two sets of Xie's papers, one of them in three ways
 
 
 def mnist37() -> Dataset:
@@ -166,6 +166,35 @@ COVERTYPE_HIGH = (3858, 360, 66, 1397, 601, 7117, 254, 254, 254, 7173)
 
 def covertype12() -> Dataset:
     """Covertype, types 1 (+1) and 2 (-1), in published ranges, rows of length one."""
+    X, y = _covertype()
+    low, high = np.array(COVERTYPE_LOW, dtype=float), np.array(COVERTYPE_HIGH, dtype=float)
+    X[:, :10] = np.clip((X[:, :10] - low) / (high - low), 0.0, 1.0)
+    return _covertype12("covertype12", "in their published ranges, rows of length 1", X, y)
+
+
+def covertype12_rows() -> Dataset:
+    """Covertype with its columns as they are (metres beside 0 and 1), rows of length one."""
+    return _covertype12("covertype12_rows", "as they are, rows of length 1", *_covertype())
+
+
+def covertype12_longest() -> Dataset:
+    """Covertype with its columns as they are, all rows divided by the length of the longest."""
+    X, y = _covertype()
+    X /= np.linalg.norm(X, axis=1).max()
+    notes = "54 columns as they are, all rows divided by the length of the longest record."
+    return Dataset("covertype12_longest", X, y, f"{COVERTYPE}: {notes}")
+
+
+COVERTYPE = "UCI Covertype, cover types 1 and 2: 495,141 records"
+
+
+def _covertype12(name: str, columns: str, X: Array, y: Array) -> Dataset:
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    return Dataset(name, X, y, f"{COVERTYPE}, 54 columns {columns}.")
+
+
+def _covertype() -> tuple[Array, Array]:
+    """Return the columns as they were published, and the labels."""
     table = _local("covertype")
     if table is not None:
         types, X = (
@@ -178,15 +207,7 @@ def covertype12() -> Dataset:
     _expect("Covertype", "rows", len(types), 581_012)
     kept = types <= 2
     _expect("Covertype", "rows of types 1 and 2", int(kept.sum()), 495_141)
-    X, y = np.array(X[kept]), np.where(types[kept] == 1, 1, -1)
-    low, high = np.array(COVERTYPE_LOW, dtype=float), np.array(COVERTYPE_HIGH, dtype=float)
-    X[:, :10] = np.clip((X[:, :10] - low) / (high - low), 0.0, 1.0)
-    X /= np.linalg.norm(X, axis=1, keepdims=True)
-    notes = (
-        "UCI Covertype, cover types 1 and 2: 495,141 records, 54 columns in their published "
-        "ranges, rows of length 1."
-    )
-    return Dataset("covertype12", X, y, notes)
+    return np.array(X[kept]), np.where(types[kept] == 1, 1, -1)
 
 
 # -------------------------------------------------------------------------------- Hamm's three sets
@@ -394,6 +415,8 @@ LOADERS: dict[str, Callable[[], Dataset]] = {
     for one in (
         mnist37,
         covertype12,
+        covertype12_rows,
+        covertype12_longest,
         har,
         kdd99,
         malicious_url,
@@ -406,6 +429,8 @@ LOADERS: dict[str, Callable[[], Dataset]] = {
 SIZES = {
     "mnist37": 12_396,
     "covertype12": 495_141,
+    "covertype12_rows": 495_141,
+    "covertype12_longest": 495_141,
     "har": 10_299,
     "kdd99": 494_021,
     "malicious_url": 155_254,
@@ -421,6 +446,8 @@ SIZES = {
 _KINDS: dict[str, tuple[int, tuple[int, ...], str]] = {
     "mnist37": (60, (-1, 1), ""),
     "covertype12": (54, (-1, 1), ""),
+    "covertype12_rows": (54, (-1, 1), ""),
+    "covertype12_longest": (54, (-1, 1), ""),
     "har": (60, (1, 2, 3, 4, 5, 6), "persons test"),
     "kdd99": (60, (-1, 1), "test"),
     "malicious_url": (60, (-1, 1), "sparse"),
