@@ -1,5 +1,6 @@
 """What people look up every day: what is next, what is left, and where the key is."""
 
+import fcntl
 import io
 import json
 import stat
@@ -84,6 +85,34 @@ def test_status_says_what_is_next_and_what_the_budget_is_enough_for(run, ward, m
     monkeypatch.setattr(time, "sleep", stopped)
     code, said, _ = run(*watch[:3], "--json")
     assert (code, json.loads(said)["releases"]) == (0, [2])
+
+
+def test_watching_goes_on_while_another_command_is_at_work(run, ward, monkeypatch):
+    """And what could not be adapted is adapted when the next question is asked."""
+    for folder in ((), ("--folder", "south")):
+        train(run, *folder)
+        run("site", "submit", "heart-risk", *folder)
+    table, elsewhere, locks, told = ward / "table.csv", ward / "elsewhere.csv", [], []
+    between = [
+        lambda: locks.append(flock(ward / "site")),
+        lambda: locks.pop().close(),
+        lambda: told.append(run("release", "make", "shared")[2]),  # with what was said before
+        lambda: elsewhere.rename(table),
+    ]
+    monkeypatch.setattr(time, "sleep", lambda _: between.pop(0)())
+    table.rename(elsewhere)
+    watch = ("site", "watch", "heart-risk", "--times", 5, "--every", 0.001, "--json")
+    code, said, warned = run(*watch, "--adapt", "table.csv")
+    assert (code, json.loads(said)["releases"]) == (0, [1])
+    assert "Another command is at work" in told[0]
+    assert warned.count("Asked again in 0.001 minutes") == 1  # without the table
+    assert list((ward / "site").rglob("adapted-0001.html"))
+
+
+def flock(folder):
+    lock = (folder / ".lock").open("a")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def test_a_site_that_only_fetches_is_told_to_fetch(run, ward):

@@ -540,3 +540,55 @@ def test_a_coordinator_runs_a_blind_study_from_its_page(blind: BlindHub, sqlite_
 
 def _cookie(answer: Any) -> str:
     return "; ".join(f"{name}={value}" for name, value in answer.cookies.items())
+
+
+def read_page(world: Any, path: str) -> str:
+    token, _ = new_token(world.hub.store, "ann", hours=1, kind="test")
+    answer = world.client.get(path, headers={"cookie": f"consilience={token}"})
+    assert answer.status_code == 200
+    return html.unescape(answer.text)
+
+
+def test_pages_of_a_study_without_a_roster_say_that_nobody_can_train(
+    blind: BlindHub, sqlite_world: Any
+) -> None:
+    at = f"/studies/{blind.name}"
+    page = read_page(sqlite_world, at)
+    assert "No site can train before the roster is frozen" in page
+    assert "you do not have to start anything" not in page
+    assert "No site can train before" in read_page(sqlite_world, f"{at}/sites/site 0")
+    assert "no site can train" in read_page(sqlite_world, f"{at}/close")
+    blind.hub.store.close_study(blind.name, "ann")
+    page = read_page(sqlite_world, at)
+    assert "not frozen before the study was closed" in page
+    for said in ("freezes the roster", "sites can enrol", "Freeze the roster", "can sign"):
+        assert said not in page
+    assert "Who compared the keys" not in read_page(sqlite_world, f"{at}/roster")
+
+
+def test_pages_say_what_leaves_with_a_site_of_a_batch_and_who_cannot_return(
+    blind: BlindHub, sqlite_world: Any
+) -> None:
+    blind.freeze()
+    at = f"/studies/{blind.name}"
+    assert "site train" in read_page(sqlite_world, at)
+    blind.hand_over(0, 1, 2)
+    blind.work()
+    name = blind.hub.store.sites(blind.name)[0]["name"]
+    page = read_page(sqlite_world, f"{at}/sites/{name}/revoke")
+    assert "the whole batch leaves, and the others can hand over again" in page
+    assert "frozen with this key, so the site cannot return" in page
+    page = read_page(sqlite_world, f"{at}/close")
+    assert "the whole batch leaves, and nobody can hand over again" in page
+    blind.hub.blind.list_batch(blind.hub.agreed(blind.name), "ann")
+    blind.hub.revoke(blind.name, name, "ann", withdraw=True)
+    assert "Invite it again" not in read_page(sqlite_world, f"{at}/sites/{name}")
+    page = read_page(sqlite_world, at)
+    assert "Its sites can hand over again" in page
+    assert "Invite another site" not in page
+    assert "superseded by a newer one" not in page
+    blind.hub.store.close_study(blind.name, "ann")
+    page = read_page(sqlite_world, at)
+    for said in ("hand over again, which", "Its sites can hand over again", "site train."):
+        assert said not in page
+    assert "Nothing is waited for" in page

@@ -1,10 +1,13 @@
 """Drafts: from a code book to a frozen study, in the pages and at their addresses."""
 
 import hashlib
+import io
 import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from consilience.hub import trials
@@ -491,7 +494,7 @@ def test_who_was_refused_a_trial_is_the_next_to_begin_one(
     sqlite_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, clock = sqlite_world.hub.store, Clock(monkeypatch)
-    trial = {"token": "t", "seconds": 600.0, "longest": 600.0}
+    trial = {"token": "t", "seconds": 600.0}
     made = [store.add_draft("ann", {"study": {}}, "ann") for _ in range(2)]
 
     def begin(actor: str, draft: str = made[0]) -> bool:
@@ -522,16 +525,19 @@ def test_a_trial_whose_worker_was_killed_keeps_nobody_waiting(
     sqlite_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, clock = sqlite_world.hub.store, Clock(monkeypatch)
-    trial = {"token": "t", "longest": 600.0}
+    trial = {"token": "t", "seconds": trials.LEASE_SECONDS}
     draft = store.add_draft("ann", {"study": {}}, "ann")
-    store.begin_trial(draft, 1, {**trial, "seconds": trials.LEASE_SECONDS}, "ann")
+    store.begin_trial(draft, 1, trial, "ann")
     clock.ahead = trials.LEASE_SECONDS - 1
     assert store.is_trying(draft)
+    assert store.begin_trial(draft, 1, trial, "bob") is not None  # is the next
     store.renew_trial(draft, "t", trials.LEASE_SECONDS)
     clock.ahead = 2 * trials.LEASE_SECONDS - 2
     assert store.is_trying(draft)
     clock.ahead = 2 * trials.LEASE_SECONDS
     assert not store.is_trying(draft)
+    assert store.begin_trial(draft, 1, trial, "ann") is not None
+    clock.ahead += rows.TURN_SECONDS
     store.renew_trial(draft, "t", trials.LEASE_SECONDS)  # another one may go on by now
     assert not store.is_trying(draft)
 
@@ -543,6 +549,12 @@ def test_why_a_trial_failed_is_said_of_what_was_tried() -> None:
     assert "the hub allows" not in trials._describe(Ended("It ended."), is_trial=True)
 
 
+def parquet(**columns: list[Any]) -> bytes:
+    target = io.BytesIO()
+    pq.write_table(pa.table({name: pa.array(each) for name, each in columns.items()}), target)
+    return target.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -552,9 +564,11 @@ def test_why_a_trial_failed_is_said_of_what_was_tried() -> None:
         ("t.csv", b"\x00\x01"),
         ("t.csv.gz", b"no gzip"),
         ("t.parquet", b"no parquet"),
+        ("t.parquet", parquet(foo=[1])),
+        ("t.parquet", parquet(age=[], sex=[], ill=[])),
         ("t.csv", b"age,sex,ill\n" + b"1,f,no\n" * 100_000),
     ],
-    ids=["columns", "labels", "empty", "binary", "gzip", "parquet", "good"],
+    ids=["columns", "labels", "empty", "binary", "gzip", "parquet", "other", "none", "good"],
 )
 def test_a_draft_whose_public_file_does_not_fit_is_not_complete(
     ann: Coordinator, name: str, content: bytes

@@ -1,5 +1,6 @@
 """Releases at a hub whose members bring more than a model: scores of their own."""
 
+import html
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from consilience import Budget
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey
+from consilience.hub.auth import new_token
 from consilience.protocol import HEADER, Invitation, digest, sign_request
 from consilience.site.client import HubClient, hand_over_release
 from consilience.site.site import Site
@@ -61,6 +63,42 @@ def test_a_hub_hands_members_to_the_site_that_weighs_them_and_to_nobody_else(
         assert tools.code(answer) == "not-allowed"
         asked = world.client.get(f"/api/studies/demo/{address}", headers=world.coordinator)
         assert tools.code(asked) == "not-allowed"
+
+
+def test_pages_say_who_has_to_weigh_the_contributions(sqlite_world, tools):
+    """Of a study whose members a site weighs, in each state of that site."""
+    world = sqlite_world
+    study = world.add_study(tools.study_text(aggregator='name = "FeatureMethod"\nat = "centre"'))
+    token, _ = new_token(world.hub.store, "ann", hours=1, kind="test")
+
+    def read(path=""):
+        headers = {"cookie": f"consilience={token}"}
+        return html.unescape(world.client.get(f"/studies/demo{path}", headers=headers).text)
+
+    wards = world.fill(study, 2)
+    world.combiner.run(at_once=True)
+    page = read()
+    assert "Weights are learned on public records, or by a site" in page
+    assert "The site 'centre' has to weigh the models of the others first" in page
+    assert "it needs an invitation in its own name" in page
+    for said in ("could not make one", "The hub combines the remaining"):
+        assert said not in page
+    assert "'centre' then has to weigh the others again" in page
+    answer = world.call(wards[0], "GET", "/api/studies/demo/release").text
+    assert "The site 'centre' has to weigh" in answer
+    assert "there is no further release: 'centre' cannot weigh" in read("/close")
+    world.ward("centre", site="centre")
+    assert "weighs the others with “consilience site aggregate”" in read("/sites/centre")
+    world.call(wards[0], "POST", "/api/studies/demo/withdrawals")
+    world.combiner.run(at_once=True)
+    page = read()
+    assert "2 contributions beside that of 'centre', which weighs them, and 1 are in use" in page
+    world.submit(wards[0], wards[0].train(study, sequence=2))
+    world.hub.store.close_study("demo", "ann")
+    page = read()
+    assert "and the study is closed, so none will be made" in page
+    assert "There is no release yet" not in page
+    assert "site aggregate" not in page
 
 
 def test_nobody_takes_the_name_of_a_site_that_the_study_gives_a_part(sqlite_world, tools):

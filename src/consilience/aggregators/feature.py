@@ -142,8 +142,9 @@ class FeatureMethod(UsesLabels):
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"feature": {}}
 
     weighing = (
-        "Weights are learned on the public records: a member gets what its predictions add to the "
-        "others', which can be nothing, or less than nothing."
+        "Weights are learned on public records, or by a site that the study names on its own: a "
+        "member gets what its predictions add to the others', which can be nothing, or less than "
+        "nothing."
     )
 
     regularization: float | str = "auto"

@@ -29,7 +29,7 @@ from consilience.cli.options import (
     check_out,
     open_mapped,
 )
-from consilience.errors import HubUnavailable, SettingsError
+from consilience.errors import ConsilienceError, HubUnavailable, SettingsError
 from consilience.text import quote
 
 if TYPE_CHECKING:
@@ -484,23 +484,28 @@ def watch(
     """Ask again and again for a new release, check and keep it, and tell of it; Ctrl-C ends it.
 
     With --adapt each one is adapted to the site's own records, which costs and sends nothing.
+    Whatever goes wrong after the first question is told, and tried again at the next one.
     """
-    site, found = cs.Site(folder), []
+    site, found, is_new = cs.Site(folder), list[int](), False
     seen = set(site.seen(study).kept.values())
     try:
         for asked in itertools.count(1):
             try:
                 release = site.fetch(study)
-            except HubUnavailable as problem:
-                show(f"{problem} Asked again in {every:g} minutes.", as_error=True)
-                release = None
-            if release is not None and release.digest not in seen:
-                seen.add(release.digest)
-                found.append(release.sequence)
-                show(f"Release {release.sequence} of {study} is here.", as_error=as_json)
-                if adapt is not None:
+                if release is not None and release.digest not in seen:
+                    seen.add(release.digest)
+                    found.append(release.sequence)
+                    show(f"Release {release.sequence} of {study} is here.", as_error=as_json)
+                    is_new = True
+                if is_new and adapt is not None:
                     made = site.adapt(study, site.open_table(study, adapt))
                     show(made.page.on_screen(), as_error=as_json)
+                is_new = False
+            except ConsilienceError as problem:
+                # Perhaps another command is at work in the folder, or one release was refused.
+                if asked == 1 and not isinstance(problem, HubUnavailable):
+                    raise
+                show(f"{problem} Asked again in {every:g} minutes.", as_error=True)
             if asked == times:
                 break
             time.sleep(60 * every)

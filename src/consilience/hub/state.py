@@ -25,6 +25,7 @@ from consilience.hub.store.tables import (
     files,
     invitations,
     releases,
+    rosters,
     sites,
     studies,
 )
@@ -64,8 +65,10 @@ def show_time(text: str) -> str:
 
 _WHOLE_BATCH = (
     "Once a batch is listed to the keyholders, nobody can take one file out of its sum: if a site "
-    "in it withdraws, the whole batch leaves, and the others can hand over again."
+    "in it withdraws, the whole batch leaves"
 )
+_AGAIN = ", and the others can hand over again, which costs them as much again."
+_NEVER_AGAIN = ", and nobody can hand over again after the study was closed."
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class StudyState:
     files: Sequence[Row]
     returning: Sequence[Returning]
     return_seconds: float
+    has_roster: bool = False  # frozen, of a blind study
+    has_weights: bool = False  # of the site that weighs the others
 
     @property
     def is_open(self) -> bool:
@@ -98,9 +103,24 @@ class StudyState:
         return sum(self.contributions[state] for state in IN_USE)
 
     @property
+    def members(self) -> int:
+        """How many contributions in use are combined, without one that only weighs the others."""
+        return self.in_use - self.has_weights
+
+    @property
     def is_enough(self) -> bool:
-        """Whether a release can be made of what is in use."""
-        return self.in_use >= self.study.min_sites
+        """Whether there are as many contributions as a release needs."""
+        return self.members >= self.study.min_sites
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether a site has to weigh the contributions first."""
+        return self.study.at is not None and not self.has_weights
+
+    @property
+    def can_come(self) -> bool:
+        """Whether there can still be a release."""
+        return self.is_open or (self.is_enough and not self.lacks_weights)
 
     @property
     def missing(self) -> Sequence[Row]:
@@ -157,6 +177,16 @@ class StudyState:
             return f"The hub makes one when {least} contributions are in use."
         if self.missing:
             return f"It needs the public file {self.missing[0]['file']}, which is missing."
+        if self.lacks_weights and self.is_open:
+            return (
+                f"The site {self.study.at!r} has to weigh the models of the others first: "
+                "consilience site aggregate."
+            )
+        if self.lacks_weights:
+            return (
+                f"The site {self.study.at!r} has not weighed the models of the others, and the "
+                "study is closed, so none will be made."
+            )
         if self.study.is_blind and not self.is_due and self.failed is None:
             return "The hub makes one when all keyholders have opened a batch."
         if noisy:
@@ -172,7 +202,7 @@ class StudyState:
             heading = "No release is published."
         elif self.releases["withdrawn"]:
             heading = "Every release was withdrawn, because a contribution in it was withdrawn."
-        elif self.is_open or self.is_enough:
+        elif self.can_come:
             heading = "There is no release yet."
         else:
             heading = "There is no release."
@@ -185,7 +215,7 @@ class StudyState:
             return "one is withheld"
         if self.releases["withdrawn"]:
             return "all were withdrawn"
-        return "none yet" if self.is_open or self.is_enough else "none"
+        return "none yet" if self.can_come else "none"
 
     @property
     def no_sites(self) -> Words:
@@ -243,12 +273,23 @@ class StudyState:
     @property
     def waiting(self) -> str:
         """Say how many contributions are missing, and whose."""
+        at = self.study.at
+        beside = "" if at is None else f" beside that of {at!r}, which weighs them"
         said = (
-            f"A release needs {self.study.min_sites} contributions, and {self.in_use} are in use. "
-            f"Enrolled sites that may contribute: {self.contributing}, with a contribution in use: "
-            f"{self.contributed}."
+            f"A release needs {self.study.min_sites} contributions{beside}, and {self.members} are "
+            f"in use. Enrolled sites that may contribute: {self.contributing}, with a contribution "
+            f"in use: {self.contributed}."
         )
+        if self.study.is_blind and not self.has_roster:
+            return f"{said} No site can train before the roster is frozen."
         return f"{said} Sites train and submit on their own; you do not have to start anything."
+
+    @property
+    def needed(self) -> str:
+        """Say how many contributions a release needs."""
+        at = self.study.at
+        weights = "" if at is None else f" and the weights of {at}"
+        return f"contributions; a release needs {self.study.min_sites}{weights}"
 
     @property
     def closing(self) -> list[str]:
@@ -258,8 +299,15 @@ class StudyState:
             said.insert(0, "Sites can still fetch its releases.")
         if self.study.draws_noise:
             said.append("You can still ask for releases of what was contributed.")
+        elif self.study.is_blind and not self.has_roster:
+            said.append("The roster is not frozen and cannot be any more, so no site can train.")
         elif self.study.is_blind:
-            said.append(_WHOLE_BATCH)
+            said.append(_WHOLE_BATCH + _NEVER_AGAIN)
+        elif self.study.at is not None:
+            said.append(
+                f"If a site withdraws, there is no further release: {self.study.at!r} cannot weigh "
+                "the others again."
+            )
         else:
             said.append(
                 "If a site withdraws, the hub combines the remaining contributions again, as long "
@@ -312,7 +360,13 @@ class StudyState:
         if self.study.draws_noise:
             said.append("A coordinator can then ask for a release of the remaining contributions.")
         elif self.study.is_blind:
-            said.append(_WHOLE_BATCH)
+            said.append(_WHOLE_BATCH + (_AGAIN if self.is_open else _NEVER_AGAIN))
+        elif self.study.at is not None:
+            said.append(
+                f"The site {self.study.at!r} then has to weigh the others again."
+                if self.is_open
+                else f"No further release is made: {self.study.at!r} cannot weigh the others again."
+            )
         else:
             said.append(
                 "The hub combines the remaining contributions again, if there are "
@@ -356,9 +410,14 @@ class SiteState:
         return self.of.is_open and self.is_enrolled and not self.row["fetch_only"]
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the site is on a frozen roster, so that it can have no other key."""
+        return self.of.has_roster and not self.row["fetch_only"]
+
+    @property
     def may_return(self) -> bool:
         """Whether a coordinator can invite the site again."""
-        return self.of.is_open and not self.is_enrolled
+        return self.of.is_open and not self.is_enrolled and not self.is_bound
 
     @property
     def returning(self) -> Returning | None:
@@ -384,21 +443,35 @@ class SiteState:
             return "The study is closed, so nothing can be submitted."
         if not self.is_enrolled:
             return "The site's key is revoked, so it can submit nothing."
-        return "The site trains with “consilience site train” and submits with “site submit”."
+        if self.of.study.is_blind and not self.of.has_roster:
+            return "No site can train before the roster is frozen."
+        how = "weighs the others with “consilience site aggregate”"
+        if self.row["name"] != self.of.study.at:
+            how = "trains with “consilience site train”"
+        return f"The site {how} and submits with “site submit”."
 
     @property
     def revoking(self) -> list[str]:
         """Say what revoking the site's key means."""
         said = [f"The key {self.row['key'][:16]}… will never work again in this study."]
-        if self.of.is_open:
-            said.append("The site can return with a new key and an invitation in its name.")
-        else:
+        if not self.of.is_open:
             said.append("The study is closed, so the site cannot return.")
+        elif self.is_bound:
+            said.append("The roster is frozen with this key, so the site cannot return.")
+        else:
+            said.append("The site can return with a new key and an invitation in its name.")
         if self.contributions:
             said.append("What it has spent still counts.")
         if self.in_use is not None:
             said.append("Its contribution stays in use unless you also withdraw it.")
-        return said
+        return [*said, *self.withdrawing]
+
+    @property
+    def withdrawing(self) -> list[str]:
+        """Say what withdrawing the site's contribution does to others."""
+        if self.in_use is None or not self.of.study.is_blind:
+            return []
+        return [_WHOLE_BATCH + (_AGAIN if self.of.is_open else _NEVER_AGAIN)]
 
     @property
     def confirmed(self) -> set[str]:
@@ -411,6 +484,7 @@ class BlindState:
     """Everything about a blind study that can change beside what every study has."""
 
     rule: Rule
+    is_open: bool  # the study
     roster: Row | None
     sites: Sequence[Mapping[str, str]]  # on the roster: name, key, checked_by
     signed: Collection[str]  # the keys of the pad holders that signed it
@@ -440,6 +514,8 @@ class BlindState:
     @property
     def roster_text(self) -> str:
         """Say whether the roster is frozen."""
+        if self.roster is None and not self.is_open:
+            return "The roster was not frozen before the study was closed, so no site can train."
         if self.roster is None:
             return (
                 "The roster is not frozen. Until it is, sites can enrol and none can train. "
@@ -457,7 +533,11 @@ class BlindState:
 
     def _describe(self, key: str) -> str:
         if self.roster is None:
-            return "It can sign the roster when that is frozen."
+            return (
+                "It can sign the roster when that is frozen."
+                if self.is_open
+                else "It has nothing to sign."
+            )
         if key not in self.signed:
             return "It has not signed the roster."
         waits = sum(key not in done for _, done in self.files)
@@ -477,9 +557,11 @@ class BlindState:
     def awaited(self) -> str:
         """Say what has to happen next, and who has to do it."""
         if self.roster is None:
+            if not self.is_open:
+                return "Nothing is waited for."
             return "The coordinator freezes the roster when all sites have enrolled."
         unsigned = [key for key in self.rule.keyholders if key not in self.signed]
-        if unsigned:
+        if unsigned and self.is_open:
             return (
                 f"{len(unsigned)} of {len(self.rule.keyholders)} keyholders have to sign the "
                 "roster: consilience keyholder countersign. Until then no site can train."
@@ -496,8 +578,13 @@ class BlindState:
         if self.waiting.chosen:
             return (
                 f"A batch of {len(self.waiting.chosen)} files can be listed. The hub does so by "
-                "itself when all sites on the roster have handed over, or when no file has come "
-                "for a while; a coordinator can do so now."
+                "itself when all sites on the roster have handed over, or when no further site "
+                "has for a while; a coordinator can do so now."
+            )
+        if self.files and not self.is_open:
+            return (
+                f"A batch needs {self.rule.least} sites whose files all keyholders have "
+                "acknowledged, and the study is closed, so no further file comes."
             )
         if self.files:
             return (
@@ -505,7 +592,7 @@ class BlindState:
                 "acknowledged. Sites whose records are in a batch already can lend their noise: "
                 "consilience site noise."
             )
-        if self.batches and not self.waiting.missing:
+        if not self.is_open or (self.batches and not self.waiting.missing):
             return "Nothing is waited for."
         return "Sites on the roster train and submit: consilience site train."
 
@@ -529,6 +616,11 @@ class BlindState:
         return set() if self.roster is None else {"frozen"}
 
     @property
+    def can_train(self) -> bool:
+        """Whether sites can mask their sums."""
+        return self.roster is not None and set(self.rule.keyholders) <= set(self.signed)
+
+    @property
     def can_list(self) -> bool:
         """Whether a coordinator can list a batch now."""
         return bool(self.waiting.chosen)
@@ -537,7 +629,8 @@ class BlindState:
         """Say what became of a batch."""
         opened = len(_openers(batch) & set(self.rule.keyholders))
         if batch["state"] == "withdrawn":
-            return "It was left out as a whole. Its sites can hand over again."
+            said = "It was left out as a whole."
+            return f"{said} Its sites can hand over again." if self.is_open else said
         if batch["state"] == "opened":
             return "All keyholders have opened it."
         return f"{opened} of {len(self.rule.keyholders)} keyholders have opened it."
@@ -547,7 +640,9 @@ def _openers(batch: Row) -> set[str]:
     return {opening["holder"] for opening in batch["openings"]}
 
 
-def read_blind(blind: BlindStudies, store: Store, study: Study) -> BlindState | None:
+def read_blind(
+    blind: BlindStudies, store: Store, study: Study, *, is_open: bool
+) -> BlindState | None:
     """Return the state of a blind study; None if its hub is not blind."""
     if study.blind is None:
         return None
@@ -555,6 +650,7 @@ def read_blind(blind: BlindStudies, store: Store, study: Study) -> BlindState | 
     sites = blind.roster(study).sealed.facts["sites"] if row is not None else ()
     return BlindState(
         rule=study.blind,
+        is_open=is_open,
         roster=row,
         sites=sorted(sites, key=lambda site: str(site["name"])),
         signed={card["holder"] for card in store.cards(name)},
@@ -623,6 +719,15 @@ def read_studies(store: Store, asked: Sequence[tuple[Row, Study]]) -> list[Study
             for row in fetch_rows(db, sa.select(files).where(files.c.sha256.in_(shas)))
         }
         returning = _read_returning(db, names, store.return_seconds)
+        frozen = set(
+            db.execute(sa.select(rosters.c.study).where(rosters.c.study.in_(names))).scalars()
+        )
+        weighers = [(row["name"], study.at) for row, study in asked if study.at is not None]
+        is_weigher = sa.tuple_(contributions.c.study, contributions.c.site).in_(weighers)
+        of_weighers = sa.select(contributions.c.study).where(
+            is_weigher, contributions.c.state.in_(IN_USE)
+        )
+        weighed = set(db.execute(of_weighers).scalars()) if weighers else set()
     states = []
     for row, study in asked:
         name, release = row["name"], current.get(row["name"])
@@ -645,6 +750,8 @@ def read_studies(store: Store, asked: Sequence[tuple[Row, Study]]) -> list[Study
                 files=_list_files(study, there),
                 returning=returning.get(name, []) if row["status"] == "open" else [],
                 return_seconds=store.return_seconds,
+                has_roster=name in frozen,
+                has_weights=name in weighed,
             )
         )
     return states

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from consilience.errors import ConsilienceError
 from consilience.hub.children import (
     LEAST_BYTES,
-    START_SECONDS,
     Children,
     TookTooLong,
     find_memory,
@@ -74,8 +73,7 @@ class Trials:
         token, draft = secrets.token_hex(8), row["id"]
         size = asked["sites"], asked["records"]
         asked = {**asked, "token": token, "done": 0, "cells": 0}
-        longest = LEASE_SECONDS + TRIAL_SECONDS + 2 * START_SECONDS
-        seconds = {"seconds": LEASE_SECONDS, "longest": longest}
+        seconds = {"seconds": LEASE_SECONDS}
         memory = max(LEAST_BYTES, find_memory(self.hub.settings) // 2)
         limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS, combine_bytes=memory)
         children = Children(begin_trial, limited)

@@ -47,11 +47,12 @@ def find_misfit(file: PublicFile, schema: Schema, path: Path) -> str | None:
     """Say why the first records of a copy at `path` cannot be used; None if they can."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            table = read_first(path, file.file, Path(folder))
-            if table is None:
+            first = read_first(path, file.file, Path(folder))
+            if first is None:
                 return None
+            table, n_others = first
             rows = schema.encode(table).X if file.labelled else schema.encode_features(table)
-            n_records = rows.shape[0]
+            n_records = rows.shape[0] + n_others
     except (SettingsError, SchemaMismatch) as problem:
         return re.split(r" (?:Nothing|No record) was ", str(problem))[0]
     return None if n_records else "It has no record."

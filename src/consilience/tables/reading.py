@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -212,17 +211,17 @@ def has_more_records(path: Path, name: str, most: int, most_bytes: int) -> bool:
     return bool(quietly(counted))
 
 
-def read_first(path: Path, name: str, folder: Path) -> object | None:
-    """Return the first records of a file with this name, as a table that can be read.
+def read_first(path: Path, name: str, folder: Path) -> tuple[object, int] | None:
+    """Return the first records of a file with this name as a table, and how many others it states.
 
-    A few hundred KiB of it are read, and none of a CSV file whose beginning cannot be cut off
-    safely, because a value may go on in the next line. What is cut off goes into `folder`.
+    It takes little memory, whatever the file is: a few hundred KiB of a CSV file are read, and none
+    if its beginning cannot be cut off safely, because a value may go on in the next line; of a
+    Parquet file, whose pages can be of any size once unpacked, only the columns, without records.
+    What is cut off goes into `folder`.
     """
     if ".csv" not in Path(name).suffixes:
         with open_parquet(path) as opened:
-            batches = opened.iter_batches(1000, use_threads=False)
-            first = quietly(lambda: list(itertools.islice(batches, 1)))
-            return None if first is None else pa.Table.from_batches(first, opened.schema_arrow)
+            return opened.schema_arrow.empty_table(), opened.metadata.num_rows
     packing = "gzip" if name.endswith(".gz") else None
     with pa.input_stream(str(path), compression=packing) as stream:
         start = quietly(lambda: stream.read(FIRST_BYTES)) or b""
@@ -231,7 +230,7 @@ def read_first(path: Path, name: str, folder: Path) -> object | None:
             if not start:
                 return None
     (folder / "first.csv").write_bytes(start)
-    return folder / "first.csv"
+    return folder / "first.csv", 0
 
 
 def parquet_files(path: Path) -> list[Path]:

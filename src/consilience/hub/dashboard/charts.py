@@ -26,7 +26,7 @@ _STEPS = (
 _STATES = {
     "accepted": "in use",
     "listed": "in a batch",
-    "superseded": "superseded by a newer one",
+    "superseded": "no longer in use",
     "withdrawn": "withdrawn",
 }
 _ROW, _TOP, _PLOT = 46, 6, 130  # pixels

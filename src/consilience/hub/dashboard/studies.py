@@ -83,7 +83,7 @@ def show_study(visit: Visit) -> Response:
     store, who, name = visit.hub.store, visit.someone, row["name"]
     state = read_study(store, row, study)
     current = state.current
-    blind = read_blind(visit.hub.blind, store, study)
+    blind = read_blind(visit.hub.blind, store, study, is_open=state.is_open)
     facts = {
         "row": row,
         "study": study,
@@ -136,7 +136,7 @@ def show_roster(visit: Visit, problem: str | None = None, status: int = 200) -> 
     require_blind(study)
     keys = visit.hub.store.enrolled_keys(row["name"])
     facts = {"row": row, "keys": sorted(keys.items()), "problem": problem}
-    blind = read_blind(visit.hub.blind, visit.hub.store, study)
+    blind = read_blind(visit.hub.blind, visit.hub.store, study, is_open=row["status"] == "open")
     return visit.page("roster.html", status, **facts, blind=blind)
 
 

@@ -105,7 +105,7 @@ def list_tasks(state: StudyState, blind: BlindState | None = None) -> list[Task]
             tasks.append(Task("A public file is missing", text, f"{at}#files", "Upload it"))
     if blind is not None:
         task = Task("What this study waits for", blind.awaited, f"{at}#blind", "Its batches")
-        if blind.roster is None and state.sites:
+        if blind.roster is None and state.sites and state.is_open:
             task = task._replace(link=f"{at}/roster", action="Freeze the roster")
         tasks.append(task)
         if blind.refusals:
@@ -124,11 +124,17 @@ def list_tasks(state: StudyState, blind: BlindState | None = None) -> list[Task]
             text += f" Open invitations: {state.invitations}."
         tasks.append(Task("No site has joined yet", text, f"{at}/invite", "Invite a site"))
     elif state.is_open and not state.is_enough:
-        task = Task("Waiting for contributions", state.waiting, f"{at}/invite")
-        tasks.append(task._replace(action="Invite another site"))
+        task = Task("Waiting for contributions", state.waiting)
+        if not state.has_roster:
+            task = task._replace(link=f"{at}/invite", action="Invite another site")
+        tasks.append(task)
     elif not state.is_enough:
         if current is None:
             tasks.append(Task("There will be no further release", state.next_release))
+    elif state.lacks_weights:
+        text = f"{state.next_release} If it has not joined, it needs an invitation in its own name."
+        heading = "The contributions have to be weighed"
+        tasks.append(Task(heading, text if state.is_open else state.next_release))
     elif study.draws_noise and state.can_draw:
         text = (
             "This study's aggregator adds random noise, which costs privacy budget, so the hub "

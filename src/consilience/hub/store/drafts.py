@@ -177,7 +177,7 @@ class Drafts(Database):
         is_anothers = turn.get("until", "") > now() and turn["actor"] != actor
         if going_on is not None:
             if not is_anothers and going_on["trial"].get("actor") != actor:
-                until = now(seconds=trial["longest"])
+                until = now(seconds=trial["seconds"] + TURN_SECONDS)
                 set_setting(db, _TURN, json.dumps({"actor": actor, "until": until}))
             return Refusal("unavailable", "Another draft is being tried on this hub.")
         if is_anothers:
@@ -202,6 +202,10 @@ class Drafts(Database):
         if row["trial_until"] is not None and row["trial_until"] > now():
             same = drafts.update().where(drafts.c.id == draft)
             db.execute(same.values(trial_until=now(seconds=seconds)))
+            turn = json.loads(get_setting(db, _TURN) or "{}")
+            if turn.get("until", "") > now():
+                until = now(seconds=seconds + TURN_SECONDS)
+                set_setting(db, _TURN, json.dumps({**turn, "until": until}))
 
     def is_trying(self, draft: str) -> bool:
         """Tell whether the time of a draft's trial is not over."""
