@@ -533,9 +533,14 @@ def test_a_coordinator_runs_a_blind_study_from_its_page(blind: BlindHub, sqlite_
     assert own.status_code == 200
     assert "A hub that sees sums only" in own.text
     assert "Leave it out" not in own.text
+    page = read(f"{at}/batches/1")
+    assert "It cannot be undone" in page
+    assert "Its sites can hand over again, which costs each of them as much again" in page
     assert press(f"{at}/batches/1").status_code == 303
     assert "It was left out as a whole." in read()
+    assert "It was left out as a whole." in read(f"{at}/batches/1")
     assert press(f"{at}/batches/7").status_code == 404
+    assert client.get(f"{at}/batches/7", headers=cookie).status_code == 404
 
 
 def _cookie(answer: Any) -> str:
@@ -592,3 +597,20 @@ def test_pages_say_what_leaves_with_a_site_of_a_batch_and_who_cannot_return(
     for said in ("hand over again, which", "Its sites can hand over again", "site train."):
         assert said not in page
     assert "Nothing is waited for" in page
+
+
+def test_a_release_whose_batch_was_left_out_is_not_said_to_lack_a_withdrawn_contribution(
+    blind: BlindHub, sqlite_world: Any
+) -> None:
+    blind.freeze()
+    blind.hand_over(0, 1, 2, 3)
+    blind.work()
+    blind.hub.blind.list_batch(blind.hub.agreed(blind.name), "ann")
+    blind.work()
+    release(sqlite_world)
+    blind.hub.store.leave_out_batch(blind.name, 1, "ann")
+    why = "a contribution in it was withdrawn, or the batch of one was left out"
+    with pytest.raises(Refusal, match=why):
+        blind.hub.release_path(blind.name, 1)
+    assert why in read_page(sqlite_world, f"/studies/{blind.name}/releases/1").replace("A c", "a c")
+    assert why in read_page(sqlite_world, f"/studies/{blind.name}")

@@ -19,7 +19,7 @@ from consilience.hub.auth import Rate
 from consilience.hub.blind import BlindStudies
 from consilience.hub.factors import FactorDesk
 from consilience.hub.signon import Provider, SignOn
-from consilience.hub.state import why_no_release
+from consilience.hub.state import why_gone, why_no_release
 from consilience.hub.store import Row, Store, hashed, now
 from consilience.hub.store.files import is_whole
 from consilience.hub.store.sites import MOST_DAILY, RETURN_SECONDS
@@ -453,8 +453,8 @@ class Hub:
         if row is None:
             raise Refusal("no-release", "There is no release with this number.")
         if row["state"] == "withdrawn":
-            message = "This release was withdrawn, because the contribution of a site in it was."
-            raise Refusal("no-release", message)
+            why = why_gone(self.agreed(study))
+            raise Refusal("no-release", f"This release was withdrawn, because {why}.")
         if not row["kept"]:
             raise Refusal("no-release", FORGOTTEN_RELEASE)
         return row, self.store.file_path(row["sha256"])

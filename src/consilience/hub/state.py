@@ -58,6 +58,12 @@ class Returning:
         return said
 
 
+def why_gone(study: Study) -> str:
+    """Say why a release was withdrawn."""
+    left_out = ", or the batch of one was left out" if study.is_blind else ""
+    return f"a contribution in it was withdrawn{left_out}"
+
+
 def show_time(text: str) -> str:
     """Return a time of a row as sentences show it."""
     return f"{text[:16].replace('T', ' ')} UTC"
@@ -201,7 +207,7 @@ class StudyState:
         if self.withheld:
             heading = "No release is published."
         elif self.releases["withdrawn"]:
-            heading = "Every release was withdrawn, because a contribution in it was withdrawn."
+            heading = f"Every release was withdrawn, because {why_gone(self.study)}."
         elif self.can_come:
             heading = "There is no release yet."
         else:
@@ -619,6 +625,17 @@ class BlindState:
     def can_train(self) -> bool:
         """Whether sites can mask their sums."""
         return self.roster is not None and set(self.rule.keyholders) <= set(self.signed)
+
+    @property
+    def leaving_out(self) -> list[str]:
+        """Say what it means to leave a batch out."""
+        again = "Its sites can hand over again, which costs each of them as much again."
+        return [
+            "It cannot be undone. No later release contains the batch, and the hub stops offering "
+            "releases that rest on it. Copies that were fetched before still exist.",
+            again if self.is_open else "Its sites cannot hand over again: the study is closed.",
+            "What they have spent still counts.",
+        ]
 
     @property
     def can_list(self) -> bool:

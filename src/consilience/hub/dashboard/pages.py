@@ -175,6 +175,7 @@ PAGES = (
     Page(READ, f"{STUDY}/roster", Action.CHANGE, studies.show_roster),
     Page("POST", f"{STUDY}/roster", Action.CHANGE, studies.freeze_roster),
     Page("POST", f"{STUDY}/batches", Action.CHANGE, studies.list_batch),
+    Page(READ, f"{STUDY}/batches/{{number}}", Action.CHANGE, studies.show_leave_out),
     Page("POST", f"{STUDY}/batches/{{number}}", Action.CHANGE, studies.leave_out_batch),
     Page(READ, f"{STUDY}/aggregate", Action.CHANGE, releases.show_aggregate),
     Page("POST", f"{STUDY}/aggregate", Action.CHANGE, releases.aggregate),

@@ -27,7 +27,7 @@ from consilience.hub.dashboard.charts import Interval
 from consilience.hub.dashboard.queries import Paged
 from consilience.hub.dashboard.visits import HEADERS, Visit, download, fix_for
 from consilience.hub.hub import FORGOTTEN_RELEASE
-from consilience.hub.state import read_study
+from consilience.hub.state import read_study, why_gone
 from consilience.hub.store import Row
 from consilience.privacy.guarantee import Budget, Guarantee
 from consilience.protocol import Refusal
@@ -38,8 +38,8 @@ NOTHING_SHOWN: dict[str, object] = dict.fromkeys(
     ("quality", "weights", "words_of_release", "weighing", "lost")
 )
 WITHDRAWN = (
-    "The hub no longer offers this release: the contribution of a site in it was withdrawn. Copies "
-    "that were fetched before still exist; anyone who has one should stop using it."
+    "The hub no longer offers this release: {why}. Copies that were fetched before still exist; "
+    "anyone who has one should stop using it."
 )
 
 CHANGED = (
@@ -59,14 +59,15 @@ def show_release(visit: Visit) -> Response:
 
 def download_release_certificate(visit: Visit) -> Response:
     """Return a release's certificate as a file."""
-    row, _, release = _get_release(visit)
+    row, study, release = _get_release(visit)
+    gone = WITHDRAWN.format(why=why_gone(study))
     if _is_hidden(visit, release):
-        raise Refusal("no-release", WITHDRAWN)
+        raise Refusal("no-release", gone)
     if not release["kept"]:
         raise Refusal("no-release", FORGOTTEN_RELEASE)
     words = certificate.of_release(_read(str(visit.hub.store.file_path(release["sha256"]))))
     if release["state"] == "withdrawn":
-        words = replace(words, sections=[("Withdrawn", [WITHDRAWN], []), *words.sections])
+        words = replace(words, sections=[("Withdrawn", [gone], []), *words.sections])
     name = f"{row['name']}-release-{release['sequence']}-certificate"
     return download_certificate(visit, words, name)
 

@@ -161,13 +161,29 @@ def list_batch(visit: Visit) -> Response:
     return visit.redirect(f"/studies/{row['name']}#blind")
 
 
-def leave_out_batch(visit: Visit) -> Response:
-    """Leave a whole batch out of all later releases."""
-    row, _ = visit.study()
+def show_leave_out(visit: Visit) -> Response:
+    """Ask whether to leave a whole batch out."""
+    row, study = visit.study()
+    number, is_open = _read_number(visit), row["status"] == "open"
+    blind = read_blind(visit.hub.blind, visit.hub.store, study, is_open=is_open)
+    batches = [] if blind is None else [one for one in blind.batches if one["number"] == number]
+    if not batches:
+        raise Refusal("not-found", "The study has no batch with this number.")
+    return visit.page("leave_out.html", row=row, batch=batches[0], blind=blind)
+
+
+def _read_number(visit: Visit) -> int:
     number = visit["number"]
     if not (number.isascii() and number.isdigit() and len(number) < 9):
         raise Refusal("not-found", "A batch is named by its number.")
-    visit.hub.store.leave_out_batch(row["name"], int(number), visit.someone.actor)
+    return int(number)
+
+
+def leave_out_batch(visit: Visit) -> Response:
+    """Leave a whole batch out of all later releases."""
+    row, _ = visit.study()
+    number = _read_number(visit)
+    visit.hub.store.leave_out_batch(row["name"], number, visit.someone.actor)
     visit.hub.changed.set()
     return visit.redirect(f"/studies/{row['name']}#blind")
 
