@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,11 +22,11 @@ from consilience import (
 )
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.files.certificate import of_contribution
-from consilience.files.contribution import Contribution, take_apart
+from consilience.files.contribution import Contribution, _add_up, take_apart
 from consilience.files.sealed import Sealed, SealedFile, SigningKey
 from consilience.learners import registry
 from consilience.learners.base import PrivateLearner
-from consilience.privacy.accounting import Laplace
+from consilience.privacy.accounting import Laplace, total
 from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.mechanisms import laplace_counts
 
@@ -360,3 +361,36 @@ def test_no_text_of_a_sender_travels_in_a_guarantee_or_a_receipt(books):
 def test_nothing_is_signed_that_no_reader_would_accept():
     with pytest.raises(SettingsError, match="no reader accepts"):
         Sealed.seal("release", {"sources": ["x" * 1000] * 5000}, {}, KEY)
+
+
+def test_choices_are_recomputed_from_a_files_own_facts_whatever_came_before(books):
+    files = [
+        made(fitted(PrivateLogisticRegression(epsilon=e, delta=1e-6, classes=[0, 1]), books)[0])
+        for e in (0.5, 2.0)
+    ]
+    one, other = (Contribution.load(file.sealed.to_bytes()).sealed for file in files)
+    assert one.facts["chosen"] != other.facts["chosen"]
+    for mine, foreign in ((one, other), (other, one)):
+        facts = {name: value for name, value in mine.facts.items() if name != "key"}
+        lie = Sealed.seal(
+            "contribution", facts | {"chosen": foreign.facts["chosen"]}, mine.tensors, KEY
+        )
+        with pytest.raises(ContributionRejected, match="what its settings chose is not what they"):
+            Contribution.load(lie.to_bytes())
+
+
+def test_the_guarantee_of_a_file_is_that_of_its_own_events_whatever_was_read_before(books):
+    stated = []
+    for epsilon, relation in ((0.5, "replace-one"), (2.0, "replace-one"), (0.5, "add-remove")):
+        settings = {"neighbours": relation, "public_size": 200, "classes": [0, 1], "delta": 1e-6}
+        model, _ = fitted(PrivateLogisticRegression(epsilon=epsilon, **settings), books)
+        content = made(model).sealed.to_bytes()
+        found = [Contribution.load(content) for _ in range(2)]
+        assert [each.guarantee for each in found] == [model.guarantee_] * 2
+        stated.append(found[0].guarantee)
+    assert len(set(stated)) == 3
+    for events in (model.events_, model.events_ * 20):  # kept, and too many to be kept
+        one, other = events, tuple(replace(each, unit=Unit.PERSON) for each in events)
+        assert _add_up(one).unit is Unit.RECORD
+        assert _add_up(other).unit is Unit.PERSON
+        assert _add_up(one, "replace-one") == total(one, "replace-one") != _add_up(one)

@@ -30,7 +30,7 @@ from consilience.files.sealed import (
     refused,
 )
 from consilience.learners.axes import read_projection
-from consilience.learners.base import UNSTATED, PrivateLearner, State
+from consilience.learners.base import UNSTATED, Choices, PrivateLearner, State
 from consilience.learners.implied import ROUNDING, Extent, Implied
 from consilience.learners.inputs import MAY_ASSUME
 from consilience.learners.registry import LEARNERS, find_kind
@@ -212,8 +212,15 @@ def rebuild(facts: Mapping[str, Any], tensors: State) -> Any:
     return learner
 
 
-def _imply(facts: Mapping[str, Any]) -> Implied | None:
-    """Return what the facts imply of events and tensors; None if the learner cannot say."""
+class _Recomputed(NamedTuple):
+    """What the public facts of a file imply, whoever sent it."""
+
+    implied: Implied | None  # of events and tensors; None if the learner cannot say
+    chosen: Choices | None  # what settings that are "auto" became; None if nobody can say
+
+
+def _recompute(facts: Mapping[str, Any]) -> _Recomputed:
+    """Return what the facts imply of events, tensors and choices."""
     known = ("learner", "settings", "n_features", "classes", "size", "tensors")
     try:
         public = {name: facts[name] for name in known}
@@ -222,26 +229,32 @@ def _imply(facts: Mapping[str, Any]) -> Implied | None:
         if "share" in facts:
             public["share"] = {name: facts["share"][name] for name in ("epsilon", "steps")}
             public["blind"] = {name: facts["blind"][name] for name in ("shares", "only_noise")}
-        return _imply_from(canonical(public))
+        return _recompute_from(canonical(public))
     except (*MALFORMED, ArithmeticError) as problem:
         part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
         raise refused(UNKNOWN.format(part)) from None
 
 
-@lru_cache(maxsize=1 << 12)  # a hub looks at every contribution again for every release
-def _imply_from(text: str) -> Implied | None:
+# A hub looks at every contribution again for every release. The text is all that the answer is
+# made of, so that no other file's answer can be returned.
+@lru_cache(maxsize=1 << 12)
+def _recompute_from(text: str) -> _Recomputed:
     facts = json.loads(text)
-    implied: Implied | None = _unfitted(facts).implied(facts["tensors"])
-    return implied
+    learner = _unfitted(facts)
+    implied = learner.implied(facts["tensors"])
+    try:
+        return _Recomputed(implied, learner.chosen())
+    except (*MALFORMED, ArithmeticError):
+        return _Recomputed(implied, None)
 
 
-def _check_shapes(facts: Mapping[str, Any]) -> Implied | None:
+def _check_shapes(facts: Mapping[str, Any]) -> _Recomputed:
     """Refuse tensors of other shapes than the facts imply, before any of them is read."""
-    implied = _imply(facts)
+    found = _recompute(facts)
     shapes = {name: form["shape"] for name, form in facts["tensors"].items()}
-    if implied is not None and not implied.has_shapes(shapes):
+    if found.implied is not None and not found.implied.has_shapes(shapes):
         raise refused("its tensors do not have the shapes that its settings imply")
-    return implied
+    return found
 
 
 def _check_implied(
@@ -262,7 +275,7 @@ def _check_implied(
 def keeps_to_bounds(facts: Mapping[str, Any], tensors: Mapping[str, Array]) -> bool:
     """Tell whether the numbers of a learner are ones that a fit with such facts can have."""
     forms = {name: {"shape": list(tensor.shape)} for name, tensor in tensors.items()}
-    implied = _imply({**facts, "tensors": forms})
+    implied = _recompute({**facts, "tensors": forms}).implied
     extents = {name: Extent.of([tensor]) for name, tensor in tensors.items()}
     return implied is None or implied.has_numbers(extents)
 
@@ -293,6 +306,18 @@ def _is_receipt(value: object) -> bool:
     )
 
 
+# A file's events are added up for its guarantee, for its receipt and for the row that a hub keeps,
+# and the cost of Gaussian noise is a search each time. Equal events cost the same, whoever drew
+# them; long lists, of which there are few, are not kept.
+_SHORT = 16
+_add_short = lru_cache(maxsize=1 << 10)(total)
+
+
+def _add_up(events: tuple[Event, ...], neighbours: str | None = None) -> Guarantee:
+    """Return what events cost together, each converted to a relation if one is given."""
+    return (_add_short if len(events) <= _SHORT else total)(events, neighbours)
+
+
 def paid_events(facts: Mapping[str, Any]) -> tuple[Event, ...]:
     """Return the events that a file's receipt is for, as the ledger holds them.
 
@@ -317,7 +342,7 @@ def _check_receipt(facts: Mapping[str, Any]) -> None:
         stated = events_to_json(events)
     try:
         counted = as_counted(events, receipt["unit"], receipt["neighbours"])
-        charged = total(counted, receipt["neighbours"])
+        charged = _add_up(counted, receipt["neighbours"])
         same = (
             receipt["events_hash"] == hashlib.sha256(stated.encode()).hexdigest()
             and receipt["unit"] == str(charged.unit)
@@ -343,16 +368,14 @@ def _states_selection(learner: PrivateLearner[Any, Any], facts: Mapping[str, Any
     return are_alike(stated, found, slack=ROUNDING)
 
 
-def _states_choices(learner: PrivateLearner[Any, Any], facts: Mapping[str, Any]) -> bool:
+def _states_choices(chosen: Choices | None, facts: Mapping[str, Any]) -> bool:
     """Tell whether a file states what its settings chose; files of earlier versions state none."""
     if "chosen" not in facts:
         return True
-    try:
-        stated, chosen = facts["chosen"], learner.chosen()
-    except (*MALFORMED, ArithmeticError):
-        return False
+    stated = facts["chosen"]
     return (
-        isinstance(stated, dict)
+        chosen is not None
+        and isinstance(stated, dict)
         and stated.keys() == chosen.keys()
         and all(_is_choice(stated[name], mine) for name, mine in chosen.items())
     )
@@ -413,7 +436,7 @@ def check_guarantee(learner: PrivateLearner[Any, Any], *, trusted: bool = False)
                 "it states no event, and only a trusted hub may be given an exact learner"
             )
         return stated
-    whole = total(learner.events_)
+    whole = _add_up(tuple(learner.events_))
     stated = learner.guarantee_ = _rounded_up(stated, whole)
     if not (
         whole.promises_same(stated)
@@ -465,7 +488,7 @@ def from_plain(value: object) -> Any:
 class _Looked(NamedTuple):
     """What a file's facts imply, and the extents of its whole tensors."""
 
-    implied: Implied | None
+    recomputed: _Recomputed
     extents: Mapping[str, Extent]
 
 
@@ -615,7 +638,7 @@ class Contribution(SignedFile):
 
         The result has every fact, but not all numbers of the learner: do not predict with it.
         """
-        implied = _check_shapes(file.facts)
+        recomputed = _check_shapes(file.facts)
         extents = dict.fromkeys(file.facts["tensors"], Extent())
 
         def watch(name: str, block: Array) -> None:
@@ -626,12 +649,12 @@ class Contribution(SignedFile):
         # Whether coefficients lie along a study's axes is seen by all of them.
         check = "whole" if kind is None or "projection" in file.facts else kind.state_check
         if check == "rows":
-            return cls._inspect_rows(file, _Looked(implied, extents), trusted=trusted)
+            return cls._inspect_rows(file, _Looked(recomputed, extents), trusted=trusted)
         names = file.facts["tensors"]
         state = {
             name: file.tensor(name) if check == "whole" else file.zeros(name) for name in names
         }
-        return cls(file.filled(state))._check(trusted, _Looked(implied, extents))
+        return cls(file.filled(state))._check(trusted, _Looked(recomputed, extents))
 
     @classmethod
     def _inspect_rows(cls, file: SealedFile, looked: _Looked, *, trusted: bool) -> Self:
@@ -682,11 +705,11 @@ class Contribution(SignedFile):
             and ("nonce" not in facts or is_nonce(facts["nonce"]))
         ):
             raise refused("a fact is missing or of the wrong kind")
-        _check_implied(looked.implied, facts, looked.extents)
+        _check_implied(looked.recomputed.implied, facts, looked.extents)
         check_guarantee(self.learner, trusted=trusted)
         if not _states_selection(self.learner, facts):
             raise refused("the noise of its choice is not what its candidates and its size imply")
-        if not _states_choices(self.learner, facts):
+        if not _states_choices(looked.recomputed.chosen, facts):
             raise refused("what its settings chose is not what they imply")
         if facts.get("receipt") is not None and self.events:
             _check_receipt(facts)
@@ -748,7 +771,7 @@ class Contribution(SignedFile):
     def guarantee(self) -> Guarantee:
         """What the file promises, recomputed from its events."""
         stated = super().guarantee
-        return _rounded_up(stated, total(self.events)) if self.events else stated
+        return _rounded_up(stated, _add_up(self.events)) if self.events else stated
 
     @property
     def is_hidden_by_digest(self) -> bool:

@@ -511,10 +511,13 @@ _READER = json.JSONDecoder(
 
 
 def _depth(value: object) -> int:
-    if not isinstance(value, dict | list):
-        return 0
-    parts = value.values() if isinstance(value, dict) else value
-    return 1 + max((_depth(part) for part in parts if type(part) in (dict, list)), default=0)
+    depth = 0
+    level: list[Any] = [value] if type(value) in (dict, list) else []
+    while level:  # not a call for each part, which would take longer than parsing the text
+        depth += 1
+        parts = [whole.values() if type(whole) is dict else whole for whole in level]
+        level = [part for each in parts for part in each if type(part) in (dict, list)]
+    return depth
 
 
 def refused(problem: str) -> ContributionRejected:

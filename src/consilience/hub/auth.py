@@ -171,11 +171,7 @@ class Uploads:
             raise Refusal("too-many", f"A sender can upload {self.each} files at the same time.")
         self._senders[sender] += 1
         try:
-            try:
-                async with asyncio.timeout(self.wait_seconds):
-                    await self._free.acquire()
-            except TimeoutError:
-                raise Refusal("unavailable", "Too many files are being uploaded.") from None
+            await self._take_place()
             try:
                 yield
             finally:
@@ -184,6 +180,16 @@ class Uploads:
             self._senders[sender] -= 1
             if not self._senders[sender]:
                 del self._senders[sender]
+
+    async def _take_place(self) -> None:
+        if not self._free.locked():  # it does not wait, and so needs no timer
+            await self._free.acquire()
+            return
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Refusal("unavailable", "Too many files are being uploaded.") from None
 
 
 # ------------------------------------------------------------------------------------ logging in

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
-from sklearn.base import ClassifierMixin, RegressorMixin, clone
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
@@ -212,7 +212,7 @@ class LinearLearner(PrivateLearner[LinearTask, LinearPlan | GradientPlan | Proje
         found: dict[str, int | float | str] = {}
         if size is None or self.unchecked() is not None:
             return found
-        learner = clone(self)
+        learner = copy.copy(self)
         learner.n_features_in_ = n_features
         plan = plan_linear(self, learner._public_task(size, self._n_classes))
         if self.mechanism == "auto" and math.isfinite(self.epsilon):  # exact: none is used

@@ -606,12 +606,11 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
     """Yield whether a site that follows the study trained this, in a contribution or a release."""
     kind = type(learner).__name__
     yield kind in study.learners, "its learner is not one that the study names"
-    agreed = [dict(each) for each in study.choose(kind).possible_settings]
-    if not study.trusted:
-        for each in agreed:
-            each["epsilon"] = learner.epsilon  # each site chooses its own
-    stated = spell_out(learner.read_settings(facts["settings"]))
-    yield stated in map(spell_out, agreed), "its learner has other settings"
+    agreed, stated = study.choose(kind), dict(learner.read_settings(facts["settings"]))
+    if not study.trusted:  # each site chooses its own
+        own = stated.pop("epsilon", None)
+        yield spell_out(own) == spell_out(learner.epsilon), "its learner has other settings"
+    yield spell_out(stated) in agreed.spelled_settings, "its learner has other settings"
     yield (
         _same(*(None if one is None else one.as_dict() for one in (study.tuning, learner.tuning))),
         "its settings were chosen among other candidates than the study's, or among none",
@@ -646,7 +645,7 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
     )
     if study.neighbours == "add-remove" and learner.is_linear:
         yield (
-            facts["size"] == agreed[0]["public_size"],
+            facts["size"] == agreed.possible_settings[0]["public_size"],
             "it carries a number of records, which is not public",
         )
 

@@ -35,7 +35,7 @@ from consilience.files.contribution import Contribution, to_plain
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey, canonical
 from consilience.learners.axes import Projection
-from consilience.learners.base import PrivateLearner
+from consilience.learners.base import PrivateLearner, spell_out
 from consilience.learners.registry import LEARNERS, find_kind
 from consilience.learners.tuned import Tuning, tuned
 from consilience.privacy.guarantee import Budget, Neighbours, Unit, count_is_public
@@ -374,6 +374,18 @@ class Study:
         return [
             {name: to_plain(value) for name, value in one.stated_settings().items()}
             for one in every
+        ]
+
+    @cached_property
+    def spelled_settings(self) -> Sequence[str]:
+        """The same as text, without the epsilon that each site chooses: every file is held to it.
+
+        Where the hub is trusted no site chooses one, and it is there.
+        """
+        left_out = () if self.trusted else ("epsilon",)
+        return [
+            spell_out({name: value for name, value in each.items() if name not in left_out})
+            for each in self.possible_settings
         ]
 
     @property

@@ -64,22 +64,18 @@ async def read_body(request: Request) -> bytes:
 
 
 @asynccontextmanager
-async def upload_place(
-    request: Request, sender: str, *, is_small: bool = False
-) -> AsyncIterator[Path]:
+async def upload_place(request: Request, sender: str) -> AsyncIterator[Path]:
     """Wait until a known sender's upload may begin, and remove what is left of it afterwards.
 
     Return where its file goes.
     """
-    state = request.app.state
-    uploads: auth.Uploads = state.small_uploads if is_small else state.uploads
+    uploads: auth.Uploads = request.app.state.uploads
     async with uploads.place(sender):
         arrived = hub_of(request).store.files.new()
         try:
             yield arrived
         finally:
-            if not is_small:  # a small one is received in memory
-                arrived.unlink(missing_ok=True)
+            arrived.unlink(missing_ok=True)
 
 
 async def receive_file(request: Request, arrived: Path, most: int) -> str:

@@ -302,12 +302,14 @@ async def submit(request: Request, study: str) -> Response:
     # Nothing is received, and no place is given, before the hub knows who sends.
     run = asyncio.get_running_loop().run_in_executor
     sender = await run(state.checks, sender_of, request, study)
-    is_small = int(declared) <= settings.small_bytes
-    async with upload_place(request, site_in(study, sender[1]), is_small=is_small) as arrived:
-        if is_small:
+    site = site_in(study, sender[1])
+    if int(declared) <= settings.small_bytes:
+        uploads: auth.Uploads = state.small_uploads
+        async with uploads.place(site):
             content = await receive_body(request, min(settings.small_bytes, settings.most_bytes))
             row, is_new = await run(state.checks, _accept, request, study, sender, content)
-        else:
+    else:
+        async with upload_place(request, site) as arrived:
             sha256 = await receive_file(request, arrived, settings.most_bytes)
             row, is_new = await run_in_threadpool(_accept, request, study, sender, arrived, sha256)
     return JSONResponse(_show("contribution", row), 201 if is_new else 200)

@@ -10,6 +10,7 @@ something.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import socket
@@ -256,6 +257,9 @@ def run(
         pass
 
     Guarded.lobby = lobby
+    # What is there by now stays: with it, each look for garbage would hold up all requests.
+    gc.collect()
+    gc.freeze()
     uvicorn.run(
         app,
         host=address[0],

@@ -60,11 +60,12 @@ _NAME_TAKEN = "The name is taken in this study, or people would take it for one 
 # covers only the rows with this state.
 _ACCEPTED = sa.literal_column("'accepted'", sa.Text)
 _GONE = sa.literal_column("'withdrawn'", sa.Text)
-_SIGNER = (
-    sa.select(sites, studies.c.status.label("study_status"))
-    .join(studies, studies.c.name == sites.c.study)
-    .where(sites.c.study == sa.bindparam("study"), sites.c.key == sa.bindparam("key"))
+_SIGNER = sa.select(sites).where(
+    sites.c.study == sa.bindparam("study"), sites.c.key == sa.bindparam("key")
 )
+# Not joined to the above: in SQLite a study's state lies behind its text, which every connection
+# but the writer's would have to read again after each write.
+_STATUS = Statement(sa.select(studies.c.status).where(studies.c.name == sa.bindparam("of_study")))
 _newest = (
     sa.select(sa.func.max(contributions.c.sequence))
     .where(contributions.c.study == sites.c.study, contributions.c.site == sites.c.name)
@@ -199,7 +200,7 @@ def _find_same(
             if same["state"] == "withdrawn":
                 raise Refusal("stale", "This contribution was withdrawn.")
             return same
-    if site["study_status"] != "open":
+    if any(study["status"] != "open" for study in _STATUS.fetch(db, of_study=row["study"])):
         raise Refusal("study-closed", f"The study {row['study']!r} is closed.")
     if site["fetch_only"]:
         raise Refusal("not-allowed", "The site joined this study only to fetch its releases.")
