@@ -38,8 +38,9 @@ demo: setup
 	@$(BIN)/consilience demo
 
 ## test    everything a change must pass
+# Tests start many processes, which read modules that were compiled once.
 test: check
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak"
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak"
 
 ## check   lint, types, import order, the container's file
 check: setup
