@@ -20,6 +20,7 @@ from consilience.files.sealed import Sealed, SigningKey
 from consilience.hub import operating
 from consilience.hub.auth import new_token
 from consilience.hub.hub import Hub, Settings
+from consilience.hub.state import read_study
 from consilience.hub.store.database import now
 from consilience.hub.store.tables import acknowledgements
 from consilience.protocol import Refusal
@@ -582,7 +583,10 @@ def test_pages_say_what_leaves_with_a_site_of_a_batch_and_who_cannot_return(
     name = blind.hub.store.sites(blind.name)[0]["name"]
     page = read_page(sqlite_world, f"{at}/sites/{name}/revoke")
     assert "the whole batch leaves, and the others can hand over again" in page
-    assert "frozen with this key, so the site cannot return" in page
+    assert "frozen with this key: the site can return only to fetch" in page
+    assert "join only to fetch" in read_page(sqlite_world, f"{at}/invite")
+    state = read_study(blind.hub.store, *blind.hub.study(blind.name))
+    assert "No single contribution can be taken out" in " ".join(state.before_publishing)
     page = read_page(sqlite_world, f"{at}/close")
     assert "the whole batch leaves, and nobody can hand over again" in page
     blind.hub.blind.list_batch(blind.hub.agreed(blind.name), "ann")

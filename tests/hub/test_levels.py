@@ -9,6 +9,7 @@ from consilience import Budget
 from consilience.files.release import Release
 from consilience.files.sealed import SigningKey
 from consilience.hub.auth import new_token
+from consilience.hub.state import SiteState, read_study
 from consilience.protocol import HEADER, Invitation, digest, sign_request
 from consilience.site.client import HubClient, hand_over_release
 from consilience.site.site import Site
@@ -87,6 +88,8 @@ def test_pages_say_who_has_to_weigh_the_contributions(sqlite_world, tools):
     answer = world.call(wards[0], "GET", "/api/studies/demo/release").text
     assert "The site 'centre' has to weigh" in answer
     assert "there is no further release: 'centre' cannot weigh" in read("/close")
+    said = " ".join(read_study(world.hub.store, *world.hub.study("demo")).before_publishing)
+    assert "'centre' has to weigh the others again" in said
     world.ward("centre", site="centre")
     assert "weighs the others with “consilience site aggregate”" in read("/sites/centre")
     world.call(wards[0], "POST", "/api/studies/demo/withdrawals")
@@ -129,6 +132,9 @@ def test_a_hub_takes_the_releases_of_branches_from_their_own_hubs_alone(sqlite_w
     weighing = 'name = "Average"\nweights = "size"'
     parent = world.add_study(tools.study_text(aggregator=f"{weighing}\n{rule}"))
     other = world.ward("far", site="far")  # under the branch's name, with a key of its own
+    row = {**world.hub.store.sites("demo")[0], "status": "enrolled"}
+    state = read_study(world.hub.store, *world.hub.study("demo"))
+    assert "release hand-over" in SiteState(row, state, []).nothing
     content = release.sealed.to_bytes()
     assert tools.code(world.submit(other, content)) == "wrong-site"
     world.client.delete("/api/studies/demo/sites/far/key", headers=world.coordinator)

@@ -338,6 +338,19 @@ class StudyState:
                 "Its noise is charged already. A release of other contributions, or another one of "
                 "these after you published it, costs as much again."
             )
+        elif self.study.is_blind:
+            said.append(
+                "No single contribution can be taken out of its sum. A batch can be left out as a "
+                "whole, on the study's page."
+            )
+        elif self.study.at is not None:
+            said.append(
+                "If you revoke a site's key and withdraw its contribution, "
+                f"{self.study.at!r} has to weigh the others again."
+                if self.is_open
+                else "If you revoke a site's key and withdraw its contribution, no release can be "
+                f"made any more: {self.study.at!r} cannot weigh the others again."
+            )
         elif self.in_use > self.study.min_sites:
             said.append(
                 "Revoking a site's key and withdrawing its contribution makes the hub combine the "
@@ -451,6 +464,8 @@ class SiteState:
             return "The site's key is revoked, so it can submit nothing."
         if self.of.study.is_blind and not self.of.has_roster:
             return "No site can train before the roster is frozen."
+        if self.row["name"] in self.of.study.branches:
+            return "Its coordinator hands it in with “consilience release hand-over”."
         how = "weighs the others with “consilience site aggregate”"
         if self.row["name"] != self.of.study.at:
             how = "trains with “consilience site train”"
@@ -463,7 +478,7 @@ class SiteState:
         if not self.of.is_open:
             said.append("The study is closed, so the site cannot return.")
         elif self.is_bound:
-            said.append("The roster is frozen with this key, so the site cannot return.")
+            said.append("The roster is frozen with this key: the site can return only to fetch.")
         else:
             said.append("The site can return with a new key and an invitation in its name.")
         if self.contributions:

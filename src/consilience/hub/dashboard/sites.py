@@ -36,8 +36,9 @@ def show_invite(visit: Visit, problem: str | None = None, status: int = 200) -> 
     for one in listed:
         one["state"] = invitation_state(one, row)
     asked = visit.form or visit.request.query_params
+    is_frozen = visit.hub.store.roster(row["name"]) is not None
     facts = {"row": row, "problem": problem, "invitations": listed, "asked": asked}
-    return visit.page("invite.html", status, **facts)
+    return visit.page("invite.html", status, **facts, is_frozen=is_frozen)
 
 
 def invite(visit: Visit) -> Response:
