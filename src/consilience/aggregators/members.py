@@ -8,7 +8,7 @@ the guarantee its own site gave it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
@@ -174,7 +174,12 @@ def dense(X: Any) -> Array:
 
 def as_members(fitted: Sequence[Any]) -> list[Member]:
     """Return contributions, fitted learners or scikit-learn estimators as members."""
-    if not fitted:
+    if not isinstance(fitted, Collection):
+        raise SettingsError(
+            f"A {type(fitted).__name__} was given in place of members. Nothing was combined. Pass "
+            "a list of fitted learners or contributions."
+        )
+    if not len(fitted):
         raise SettingsError(
             "An aggregator needs at least one member. Got none. Nothing was combined."
         )
@@ -192,6 +197,11 @@ def as_members(fitted: Sequence[Any]) -> list[Member]:
             members.append(given)
             continue
         if isinstance(learner, PrivateLearner):
+            if learner is given and not hasattr(learner, "guarantee_"):
+                raise SettingsError(
+                    f"A {type(learner).__name__} was given as a member before it was fitted. "
+                    "Nothing was combined. Fit it first."
+                )
             learner.check_unchanged()
         if not hasattr(learner, "predict"):
             raise SettingsError(

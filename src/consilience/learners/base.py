@@ -204,6 +204,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         """Refuse what is no schema, and a setting that contradicts it."""
         fits = self.schema is None or hasattr(self.schema, "encode_features")
         self._require("schema", fits, "None or a Schema")
+        self._check_label()
         for name, value in self._decided():
             raise SettingsError(
                 f"{type(self).__name__} was given {name}={getattr(self, name)!r} and a schema by "
@@ -211,11 +212,24 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
                 "change the schema."
             )
 
+    def _check_label(self) -> None:
+        """Refuse a schema whose label is of another kind than the learner predicts."""
+        if self.schema is None:
+            return
+        numeric, classifies = self.schema.classes is None, "classes" in self.get_params(deep=False)
+        if self.predicts_number if not numeric else classifies:
+            raise SettingsError(
+                f"{type(self).__name__} predicts {'classes' if numeric else 'a number'}, and the "
+                f"label of its schema is {'a number' if numeric else 'one of declared classes'}. "
+                "Nothing was trained or charged. Use PrivateRidge for numbers and a classifier for "
+                "classes, or change the schema."
+            )
+
     def _decided(self) -> Iterator[tuple[str, Any]]:
         """Yield the settings that the schema decides otherwise than they stand here."""
         if self.schema is not None and hasattr(self.schema, "encode_features"):
             for name, value in self.decided_by(self.schema, self.get_params(deep=False)).items():
-                if not _are_same(getattr(self, name), value):
+                if hasattr(self, name) and not _are_same(getattr(self, name), value):
                     yield name, value
 
     @classmethod
@@ -247,6 +261,11 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
         brings its own labels (`ParquetRows`, `DaskRows`). Such a table is read once, and refused if
         necessary, before the charge.
         """
+        if ledger is None and not (dataset is None and key is None):
+            raise SettingsError(
+                "A data set or a key was named, but no ledger, so that no charge would be written "
+                "down. Nothing was drawn. Pass ledger=Ledger(path) too, or leave both out."
+            )
         before = dict(vars(self))
         try:
             for name in _fitted(self):  # what is left of an earlier fit says nothing of this one

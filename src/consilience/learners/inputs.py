@@ -5,6 +5,7 @@ Every check runs before anything is charged or trained, and no message repeats a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from numbers import Number
@@ -22,7 +23,8 @@ from consilience.learners.base import PrivateLearner, Rows
 from consilience.learners.provenance import HOW_ENCODED, MISFIT, rows_of
 from consilience.tables.encoding import SEEN, is_mostly_beyond
 from consilience.tables.groups import identify
-from consilience.tables.values import as_doubles
+from consilience.tables.problems import quietly
+from consilience.tables.values import as_array, as_doubles
 
 if TYPE_CHECKING:
     from consilience.learners.erm import Chunks
@@ -32,6 +34,7 @@ Chunked: TypeAlias = Any  # a table in chunks: chunks(), n_features, n_records, 
 Learner: TypeAlias = PrivateLearner[Any, Any]
 
 _FEW = 10  # labels: of so many it warns in no table
+_MANY = 20  # labels: of fewer, a column of truth values may be equal by chance
 READ_LABELS = "the set of labels is public: it was read from the training labels"
 MAY_ASSUME = frozenset({READ_LABELS, HOW_ENCODED})  # of records; learners may assume more
 
@@ -48,6 +51,7 @@ def validate_table(
         # The rest of its checks takes longer than training on a small table.
         reset = bool(settings.get("reset", True))
         return validate_data(learner, X, y, skip_check_array=True, reset=reset)
+    _check_frames(type(learner).__name__, X, y)
     # Before the check: finite parts of one entry may add up to infinity.
     X = as_doubles(X) if sparse.issparse(X) else X
     return validate_data(learner, X, y, **{"accept_sparse": "csr", "dtype": np.float64, **settings})
@@ -67,6 +71,48 @@ def _are_plain(X: Rows, y: Any, least: int) -> bool:
     return all(np.isfinite(each.sum()) for each in numbers)  # no sum of others is
 
 
+def _check_frames(owner: str, X: Rows, y: ArrayLike | None) -> None:
+    """Refuse what scikit-learn would take in another way than it was meant, or explain badly."""
+    problem = fix = ""
+    if isinstance(X, str | os.PathLike):
+        raise SettingsError(
+            f"{owner} was given a path without a schema that says how to read what is there. "
+            "Nothing was computed. Pass schema=schema."
+        )
+    names = [*X.columns] if hasattr(X, "iloc") else []
+    if len(set(names)) < len(names):
+        problem, fix = "two columns of one name", "Pass a frame in which each has its own."
+    elif len({isinstance(name, str) for name in names}) > 1:
+        problem = "a frame with names of columns of which only some are text"
+        fix = "Pass frame.rename(columns=str)."
+    elif isinstance(X, np.ma.MaskedArray) or isinstance(y, np.ma.MaskedArray):
+        problem = "a masked array, whose masked values would count like all others"
+        fix = "Pass X.filled(np.nan), and say in a Schema what a missing value becomes."
+    elif _lacks_a_label(y):
+        problem = "labels of which one is missing"
+        fix = "Drop such records, each by itself; a Schema's unknown_label says what they count as."
+    elif _is_shuffled(X, y):
+        problem = "rows and labels with the same index in another order"
+        fix = "Pass y.loc[X.index], or y.to_numpy() if they belong together in their order."
+    if problem:
+        raise SchemaMismatch(f"{owner} was given {problem}. Nothing was computed. {fix}")
+
+
+def _lacks_a_label(y: ArrayLike | None) -> bool:
+    """Tell whether one of some objects is absent; of numbers, scikit-learn tells."""
+    kind = getattr(y, "dtype", None)
+    objects = isinstance(y, list | tuple) if kind is None else kind == np.dtype(object)
+    return objects and bool(quietly(lambda: as_array(y).null_count))
+
+
+def _is_shuffled(X: Rows, y: ArrayLike | None) -> bool:
+    """Tell whether rows and labels of pandas have the same index in another order."""
+    one, other = cast(tuple[Rows, Rows], (getattr(X, "index", None), getattr(y, "index", None)))
+    if not (hasattr(one, "equals") and hasattr(other, "equals")) or one.equals(other):
+        return False
+    return len(one) == len(other) and set(one) == set(other)
+
+
 def validate_records(
     learner: Learner, X: Rows, y: ArrayLike | None, **settings: object
 ) -> tuple[Any, Array]:
@@ -76,7 +122,30 @@ def validate_records(
     """
     empty = learner.neighbours == "add-remove" and getattr(learner, "classes", ()) is not None
     X, y = validate_table(learner, X, y, ensure_min_samples=0 if empty else 1, **settings)
-    return X, np.asarray(y)
+    labels = np.asarray(y)
+    if settings.get("y_numeric") and labels.dtype.kind not in "iubf":
+        raise SchemaMismatch(
+            f"{type(learner).__name__} was given labels that are no numbers. Nothing was trained "
+            "or charged. Pass numbers; for classes use a classifier."
+        )
+    if learner.promises and _holds(X, labels):
+        warn(
+            "A column of X is equal to the labels. Training goes on, but what the model learns is "
+            "of no use where they are unknown. Drop that column. This warning depends on the "
+            "records: keep it where they are.",
+            RecordsWarning,
+        )
+    return X, labels
+
+
+def _holds(X: Rows, labels: Array) -> bool:
+    """Tell whether a column is equal to labels that are numbers, and not all the same."""
+    if sparse.issparse(X) or labels.dtype.kind not in "iubf" or len(labels) < _MANY:
+        return False
+    if (labels[:1] == labels).all():
+        return False
+    alike = np.flatnonzero((X[:SEEN] == labels[:SEEN, None]).all(axis=0))
+    return any(np.array_equal(X[:, column], labels) for column in alike)
 
 
 def warn_of_long_rows(learner: Learner, X: Rows, norm: float) -> None:
@@ -142,8 +211,8 @@ def declared_classes(learner: Learner) -> Array | None:
     classes = np.asarray(declared)
     if classes.ndim != 1 or len(np.unique(classes)) < max(2, len(classes)):
         raise SettingsError(
-            f"The 'classes' parameter of {type(learner).__name__} must list at least two "
-            f"different labels. Got {declared!r} instead."
+            f"The 'classes' parameter of {type(learner).__name__} must be a list of at least two "
+            f"different labels. Got {declared!r} instead. Nothing was trained."
         )
     if any(isinstance(label, int | float) and abs(label) >= 2**53 for label in classes.tolist()):
         raise SettingsError(

@@ -47,6 +47,13 @@ _SEARCHED = (
     "records, and the choice that they lead to, no guarantee covers. Training goes on. On private "
     "records use PrivateTuning, with public ones choose_on_public."
 )
+_REPEATED = (
+    "{owner} is fitted by {tool}, which may fit it several times, or learn from the same "
+    "records beside it. Each fit costs epsilon anew, and no guarantee covers the rest. "
+    "Training goes on. Fit the learner itself: it takes several classes under one budget."
+)
+# Of scikit-learn; a search is told apart by its scores.
+_REPEATING = ("calibration", "ensemble", "feature_selection", "multiclass", "multioutput")
 _EXACTLY = 1e-12  # as scaling by the ends leaves them
 _ROUNDED = 1e-6  # what single precision and long sums may leave of a mean of 0
 
@@ -139,6 +146,8 @@ def warn_of_leaks(owner: object, given: Given) -> None:
     callers = list(_callers())
     if None in callers:
         warn(_SEARCHED.format(owner=name), PrivacyLeakWarning)
+    elif tool := next((caller for caller in callers if isinstance(caller, str)), None):
+        warn(_REPEATED.format(owner=name, tool=tool), PrivacyLeakWarning)
     if given.is_encoded:
         return
     steps = (_learning_step(pipeline, owner) for pipeline in callers)
@@ -151,7 +160,8 @@ def warn_of_leaks(owner: object, given: Given) -> None:
 def _callers() -> Iterator[object]:
     """Yield the pipelines of scikit-learn that this fit is a step of, and None for a search.
 
-    A step is told nothing of the others, so the only place to find them is the stack.
+    Of other tools that fit it, their module. A step is told nothing of the others, so the only
+    place to find them is the stack.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -160,6 +170,8 @@ def _callers() -> Iterator[object]:
             yield frame.f_locals.get("self", frame)
         elif module.startswith("sklearn.model_selection."):
             yield None
+        elif module.startswith("sklearn.") and module.split(".")[1] in _REPEATING:
+            yield module.rpartition("._")[0] or module
         frame = frame.f_back
 
 

@@ -44,6 +44,14 @@ class Account:
     dataset: str | None = None
     key: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a ledger that is none, such as its path."""
+        if self.ledger is not None and not isinstance(self.ledger, Ledger):
+            raise SettingsError(
+                f"A {type(self.ledger).__name__} was given as the ledger. Nothing was charged or "
+                "drawn. Pass ledger=Ledger(path)."
+            )
+
 
 def run_charged(
     draw: Callable[[Source], State],

@@ -207,7 +207,7 @@ class Encoder:
         column = quietly(partial(as_array, labels))
         if column is None or len(column) != table.num_rows:
             fix = "Pass one label for each row, as text or number."
-            raise mismatch(["its labels are not one for each record"], fix)
+            raise mismatch(["its labels are not one for each record, in one column"], fix)
         if name in table.column_names:
             table = table.drop_columns([name])
         return table.append_column(name, column)

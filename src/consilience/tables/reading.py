@@ -91,7 +91,7 @@ def _read_object(source: Any, wanted: Collection[str] | None) -> pa.Table:
         table, names = None, _chosen(source, wanted)
     elif isinstance(source, pa.Table):
         table = source
-    elif hasattr(source, "__arrow_c_stream__"):
+    elif hasattr(source, "__arrow_c_stream__") and getattr(source, "ndim", 2) != 1:
         frame = hasattr(source, "columns")
         names = _chosen(source.columns, wanted) if frame else []
         by_column = hasattr(source, "iloc")  # pandas, whose numbers need no copy that way
@@ -102,6 +102,10 @@ def _read_object(source: Any, wanted: Collection[str] | None) -> pa.Table:
             "table or dict of arrays, which name their columns. No record was read. Pass one of "
             "these."
         )
+    if table is None and len(set(names)) < len(names):
+        raise mismatch(
+            ["two of its columns have one name"], "Pass a frame in which each has its own.", "read"
+        )
     if table is None:  # or a frame with a column that Arrow cannot convert: find out which
         arrays = {str(name): quietly(partial(as_array, source[name])) for name in names}
         if unknown := [
@@ -109,7 +113,8 @@ def _read_object(source: Any, wanted: Collection[str] | None) -> pa.Table:
             for name in arrays
             if arrays[name] is None
         ]:
-            raise mismatch(unknown, "Turn them into numbers or text.", "read")
+            fix = "Pass numbers or text, and a list of them also where there is a single one."
+            raise mismatch(unknown, fix, "read")
         table = quietly(partial(pa.table, arrays))
     if table is None:
         raise mismatch(
@@ -129,6 +134,10 @@ def _is_csv(path: Path) -> bool:
 
 def _read_file(path: Path, wanted: Collection[str] | None) -> pa.Table:
     if _is_csv(path):
+        header = _read_header(path) or []
+        if wanted and len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
+            found = [f"file {path.name!r} has one column, whose name looks like several"]
+            raise mismatch(found, "Write it with commas between the columns.", "read")
         table = quietly(partial(_read_csv, path, wanted))
     else:
         files = [open_parquet(file) for file in parquet_files(path)]

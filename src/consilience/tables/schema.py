@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -357,7 +357,13 @@ class Schema:
     scale: Literal["columns", "clip"] = "columns"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
+        given: object = self.columns
+        listed = tuple(given) if isinstance(given, Iterable) else (given,)
+        kinds = sorted({type(column).__name__ for column in listed} | {type(given).__name__})
+        fits = all(isinstance(column, Numeric | Categorical) for column in listed)
+        fits = fits and isinstance(given, Iterable)
+        require(fits, "columns", kinds, "a list of Numeric and Categorical columns")
+        object.__setattr__(self, "columns", listed)
         names = self.table_columns
         require(len(self.columns) > 0, "columns", [], "at least one Numeric or Categorical")
         for name in names:
