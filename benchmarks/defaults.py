@@ -11,6 +11,8 @@ goes on where it stopped. Noise is seeded, so that the page repeats; a seed void
     python benchmarks/defaults.py --only forest --again       measures the defaults alone, on the
                                                     same splits; the grids' bests stand
     python benchmarks/defaults.py --only forest --delta 0     the same, of these deltas only
+    python benchmarks/defaults.py --tables adult heart        the same, on these tables only
+    python benchmarks/defaults.py --only ridge --sizes 300    the same, of these sizes only
 
 Data: the folder CONSILIENCE_DATA, or `data` in the repository.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -60,6 +63,8 @@ DELTAS = (0.0, 1e-6)
 GRID = tuple(10.0**k for k in np.linspace(-6, 0, 12))
 N_TEST = 5_000  # at most
 RUNS = {20_000: 10, 50_000: 4}  # splits, by the largest size they are for
+QUICK_RUNS = 2
+RIDGE_RUNS = 40  # of the smallest size, where R² differs most from split to split
 FOREST_EPSILONS = (0.1, 1.0)
 TREES, DEPTHS = (1, 5, 20, 60), (2, 4, 6)
 SHARES = (0.5, 0.7)  # of the budget, spent on splits; the second without a delta and on few trees
@@ -321,13 +326,20 @@ class Cell:
                 }
         return found
 
+    @property
+    def n_splits(self) -> int:
+        """The number of splits that the cell is a mean over."""
+        usual = RUNS[min(most for most in RUNS if self.size <= most)]
+        small = self.learner == "ridge" and self.size <= min(SIZES)
+        return RIDGE_RUNS if small and usual > QUICK_RUNS else usual
+
     def measure(self, table: Table, again: bool) -> dict[str, list[list[float]]]:
         """Return two measures of each way and split: AUC and error, or R² twice.
 
         `again`: of the defaults alone.
         """
         found: dict[str, list[list[float]]] = {}
-        for run in range(RUNS[min(most for most in RUNS if self.size <= most)]):
+        for run in range(self.n_splits):
             train, test = table.split(run, self.size)
             for way, settings in self.ways.items():
                 if again and way != "default":
@@ -466,10 +478,13 @@ class Former:
 
     rows: dict[tuple[str, str], dict[tuple[float, ...], str]]  # by headings: of each cell the line
     short: dict[str, str]  # by learner and tables: the line of the summary
+    commands: list[str]  # that measured them, the newest first
 
     @classmethod
     def read(cls, path: Path) -> Former:
         """Return what stands on the page, if there is one."""
+        head = path.read_text().partition("\n## ")[0] if path.exists() else ""
+        commands = re.findall(r"`(python benchmarks/defaults\.py[^`]*)`", " ".join(head.split()))
         rows: dict[tuple[str, str], dict[tuple[float, ...], str]] = {}
         short, learner, table = {}, "", ""
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -483,7 +498,7 @@ class Former:
                     rows.setdefault((learner, table), {})[_place(*held)] = line
                 else:
                     short[f"{held[0]} {held[1]}"] = line
-        return cls(rows, short)
+        return cls(rows, short, commands)
 
     def of(self, cell: Cell) -> str | None:
         """Return the line of a cell, if the page has it."""
@@ -575,7 +590,7 @@ def table_of(found: Found, former: Former, learner: str, name: str) -> list[str]
 
 
 AGAIN = (
-    "- of learners that this run measured, only the defaults are new, on the splits of the run "
+    "- where a run was made with `--again`, only the defaults are new, on the splits of the run "
     "before; the bests of the grids, whose settings did not change, are as that run left them, and "
     "± is the standard error of the default alone. Forests may draw their splits at random by "
     "default, which none of the grid does: a loss may be far below zero. Their public draws differ "
@@ -590,13 +605,19 @@ LEARNERS = {
 
 
 def page(found: Found, former: Former, wanted: Collection[Cell], made: str) -> str:
+    before = [command for command in former.commands if command != made]
     runs = ", ".join(f"{number} up to {size:,} records" for size, number in RUNS.items())
     lines = [
         "# Defaults against hindsight",
         "",
-        f"Made by `{made}`; do not edit, run it again. Means over splits: {runs}. Noise is seeded "
+        f"Made by `{made}`; do not edit, run it again. Means over splits: {runs}; "
+        f"{RIDGE_RUNS} of {min(SIZES)} records for ridge regression. Noise is seeded "
         "so that the tables repeat, which voids the guarantee of these particular fits.",
         *(["Cells that this command does not measure are of earlier runs."] if former.rows else []),
+        *(
+            ["Earlier runs, the newest first: " + ", ".join(f"`{c}`" for c in before)]
+            * bool(before)
+        ),
         "",
         "- *Default*: the learner with nothing set but budget, classes and bounds. *Best of grid*: "
         f"the best mean of {len(GRID)} regularisations from {GRID[0]:g} to {GRID[-1]:g} with the "
@@ -612,7 +633,7 @@ def page(found: Found, former: Former, wanted: Collection[Cell], made: str) -> s
         "split by split. *Clearly*: the loss and the grid's spread (its best less its median) "
         "exceed two such standard errors; of cells of earlier runs, in groups that this run "
         "measured in part or that it formed anew, only the loss",
-        *([AGAIN] if "--again" in made else []),
+        *([AGAIN] if any("--again" in command for command in (made, *before)) else []),
         "- AUC of more than two classes: the mean over each against the rest. R² and the mean "
         "squared error of labels in [-1, 1], predictions cut to it",
         "- per record, replace-one for linear learners and add-remove for forests, which are told "
@@ -644,6 +665,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="2 splits, small sizes")
     parser.add_argument("--only", nargs="+", choices=LEARNERS, help="learners to measure")
     parser.add_argument("--delta", type=float, choices=DELTAS, help="only cells of this delta")
+    parser.add_argument("--tables", nargs="+", choices=TABLES | NUMBERS, help="tables to measure")
+    parser.add_argument("--sizes", nargs="+", type=int, help="numbers of records to measure")
     parser.add_argument("--again", action="store_true", help="measure the defaults alone")
     parser.add_argument("--kept", type=Path, help="folder of cells that were measured before")
     options = parser.parse_args()
@@ -657,7 +680,7 @@ def main() -> int:
         out = Path(tempfile.mkdtemp(prefix="defaults-"))
         global SIZES
         SIZES = SIZES[:1]
-        RUNS.update(dict.fromkeys(RUNS, 2))
+        RUNS.update(dict.fromkeys(RUNS, QUICK_RUNS))
     kept = options.kept or Path(tempfile.gettempdir()) / f"defaults-cells{'-quick' * options.quick}"
     kept = kept.with_name(kept.name + "-again" * options.again)
     kept.mkdir(exist_ok=True)
@@ -667,6 +690,8 @@ def main() -> int:
             cell
             for cell in wanted
             if cell.learner in (options.only or LEARNERS)
+            and cell.table in (options.tables or TABLES | NUMBERS)
+            and cell.size in (options.sizes or [cell.size])
             and cell.delta in (DELTAS if options.delta is None else [options.delta])
         ]
         found = measure_all(folder, kept, console, now, again=options.again)
@@ -674,8 +699,10 @@ def main() -> int:
     made += f" --only {' '.join(options.only)}" if options.only else ""
     made += " --again" if options.again else ""
     made += f" --delta {options.delta:g}" if options.delta is not None else ""
+    made += f" --tables {' '.join(options.tables)}" if options.tables else ""
+    made += f" --sizes {' '.join(map(str, options.sizes))}" if options.sizes else ""
     partly = len(now) < len(wanted) or options.again
-    former = Former.read(out / "defaults.md") if partly else Former({}, {})
+    former = Former.read(out / "defaults.md") if partly else Former({}, {}, [])
     text = page(found, former, wanted, made)
     write_page(out / "defaults.md", text)
     print(text)

@@ -670,9 +670,10 @@ def test_the_auto_settings_look_at_public_facts_alone():
     [
         (300, 10, [0, 1], 0.0, (6, 4)),
         (300, 40, [0, 1], 0.0, (2, 2)),
-        (30_000, 40, [0, 1], 0.0, (55, 5)),
+        (3_000, 12, [0, 1], 0.0, (5, 4)),
+        (30_000, 40, [0, 1], 0.0, (60, 5)),
         (30_000, 40, [0, 1, 2, 3], 0.0, (6, 6)),
-        (30_000, 10, [0, 1], 0.0, (27, 6)),
+        (30_000, 10, [0, 1], 0.0, (23, 5)),
         (10**8, 10, [0, 1], 0.0, (60, 6)),
         (300, 10, [0, 1], 1e-6, (16, 4)),
         (300, 40, [0, 1], 1e-6, (10, 2)),
@@ -692,9 +693,10 @@ def test_the_size_of_a_forest_follows_from_budget_records_columns_and_classes(
     assert (n_trees, (n_inner + 1).bit_length() - 1) == shape
 
 
-def test_more_is_spent_on_splits_where_many_columns_compete_without_a_delta():
-    cases = ((12, 0.0, 600, 0.5), (40, 0.0, 300, 0.7), (41, 0.0, 99, 0.5), (40, 1e-6, 300, 0.5))
-    for n_features, delta, size, share in cases:
+def test_more_is_spent_on_splits_where_columns_compete_and_leaves_can_spare_it():
+    many = ((40, 0.0, 300, 0.7), (41, 0.0, 99, 0.5), (40, 1e-6, 300, 0.5))
+    few = ((12, 0.0, 600, 0.5), (12, 0.0, 3_000, 0.7), (12, 0.0, 20_000, 0.5))
+    for n_features, delta, size, share in (*many, *few):
         X, y = table(50, n_features=n_features)
         facts = {"epsilon": 1.0, "delta": delta, "bounds": (0, 1), "classes": [0, 1, 2]}
         spent = [

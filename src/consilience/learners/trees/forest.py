@@ -708,7 +708,7 @@ class PrivateForestClassifier(TreeLearner):
         every tree, at a part of it. ``"auto"``: all with a delta, disjoint without.
     split_share
         Part of the budget spent on splits. ``"auto"``: more than half of it without a delta, if
-        there are many columns to choose among and enough records to fill leaves, else half.
+        there are enough records to fill leaves, and columns that noise could confuse, else half.
     bounds, bins
         Declared (low, high) of all columns, or one pair for each, and the number of even bins
         between them; or `Bins`, which need no bounds.
@@ -794,10 +794,11 @@ class PrivateForestClassifier(TreeLearner):
             return 0.0
         if self.split_share != "auto":
             return float(self.split_share)
-        if self.delta > 0 or size is None or size * self.epsilon < LEAST_FOR_SPLITS:
+        if self.delta > 0 or size is None:
             return 0.5
         columns = len(declared_bins(self, self.n_features_in_).splittable)
-        return MOST_ON_SPLITS if columns > FEW_COLUMNS else 0.5
+        least, most = FOR_SPLITS if columns > FEW_COLUMNS else FOR_SPLITS_OF_FEW
+        return MOST_ON_SPLITS if least <= size * self.epsilon < most else 0.5
 
     def _check_split_share(self) -> None:
         if self.split_share != "auto":
@@ -991,8 +992,9 @@ class PrivateTreeClassifier(PrivateForestClassifier):
 
 MOST_SUGGESTED = (60, 6)  # trees and levels
 # Fixed on tables of 12, 13 and 50 columns. With fewer records times epsilon leaves need their half,
-# or else noise names a rare class.
-MOST_ON_SPLITS, FEW_COLUMNS, LEAST_FOR_SPLITS = 0.7, 20, 100
+# or else noise names a rare class; with more of them, few columns are told apart anyway.
+MOST_ON_SPLITS, FEW_COLUMNS = 0.7, 20
+FOR_SPLITS, FOR_SPLITS_OF_FEW = (100, math.inf), (1_000, 10_000)
 # Of strength times columns: with less, noise chooses splits anyway. Of many columns most say
 # little, so that a split by the records is worth more. The second is for trees that share records.
 LEAST_FOR_GREED = (4000, 1500)
@@ -1040,10 +1042,12 @@ def _suggest_size(learner: PrivateForestClassifier, size: int | None) -> tuple[i
         return between(3, strength / 1000, 20), between(2, math.log2(strength / 700), 6)
     if not greedy:
         return between(3, math.sqrt(strength) / 3, 60), 4
-    two = min(strength / 120, math.sqrt(strength * columns) / 20)
-    n_trees = between(1, two if learner._n_classes <= 2 else strength / 5000, 60)
+    two = min(strength / 120, max(5, columns * strength**0.75 / 1000))
+    n_trees, each = between(1, two, 60), 106 / math.sqrt(columns)
+    if learner._n_classes > 2:
+        n_trees, each = between(1, strength / 5000, 60), 15.0
     asked = n_trees if isinstance(learner.n_trees, str) else int(learner.n_trees)
-    return n_trees, between(2, math.log2(strength / max(100, 15 * asked)), 6)
+    return n_trees, between(2, math.log2(strength / max(100, each * asked)), 6)
 
 
 def owners(task: Task, n_trees: int, source: Source) -> Array:
