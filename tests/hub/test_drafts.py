@@ -578,6 +578,7 @@ def test_a_draft_whose_public_file_does_not_fit_is_not_complete(
     page = ann.get(at).text
     assert ("The draft is complete" in page) == is_good
     assert ("cannot be used" in page) != is_good
+    assert "first.csv" not in page
     ann.get(f"{at}/freeze")
     assert ann.post(f"{at}/freeze").status_code == (303 if is_good else 422)
 

@@ -238,8 +238,9 @@ def read_first(path: Path, name: str, folder: Path) -> tuple[object, int] | None
             start = start[: start.rfind(b"\n") + 1] if b'"' not in start else b""
             if not start:
                 return None
-    (folder / "first.csv").write_bytes(start)
-    return folder / "first.csv", 0
+    cut = folder / Path(name).name.removesuffix(".gz")  # errors name it
+    cut.write_bytes(start)
+    return cut, 0
 
 
 def parquet_files(path: Path) -> list[Path]:
