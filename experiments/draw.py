@@ -6,6 +6,7 @@ error bars are standard deviations over all trials (repeats × draws of noise), 
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -40,12 +41,30 @@ STYLES = {
     },
 }
 MARKERS = {"paper": "os^Dv", "corrected": "PX*hd", "baseline": ".+x1|_"}
+SHAPES = {  # of markers, on a line of 34 × 12
+    "o": "M13.5 6a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",
+    ".": "M15 6a2 2 0 1 0 4 0a2 2 0 1 0-4 0z",
+    "s": "M14 3h6v6h-6z",
+    "^": "M17 2l4 7h-8z",
+    "v": "M17 10l4-7h-8z",
+    "D": "M17 1.5l4.5 4.5-4.5 4.5-4.5-4.5z",
+    "d": "M17 1.5l3 4.5-3 4.5-3-4.5z",
+    "+": "M17 2v8M13 6h8",
+    "P": "M16 2h2v3h3v2h-3v3h-2v-3h-3v-2h3z",
+    "x": "M14 3l6 6M20 3l-6 6",
+    "X": "M14 3l6 6M20 3l-6 6M15 3l5 5",
+    "*": "M17 1l1.4 3.4 3.6.3-2.8 2.3.9 3.6-3.1-2-3.1 2 .9-3.6-2.8-2.3 3.6-.3z",
+    "h": "M17 2l3.5 2v4l-3.5 2-3.5-2v-4z",
+    "1": "M17 6v4M17 6l-3.5-3M17 6l3.5-3",
+    "|": "M17 2v8",
+    "_": "M13 6h8",
+}
 SHADES = (
     "#B9D4EA",
     "#5B9BC8",
     "#0B3C6F",
 )  # of bars that stand for the x values of one method, first to last
-WORDS = {"paper": "", "corrected": "ours: ", "baseline": "baseline: "}
+WORDS = {"paper": "paper: ", "corrected": "ours: ", "baseline": "baseline: "}
 
 
 def draw(figure: Figure, lines: Mapping[str, Lines], stem: Path) -> None:
@@ -61,6 +80,34 @@ def draw(figure: Figure, lines: Mapping[str, Lines], stem: Path) -> None:
                 )
             if ending == "svg":
                 path.write_text(_slim(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def draw_panel(panel: Panel, lines: Lines | None, everything: bool) -> str:
+    """Return one panel as SVG, without a legend."""
+    wide = panel.kind == "bars" and len(panel.methods) > 6
+    canvas = Canvas(figsize=(6.4 if wide else 4.4, 3.1), layout="constrained", facecolor="white")
+    _panel(canvas.subplots(), panel, lines, everything)
+    made = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "consilience", "svg.fonttype": "none"}):
+        canvas.savefig(made, format="svg", metadata={"Date": None})
+    return _slim(made.getvalue())
+
+
+def legend(panel: Panel) -> list[tuple[str, str]]:
+    """Return each line's name and a small picture of it, for a page to show in its own type."""
+    if panel.kind not in ("lines", "histogram"):
+        return []
+    return [(WORDS[one.role] + one.label, _key(style(panel, one))) for one in panel.methods]
+
+
+def _key(look: Mapping[str, Any]) -> str:
+    dashes = {"-": "", ":": "1.5 3"}.get(look["linestyle"], "6 3")
+    colour, marker = look["color"], SHAPES.get(look["marker"], SHAPES["o"])
+    return (
+        '<svg class="key-line" width="34" height="12" viewBox="0 0 34 12" aria-hidden="true">'
+        f'<path d="M1 6H33" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
+        f'<path d="{marker}" fill="{colour}" stroke="{colour}" stroke-width="1.4"/></svg>'
+    )
 
 
 def _slim(svg: str) -> str:
@@ -91,7 +138,7 @@ def _canvas(figure: Figure, lines: Mapping[str, Lines], everything: bool) -> Can
     ]
     labels = {WORDS[method.role] + method.label for method in legend}
     width = max(4.6, 3.9 * columns)
-    inches = 0.075 * max(map(len, labels), default=1) + 0.55  # of one entry of the legend
+    inches = 0.085 * max(map(len, labels), default=1) + 0.55  # of one entry of the legend
     per_row = max(1, min(len(labels), int(width / inches)))
     size = (width, 3.2 * rows + 0.19 * math.ceil(len(labels) / per_row) + 0.2)
     canvas = Canvas(figsize=size, layout="constrained", facecolor="white")
@@ -106,7 +153,7 @@ def _canvas(figure: Figure, lines: Mapping[str, Lines], everything: bool) -> Can
         for h, label in zip(*place.get_legend_handles_labels(), strict=True)
     }
     if handles:
-        style = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+        style = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
         canvas.legend(list(handles.values()), list(handles), ncols=per_row, **style)
     return canvas
 
@@ -158,7 +205,7 @@ def _lines(axes: Axes, panel: Panel, lines: Lines, methods: list[Method]) -> Non
         xs, values = lines.values[method.label]
         spread = lines.spreads[method.label]
         label, look = WORDS[method.role] + method.label, style(panel, method)
-        bars = {"elinewidth": 0.9, "markersize": 4.2}
+        bars = {"elinewidth": 0.9, "markersize": 4.2, "ecolor": (look["color"], 0.45)}
         axes.errorbar(xs, values.mean(axis=1), spread, label=label, **look, **bars)
 
 

@@ -1,14 +1,17 @@
-"""One HTML page that holds everything: claims, pictures, verdicts, explanations, cost, machine."""
+"""One HTML page that holds everything: findings, claims, pictures, verdicts, changes, cost."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
+import tomllib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,13 +21,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 
-from . import design, run
+from . import design, frozen, run
 from .datasets import MADE_UP
 from .design import HERE, Figure, Panel, Paper
-from .draw import draw
+from .draw import draw, draw_panel, legend
 from .kinds import Lines
-from .statements import statements
-from .verdicts import ORDER, Verdict, judge
+from .statements import Statement, duplicates, statements
+from .verdicts import FALSE, OPEN, ORDER, Verdict, clear, judge
 
 PACKAGES = (
     "consilience",
@@ -37,6 +40,7 @@ PACKAGES = (
     "joblib",
     "matplotlib",
 )
+FINDINGS = HERE / "findings.toml"
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Shown:
 
     figure: Figure
     verdicts: tuple[Verdict, ...]
-    pictures: Mapping[str, str]  # "paper" and "all", as data addresses
+    pictures: tuple[Picture, ...]
     facts: tuple[tuple[str, dict[str, Any]], ...]  # by panel
     command: str
 
@@ -58,6 +62,50 @@ class Shown:
     def peak_gib(self) -> float:
         """The largest memory of any of its panels, workers included."""
         return max((facts["peak_bytes"] for _, facts in self.facts), default=0) / 2**30
+
+    @property
+    def differs(self) -> dict[str, list[str]]:
+        """In what its panels depart from the paper's, and which do so."""
+        ran = {panel for panel, _ in self.facts}
+        return _where((one.note, one.id) for one in self.figure.panels if one.id in ran)
+
+    @property
+    def data(self) -> dict[str, list[str]]:
+        """What the records of its panels are."""
+        return _where((facts["data"], panel) for panel, facts in self.facts)
+
+    @property
+    def rows(self) -> list[tuple[tuple[tuple[str, Markup], ...], list[Picture]]]:
+        """Panels side by side that have the same legend, which then stands once above them."""
+        alike = groupby(self.pictures, key=lambda one: one.legend)
+        return [(keys, list(several)) for keys, several in alike]
+
+
+def _where(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text, panel in said:
+        if text:
+            found.setdefault(text, []).append(panel)
+    return found
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A panel with all lines and with the paper's alone, as data addresses, and its legend."""
+
+    panel: str
+    everything: Markup
+    paper: Markup
+    legend: tuple[tuple[str, Markup], ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding of the first page, with the statements that it rests on."""
+
+    title: str
+    text: str
+    verdicts: tuple[Verdict, ...]
 
 
 def write(
@@ -94,6 +142,9 @@ def write(
     facts = {
         f"{name}/{id_}": one for name, found in shown.items() for f in found for id_, one in f.facts
     }
+    every = [verdict for found in shown.values() for one in found for verdict in one.verdicts]
+    repeated = duplicates([one for paper in design.papers() for one in statements(paper)])
+    told = tomllib.loads(FINDINGS.read_text(encoding="utf-8"))
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -105,11 +156,20 @@ def write(
         papers=[paper for paper in papers if paper.name in shown],
         shown=shown,
         n_left_out=sum(len(paper.figures) - len(figures[paper.name]) for paper in papers),
-        counts={
-            name: Counter(v.verdict for f in found for v in f.verdicts)
-            for name, found in shown.items()
-        },
+        counts=_counts(every),
+        n_repeated=sum(one.statement.name in repeated for one in every),
+        repeated=repeated,
+        clear=clear(every),
+        false=FALSE,
+        every=every,
+        findings=_findings(told["finding"], every, stored),
+        limitations=[one["text"] for one in told["limitation"]],
+        changes=frozen.changes()[::-1],
+        digest=frozen.present().digest(),
+        is_frozen=not frozen.unlogged(),
         order=ORDER,
+        style=_style(),
+        script=Markup((HERE / "report.js").read_text(encoding="utf-8")),  # noqa: S704 - our own
         machine=machine(),
         seeds=sorted({seed for one in facts.values() for seed in one["seeds"]} or settings.seeds),
         seconds=math.fsum(
@@ -126,6 +186,69 @@ def write(
     path = settings.out / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _counts(every: Sequence[Verdict]) -> dict[str, dict[str, Counter[str]]]:
+    """Return how often each verdict was given, by whose claim it is and by paper, each claim once.
+
+    The total of each side stands under the empty name.
+    """
+    counts: dict[str, dict[str, Counter[str]]] = {"paper": {"": Counter()}, "us": {"": Counter()}}
+    for one in every:
+        if not one.statement.duplicate_of:
+            side = counts[one.statement.by]
+            for place in ("", one.statement.paper):
+                side.setdefault(place, Counter())[one.verdict] += 1
+    return counts
+
+
+def _findings(
+    told: Sequence[Mapping[str, Any]],
+    every: Sequence[Verdict],
+    stored: Mapping[str, Mapping[str, run.Stored]],
+) -> list[Finding]:
+    """Return the findings whose statements all have numbers."""
+    by_name = {one.statement.name: one for one in every if one.verdict != OPEN}
+    total = _counts(every)["paper"][""]
+    words = ("holds", "part", "fails", "equal", "few")
+    numbers = dict(zip(words, (total[word] for word in ORDER), strict=False))
+    numbers["papers"] = sum(total.values()) - total[OPEN]
+    found = []
+    for one in told:
+        if set(one["statements"]) <= by_name.keys():
+            verdicts = tuple(by_name[name] for name in one["statements"])
+            known: dict[str, object] = {**numbers}
+            for place, verdict in enumerate(verdicts, 1):
+                statement = verdict.statement
+                table = stored[statement.paper][statement.panel]
+                known |= _means(statement, Lines.of(table.rows), place)
+            text = one["text"].replace("%}", "_percent}").format_map(known)
+            found.append(Finding(one["title"], text, verdicts))
+    return found
+
+
+def _means(statement: Statement, lines: Lines, place: int) -> dict[str, str]:
+    """Return the means of a statement's lines, as the texts of findings name them."""
+    within = statement.x if statement.at is None else (statement.at, statement.at)
+    means = {}
+    for letter, label in (("a", statement.a), ("b", statement.b)):
+        if label:
+            means[letter] = float(lines.get(label, within)[1].mean())
+    if len(means) == 2:
+        means["d"] = means["b"] - means["a"]
+    return {f"{letter}{place}": _number(mean) for letter, mean in means.items()} | {
+        f"{letter}{place}_percent": f"{100 * mean:.1f} %" for letter, mean in means.items()
+    }
+
+
+def _number(mean: float) -> str:
+    return f"{mean:,.0f}" if abs(mean) >= 10 else f"{mean:.2g}"
+
+
+def _style() -> Markup:
+    """Return the dashboard's stylesheet: the page looks like the rest of the project."""
+    style = files("consilience") / "hub" / "dashboard" / "static" / "style.css"
+    return Markup(style.read_text(encoding="utf-8"))  # noqa: S704 - our own
 
 
 def _stored(paper: Paper, settings: run.Settings) -> dict[str, run.Stored]:
@@ -163,12 +286,12 @@ def _figures(
             (panel.id, stored[panel.id].facts) for panel in figure.panels if panel.id in tables
         )
         command = _command(paper, figure, facts)
-        found.append(Shown(figure, verdicts, pictures.get(figure.id, {}), facts, command))
+        found.append(Shown(figure, verdicts, pictures.get(figure.id, ()), facts, command))
     return found
 
 
-def _pictures(name: str, id_: str, lines: Mapping[str, Lines], folder: Path) -> dict[str, str]:
-    """Draw a figure, wherever this runs, and return its two pictures as data addresses."""
+def _pictures(name: str, id_: str, lines: Mapping[str, Lines], folder: Path) -> tuple[Picture, ...]:
+    """Draw a figure into its folder, wherever this runs, and return its panels for the page."""
     paper = next(one for one in design.papers() if one.name == name)
     figure = next(one for one in paper.figures if one.id == id_)
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,9 +303,15 @@ def _pictures(name: str, id_: str, lines: Mapping[str, Lines], folder: Path) -> 
             for one in figure.panels
             if one.id not in lines and (folder / f"{one.id}.parquet").exists()
         ]
-        stem = (Path(elsewhere) if more else folder) / f"figure-{figure.id}"
-        draw(figure, lines, stem)
-        return {"paper": _address(stem, "-paper"), "all": _address(stem, "")}
+        draw(figure, lines, (Path(elsewhere) if more else folder) / f"figure-{figure.id}")
+    found = []
+    for panel in figure.panels:
+        if panel.kind == "drawing" or panel.id in lines:
+            own = lines.get(panel.id)
+            several = [_address(draw_panel(panel, own, whole)) for whole in (True, False)]
+            keys = tuple((label, Markup(key)) for label, key in legend(panel))  # noqa: S704 - ours
+            found.append(Picture(panel.id, *several, keys))
+    return tuple(found)
 
 
 def _command(paper: Paper, figure: Figure, facts: Collection[tuple[str, dict[str, Any]]]) -> str:
@@ -204,9 +333,8 @@ def _command(paper: Paper, figure: Figure, facts: Collection[tuple[str, dict[str
     return "; ".join(f"make reproduce FIGURE={name}{how}" for how, name in quoted.items())
 
 
-def _address(stem: Path, suffix: str) -> Markup:
+def _address(picture: str) -> Markup:
     """Return a picture as a data URL for a double-quoted attribute; base64 would be longer."""
-    picture = stem.with_name(f"{stem.name}{suffix}.svg").read_text(encoding="utf-8")
     for letter, instead in (("%", "%25"), ("#", "%23"), ('"', "'"), ("\n", " "), ("&", "&amp;")):
         picture = picture.replace(letter, instead)
     return Markup("data:image/svg+xml;charset=utf-8," + picture)  # noqa: S704 - our own pictures

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from experiments import __main__, datasets, design, equal, kinds, report, statements, verdicts
+from axe_playwright_python.sync_playwright import Axe
+from experiments import (
+    __main__,
+    datasets,
+    design,
+    equal,
+    frozen,
+    kinds,
+    report,
+    statements,
+    verdicts,
+)
 from experiments.run import SEEDS, Settings, collect, miniature, plan, run, select, stored
 
 import consilience as cs
@@ -383,6 +395,64 @@ def test_a_duplicate_is_of_a_statement_that_is_none_by_the_same_side():
             statements.duplicates([first, second, wrong])
 
 
+# ------------------------------------------------------------------------------------- frozen rules
+
+
+def test_rules_and_statements_are_as_they_were_frozen_and_logged():
+    """Run `python -m experiments.frozen "why"` after a change, and commit what it writes."""
+    assert frozen.unlogged() == []
+
+
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    """Copies of the frozen state and its log that a test may change."""
+    for name in ("FROZEN", "LOG"):
+        path = Path(shutil.copy(getattr(frozen, name), tmp_path))
+        monkeypatch.setattr(frozen, name, path)
+    return tmp_path
+
+
+def test_a_changed_statement_or_rule_is_noticed_until_it_is_logged_with_its_verdicts(copies):
+    one, another = list(frozen.present().statements)[:2]
+    text = frozen.FROZEN.read_text(encoding="utf-8")
+    digest = frozen.present().statements[one]
+    text = text.replace(f'["{digest}", "', '["0000000000000000", "was ')
+    text = text.replace(frozen.present().rules, "0" * 16)
+    lines = [line for line in text.splitlines() if not line.startswith(f'"{another}"')]
+    frozen.FROZEN.write_text("\n".join(lines), encoding="utf-8")
+    assert frozen.unlogged() == ["the rules", *sorted([one, another])]
+    assert frozen.freeze("A slip of the pen.", copies) == ["the rules", *sorted([one, another])]
+    assert frozen.unlogged() == []
+    assert frozen.freeze("Nothing.", copies) == []
+    last = frozen.changes()[-1]
+    assert (last["why"], last["of"]) == ("A slip of the pen.", "rules")
+    assert last["what"] == "The rules; 1 statements added; 1 statements changed"
+    verdict = {name: (before, after) for name, before, after in last["verdicts"]}[one]
+    assert verdict[0].startswith("was ")
+    assert verdict[1] == verdicts.OPEN
+
+
+def test_freezing_by_hand_without_a_line_in_the_log_is_noticed(copies):
+    log = frozen.LOG.read_text(encoding="utf-8").replace(frozen.present().rules, "0" * 16)
+    frozen.LOG.write_text(log, encoding="utf-8")
+    assert frozen.unlogged() == ["the log's digest of rules"]
+
+
+def test_words_may_be_improved_and_claims_may_not():
+    one = statements.parse("p", MINIMAL)[0]
+    same = replace(one, explanation="Better.", source="section 2", quote="it", page="p. 1")
+    assert frozen._judged(same) == frozen._judged(one)
+    for changed in ({"claim": "It rises."}, {"margin": 0.1}, {"by": "us"}, {"practical": 0.1}):
+        assert frozen._judged(replace(one, **changed)) != frozen._judged(one)
+
+
+def test_findings_rest_on_statements_that_there_are():
+    told = tomllib.loads(report.FINDINGS.read_text(encoding="utf-8"))["finding"]
+    names = {one.name for paper in PAPERS.values() for one in statements.statements(paper)}
+    assert len(told) == 5
+    assert {name for one in told for name in one["statements"]} <= names
+
+
 # --------------------------------------------------------------------- what a folder has, and shows
 
 
@@ -503,12 +573,38 @@ def test_what_was_made_up_and_its_seed_are_known_from_what_is_stored(folder):
 
 def test_a_report_leaves_out_figures_of_which_nothing_was_run(folder):
     page = page_of(folder)
-    assert page.count("<section ") == 1
-    assert "xie2016thesis" not in page
+    assert page.count("<article ") == 1
+    assert 'id="xie2016thesis"' not in page
     assert not (folder / "xie2016thesis").exists()
     page = page_of(folder, chosen=select(["xie2016thesis/3.3"]))
-    assert page.count("<section ") == 2
+    assert page.count("<article ") == 2
     assert 'id="xie2016thesis-3.3"' in page
+
+
+def test_the_page_is_found_through_filtered_and_accessible_without_a_network(folder, chromium):
+    page_of(folder)
+    for scheme, width in (("light", 1400), ("dark", 390)):
+        context = chromium.new_context(
+            color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True
+        )
+        page = context.new_page()
+        errors = []
+        page.on("pageerror", lambda error, errors=errors: errors.append(error))
+        page.goto((folder / "report.html").as_uri())
+        everything = page.locator("li.claim").count()
+        assert page.inner_text("#found") == f"All {everything} claims"
+        page.select_option("select[name=by]", "us")
+        ours = page.locator("li.claim:visible").count()
+        assert 0 < ours < everything
+        page.fill("#words", "nothing like it")
+        assert page.inner_text("#found") == f"0 of {everything} claims"
+        assert page.locator("article:visible").count() == 0
+        page.click("button[type=reset]")
+        page.wait_for_function("document.querySelectorAll('li.claim[hidden]').length === 0")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert Axe().run(page).response["violations"] == []
+        assert errors == []
+        context.close()
 
 
 def test_no_picture_with_fewer_panels_replaces_one_with_more(folder):
