@@ -110,23 +110,32 @@ def judged_now(out: Path) -> dict[str, str]:
 
 
 def freeze(why: str, out: Path) -> list[str]:
-    """Log every change since the last freeze with its verdicts, and freeze what is there now."""
-    then, now = frozen(), present()
-    if not (changed := unlogged()):
-        return []
-    after = judged_now(out)
-    now = State(now.rules, now.statements, after)
-    rules = then.rules != now.rules
+    """Log every change since the last freeze with its verdicts, and freeze what is there now.
+
+    Verdicts that changed because numbers were computed again are logged too. A verdict is kept
+    while the panel of its statement has no numbers that fit.
+    """
+    then, now, judged = frozen(), present(), judged_now(out)
+    changed = unlogged()
     moved = {
-        name: (then.verdicts.get(name, ""), after.get(name, ""))
-        for name in sorted(then.verdicts.keys() | after.keys())
-        if name in changed or (rules and then.verdicts.get(name) != after.get(name))
+        name: (then.verdicts.get(name, ""), judged.get(name, ""))
+        for name in sorted(then.verdicts.keys() | judged.keys())
+        if name in changed
+        or judged.get(name, verdicts.OPEN) not in (verdicts.OPEN, then.verdicts.get(name))
     }
+    if not changed and not moved:
+        return []
+    kept = {
+        name: then.verdicts.get(name, one) if one == verdicts.OPEN else one
+        for name, one in judged.items()
+    }
+    now, rules = State(now.rules, now.statements, kept), then.rules != now.rules
+    of = "rules" if rules else "statements" if changed else "numbers"
     lines = [
         "",
         "[[change]]",
         f"date = {datetime.datetime.now(datetime.UTC).date()}",
-        f"of = {_text('rules' if rules else 'statements')}",
+        f"of = {_text(of)}",
         f"what = {_text(_in_words(then, now, rules))}",
         f"why = {_text(why)}",
         f"seen = {_text('the tables in experiments/results')}",
@@ -143,7 +152,7 @@ def freeze(why: str, out: Path) -> list[str]:
     with LOG.open("a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
     _write(now)
-    return changed
+    return changed or list(moved)
 
 
 def _write(state: State) -> None:
@@ -168,8 +177,8 @@ def _in_words(then: State, now: State, rules: bool) -> str:
     same = then.statements.keys() & now.statements.keys()
     other = [name for name in same if then.statements[name] != now.statements[name]]
     said = {"added": len(new), "removed": len(gone), "changed": len(other)}
-    told = [f"{n} statements {what}" for what, n in said.items() if n]
-    return "; ".join([*(["The rules"] if rules else []), *told]) or "Digests only"
+    told = [f"{n} statement{'s' if n > 1 else ''} {what}" for what, n in said.items() if n]
+    return "; ".join([*(["The rules"] if rules else []), *told]) or "No statement"
 
 
 def _judged(one: Statement) -> list[str]:

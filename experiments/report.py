@@ -207,7 +207,7 @@ def _findings(
     every: Sequence[Verdict],
     stored: Mapping[str, Mapping[str, run.Stored]],
 ) -> list[Finding]:
-    """Return the findings whose statements all have numbers."""
+    """Return the findings; one whose numbers are not all there has no text."""
     by_name = {one.statement.name: one for one in every if one.verdict != OPEN}
     total = _counts(every)["paper"][""]
     words = ("holds", "part", "fails", "equal", "few")
@@ -215,14 +215,15 @@ def _findings(
     numbers["papers"] = sum(total.values()) - total[OPEN]
     found = []
     for one in told:
-        if set(one["statements"]) <= by_name.keys():
-            verdicts = tuple(by_name[name] for name in one["statements"])
-            known: dict[str, object] = {**numbers}
-            for place, verdict in enumerate(verdicts, 1):
-                statement = verdict.statement
-                table = stored[statement.paper][statement.panel]
-                known |= _means(statement, Lines.of(table.rows), place)
-            text = one["text"].replace("%}", "_percent}").format_map(known)
+        verdicts = tuple(by_name[name] for name in one["statements"] if name in by_name)
+        known: dict[str, object] = {**numbers}
+        for place, verdict in enumerate(verdicts, 1):
+            statement = verdict.statement
+            table = stored[statement.paper][statement.panel]
+            known |= _means(statement, Lines.of(table.rows), place)
+        whole = len(verdicts) == len(one["statements"])
+        text = one["text"].replace("%}", "_percent}").format_map(known) if whole else ""
+        if verdicts:
             found.append(Finding(one["title"], text, verdicts))
     return found
 

@@ -78,7 +78,10 @@ def parse(paper: str, text: str) -> list[Statement]:
     given = tomllib.loads(text)
     whole = given.pop("paper", {})
     _known(paper, "[paper]", whole, {"label"})
-    found = [_statement(paper, {**whole, **entry}) for entry in given["statement"]]
+    found = [
+        _statement(paper, entry if entry.get("by") == "us" else {**whole, **entry})
+        for entry in given["statement"]
+    ]
     names = Counter(one.name for one in found)
     if twice := [name for name, n in names.items() if n > 1]:
         raise _wrong(paper, f"several statements are {twice[0]!r}", "Give each of them an `id`.")

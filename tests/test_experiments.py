@@ -377,6 +377,7 @@ def test_a_slip_in_a_statement_is_an_error(added, said):
 def test_a_label_of_all_statements_is_stated_once():
     text = '[paper]\nlabel = "what survives of the text"\n' + MINIMAL
     assert statements.parse("p", text)[0].label == "what survives of the text"
+    assert not statements.parse("p", text + 'by = "us"\n')[0].label
 
 
 def test_a_duplicate_is_of_a_statement_that_is_none_by_the_same_side():
@@ -426,7 +427,7 @@ def test_a_changed_statement_or_rule_is_noticed_until_it_is_logged_with_its_verd
     assert frozen.freeze("Nothing.", copies) == []
     last = frozen.changes()[-1]
     assert (last["why"], last["of"]) == ("A slip of the pen.", "rules")
-    assert last["what"] == "The rules; 1 statements added; 1 statements changed"
+    assert last["what"] == "The rules; 1 statement added; 1 statement changed"
     verdict = {name: (before, after) for name, before, after in last["verdicts"]}[one]
     assert verdict[0].startswith("was ")
     assert verdict[1] == verdicts.OPEN
