@@ -90,7 +90,7 @@ soak: setup
 format: setup
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-## wheel   build the wheel, install it in a clean environment beside packages of known hash, and play a study through
+## wheel   build the wheel, install it in a clean environment beside packages of known hash, and play studies through
 wheel: setup
 	@rm -rf build/wheel && $(BIN)/python -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir build/wheel .
 	@$(PYTHON) -m venv --clear build/wheel/clean
@@ -99,6 +99,7 @@ wheel: setup
 	@build/wheel/clean/bin/$(INSTALL) --no-index --no-deps build/wheel/*.whl
 	@build/wheel/clean/bin/python -m pip check --disable-pip-version-check
 	@cd build/wheel && clean/bin/consilience --help >/dev/null && clean/bin/python -I ../../.ci/try_wheel.py
+	@$(BIN)/python .ci/newcomer.py build/wheel/clean/bin
 
 ## lock    after a change of constraints.txt or pyproject.toml: INDEX=https://…/simple states the hashes of requirements.hashed.txt
 lock:

@@ -1,8 +1,9 @@
 """What an installation is made of: hashes of packages to install, a list of those installed.
 
     python .ci/packages.py lock INDEX    write requirements.hashed.txt; INDEX ends in /simple
-    python .ci/packages.py part FILE     write the lines of it that sites and hubs need
+    python .ci/packages.py part FILE     write the lines of it that sites, hubs and newcomers need
     python .ci/packages.py sbom FILE     write what is installed here as CycloneDX
+    python .ci/packages.py sizes         print what a site's packages take on disk here, in MB
 
 `lock` reads the versions of constraints.txt and asks the index for the published hash of every
 wheel of each that Linux or macOS can install. No address of an index is written anywhere: hashes
@@ -28,6 +29,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS, HASHED = ROOT / "constraints.txt", ROOT / "requirements.hashed.txt"
 INSTALLED = "consilience[site,hub,bucket]"
+NEWCOMERS = "pandas"  # have their tables in data frames
 HEAD = """\
 # Made by `make lock`: the packages of `make setup` and the SHA-256 of every published wheel of each
 # that Linux or macOS can install. pip refuses an archive that is not listed.
@@ -146,13 +148,14 @@ def lock(index: str) -> None:
     HASHED.write_text(HEAD + "\n".join(lines) + "\n")
 
 
-def part(wanted: str) -> str:
+def part(*wanted: str) -> str:
     """Return the packages of the file of hashes that an installation here needs, with hashes."""
     stated = {
         canonicalize_name(lines.split("==")[0]): lines
         for lines in re.split(r"\n(?=\w)", HASHED.read_text().removeprefix(HEAD).strip())
     }
-    needed = [name for name in closure(wanted, [{}]) if find(name) and name != "consilience"]
+    named = {name for each in wanted for name in closure(each, [{}]) if find(name)}
+    needed = named - {"consilience"}
     if missing := [name for name in needed if name not in stated]:
         sys.exit(f"{HASHED.name} has no hash of {', '.join(missing)}. Nothing was written.")
     return "\n".join(stated[name] for name in sorted(needed)) + "\n"
@@ -209,12 +212,34 @@ def make_sbom(wanted: str = INSTALLED) -> dict[str, object]:
     }
 
 
+# ------------------------------------------------------------------------------------------ sizes
+
+
+def list_sizes(wanted: str) -> str:
+    """Return a line for each package of an installation, the largest first."""
+    packages = (find(name) for name in closure(wanted, [{}]))
+    size = {
+        package.name: sum(
+            Path(str(file.locate())).stat().st_size
+            for file in package.files or ()
+            if file.suffix != ".pyc" and Path(str(file.locate())).is_file()
+        )
+        for package in packages
+        if package is not None
+    }
+    size["together"] = sum(size.values())
+    lines = sorted(size.items(), key=lambda item: -item[1])
+    return "".join(f"{n_bytes / 1e6:7.1f}  {name}\n" for name, n_bytes in lines)
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["lock", index]:
             lock(index)
         case ["part", file]:
-            Path(file).write_text(part(INSTALLED))
+            Path(file).write_text(part(INSTALLED, NEWCOMERS))
+        case ["sizes"]:
+            sys.stdout.write(list_sizes("consilience[site]"))
         case ["sbom", file]:
             Path(file).write_text(json.dumps(make_sbom(), indent=1) + "\n")
         case _:
