@@ -158,9 +158,21 @@ h1 {{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .3rem }}
 h2 {{ font-size: 1.15rem; margin: 2.2rem 0 .6rem }}
 a {{ color: var(--accent) }}
 .quiet {{ color: var(--quiet) }}
-img {{ max-width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 8px }}
-.wide {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line);
+.wide, figure {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px }}
+figure {{ margin: 1.2rem 0; padding: 1rem 1.2rem }}
+svg {{ display: block; font-size: .85rem }}
+svg text {{ fill: var(--ink) }}
+svg .tick {{ fill: var(--quiet) }}
+svg .label {{ paint-order: stroke; stroke: var(--card); stroke-width: 5px }}
+svg .grid {{ stroke: var(--line) }}
+.range, .end {{ stroke: var(--quiet); stroke-width: 2 }}
+.dot {{ fill: var(--card); stroke: var(--quiet); stroke-width: 2.5 }}
+.study .range, .study .end {{ stroke: var(--accent); stroke-width: 3 }}
+.study .dot {{ fill: var(--accent); stroke: var(--accent) }}
+figcaption {{ margin-top: .8rem; font-size: .9rem; color: var(--quiet) }}
+figcaption b {{ color: var(--accent) }}
+@media (max-width: 30rem) {{ figure {{ padding: .6rem .4rem }} svg .label {{ font-size: .7rem }} }}
 table {{ border-collapse: collapse; width: 100%; font-size: .92rem }}
 th, td {{ padding: .45rem .8rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line) }}
@@ -171,8 +183,10 @@ tr:last-child td {{ border-bottom: 0 }}
 <p class="quiet">{about}</p>
 <h1>{headline}</h1>
 {verdict}
-<img src="errors.png" alt="The error of each way to a model, with its 95 % interval; the table below
-has the same numbers.">
+<figure>{chart}
+<figcaption>Patients misclassified, with 95 % intervals, among {n_test:,} public test records.
+<b>● every record has its site's guarantee</b>, ○ no guarantee for the records
+used.</figcaption></figure>
 <h2>Ways to a model</h2>
 {methods}
 <h2>The hospitals</h2>
@@ -497,15 +511,28 @@ class DemoReport:
         return "\n".join([ABOUT, "", *lines, "", *_align(methods), "", verdict])
 
     def as_html(self) -> str:
-        """Return the page of the report, whose picture lies beside it."""
+        """Return the report as one page that needs no other file."""
+        from consilience.hub.dashboard.charts import Interval, draw_intervals
+
+        rows = [
+            Interval(m.title, "study" if m.private else "other", m.error, m.low, m.high)
+            for m in self.methods
+        ]
         headline, _, rest = self.verdict.partition(". ")
         sites, methods = self.tables()
-        for row, note in zip(sites, ["", *(site.note for site in self.sites)], strict=True):
+        for row, note in zip(sites, ["note", *(site.note for site in self.sites)], strict=True):
             row.append(note)
         return PAGE.format(
             about=html.escape(ABOUT),
             headline=html.escape(f"{headline}."),
             verdict="".join(f"<p>{html.escape(part)}</p>" for part in rest.split("\n")),
+            chart=draw_intervals(
+                rows,
+                title="The error of each way to a model",
+                description="The table below has the same numbers.",
+                percent=True,
+            ),
+            n_test=N_TEST,
             methods=_to_html(methods),
             sites=_to_html(sites),
             spending=html.escape(SPENDING),
@@ -529,18 +556,18 @@ def _to_html(rows: Cells) -> str:
         kind = "td" if lines else "th"
         lines.append("".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="wide"><table>\n{body}\n</table></div>'
+    return f'<div class="wide" tabindex="0"><table>\n{body}\n</table></div>'
 
 
 JOINED, ADAPTED, APART = "joined", "adapted", "joined-apart"
 TITLES = {
-    ADAPTED: "the release adapted at each site, kept there (mean of six)",
+    ADAPTED: "the release, adapted at each site (mean of six)",
     JOINED: "six sites joined, noise shared: the release",
     APART: "the same sums, whole noise at every site",
     LOCAL: "one site alone, private (mean of six)",
     BEST: "one site alone, private (best, in hindsight)",
     PUBLIC: f"{N_PUBLIC} public records alone, tuned on them",
-    OWN: "one site's own exact model, kept there (mean of six)",
+    OWN: "a site's own exact model (mean of six)",
     EXACT: "all records pooled, no privacy",
     GUESS: MAJORITY,
 }
@@ -592,13 +619,12 @@ def demo(
         methods,
         tuple(_describe_site(one, folder, release, sites[one.name]) for one in HOSPITALS),
         _verdict(methods, joining, sites),
-        tuple(str(folder / name) for name in ("report.html", "errors.png", "certificate.html")),
+        tuple(str(folder / name) for name in ("report.html", "certificate.html")),
         str(release_path),
         f"consilience hub serve --folder {folder / 'hub'}   (then log in as {COORDINATOR} with "
         f"password {password})",
         time.perf_counter() - started,
     )
-    draw_errors(report, folder / "errors.png")
     (folder / "report.html").write_text(report.as_html(), encoding="utf-8")
     (folder / MARKER).write_text(list_files(folder), encoding="utf-8")
     done()
@@ -786,7 +812,7 @@ def _describe_site(hospital: Hospital, folder: Path, release: Release, gap: Gap)
     site = Site(_place(folder, hospital))
     collude = site.alone_balance(site.ledger)
     at = [source.site for source in release.sources].index(hospital.name)
-    notes = {LATE.name: "handed over last", AGAIN.name: "trained twice, so it spent twice"}
+    notes = {LATE.name: "came last", AGAIN.name: "trained twice"}
     return SiteState(
         hospital.name,
         hospital.n_records,
@@ -824,41 +850,3 @@ def _verdict(methods: Sequence[Method], joining: Joining, sites: Mapping[str, Ga
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]]) or "nobody"
-
-
-def draw_errors(report: DemoReport, path: Path) -> None:
-    """Draw the errors of all methods with their intervals."""
-    from matplotlib.figure import Figure  # imported here: only the chart needs it, for a second
-
-    # Okabe and Ito's blue and vermilion, which colour-blind readers can distinguish.
-    private, none = "#0072B2", "#D55E00"
-    figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    for height, method in enumerate(reversed(report.methods)):
-        colour, marker = (private, "o") if method.private else (none, "s")
-        axes.plot(
-            [100 * method.low, 100 * method.high],
-            [height, height],
-            color=colour,
-            linewidth=2.5,
-            alpha=0.55,
-        )
-        axes.plot(100 * method.error, height, marker, color=colour, markersize=8)
-        at, up = (100 * method.error, height), (0, 7)
-        axes.annotate(
-            f"{method.error:.1%}", at, up, textcoords="offset points", ha="center", fontsize=9
-        )
-    axes.set_yticks(
-        range(len(report.methods)), [method.title for method in reversed(report.methods)]
-    )
-    axes.set_ylim(-0.5, len(report.methods) - 0.3)
-    axes.set_xlabel(f"patients misclassified, % (95 % interval; {N_TEST:,} public test records)")
-    axes.set_title("Six made-up hospitals: errors with and without joining", loc="left")
-    axes.plot([], [], "o-", color=private, label="every record has its site's guarantee")
-    axes.plot([], [], "s-", color=none, label="no guarantee for the records used")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2, fontsize=9)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    figure.savefig(path)

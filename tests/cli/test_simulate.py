@@ -1,4 +1,5 @@
 import json
+import sys
 
 import studies
 from consilience import Division, Runs, Study, simulate
@@ -70,15 +71,19 @@ def test_simulate_goes_on_from_a_checkpoint_on_any_backend(run, records, tmp_pat
     assert "--seed" in err
 
 
-def test_simulate_takes_sites_from_a_column_and_prints_json(run, records):
+def test_simulate_takes_sites_from_a_column_and_prints_json_and_needs_no_charts(
+    run, records, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as Python marks what is not there
     data = ("simulate", "--data", records, "--label", "ill", "--epsilon", 2, "--repeats", 1)
-    code, out, _ = run(*data, "--site-column", "hospital", "--json")
+    code, out, _ = run(*data, "--site-column", "hospital", "--json", "--out", tmp_path / "out")
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv", ".parquet"]
     values = json.loads(out)
     assert code == 0
     assert values["settings"]["sites"] == 3
     assert values["settings"]["features"] == 4  # the hospital is not one of them
     assert values["guarantee"]["void_reason"] is None
-    assert values["files"] == []
+    assert len(values["files"]) == 2
     code, _, err = run(*data, "--site-column", "ward")
     assert code == 1
     assert "no column 'ward'" in err

@@ -1,5 +1,7 @@
 """Charts are drawn on the caller's axes, on a figure, or on one of pyplot's."""
 
+import sys
+
 import matplotlib as mpl
 import pytest
 
@@ -32,3 +34,9 @@ def test_axes_that_are_given_are_drawn_on_as_far_as_they_go():
     assert panels(1, list(given)).tolist() == [given[0]]
     with pytest.raises(SettingsError, match=r"savefig"):
         panels(1, "errors.png")
+
+
+def test_without_matplotlib_a_chart_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as Python marks what is not there
+    with pytest.raises(SettingsError, match=r"pip install 'consilience\[plots\]'"):
+        panels(1)

@@ -242,8 +242,11 @@ def summary(
     ] = None,
 ) -> Answer:
     """Print what a summary says of all sites' records: each number with its interval."""
+    from consilience.display.panels import require_drawing
     from consilience.evaluation.table_one import TableOne
 
+    if plot is not None:
+        require_drawing()
     agreed, loaded = _load_agreed(file, study)
     title = f"Summary of {loaded.study['name']}, release {loaded.sequence}"
     made = TableOne.of(loaded.ensemble, agreed.schema, title=title)

@@ -277,7 +277,8 @@ class Files:
 
     data: Annotated[Path, Option(help="CSV or Parquet file of public records.")]
     out: Annotated[
-        Path | None, Option(help="Folder for all numbers (CSV, Parquet) and a chart.")
+        Path | None,
+        Option(help="Folder for all numbers (CSV, Parquet), and a chart if matplotlib is there."),
     ] = None
 
 
@@ -375,12 +376,18 @@ def _simulate_options(
 
 
 def _write(report: Report, folder: Path) -> list[str]:
-    from matplotlib.figure import Figure
+    """Write what was found; the chart only where something can draw it."""
+    from consilience.display.panels import can_draw
 
     folder.mkdir(parents=True, exist_ok=True)
-    report.to_csv(folder / "results.csv")
-    report.to_parquet(folder / "results.parquet")
-    figure = Figure(layout="constrained", dpi=150)
-    report.plot(ax=figure)
-    figure.savefig(folder / "errors.png")
-    return [str(folder / name) for name in ("results.csv", "results.parquet", "errors.png")]
+    names = ["results.csv", "results.parquet"]
+    report.to_csv(folder / names[0])
+    report.to_parquet(folder / names[1])
+    if can_draw():
+        from matplotlib.figure import Figure
+
+        figure = Figure(layout="constrained", dpi=150)
+        report.plot(ax=figure)
+        names.append("errors.png")
+        figure.savefig(folder / names[-1])
+    return [str(folder / name) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,20 @@ from numpy.typing import NDArray
 from consilience.errors import SettingsError
 
 ACROSS = 3  # panels of a figure, side by side
+
+
+def can_draw() -> bool:
+    """Tell whether matplotlib is installed, which models do without."""
+    return find_spec("matplotlib") is not None
+
+
+def require_drawing() -> None:
+    """Refuse to draw without matplotlib, before anything is computed for a chart."""
+    if not can_draw():
+        raise SettingsError(
+            "A chart was asked for, and matplotlib, which draws it, is not installed here. Nothing "
+            "was drawn. Install it with: pip install 'consilience[plots]'"
+        )
 
 
 def panels(
@@ -36,6 +51,7 @@ def panels(
     sharey
         Whether all panels have one scale.
     """
+    require_drawing()
     from matplotlib.axes import Axes  # loaded here: it takes a second, and only charts need it
     from matplotlib.figure import Figure, FigureBase
 

@@ -115,7 +115,7 @@ class Page:
             "<!doctype html><html lang=en><head><meta charset=utf-8>"
             '<meta name=viewport content="width=device-width,initial-scale=1">'
             f"<title>{html.escape(self.title)}</title><style>{_STYLE}</style></head>"
-            f"<body>{''.join(body)}</body></html>"
+            f"<body><main>{''.join(body)}</main></body></html>"
         )
 
 
@@ -127,13 +127,19 @@ def _bar(*texts: str) -> str:
     return "| " if any(isinstance(text, Quoted) for text in texts) else ""
 
 
+# The colours of the dashboard and of the demo's report.
 _STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;"
-    "margin:2rem auto;padding:0 1rem}h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}"
+    ":root{color-scheme:light dark;--paper:#f6f7f9;--card:#fff;--ink:#1c2430;--line:#dde2e8}"
+    "@media(prefers-color-scheme:dark){:root{--paper:#12161c;--card:#1a2029;--ink:#e6eaf0;"
+    "--line:#2e3743}}body{font:16px/1.55 system-ui,sans-serif;color:var(--ink);background:"
+    "var(--paper);max-width:50rem;margin:2rem auto;padding:0 1rem}main{background:var(--card);"
+    "border:1px solid var(--line);border-radius:8px;padding:1rem 1.4rem 1.6rem}"
+    "h1{font-size:1.6rem;line-height:1.25}h2{font-size:1.15rem;margin-top:2rem}"
     "table{border-collapse:collapse;width:100%}th,td{text-align:left;vertical-align:top;"
-    "padding:.35rem .75rem .35rem 0;border-bottom:1px solid #8884;overflow-wrap:anywhere}th{"
-    "font-weight:600}blockquote{margin:1rem 0}blockquote,tr.quoted th{border-left:3px solid "
-    "#888;padding-left:.75rem;overflow-wrap:anywhere}@media print{body{margin:0}}"
+    "padding:.35rem .75rem .35rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}"
+    "th{font-weight:600}blockquote{margin:1rem 0}blockquote,tr.quoted th{border-left:3px solid "
+    "#888;padding-left:.75rem;overflow-wrap:anywhere}"
+    "@media print{body{margin:0;background:none}main{border:0;padding:0}}"
 )
 
 
