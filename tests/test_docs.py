@@ -24,6 +24,7 @@ from consilience.cli.app import main
 from consilience.protocol import ERRORS
 from federation import free_port
 from forks import HubProcess
+from pages import require_accessible
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -190,6 +191,30 @@ def test_nothing_is_fetched_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 80
     assert [page.name for page in pages if ELSEWHERE.search(page.read_text())] == []
+
+
+READ = (
+    *("index.html", "docs/tutorials/01-a-private-model.html", "docs/concepts.html"),
+    *("docs/choosing.html", "docs/api/05-privacy.html", "docs/comparison.html", "docs/for-it.html"),
+)
+
+
+def test_the_pages_of_the_site_fit_a_phone_and_keep_nobody_out(site, chromium, tmp_path):
+    """At both widths and in both schemes, between them; the pictures are for people who look."""
+    with contextlib.closing(chromium.new_context(offline=True)) as context:
+        page = context.new_page()
+        for at, name in enumerate(READ):
+            for width, scheme in (
+                (360, ("dark", "light")[at % 2]),
+                (1280, ("light", "dark")[at % 2]),
+            ):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.emulate_media(color_scheme=scheme)
+                page.goto((site / name).as_uri())
+                picture = f"{Path(name).stem}-{width}-{scheme}.png"
+                page.screenshot(path=tmp_path / picture, full_page=True)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+                require_accessible(page, name)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
