@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from typing import NamedTuple, Self, TypeGuard
 
 from consilience.files.sealed import (
@@ -41,6 +42,8 @@ def is_digest(value: object) -> TypeGuard[str]:
 MOST_SKIPPED = 1000
 CLOCK_SECONDS = 300  # how far a request's time may be from the hub's
 HEADER = "x-consilience"
+VERSION_HEADER = "x-consilience-version"  # of an answer: the hub's software
+VERSION = metadata.version("consilience")
 _FORM = re.compile(
     r"key=([0-9a-f]{64});time=([0-9]{1,12});nonce=([0-9a-f]{32});"
     r"body=([0-9a-f]{64});signature=([0-9a-f]{128})"

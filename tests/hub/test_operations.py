@@ -13,10 +13,12 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from consilience import __version__
 from consilience.cli.app import app
 from consilience.hub import operating
 from consilience.hub.api.log import MOST_TEXT, JsonLines, formatter, request_id
 from consilience.hub.auth import new_token
+from consilience.protocol import VERSION_HEADER
 
 
 def run(*arguments: str, **environment: str) -> Any:
@@ -112,6 +114,9 @@ def test_each_request_is_a_line_with_the_number_that_its_answer_says(
     assert [each["route"] for each in facts] == ["/studies/{study}"] * 2
     assert "hidden" not in caplog.text + str(facts)
     assert "secret-" not in str(facts)
+    assert all(VERSION_HEADER not in answer.headers for answer in answers)  # for programs only
+    stated = sqlite_world.client.get("/api/studies/secret").headers[VERSION_HEADER]
+    assert stated == __version__
 
 
 def test_the_audit_log_is_a_table(sqlite_world: Any, tmp_path: Path) -> None:

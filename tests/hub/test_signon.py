@@ -298,6 +298,20 @@ def test_a_login_is_of_the_browser_that_began_it_and_works_once(world: Any) -> N
     assert browser.get(f"{BACK}?code={code}&state={state}").status_code == 401
 
 
+def test_a_code_that_was_given_to_another_login_is_of_no_use(world: Any) -> None:
+    """PKCE: whoever catches a code has not the verifier that its login began with."""
+    world.app.state.by_guess.rate = Rate(1000.0, 1000.0)
+    caught = world.provider.let_in(Browser(world.client).begin())
+    browser = Browser(world.client)
+    own = world.provider.let_in(browser.begin())
+    code, other = (parse_qs(urlsplit(back).query)["code"][0] for back in (own, caught))
+    n_asked = world.provider.asked.count(("POST", "/oauth2/token"))
+    answer = browser.get(own.replace(quote(code, safe=""), quote(other, safe="")))
+    assert answer.status_code == 401
+    assert SESSION not in browser.cookies
+    assert world.provider.asked.count(("POST", "/oauth2/token")) == n_asked + 1  # it was tried
+
+
 def test_what_the_provider_refuses_is_not_repeated_on_the_page(world: Any) -> None:
     for more in ("error=<b>denied", "code=", "code=x&iss=https://elsewhere.example.org"):
         browser = Browser(world.client)

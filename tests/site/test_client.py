@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from consilience import __version__
 from consilience.errors import ContributionRejected, HubUnavailable, SettingsError
 from consilience.files.sealed import SigningKey
-from consilience.protocol import Invitation
+from consilience.protocol import VERSION_HEADER, Invitation
 from consilience.site import client as client_module
 from consilience.site.client import HubClient
 
@@ -224,3 +225,31 @@ def test_a_page_of_the_log_holds_digests_or_nothing(client, monkeypatch):
         assert client.fetch_log("heart-risk", 1) == []
     answering(monkeypatch, 200, {"digests": ["a" * 64]})
     assert client.fetch_log("heart-risk", 1) == ["a" * 64]
+
+
+@pytest.mark.parametrize(
+    ("stated", "is_named"), [("0.0.9", True), (__version__, False), ("9 <b>pay</b>", False)]
+)
+def test_a_refusal_names_the_versions_of_hub_and_site_if_they_differ(client, stated, is_named):
+    """What one of them says and the other does not know is refused, and nobody else says why."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = json.dumps({"error": {"code": "malformed", "message": "No."}}).encode()
+            self.send_response(400)
+            self.send_header(VERSION_HEADER, stated)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        local = replace(client, address=f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(SettingsError) as refused:
+            local.fetch_release("heart-risk")
+    words = f"It runs consilience {stated}, and this site {__version__}"
+    assert (words in str(refused.value)) == is_named
+    assert "pay" not in str(refused.value)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote as in_path
@@ -39,6 +39,8 @@ from consilience.protocol import (
     HEADER,
     ROTATED,
     STUDY_NAME,
+    VERSION,
+    VERSION_HEADER,
     Invitation,
     Rotation,
     digest,
@@ -68,12 +70,13 @@ _ERRORS: dict[str, type[ConsilienceError]] = {
     "budget": BudgetExceeded,
 }
 
+_VERSION = re.compile(r"[0-9][0-9a-z.+-]{0,30}")
 _VISIT = re.compile("/visits/[A-Za-z0-9_.=-]+")
 
 Answer = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class HubClient:
     """A hub at an address, as seen by a site with this key.
 
@@ -85,6 +88,7 @@ class HubClient:
     key: SigningKey
     hub_key: str
     certificate: str | None = None
+    hub_version: str = field(default="", init=False)  # as its last answer stated it
 
     # ------------------------------------------------------------------ joining
 
@@ -261,7 +265,16 @@ class HubClient:
         said = "gave no readable answer" if message is None else f"refused and says {message}"
         fix = ERRORS[code][1] if code in ERRORS else "Try again later, or ask its operator."
         raise _ERRORS.get(code or "unavailable", SettingsError)(
-            f"The hub at {self.address} {said}. {fix}"
+            f"The hub at {self.address} {said}. {fix}{self._compare_versions()}"
+        )
+
+    def _compare_versions(self) -> str:
+        """Say that hub and site run different versions, if they do: what is refused may be why."""
+        if not self.hub_version or self.hub_version == VERSION:
+            return ""
+        return (
+            f" It runs consilience {self.hub_version}, and this site {VERSION}: if nothing "
+            "else explains the refusal, install the same version."
         )
 
     def _send(self, method: str, path: str, body: bytes, most: int) -> tuple[int, bytes]:
@@ -321,6 +334,8 @@ class HubClient:
             httpx.Client(timeout=TIMEOUT_SECONDS, verify=verify, follow_redirects=False) as client,
             client.stream(method, self.address + path, content=body, headers=headers) as answer,
         ):
+            stated = answer.headers.get(VERSION_HEADER, "")
+            self.hub_version = stated if _VERSION.fullmatch(stated) else ""
             packed = answer.headers.get("content-encoding", "identity") != "identity"
             for chunk in () if packed else answer.iter_raw():
                 content += chunk

@@ -14,7 +14,7 @@ from consilience.hub.api.log import request_id, requests
 from consilience.hub.auth import Buckets, network_of
 from consilience.hub.combining import Combiner
 from consilience.hub.dashboard.visits import answer_refusal
-from consilience.protocol import Refusal
+from consilience.protocol import VERSION, VERSION_HEADER, Refusal
 
 _METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD")
 
@@ -85,6 +85,7 @@ class Gate:
                     headers.append((b"strict-transport-security", b"max-age=31536000"))
                 if scope["path"].startswith("/api/"):
                     headers.append((b"cache-control", b"no-store"))
+                    headers.append((VERSION_HEADER.encode(), VERSION.encode()))
             await send(message)
 
         try:
