@@ -154,6 +154,9 @@ def test_problems_are_said_in_words_of_the_page(ann: Coordinator) -> None:
     for name in ("epsilon_min=", "min_sites=", "Numeric("):
         assert name not in page
     assert ann.post(f"{at}/freeze").status_code == 422
+    ann.begin(CODEBOOK.replace("0,120", "0,"), name="other")
+    assert "needs a lowest and a highest value" in ann.text
+    assert "[[schema" not in ann.text  # the same, in words of the file
 
 
 def test_learner_and_aggregator_come_from_the_registries_with_their_privacy(

@@ -17,13 +17,13 @@ Name = Annotated[str, Argument(help="The account's name.")]
 RoleName = Annotated[
     Literal["operator", "coordinator", "auditor"],
     Option(
-        help="An operator may do everything, an auditor only read, a coordinator everything for "
-        "its studies but manage accounts."
+        help="Operators may do everything, auditors may only read, and coordinators may do "
+        "everything with their studies but manage accounts."
     ),
 ]
 Only = Annotated[
     list[str] | None,
-    Option("--study", help="A study of this coordinator; can be repeated. Without it: every one."),
+    Option("--study", help="A study of this coordinator; can be repeated. Without it, all."),
 ]
 Password = Annotated[
     str | None,
@@ -119,7 +119,7 @@ def bind(
     issuer: Issuer,
     place: Place,
 ) -> Answer:
-    """Let someone of an identity provider log in to an account."""
+    """Let somebody log in to an account through the identity provider."""
     with place.open() as hub:
         hub.store.bind(name, issuer, subject, OPERATOR)
     return Answer({"account": name, "subject": subject}, f"{name} can log in at {issuer}.")
@@ -127,7 +127,7 @@ def bind(
 
 @commands.add("unbind", "hub unbind anna")
 def unbind(name: Name, place: Place) -> Answer:
-    """Let nobody log in to an account by an identity provider, which ends its sessions."""
+    """Remove an account's identity at the provider, which ends its sessions."""
     with place.open() as hub:
         hub.store.unbind(name, OPERATOR)
     return Answer({"account": name}, f"Only a password lets {name} log in now.")
@@ -140,7 +140,7 @@ def require_factor(
     no: Annotated[bool, Option("--no", help="Instead, let it log in without one again.")] = False,
     place: Place,
 ) -> Answer:
-    """Let an account do nothing before it has a second factor."""
+    """Require a second factor of an account before it can do anything."""
     with place.open() as hub:
         hub.store.require_factor(name, OPERATOR, needed=not no)
     said = "needs no second factor" if no else "needs a second factor"

@@ -36,8 +36,8 @@ class Place:
     config: Annotated[
         Path | None,
         Option(
-            help="A TOML file with options of the hub's commands; flags and the environment go "
-            "before it.",
+            help="A TOML file with options of the hub's commands; flags and environment "
+            "variables override it.",
             envvar="CONSILIENCE_CONFIG",
             is_eager=True,
             callback=read_config,
@@ -478,7 +478,7 @@ def backup(path: FilePath, place: Place) -> Answer:
 
 @commands.add("restore", "hub restore copies/2026-11-16 --folder new-hub")
 def restore(path: FilePath, place: Place, *, yes: Yes = False) -> Answer:
-    """Restore a backup into a new folder; open invitations, sessions and links are void."""
+    """Restore a backup into a new folder; open invitations, sessions and links become void."""
     from consilience.hub import operating
 
     confirm("Does the hub of this backup run nowhere else, and never will again?", yes=yes)

@@ -481,7 +481,7 @@ def watch(
     folder: Folder = SITE,
     as_json: Json = False,
 ) -> Answer:
-    """Ask again and again for a new release, check and keep it, and tell of it; Ctrl-C ends it.
+    """Wait for new releases; check, keep and announce each. Ctrl-C ends it.
 
     With --adapt each one is adapted to the site's own records, which costs and sends nothing.
     Whatever goes wrong after the first question is told, and tried again at the next one.

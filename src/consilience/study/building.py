@@ -212,7 +212,12 @@ def _study(facts: Facts) -> Iterator[Problem]:
         problems = ["[learner]: a setting has a value that it cannot have"]
     lacking = list(_lacking(facts))
     yield from lacking
-    said = ("[schema]", "the purpose is still", *(("[learner]", "[aggregator]") if lacking else ()))
+    said = (
+        "[schema]",
+        "[[schema.columns]]",
+        "the purpose is still",
+        *(("[learner]", "[aggregator]") if lacking else ()),
+    )
     for problem in problems:
         if not problem.startswith(said):
             text = _reword(problem)

@@ -38,7 +38,7 @@ NOTICES = {
     "need-not": "The account needs no second factor.",
     "reset": "The second factor is removed.",
     "bound": "The identity is bound to the account.",
-    "unbound": "Nobody logs in to this account by the identity provider any longer.",
+    "unbound": "The identity is removed: the provider no longer logs anybody in to this account.",
 }
 HEADINGS = {
     "not-found": "This page does not exist",
@@ -93,7 +93,7 @@ def list_tasks(state: StudyState, blind: BlindState | None = None) -> list[Task]
         tasks.append(Task("A contribution is left out", text, f"{at}#sites", "Sites", alarm=True))
     if state.alerts and current is not None:
         text = " ".join(f"{site!r}: {why}" for site, why in state.alerts.items())
-        text += " It may have other records, or be wrong; ask the site."
+        text += " Its records may be unlike the others', or it may be wrong; ask the site."
         text += f" It is in release {current['sequence']}."
         tasks.append(Task("A contribution is unlike the others", text, f"{at}#weights", "Weights"))
     if state.returning:

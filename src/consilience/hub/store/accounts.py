@@ -144,7 +144,7 @@ class Accounts(Database):
 
     @writing
     def unbind(self, db: sa.Connection, name: str, actor: str) -> None:
-        """Let nobody log in to an account by an identity provider, which ends its sessions.
+        """Remove an account's identity at the provider, which ends its sessions.
 
         Afterwards only an operator binds it: by its address alone it would be bound again at once.
         """
