@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib.metadata
 import importlib.util
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -69,6 +70,12 @@ def test_importing_the_package_loads_nothing_that_takes_time():
     heavy += ("numba", "matplotlib", "dask", "ray", "boto3", "flwr")
     program = f"import sys, consilience; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+
+
+def test_every_public_name_has_an_example():
+    """The next test runs them; the API reference shows them."""
+    shown = {name: inspect.getdoc(getattr(consilience, name)) for name in consilience.__all__}
+    assert [name for name, text in shown.items() if ">>> " not in (text or "")] == []
 
 
 @pytest.mark.parametrize("name", MODULES)

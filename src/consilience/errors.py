@@ -34,45 +34,176 @@ from typing import Any, TypeVar
 
 
 class ConsilienceError(Exception):
-    """Root of the tree: catches everything raised on purpose, and nothing else."""
+    """Root of the tree: catches everything raised on purpose, and nothing else.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> try:
+    ...     cs.Numeric("age", 120, 0)
+    ... except cs.ConsilienceError as error:
+    ...     print(type(error).__name__)
+    SettingsError
+    """
 
 
 class SettingsError(ConsilienceError, ValueError):
-    """A parameter has a value that cannot work."""
+    """A parameter has a value that cannot work.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> try:
+    ...     cs.PrivateLogisticRegression(epsilon=-1.0).fit([[0.1]], [0])
+    ... except cs.SettingsError as error:
+    ...     print(error)
+    The 'epsilon' ...
+    """
 
 
 class SchemaMismatch(ConsilienceError, ValueError):
-    """A table does not have the shape or kind that its schema declares."""
+    """A table does not have the shape or kind that its schema declares.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> try:
+    ...     schema.encode({"weight": [70], "ill": ["no"]})
+    ... except cs.SchemaMismatch as error:
+    ...     print(error)
+    The table does not fit the schema: ...
+    """
 
 
 class BudgetExceeded(ConsilienceError):
-    """A charge exceeds what the data owner allowed."""
+    """A charge exceeds what the data owner allowed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> ledger = cs.Ledger(tempfile.mkdtemp() + "/ward.ledger")
+    >>> _ = ledger.allow("ward", cs.Budget(epsilon=1.0))
+    >>> learner = cs.PrivateLogisticRegression(epsilon=2.0, schema=schema)
+    >>> try:
+    ...     learner.fit(table, ledger=ledger, dataset="ward")
+    ... except cs.BudgetExceeded as error:
+    ...     print(error)
+    Data set 'ward' ...
+    """
 
 
 class GuaranteeVoid(ConsilienceError):
-    """The requested computation has no privacy guarantee, or one that does not hold."""
+    """The requested computation has no privacy guarantee, or one that does not hold.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> settings = {"mechanism": "matrix", "calibration": "thesis"}  # its proof has a gap
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, schema=schema, **settings)
+    >>> try:
+    ...     learner.fit(table)
+    ... except cs.GuaranteeVoid as error:
+    ...     print(error)
+    The thesis' matrix perturbation ... has no guarantee at any delta < 1: ...
+    """
 
 
 class LedgerDamaged(ConsilienceError):
-    """The ledger file was edited, truncated, or cannot be read or written."""
+    """The ledger file was edited, truncated, or cannot be read or written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import consilience as cs
+    >>> file = Path(tempfile.mkdtemp()) / "ward.ledger"
+    >>> _ = file.write_text("not a ledger")
+    >>> try:
+    ...     cs.Ledger(file).balance("ward")
+    ... except cs.LedgerDamaged as error:
+    ...     print(type(error).__name__)
+    LedgerDamaged
+    """
 
 
 class ContributionRejected(ConsilienceError):
-    """A file does not satisfy what its study demands."""
+    """A file does not satisfy what its study demands.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import consilience as cs
+    >>> file = Path(tempfile.mkdtemp()) / "contribution.safetensors"
+    >>> _ = file.write_bytes(b"something else")
+    >>> try:
+    ...     cs.Contribution.load(file)
+    ... except cs.ConsilienceError as error:
+    ...     print(type(error).__name__)
+    ContributionRejected
+    """
 
 
 class HubUnavailable(ConsilienceError):
-    """The hub did not answer, or not in time."""
+    """The hub did not answer, or not in time.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> from consilience.files.sealed import SigningKey
+    >>> from consilience.site.client import HubClient
+    >>> key = SigningKey.generate()
+    >>> hub = HubClient("http://127.0.0.1:9", key, key.public)  # where nobody answers
+    >>> try:
+    ...     hub.fetch_release("beds")
+    ... except cs.HubUnavailable as error:
+    ...     print(error)
+    The hub at http://127.0.0.1:9 did not answer ...
+    """
 
 
 class PrivacyLeakWarning(UserWarning):
-    """Something learned from the same records that the guarantee does not cover."""
+    """Something learned from the same records that the guarantee does not cover.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, data_norm=9.0)
+    >>> model = make_pipeline(StandardScaler(), learner)
+    >>> with warnings.catch_warnings(record=True, action="always") as said:
+    ...     _ = model.fit(X, y)
+    >>> said[0].category.__name__
+    'PrivacyLeakWarning'
+    """
 
 
 class RecordsWarning(UserWarning):
     """The records do not fit what was declared, so that the model will be poor.
 
     Whether it is shown depends on the records. It is shown where they are, and is in no file.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> months = {"age": [180, 420, 780, 1020] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> with warnings.catch_warnings(record=True, action="always") as said:
+    ...     _ = cs.PrivateLogisticRegression(epsilon=1.0, schema=schema).fit(months)
+    >>> said[0].category.__name__
+    'RecordsWarning'
     """
 
 

@@ -108,6 +108,19 @@ class Average(Aggregator):
     Without `epsilon`: each site's own guarantee, against everyone. With it: `epsilon` per unit of
     each site against those who see the ensemble, not against the aggregator. Proof:
     docs/guarantees/average.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> members = [
+    ...     cs.PrivateLogisticRegression(epsilon=epsilon, schema=schema).fit(table)
+    ...     for epsilon in (1.0, 2.0, 4.0)
+    ... ]
+    >>> ensemble = cs.Average("precision").combine(members)
+    >>> ensemble.guarantee, ensemble.predict([[-1.0], [1.0]]).tolist()
+    (Guarantee(epsilon=4, delta=0, per record, replace-one, 1 assumption), ['no', 'yes'])
     """
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -137,6 +137,20 @@ class FeatureMethod(UsesLabels):
     replace-one, in ``aggregation_guarantee``; with ``mechanism="output"`` the same for each site's
     units, against those who see the ensemble, not against the aggregator. Not hidden: the number of
     aggregation records. Proof: docs/guarantees/feature.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> members = [
+    ...     cs.PrivateLogisticRegression(epsilon=5.0, classes=[0, 1]).fit(X[part::4], y[part::4])
+    ...     for part in (0, 1, 2)
+    ... ]
+    >>> ensemble = cs.FeatureMethod().combine(members, public=cs.Public(X[3::4], y[3::4]))
+    >>> ensemble.predict(X[:5]).shape
+    (5,)
     """
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"feature": {}}

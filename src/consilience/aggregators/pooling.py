@@ -232,6 +232,20 @@ class PooledCounts(Aggregator):
     Each site's own guarantee, against everyone; the sum is post-processing. Where the structure was
     grown on private records and their forest is not among the members, its epsilon is added. Proof:
     docs/guarantees/integration.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> public = {"splitter": "random", "random_state": 7, "bounds": (-1, 1), "classes": [0, 1]}
+    >>> members = [
+    ...     cs.PrivateForestClassifier(epsilon=1.0, **public).fit(X[site::2], y[site::2])
+    ...     for site in (0, 1)
+    ... ]
+    >>> cs.PooledCounts().combine(members).predict(X[:5]).shape
+    (5,)
     """
 
     makes = "forest"

@@ -93,6 +93,17 @@ class WeightedVote(Aggregator):
     Each site's own guarantee, against everyone: weights read sizes, epsilons and accuracies that
     were released, and public records. Nothing is promised to public records. Proof:
     docs/guarantees/integration.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> tree = {"epsilon": 2.0, "bounds": (-1, 1), "classes": [0, 1]}
+    >>> members = [cs.PrivateTreeClassifier(**tree).fit(X[i::3], y[i::3]) for i in range(3)]
+    >>> cs.WeightedVote().combine(members).predict(X[:5]).shape
+    (5,)
     """
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {

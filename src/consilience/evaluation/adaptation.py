@@ -485,6 +485,17 @@ class Adapted:
     Privacy
     -------
     None: an exact function of the site's records. Do not hand it on, nor what it predicts or says.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> release = cs.PrivateLogisticRegression(epsilon=5.0, classes=[0, 1]).fit(X[100:], y[100:])
+    >>> model = cs.adapt(release, (X[:100], y[:100]), compare=False)
+    >>> isinstance(model, cs.Adapted), 0 <= model.share_ <= 1
+    (True, True)
     """
 
     stays_at_site: ClassVar[bool] = True  # no aggregator takes it

@@ -346,6 +346,17 @@ def evaluate(
     -------
     None for the test records, which must be public. Costs the training records nothing: it is
     post-processing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> model = cs.PrivateLogisticRegression(epsilon=5.0, classes=[0, 1]).fit(X[200:], y[200:])
+    >>> found = cs.evaluate(model, X[:200], y[:200])  # public test records
+    >>> bool(found["error"].low <= found["error"].value <= found["error"].high)
+    True
     """
     _require("level", level, isinstance(level, float) and 0 < level < 1, "a number in (0, 1)")
     for name, value in (("resamples", resamples), ("bins", bins)):

@@ -165,7 +165,13 @@ class TableOne:
 
     Examples
     --------
-    `TableOne.of(release.ensemble, study.schema).as_text()`
+    >>> import consilience as cs
+    >>> age = cs.Numeric("age", 0, 100, cuts=4)
+    >>> schema = cs.Schema([age], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> summed = cs.Summary(epsilon=1.0, delta=1e-6, schema=schema).fit(table)
+    >>> cs.TableOne.of(cs.Total().combine([summed]), schema).groups
+    ('no', 'yes', 'all records')
     """
 
     title: str

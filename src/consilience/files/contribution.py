@@ -500,6 +500,21 @@ class Contribution(SignedFile):
     -------
     ``guarantee``, recomputed from the file's own events, for one unit of the site's records against
     everyone who sees the file. Not hidden: every fact in it, the name of the site among them.
+
+    Examples
+    --------
+    >>> from consilience.files.sealed import SigningKey
+    >>> import tempfile
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> study = cs.Study("beds", schema, "PrivateLogisticRegression", "Average", (0.5, 2.0))
+    >>> ledger = cs.Ledger(tempfile.mkdtemp() + "/ward.ledger")
+    >>> _ = ledger.allow("ward", cs.Budget(epsilon=3.0))
+    >>> north = {"site": "North", "dataset": "ward", "signing": SigningKey.generate()}
+    >>> contribution = study.train(table, ledger, epsilon=1.0, **north)
+    >>> contribution.guarantee, contribution.learner.predict([[-1.0], [1.0]]).tolist()
+    (Guarantee(epsilon=1, delta=0, per record, replace-one), ['no', 'yes'])
     """
 
     @classmethod

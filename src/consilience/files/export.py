@@ -296,6 +296,15 @@ def to_onnx(
     -----
     Outputs are ``scores`` and, of classifiers, ``probabilities`` and ``label``. A record that the
     schema refuses has NaN as its score: its label means nothing.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, schema=schema).fit(table)
+    >>> [each.name for each in cs.to_onnx(learner, schema).graph.output]
+    ['scores', 'probabilities', 'label']
     """
     from onnx import TensorProto, checker, helper
 

@@ -368,6 +368,29 @@ class Release(SignedFile):
     so) against everyone who sees the file. ``sources`` lists what each site's own records are
     promised, counting everything that the site ever submitted to the study. Not hidden: the names
     of sites, their weights, every fact in the file.
+
+    Examples
+    --------
+    >>> from consilience.files.sealed import SigningKey
+    >>> from consilience.study.collect import Publication
+    >>> import tempfile
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> study = cs.Study("beds", schema, "PrivateLogisticRegression", "Average", (0.5, 2.0))
+    >>> ledger = cs.Ledger(tempfile.mkdtemp() + "/ward.ledger")
+    >>> _ = ledger.allow("ward", cs.Budget(epsilon=3.0))
+    >>> found = [
+    ...     study.train(
+    ...         table, ledger, epsilon=1.0, site=name, dataset="ward", signing=SigningKey.generate()
+    ...     )
+    ...     for name in ("North", "South")
+    ... ]
+    >>> release = study.combine(found, publication=Publication(SigningKey.generate()))
+    >>> [source.site for source in release.sources]
+    ['North', 'South']
+    >>> release.ensemble.predict([[-1.0], [1.0]]).tolist()
+    ['no', 'yes']
     """
 
     @classmethod

@@ -271,7 +271,20 @@ class KnownAxes(Projection):
 
 
 class PublicAxes(KnownAxes):
-    """Principal axes of the study's public records."""
+    """Principal axes of the study's public records.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> axes = cs.PublicAxes.of(np.eye(5)[:2], "ab" * 32)
+    >>> axes.n_components
+    2
+    >>> rows = np.sin(np.arange(2000.0)).reshape(400, 5) / 3
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, classes=[0, 1], projection=axes)
+    >>> learner.fit(rows, (rows[:, 0] > 0).astype(int)).coef_.shape
+    (1, 5)
+    """
 
     kind = "public"
 
@@ -310,7 +323,16 @@ class PublicAxes(KnownAxes):
 
 
 class MomentAxes(KnownAxes):
-    """Principal axes of moments that an earlier study released; `source` is that release."""
+    """Principal axes of moments that an earlier study released; `source` is that release.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> axes = cs.MomentAxes.of(np.eye(5)[:2], "ab" * 32)  # the SHA-256 of that release
+    >>> axes.kind, axes.n_components
+    ('moments', 2)
+    """
 
     kind = "moments"
 
@@ -331,6 +353,14 @@ class OwnAxes(Projection):
     ----------
     share
         The part of epsilon and of delta that the axes cost.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> axes = cs.OwnAxes(n_components=2, share=0.3)
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, delta=1e-6, projection=axes)
+    >>> learner.projection.share
+    0.3
     """
 
     kind = "private"

@@ -643,6 +643,15 @@ class PrivateLinearSVC(LinearClassifier):
     -----
     **Privacy.** As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md,
     closing.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> learner = cs.PrivateLinearSVC(epsilon=1.0, schema=schema).fit(table)
+    >>> learner.predict({"age": [10, 90]}).tolist()
+    ['no', 'yes']
     """
 
     shorthand = "svm"
@@ -694,6 +703,16 @@ class PrivateRidge(RegressorMixin, LinearLearner):  # type: ignore[misc]
     -----
     **Privacy.** As `PrivateLogisticRegression`; proofs in docs/guarantees/objective.md, output.md,
     closing.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "days", label_bound=60)
+    >>> table = {"age": [15, 35, 65, 85] * 500, "days": [1, 3, 9, 20] * 500}
+    >>> learner = cs.PrivateRidge(epsilon=1.0, schema=schema).fit(table)
+    >>> young, old = learner.predict({"age": [10, 90]})
+    >>> bool(young < old)
+    True
     """
 
     shorthand = "ridge"

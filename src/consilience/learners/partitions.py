@@ -49,6 +49,18 @@ class DaskRows:
     Privacy
     -------
     Workers see records, and intermediate results that are not private: they belong to the site.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> rows = cs.DaskRows(da.from_array(X, chunks=(100, 3)), da.from_array(y, chunks=100))
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
+    >>> learner.fit(rows).guarantee_
+    Guarantee(epsilon=1, delta=0, per record, replace-one, 1 assumption)
     """
 
     def __init__(

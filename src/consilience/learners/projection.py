@@ -129,7 +129,17 @@ def as_matrix(vector: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class SecondMoment:
-    """What a site releases for a joint projection: its noisy Σxxᵀ and its guarantee."""
+    """What a site releases for a joint projection: its noisy Σxxᵀ and its guarantee.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.linspace(-0.5, 0.5, 4000)[:, None] * np.array([[1.0, 1.0, 0.0]])
+    >>> moment = cs.PrivatePCA(epsilon=1.0, delta=1e-6, n_components=2).fit(X).second_moment_
+    >>> moment.moment.shape
+    (3, 3)
+    """
 
     moment: Array
     guarantee: Guarantee
@@ -225,6 +235,14 @@ class PublicPCA(_Projection, BaseEstimator):  # type: ignore[misc]
     **Privacy.** None for the records it is fitted on: they must be public. Records that are
     transformed later stay as protected as they were, and no longer than they were, so that a
     learner behind it keeps its `data_norm`. One made by `combine_moments` has a ``guarantee_``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> public = np.linspace(-0.5, 0.5, 400)[:, None] * np.array([[1.0, 1.0, 0.0]])
+    >>> cs.PublicPCA(1).fit(public).transform(public).shape
+    (400, 1)
     """
 
     guarantee_: Guarantee
@@ -451,6 +469,17 @@ def combine_moments(
     Post-processing of what each site released: ``guarantee_`` is the sites' largest epsilon and
     delta under `assumption`, against everyone. No record is seen here. Proof:
     docs/guarantees/pca.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.linspace(-0.5, 0.5, 4000)[:, None] * np.array([[1.0, 1.0, 0.0]])
+    >>> pca = cs.PrivatePCA(epsilon=1.0, delta=1e-6, n_components=2)
+    >>> moments = [pca.fit(part).second_moment_ for part in (X[::2], X[1::2])]
+    >>> joint = cs.combine_moments(moments, n_components=1, assumption="nobody is at two sites")
+    >>> joint.transform(X).shape
+    (4000, 1)
     """
     if not moments:
         raise SettingsError("Combining needs at least one site's second moment. Got none.")

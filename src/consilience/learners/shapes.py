@@ -116,6 +116,16 @@ def plot_shapes(
     ax
         Where to draw: an Axes or several, of which each gets one column; a Figure; or None, for a
         new figure of pyplot's.
+
+    Examples
+    --------
+    >>> from matplotlib.figure import Figure
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> model = cs.PrivateLogisticRegression(epsilon=1.0, schema=schema).fit(table)
+    >>> [axes.get_title() for axes in cs.plot_shapes(model, schema, ax=Figure())]
+    ['age']
     """
     classes = _classes(model)
     what = (

@@ -160,6 +160,17 @@ def choose_on_public(
     Privacy
     -------
     Costs nothing, because no private record is seen, and promises nothing to the public ones.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
+    >>> candidates = {"regularization": [1e-3, 10.0]}
+    >>> cs.choose_on_public(learner, candidates, X, y, n_records=2000, seed=1)
+    {'regularization': 0.001}
     """
     listed, y = _listed(learner, candidates), np.asarray(y_public)
     X = X_public if hasattr(X_public, "shape") else np.asarray(X_public)

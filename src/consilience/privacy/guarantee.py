@@ -299,7 +299,20 @@ def _aligned(guarantees: tuple[Guarantee, ...]) -> tuple[Guarantee, ...]:
 
 
 def compose(*guarantees: Guarantee) -> Guarantee:
-    """Return what holds after all of these touched the same records: epsilons and deltas add."""
+    """Return what holds after all of these touched the same records: epsilons and deltas add.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> first, second = (
+    ...     cs.PrivateLogisticRegression(epsilon=epsilon, schema=schema).fit(table).guarantee_
+    ...     for epsilon in (0.5, 1.0)
+    ... )
+    >>> cs.compose(first, second)
+    Guarantee(epsilon=1.5, delta=0, per record, replace-one)
+    """
     aligned = _aligned(guarantees)
     return _joint(aligned, _total(g.epsilon for g in aligned), _total(g.delta for g in aligned))
 
@@ -309,6 +322,18 @@ def compose_disjoint(*guarantees: Guarantee, assumption: str) -> Guarantee:
 
     ``assumption`` says why the parts are disjoint (for instance "no person is at two sites"); it is
     written into the result, because the program cannot check it. Void parts void the whole.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> first, second = (
+    ...     cs.PrivateLogisticRegression(epsilon=epsilon, schema=schema).fit(table).guarantee_
+    ...     for epsilon in (0.5, 1.0)
+    ... )
+    >>> cs.compose_disjoint(first, second, assumption="nobody is at two sites")
+    Guarantee(epsilon=1, delta=0, per record, replace-one, 1 assumption)
     """
     if not assumption:
         raise SettingsError(
@@ -326,6 +351,12 @@ class Budget:
 
     Enforced on additive quantities: Σε and Σδ, or Σρ (zero-concentrated) when ``rho`` is given
     instead of ``epsilon``.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> cs.Budget(epsilon=3.0, delta=1e-5, unit="person").epsilon
+    3.0
     """
 
     epsilon: float | None = None

@@ -58,6 +58,15 @@ class Noise:
     Privacy
     -------
     A seed voids the guarantee: anyone who learns it can subtract the noise.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, schema=schema, noise=cs.Noise(seed=1))
+    >>> learner.fit(table).guarantee_  # whoever knows the seed can take the noise off
+    Guarantee.void('seeded noise')
     """
 
     seed: int | None = None

@@ -56,6 +56,13 @@ class Division:
     feature_skew
         Between 0 (none) and 1 (records are sorted along a random direction, and each site gets
         consecutive ones).
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> division = cs.Division(sites=5, public=200, test=0.3)
+    >>> division.sites
+    5
     """
 
     sites: int | Collection[Any] = 10

@@ -76,6 +76,12 @@ class Runs:
         that `prepare` calls are not looked into. Needs a `seed`: fresh noise is not kept.
     progress
         Called with (cells done, cells). Without it, a bar is shown if standard error is a terminal.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> cs.Runs(repeats=20, seed=1, n_jobs=2).repeats
+    20
     """
 
     repeats: int = 10
@@ -190,6 +196,17 @@ def simulate(
     -------
     None: every repeat and level trains again, and errors are shown, so records must be public. Each
     ensemble alone has what `Report.guarantees` states, void with a seed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(9000.0)).reshape(3000, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> learner = cs.PrivateLogisticRegression(epsilon=1.0, classes=[0, 1])
+    >>> report = cs.simulate(learner, cs.Average(), X, y, sites=3, repeats=2, seed=1)
+    >>> print(report.sentence)
+    PrivateLogisticRegression at epsilon=1: joining 3 sites by Average ...
     """
     if isinstance(learner, Study | str | Path):
         return _run(*_set_up_study(learner, aggregator, **settings))

@@ -106,6 +106,19 @@ class GradientStep(ClassStatistic, RowStatistic):
     -----
     **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
     who sees the sum. None for public records. Proof: docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> start = cs.start_from((X[:100], y[:100]))
+    >>> step = cs.GradientStep(epsilon=1.0, delta=1e-6, classes=[0, 1], start=start)
+    >>> step.fit(X[100:], y[100:]).guarantee_
+    Guarantee(epsilon=1, delta=1e-06, per record, replace-one, 1 assumption)
+    >>> cs.Total().combine([step]).predict(X[:5]).shape
+    (5,)
     """
 
     makes = LinearEnsemble.kind
@@ -234,6 +247,16 @@ def start_from(
     Privacy
     -------
     None for the public records.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> start = cs.start_from((X, y))
+    >>> len(start), len(start[0])  # one row for two classes: three coefficients and the intercept
+    (1, 4)
     """
     learner = PrivateLogisticRegression(epsilon=math.inf, classes=classes)
     model = fit_public(learner, Public.of(public))

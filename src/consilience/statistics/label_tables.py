@@ -107,6 +107,17 @@ class LabelTables(ClassStatistic):
     -----
     **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
     who sees the counts. Proof: docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> age = cs.Numeric("age", 0, 100, cuts=4)
+    >>> schema = cs.Schema([age], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> counted = cs.LabelTables(epsilon=1.0, delta=1e-6, schema=schema).fit(table)
+    >>> model = cs.Total().combine([counted])
+    >>> model.predict(schema.transformer().transform({"age": [10, 90]})).tolist()
+    ['no', 'yes']
     """
 
     makes = "additive"

@@ -69,6 +69,18 @@ def trees_from(structure: Structure) -> list[list[list[int]]]:
     """Return the trees of a public structure as a study can name them in `trees`.
 
     `Structure.greedy(public, Bins.of(schema), classes)` grows one on labelled public records.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> from consilience.aggregators.pooling import Structure
+    >>> bins = cs.Bins.even(-1, 1, n_features=3, n_bins=8)
+    >>> structure = Structure.greedy(cs.Public(X, y), bins, [0, 1], n_trees=2, max_depth=2)
+    >>> len(cs.trees_from(structure))
+    2
     """
     if structure.guarantee is not None:
         raise SettingsError(
@@ -103,6 +115,16 @@ class LeafCounts(ClassStatistic):
     -----
     **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
     who sees the counts. The trees must be public. Proof: docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> counted = cs.LeafCounts(epsilon=1.0, delta=1e-6, schema=schema, n_trees=5).fit(table)
+    >>> forest = cs.Total().combine([counted])
+    >>> forest.predict(schema.transformer().transform({"age": [10, 90]})).tolist()
+    ['no', 'yes']
     """
 
     makes = PooledForest.kind

@@ -196,6 +196,15 @@ class ModelSum(ClassStatistic, RowStatistic):
     -----
     **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
     who sees the sum. Proof: docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> summed = cs.ModelSum(epsilon=1.0, delta=1e-6, schema=schema).fit(table)
+    >>> summed.guarantee_, cs.Total().combine([summed]).predict([[-1.0], [1.0]]).tolist()
+    (Guarantee(epsilon=1, delta=1e-06, per record, replace-one), ['no', 'yes'])
     """
 
     makes = LinearEnsemble.kind

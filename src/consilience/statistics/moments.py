@@ -257,6 +257,16 @@ class Moments(ClassStatistic, _Moments):
     -----
     **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
     who sees the sum. Proof: docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> sums = [cs.Moments(epsilon=1.0, delta=1e-6, schema=schema).fit(table) for _ in range(3)]
+    >>> joined = cs.Total().combine(sums)
+    >>> joined.guarantee, joined.predict([[-1.0], [1.0]]).tolist()
+    (Guarantee(epsilon=1, delta=1e-06, per record, replace-one, 1 assumption), ['no', 'yes'])
     """
 
     shorthand = "moments"
@@ -319,6 +329,15 @@ class MomentsRegressor(NumberStatistic, _Moments):
     Notes
     -----
     **Privacy.** As `Moments`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> summed = cs.MomentsRegressor(epsilon=1.0, delta=1e-6, label_bound=2.0).fit(X, X[:, 0])
+    >>> cs.Total().combine([summed]).predict(X[:5]).shape
+    (5,)
     """
 
     shorthand = "moments-ridge"

@@ -152,6 +152,19 @@ class Score(ClassStatistic, RowStatistic):
     -----
     **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
     who sees the counts. Proof: docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> model = [[4.0, 1.0, 0.0, 0.0]]  # coefficients and intercept of a released model
+    >>> counted = cs.Score(epsilon=1.0, delta=1e-6, classes=[0, 1], model=model).fit(X, y)
+    >>> scored = cs.Total().combine([counted])
+    >>> low, high = scored.accuracy.interval()
+    >>> 0 <= low <= high <= 1
+    True
     """
 
     makes = "scored"

@@ -304,6 +304,16 @@ class Summary(ClassStatistic, _Summary):
     **Privacy.** ``guarantee_``: (epsilon, delta) per unit and neighbours as set, against everyone
     who sees the sums. No number of a class, of a category or of missing values is stated without
     noise. Proof: docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> age = cs.Numeric("age", 0, 100, cuts=4)
+    >>> schema = cs.Schema([age], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> summed = cs.Summary(epsilon=1.0, delta=1e-6, schema=schema).fit(table)
+    >>> cs.TableOne.of(cs.Total().combine([summed]), schema).groups
+    ('no', 'yes', 'all records')
     """
 
     shorthand = "summary"
@@ -325,6 +335,14 @@ class NumberSummary(NumberStatistic, _Summary):
     Notes
     -----
     **Privacy.** As `Summary`.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100, cuts=4)], "days", label_bound=60)
+    >>> table = {"age": [15, 35, 65, 85] * 500, "days": [1, 3, 9, 20] * 500}
+    >>> cs.NumberSummary(epsilon=1.0, delta=1e-6, schema=schema).fit(table).guarantee_
+    Guarantee(epsilon=1, delta=1e-06, per record, replace-one)
     """
 
     shorthand = "number-summary"

@@ -46,6 +46,16 @@ class Total(Aggregator):
     -------
     Each site's own guarantee, against everyone: post-processing. None for public records. Proof:
     docs/guarantees/statistics.md.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> sums = [cs.Moments(epsilon=1.0, delta=1e-6, schema=schema).fit(table) for _ in range(3)]
+    >>> joined = cs.Total().combine(sums)
+    >>> joined.guarantee, joined.predict([[-1.0], [1.0]]).tolist()
+    (Guarantee(epsilon=1, delta=1e-06, per record, replace-one, 1 assumption), ['no', 'yes'])
     """
 
     weights: str = "precision"

@@ -140,6 +140,14 @@ class Study:
     stored
         A hub or site has kept this study since some version accepted it. It can be read and shown
         even if this version would refuse it; problems are reported on training and combining.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> study = cs.Study("beds", schema, "PrivateLogisticRegression", "Average", (0.5, 2.0))
+    >>> study.min_sites, len(study.digest)
+    (2, 64)
     """
 
     name: str

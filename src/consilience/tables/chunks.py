@@ -50,6 +50,20 @@ class ParquetRows:
     ----------
     passes
         How often reading has begun.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow as pa
+    >>> import pyarrow.parquet as pq
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [15, 35, 65, 85] * 500, "ill": ["no", "no", "yes", "yes"] * 500}
+    >>> file = tempfile.mkdtemp() + "/ward.parquet"
+    >>> pq.write_table(pa.table(table), file)
+    >>> rows = cs.ParquetRows(file, schema, named=True)
+    >>> cs.PrivateLogisticRegression(epsilon=1.0, classes=["no", "yes"]).fit(rows).guarantee_
+    Guarantee(epsilon=1, delta=0, per record, replace-one)
     """
 
     def __init__(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 from consilience.errors import SchemaMismatch
 
 
@@ -28,12 +30,21 @@ class Public:
     -------
     None: whatever is computed from them may be published as it is. Only data that is public anyway
     belongs here.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> public = cs.Public([[0.1, 0.2], [0.3, 0.1]], [0, 1])
+    >>> public.X.shape
+    (2, 2)
     """
 
     X: Any
     y: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.X, list | tuple):
+            object.__setattr__(self, "X", np.asarray(self.X))
         if getattr(self.X, "ndim", 2) != 2 or (
             self.y is not None and len(self.y) != self.X.shape[0]
         ):

@@ -75,6 +75,14 @@ def read_table(source: object, schema: "Schema | None" = None) -> pa.Table:
         Arrow table or record batch, anything else with the Arrow C stream interface; a dict of
         arrays. CSV files must have a header, commas and UTF-8; their columns stay texts, which the
         schema reads.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> schema = cs.Schema([cs.Numeric("age", 0, 100)], "ill", classes=("no", "yes"))
+    >>> table = {"age": [61, 47], "ill": ["yes", "no"], "note": ["a", "b"]}
+    >>> cs.read_table(table, schema).column_names
+    ['age', 'ill']
     """
     names = None if schema is None else frozenset(schema.table_columns)
     if isinstance(source, RowSource):

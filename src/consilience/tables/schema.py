@@ -236,6 +236,12 @@ class Categorical:
         What a value that is not declared becomes: an error or all zeros (``"ignore"``).
     missing_values
         Further spellings of "absent", such as ``("?",)``.
+
+    Examples
+    --------
+    >>> import consilience as cs
+    >>> cs.Categorical("sex", ("f", "m"), missing="indicator").feature_names
+    ('sex=f', 'sex=m', 'sex is missing')
     """
 
     name: str

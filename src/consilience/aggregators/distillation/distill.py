@@ -179,6 +179,17 @@ class VoteDistillation(Distillation):
     (epsilon, delta) per site, replace-one, against those who see the ensemble, not against the hub.
     Not hidden: the number of sites, the classes, and without `protect_public` the public records.
     Proof: docs/guarantees/distillation.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> from sklearn.tree import DecisionTreeClassifier
+    >>> X = np.sin(np.arange(6000.0)).reshape(3000, 2) / 2
+    >>> y = (X[:, 0] > X[:, 1]).astype(int)
+    >>> sites = [DecisionTreeClassifier(max_depth=3).fit(X[i::50], y[i::50]) for i in range(50)]
+    >>> cs.VoteDistillation(epsilon=5.0, classes=[0, 1]).combine(sites, cs.Public(X)).guarantee
+    Guarantee(epsilon=5, delta=0, per site, replace-one, 3 assumptions)
     """
 
     majority = True

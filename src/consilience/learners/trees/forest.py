@@ -974,6 +974,16 @@ class PrivateTreeClassifier(PrivateForestClassifier):
     Notes
     -----
     **Privacy.** As `PrivateForestClassifier`; proof in docs/guarantees/trees.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import consilience as cs
+    >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
+    >>> y = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+    >>> tree = cs.PrivateTreeClassifier(epsilon=1.0, bounds=(-1, 1), classes=[0, 1]).fit(X, y)
+    >>> tree.guarantee_
+    Guarantee(epsilon=1, delta=0, per record, add-remove, 1 assumption)
     """
 
     shorthand: ClassVar[str | None] = "tree"
