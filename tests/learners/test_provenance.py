@@ -56,12 +56,15 @@ from consilience.errors import (
 from consilience.files.sealed import SigningKey
 from consilience.learners.base import plan_fit
 from consilience.learners.provenance import HOW_ENCODED
+from consilience.learners.scored import scored
+from consilience.learners.tuned import Tuning, tuned
 from consilience.tables import transformer
 from consilience.tables.transformer import is_untouched
 from studies import study
 from studies import table as study_table
 
 COLUMNS = [Numeric("age", 0, 100), Categorical("sex", ("f", "m"))]
+CANDIDATES = {"regularization": [1e-3, 1e-2]}
 CLASSES = Schema(COLUMNS, "ill", classes=("no", "yes"), norm=0.8)
 NUMBERS = Schema(COLUMNS, "days", label_bound=30.0, norm=0.8)
 PERSONS = Schema(COLUMNS, "ill", classes=("no", "yes"), person="who", max_records_per_person=2)
@@ -258,6 +261,26 @@ def test_a_large_parquet_file_is_read_in_chunks(tmp_path, monkeypatch):
     other = Schema(COLUMNS, "ill", classes=("no", "yes"))
     with pytest.raises(SettingsError, match="another schema"):
         with_schema(PrivateLogisticRegression, other).fit(ParquetRows(path, CLASSES, named=True))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda one: scored(type(one))(epsilon=8.0, schema=CLASSES, score_share=0.2),
+        lambda one: tuned(type(one))(epsilon=8.0, schema=CLASSES, tuning=Tuning(CANDIDATES)),
+        lambda one: PrivateTuning(one, CANDIDATES, epsilon=8.0),
+    ],
+    ids=["scored", "tuned", "tuning"],
+)
+def test_no_number_of_records_is_too_large_for_a_learner_that_takes_no_chunks(
+    made, tmp_path, monkeypatch
+):
+    """Where it is hidden, a file would tell that it is smaller, which no guarantee says."""
+    path = tmp_path / "ward.parquet"
+    pa.parquet.write_table(pa.Table.from_pandas(frame()), path)
+    monkeypatch.setattr(consilience.tables.chunks, "IN_MEMORY", 10)
+    learner = made(with_schema(PrivateLogisticRegression, CLASSES)).fit(path)
+    assert learner.predict(frame()).shape == (len(frame()),)
 
 
 def test_dask_tables_are_encoded_where_they_lie():

@@ -161,6 +161,9 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
     untunable: ClassVar[str | None] = "sites choose among classifiers, and {} is none"
     # What it can hide. A learner that can hide a whole site says in `hidden_by` when it does.
     units: ClassVar[tuple[str, ...]] = ("record", "person")
+    # Whether a table that is too large for memory is read in chunks, where nobody chose. If not, it
+    # is read into memory all the same: a refusal would tell that there are so many records.
+    reads_chunks: ClassVar[bool] = True
     # Settings that other parts of a study decide, beside those that they decide for all learners.
     study_decides: ClassVar[frozenset[str]] = frozenset()
     # What settings meant that files and studies of the first version do not name.
@@ -272,7 +275,7 @@ class PrivateLearner(Settings, BaseEstimator, ABC, Generic[TaskT, PlanT]):  # ty
                 delattr(self, name)
             self.adopt_schema()
             self.check_schema()
-            given = take_in(self.schema, X, y, persons)
+            given = take_in(self.schema, X, y, persons, in_parts=self.reads_chunks)
             task, assumptions = self.make_task(*given.records)
             if not given.is_encoded:
                 assumptions = [*assumptions, HOW_ENCODED]
@@ -659,7 +662,8 @@ def plan_fit(
     learner: PrivateLearner[TaskT, PlanT], X: Rows, y: ArrayLike | None, **whose: Any
 ) -> tuple[TaskT, PlanT]:
     """Return what `fit` would train on and draw; nothing is charged or drawn."""
-    given = take_in(learner.schema, X, y, whose.get("persons"))
+    persons, in_parts = whose.get("persons"), learner.reads_chunks
+    given = take_in(learner.schema, X, y, persons, in_parts=in_parts)
     task, _ = learner.make_task(*given.records)
     return task, learner._plan(task)
 

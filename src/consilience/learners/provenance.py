@@ -70,8 +70,13 @@ def take_in(
     X: Rows,
     y: ArrayLike | None = None,
     persons: ArrayLike | None = None,
+    *,
+    in_parts: bool = True,
 ) -> Given:
-    """Encode a table by the schema, if there is one; take apart what a schema encoded."""
+    """Encode a table by the schema, if there is one; take apart what a schema encoded.
+
+    A large Parquet table is read in chunks where the learner takes it `in_parts`.
+    """
     from consilience.tables.encoding import ENCODED
     from consilience.tables.schema import Encoded
 
@@ -100,7 +105,7 @@ def take_in(
         _refuse_twice(y is None, "The schema names the column of the labels in a Dask table")
         return Given((DaskRows(X, schema=schema, named=True), None, persons), True)
     _refuse_twice(persons is None or schema.person is None, "The schema names a column of persons")
-    chunks = in_chunks(schema, X) if y is None else None
+    chunks = in_chunks(schema, X) if y is None and in_parts else None
     if chunks is not None:
         return Given((chunks, None, persons), True)
     table = schema.read(X, y)

@@ -154,6 +154,7 @@ class Scored(PrivateLearner[Any, Any]):
     """
 
     untunable: ClassVar[str | None] = "a {} with a score has no candidates"
+    reads_chunks: ClassVar[bool] = False
 
     score_share: float
     right_: Array  # the noisy count of right answers and, where it is needed, that of wrong ones

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from numpy.typing import ArrayLike
 from sklearn.model_selection import ParameterGrid
@@ -160,6 +160,8 @@ class Tuned(PrivateLearner[TunedTask, TuningPlan]):
     -------
     ``guarantee_``: that of `PrivateTuning`, against everyone who sees model and settings.
     """
+
+    reads_chunks: ClassVar[bool] = False
 
     tuning: Tuning
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -348,6 +348,8 @@ class PrivateTuning(ClassifierMixin, PrivateLearner[TuningTask, TuningPlan]):  #
     >>> tuning.fit(X, X[:, 0] > 0).guarantee_
     Guarantee(epsilon=1, delta=0, per record, replace-one, 2 assumptions)
     """
+
+    reads_chunks: ClassVar[bool] = False
 
     best_index_: int
     best_params_: dict[str, Any]
