@@ -165,6 +165,8 @@ def test_every_seed_that_decides_about_records_voids_or_is_refused():
     assert exact(noise=Noise(seed=5)).guarantee_.holds  # nothing was drawn
     with pytest.raises(SettingsError, match="a seed would move"):
         hold_out(400, neighbours="add-remove", noise=Noise(seed=7))
+    with pytest.raises(SettingsError, match="a seed would move"):  # another id, another rank
+        hold_out(400, neighbours="replace-one", persons=np.arange(400), noise=Noise(seed=7))
     kept = hold_out(400, neighbours="replace-one", noise=Noise(seed=7))
     model = PrivateLogisticRegression(epsilon=1.0, classes=[0, 1]).fit(X[~kept], y[~kept])
     counted = private_accuracy(model, X[kept], y[kept], epsilon=1.0)

@@ -6,16 +6,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from consilience import Budget, Contribution, Ledger, Noise
 from consilience.errors import ContributionRejected
-from consilience.files.certificate import Page, meaning, of_contribution, of_release
+from consilience.files.certificate import (
+    Page,
+    _guarantee_rows,
+    _short,
+    meaning,
+    of_contribution,
+    of_release,
+)
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.hub.dashboard.texts import _promise
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, show_bound
 from consilience.text import Quoted
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version-0.1" / "releases"
@@ -240,6 +250,26 @@ def test_no_terminal_breaks_a_quoted_line_and_leaves_its_rest_without_a_bar(widt
     assert max(columns) <= width
     foreign = [line for line in lines if set(line) & set("Ｗ患者v")]
     assert all(line.startswith("| ") for line in foreign)
+
+
+@given(st.floats(1e-9, 700.0), st.floats(1e-300, 0.999), st.booleans())
+def test_no_text_states_less_than_a_guarantee_does(epsilon, delta, is_plain):
+    delta = 0.0 if is_plain else delta
+    stated = Guarantee(epsilon=epsilon, delta=delta, unit="record", neighbours="replace-one")
+    texts = [
+        repr(stated),
+        str(dict(_guarantee_rows(stated, checked=True))),
+        _short(stated),
+        _promise(stated),
+        meaning(stated, against="x")[0],
+        stated._repr_html_().split("protects")[0],
+    ]
+    number = r"(?:ε|epsilon|δ|delta)\W+(?:[a-z/<>=]*[ >])?([0-9][0-9.e+-]*[0-9]|[0-9])"
+    for text in texts:
+        found = [float(each) for each in re.findall(number, text)]
+        assert found[0] >= epsilon * (1 - 1e-12), text
+        assert all(each >= delta * (1 - 1e-12) for each in found[1:]), text
+    assert float(show_bound(0.1 + 0.2)) == 0.3  # rounding errors are no reason to say 0.300001
 
 
 def test_a_bound_is_never_stated_too_small():

@@ -368,6 +368,16 @@ def test_no_number_of_threads_makes_an_answer_depend_on_its_place(n_threads):
             assert not mark_errors(one, sparse.csr_array(rows), np.zeros(len(rows))).any()
 
 
+def test_a_subclass_is_asked_by_its_own_predict():
+    class Contrary(PrivateLogisticRegression):
+        def predict(self, X):
+            return 1 - super().predict(X)
+
+    X, y = table(300)
+    learner = Contrary(epsilon=1.0, classes=[0, 1], noise=Noise(seed=1)).fit(X, y)
+    assert not mark_errors(learner, X, learner.predict(X)).any()
+
+
 def test_a_good_candidate_is_found_and_kept():
     X, y = table(6000)
     tuned = PrivateTuning(

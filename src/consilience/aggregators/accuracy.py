@@ -53,11 +53,12 @@ def hold_out(
             f"{neighbours!r} and {share!r} instead."
         )
     source = (Noise() if noise is None else noise).open()
-    if source.seeded and neighbours == "add-remove":
+    if source.seeded and (neighbours == "add-remove" or persons is not None):
         raise SettingsError(
             "Under 'add-remove' a seed would move every record after one that is removed to "
-            "another part, and whoever knows it could tell. Nothing was held out. Leave out "
-            "'noise', or use 'replace-one', where the parts of slots may be known."
+            "another part, and whoever knows it could tell; so it would all persons whose ids come "
+            "after that of one who is replaced. Nothing was held out. Leave out 'noise', or use "
+            "'replace-one' without persons, where the parts of slots may be known."
         )
     slots = np.arange(n_records) if persons is None else identify(persons)
     if len(slots) != n_records:

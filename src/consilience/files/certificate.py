@@ -19,7 +19,7 @@ from consilience.evaluation.baselines import compare_rows
 from consilience.evaluation.measures import AUC, STATED
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release, is_known_method
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, show_bound
 from consilience.text import (
     PAGE_WIDTH,
     Quoted,
@@ -155,7 +155,7 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     power = math.ceil(guarantee.epsilon / math.log(10))
     most = _rounded_up(factor) if factor < 1e6 else f"10 to the power {power:,}"
     odds = min(1.0, guarantee.best_guess * (1 + 2**-48))
-    apart = f", up to a probability of {guarantee.delta:g}" if guarantee.delta > 0 else ""
+    apart = f", up to a probability of {show_bound(guarantee.delta)}" if guarantee.delta > 0 else ""
     question = (
         f"whether {unit} was used"
         if guarantee.neighbours is Neighbours.ADD_REMOVE
@@ -164,13 +164,14 @@ def meaning(guarantee: Guarantee, *, against: str) -> list[str]:
     sentences = [
         f"Anything that {against} could compute from it would be at most {most} times more likely, "
         f"or less likely{apart}, if {unit} were {relation}. This factor is e to the power "
-        f"epsilon = {guarantee.epsilon:.6g}.",
+        f"epsilon = {show_bound(guarantee.epsilon)}.",
         f"For example, someone who could only guess {question} would be right in 50 of 100 cases "
         f"without it, and in at most {math.ceil(1000 * odds) / 10:.1f} of 100 with its help.",
     ]
     if guarantee.delta > 0:
         sentences.append(
-            f"With a probability of at most {guarantee.delta:g} this protection may fail entirely."
+            f"With a probability of at most {show_bound(guarantee.delta)} this protection may fail "
+            "entirely."
         )
     return sentences
 
@@ -183,10 +184,10 @@ def _rounded_up(value: float) -> str:
 
 def _guarantee_rows(guarantee: Guarantee, *, checked: bool) -> list[tuple[str, str]]:
     """Return what is guaranteed; only what a contribution assumes is checked without its study."""
-    epsilon = "infinite" if math.isinf(guarantee.epsilon) else f"{guarantee.epsilon:.6g}"
+    epsilon = "infinite" if math.isinf(guarantee.epsilon) else show_bound(guarantee.epsilon)
     return [
         ("epsilon", epsilon),
-        ("delta", f"{guarantee.delta:g}"),
+        ("delta", show_bound(guarantee.delta)),
         ("protects", UNITS[guarantee.unit]),
         ("neighbours", str(guarantee.neighbours)),
         *(
@@ -422,5 +423,5 @@ def _measured_row(row: Mapping[str, Any], aggregator: Mapping[str, Any]) -> tupl
 
 
 def _short(guarantee: Guarantee) -> str:
-    delta = f", delta = {guarantee.delta:g}" if guarantee.delta else ""
-    return f"epsilon = {guarantee.epsilon:.4g}{delta} per {guarantee.unit}"
+    delta = f", delta = {show_bound(guarantee.delta)}" if guarantee.delta else ""
+    return f"epsilon = {show_bound(guarantee.epsilon, 4)}{delta} per {guarantee.unit}"

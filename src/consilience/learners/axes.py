@@ -29,6 +29,7 @@ from consilience.learners.projection import (
     PublicPCA,
     mean_square,
 )
+from consilience.privacy.guarantee import show_bound
 from consilience.privacy.mechanisms import Source
 from consilience.tables.public import Public
 
@@ -384,8 +385,8 @@ class OwnAxes(Projection):
 
     def describe_cost(self, epsilon: float, delta: float) -> str | None:
         """Say what the axes cost of a site's budget."""
-        part = f", delta = {self.share * delta:.6g}" if delta else ""
-        return f"epsilon = {self.share * epsilon:.6g}{part} of what is charged"
+        part = f", delta = {show_bound(self.share * delta)}" if delta else ""
+        return f"epsilon = {show_bound(self.share * epsilon)}{part} of what is charged"
 
     def left(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Return what is left of a budget for training behind the axes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from enum import StrEnum
 from typing import Any, Self
 
@@ -218,7 +219,10 @@ class Guarantee:
     def __repr__(self) -> str:
         if self.void_reason is not None:
             return f"Guarantee.void({self.void_reason!r})"
-        cost, number = f"epsilon={self.epsilon:g}, delta={self.delta:g}", len(self.assumptions)
+        cost, number = (
+            f"epsilon={show_bound(self.epsilon)}, delta={show_bound(self.delta)}",
+            len(self.assumptions),
+        )
         assuming = f", {number} assumption{'s' * (number > 1)}" if number else ""
         return f"Guarantee({cost}, per {self.unit}, {self.neighbours}{assuming})"
 
@@ -228,9 +232,9 @@ class Guarantee:
         rows = [
             (
                 "epsilon",
-                "infinite: no noise" if math.isinf(self.epsilon) else f"{self.epsilon:.6g}",
+                "infinite: no noise" if math.isinf(self.epsilon) else show_bound(self.epsilon),
             ),
-            ("delta", f"{self.delta:g}"),
+            ("delta", show_bound(self.delta)),
             ("protects", f"one {self.unit}"),
             ("neighbours", str(self.neighbours)),
             *(("assumes", each) for each in self.assumptions),
@@ -244,6 +248,15 @@ class Guarantee:
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"- assuming that {each}" for each in self.assumptions)])
+
+
+def show_bound(value: float, digits: int = 6) -> str:
+    """Return an epsilon or a delta with so many digits, never below it but for rounding errors.
+
+    One that was rounded to the nearest would promise more than holds.
+    """
+    upwards = Context(prec=digits, rounding=ROUND_CEILING)
+    return f"{float(upwards.create_decimal_from_float(value * (1 - 1e-12))):.{digits}g}"
 
 
 def _is_number(value: object) -> bool:

@@ -27,7 +27,7 @@ from consilience.files.release import KIND as RELEASE
 from consilience.files.release import Release, in_order
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.privacy.accounting import events_from_json, total
-from consilience.privacy.guarantee import Budget, Guarantee
+from consilience.privacy.guarantee import Budget, Guarantee, show_bound
 from consilience.privacy.ledger import Ledger, Note
 from consilience.protocol import is_site_name
 from consilience.site.client import FOLDER, HubClient, SharedFolder, to_json
@@ -373,9 +373,9 @@ class SiteFolder:
             shared = Guarantee.from_dict(files[-1]["guarantee"])
             by_itself = Guarantee.from_dict(files[-1]["share"]["alone"])
             said += [
-                f"newest file: epsilon {shared.epsilon:.6g} if "
+                f"newest file: epsilon {show_bound(shared.epsilon)} if "
                 f"{'; and if '.join(shared.assumptions)}",
-                f"if everybody else colludes: epsilon {by_itself.epsilon:.6g} instead",
+                f"if everybody else colludes: epsilon {show_bound(by_itself.epsilon)} instead",
             ]
         elif files:
             said.append("newest file: noise only, no record")

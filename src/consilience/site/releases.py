@@ -16,7 +16,7 @@ from consilience.files.log import ReleaseLog
 from consilience.files.release import Release, Source
 from consilience.files.sealed import SealedFile
 from consilience.learners.base import PrivateLearner
-from consilience.privacy.guarantee import Guarantee, compose
+from consilience.privacy.guarantee import Guarantee, compose, show_bound
 from consilience.site.client import FOLDER, to_json
 from consilience.site.folder import cost_of
 from consilience.site.history import Seen, merge_logs
@@ -241,7 +241,7 @@ class SiteReleases(SiteKeys):
         if number < newest and not (gone and newest <= gone["sequence"]):
             costs = [cost for cost in self.handed_over(name) if cost is not None]
             counted = (
-                f" With all that was handed over, epsilon is {compose(*costs).epsilon:g}."
+                f" With all that was handed over, epsilon is {show_bound(compose(*costs).epsilon)}."
                 if costs
                 else ""
             )

@@ -36,7 +36,7 @@ from consilience.files.release import (
 from consilience.files.sealed import SealedFile, SigningKey
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.accounting import Event
-from consilience.privacy.guarantee import Guarantee
+from consilience.privacy.guarantee import Guarantee, show_bound
 from consilience.privacy.spending import Account
 from consilience.protocol import ROTATED, Rotation
 from consilience.statistics.base import MASKED
@@ -564,4 +564,4 @@ def _describe_member(study: Study, member: PrivateLearner[Any, Any]) -> str:
     """Say in a few words what a member's weight rests on."""
     size, epsilon = _stated_size(study, member), member.guarantee_.epsilon
     facts = f"n = {size:,}, " if size is not None else ""
-    return f"{facts}epsilon = {epsilon:g}" if math.isfinite(epsilon) else f"{facts}exact"
+    return f"{facts}epsilon = {show_bound(epsilon)}" if math.isfinite(epsilon) else f"{facts}exact"

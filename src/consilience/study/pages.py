@@ -18,7 +18,7 @@ from consilience.files.contribution import (
 )
 from consilience.files.sealed import software
 from consilience.privacy.accounting import Event, alone, total
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, show_bound
 from consilience.privacy.ledger import Amounts, Balance, show_amount
 from consilience.study.check import MOST_PLANNED, build_for
 from consilience.study.study import Study
@@ -190,9 +190,11 @@ def _blind_rows(study: Study) -> Rows:
     """Say what is left of a site's protection if everybody else colludes."""
     if study.blind is None:
         return []
-    low, high = (total(charged_events(study, each)).epsilon for each in study.epsilon_range)
+    low, high = (
+        show_bound(total(charged_events(study, each)).epsilon, 3) for each in study.epsilon_range
+    )
     return [
-        ("if everybody else colludes", f"epsilon from {low:.3g} to {high:.3g} instead"),
+        ("if everybody else colludes", f"epsilon from {low} to {high} instead"),
         *(("keyholder", key) for key in study.blind.keyholders),
     ]
 
@@ -409,8 +411,9 @@ def _without_others(study: Study, epsilon: float | None) -> list[str]:
     by_itself = total(charged_events(study, epsilon))
     return [
         f"This holds if {'; and if '.join(assumed)}.",
-        f"If everybody else colludes, the same holds with epsilon = {by_itself.epsilon:.6g} "
-        "instead, because this site's own share of the noise is then all that hides its records.",
+        "If everybody else colludes, the same holds with epsilon = "
+        f"{show_bound(by_itself.epsilon)} instead, because this site's own share of the noise is "
+        "then all that hides its records.",
     ]
 
 
@@ -428,13 +431,13 @@ def _cost_rows(
     else:
         cost, bound = _most_charged(study, epsilon, balance)
     assert cost.epsilon is not None
-    delta = f", delta = {cost.delta:.6g}" if cost.delta else ""
+    delta = f", delta = {show_bound(cost.delta)}" if cost.delta else ""
     restated = ""
     if study.unit is Unit.SITE and balance.unit is not Unit.SITE:
         restated = f": what hides this whole site hides every {balance.unit} of it as well"
     elif balance.neighbours != study.neighbours:
         restated = (
-            f" (epsilon = {epsilon:g} under {study.neighbours}, stated under "
+            f" (epsilon = {show_bound(epsilon)} under {study.neighbours}, stated under "
             f"{balance.neighbours} as this ledger counts)"
         )
     return [
@@ -470,7 +473,7 @@ def _kept_rows(study: Study, epsilon: float, blind: BlindPage | None) -> Rows:
             )
         ]
     cost = total(charged_events(study, epsilon)).epsilon
-    kept = f"epsilon = {cost:.6g}, in an account of its own"
+    kept = f"epsilon = {show_bound(cost)}, in an account of its own"
     return [("kept, if everybody else colludes", kept)]
 
 

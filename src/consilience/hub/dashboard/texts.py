@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from consilience.files.certificate import UNITS
 from consilience.hub.dashboard import charts
 from consilience.hub.state import BlindState, StudyState
-from consilience.privacy.guarantee import Guarantee, Unit
+from consilience.privacy.guarantee import Guarantee, Unit, show_bound
 from consilience.text import printable
 
 # What a page says after a form, if the page finds that it is so.
@@ -172,7 +172,8 @@ def _promise(value: Guarantee | Mapping[str, Any] | None) -> str:
     stated = value if isinstance(value, Guarantee) else Guarantee.from_dict(dict(value))
     if math.isinf(stated.epsilon):
         return "none against the hub"
-    return f"ε = {stated.epsilon:.4g}" + (f", δ = {stated.delta:.3g}" if stated.delta else "")
+    delta = f", δ = {show_bound(stated.delta, 3)}" if stated.delta else ""
+    return f"ε = {show_bound(stated.epsilon, 4)}{delta}"
 
 
 def _weight(value: float) -> str:
