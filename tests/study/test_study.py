@@ -18,6 +18,7 @@ from consilience.files.certificate import of_contribution, of_release
 from consilience.files.contribution import Contribution
 from consilience.files.release import Release
 from consilience.files.sealed import Sealed, SigningKey
+from consilience.privacy.guarantee import show_bound
 from consilience.privacy.ledger import show_amount
 from consilience.privacy.spending import Account
 from consilience.study.check import StudyRefused
@@ -761,7 +762,7 @@ def test_a_ledger_of_another_relation_charges_what_the_page_and_the_file_say(tmp
     made.save(tmp_path / "file")
     assert Contribution.load(tmp_path / "file").digest == made.digest
     spent = ledger.balance("ward").spent
-    assert f"epsilon = {show_amount(spent.epsilon)}, delta = {spent.delta:.6g} (" in page
+    assert f"epsilon = {show_amount(spent.epsilon)}, delta = {show_bound(spent.delta)} (" in page
 
 
 @pytest.mark.parametrize(
