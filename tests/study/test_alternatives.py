@@ -14,7 +14,7 @@ from consilience.privacy.spending import Account
 from consilience.site.site import Site
 from consilience.study.check import StudyRefused, check_release
 from consilience.study.collect import Publication, read_records
-from consilience.study.pages import of_study
+from consilience.study.pages import of_study, of_training
 from consilience.study.study import Study
 from studies import records_parts, study_text, table
 
@@ -52,6 +52,21 @@ def test_what_a_study_lets_sites_choose_is_part_of_its_facts(study):
     assert {choice.digest for choice in study.choices} == {study.digest}
     shown = of_study(study).as_text()
     assert "PrivateForestClassifier with n_trees = 4, max_depth = 3" in shown
+
+
+def test_the_page_to_approve_says_that_no_choice_may_follow_from_the_records(study, tmp_path):
+    ledger = Ledger(tmp_path / "books")
+    ledger.allow("ward", Budget(epsilon=3.0))
+    facts = {"site": "north", "epsilon": 1.0, "number": 1, "head": "0" * 64}
+    one = Study.from_text(study_text(aggregator="WeightedVote"))
+    pages = [
+        " ".join(of_training(each, balance=ledger.balance("ward"), **facts).as_text(200).split())
+        for each in (study.choose("PrivateLinearSVC"), one)
+    ]
+    assert "if the epsilon and learner were not chosen by trying out on these records" in pages[0]
+    assert "chosen here among PrivateLogisticRegression, PrivateForestClassifier, P" in pages[0]
+    assert "if the epsilon was not chosen by trying out on these records" in pages[1]
+    assert "chosen here among" not in pages[1]
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def of_training(
                 "What is promised",
                 [
                     *meaning(_promised(study, epsilon), against=against),
-                    *([exact] if study.trusted else []),
+                    *([exact] if study.trusted else [_not_by_records(study)]),
                     *_without_others(study, epsilon),
                 ],
                 [],
@@ -387,6 +387,7 @@ def _content(study: Study, site: str, epsilon: float | None) -> Rows:
     chosen = learner.describe_choices(study.schema.n_features, None)
     return [
         ("learner", study.learner),
+        *([("chosen here among", ", ".join(study.chosen_among))] * bool(study.chosen_among)),
         *([] if chosen is None else [("chosen by rule", chosen)]),
         *_axes_rows(study),
         *_tuning_rows(study),
@@ -401,6 +402,15 @@ def _promised(study: Study, epsilon: float | None) -> Guarantee:
     if study.blind is None or epsilon is None:
         return promise(study, epsilon)
     return total(build_for(study, epsilon).planned(1))
+
+
+def _not_by_records(study: Study) -> str:
+    """Say which choices of people the promise does not cover."""
+    chosen = "epsilon and learner were" if study.chosen_among else "epsilon was"
+    return (
+        f"It holds if the {chosen} not chosen by trying out on these records what comes of it: "
+        "such a choice tells of them, and nothing pays for that."
+    )
 
 
 def _without_others(study: Study, epsilon: float | None) -> list[str]:

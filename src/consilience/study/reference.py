@@ -105,7 +105,8 @@ _TUNING = (
 _ALTERNATIVES = (
     "`[alternatives.NAME]`",
     "Learners that a site may train instead: NAME is that of the learner, and its settings stand "
-    "in the part. The aggregator must be one that combines models of different kinds.",
+    "in the part. The aggregator must be one that combines models of different kinds. A site must "
+    "not try them out on its records and keep the best: no epsilon pays for that choice.",
 )
 _COLUMNS = (
     (Numeric, '`[[schema.columns]]` with `kind = "numeric"`'),

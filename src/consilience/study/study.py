@@ -327,6 +327,11 @@ class Study:
         return self._choices[name] if self.alternatives else self
 
     @property
+    def chosen_among(self) -> Sequence[str]:
+        """The learners among which a site chose this one; none where there is no choice."""
+        return [] if self._whole is None else list(self._whole.learners)
+
+    @property
     def choices(self) -> Sequence[Study]:
         """The study as each of its learners makes it."""
         return [self.choose(name) for name in self.learners]
