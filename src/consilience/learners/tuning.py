@@ -291,11 +291,11 @@ def mark_errors(learner: Any, X: Any, y: Array) -> Array:
     return np.asarray(np.concatenate([*found, y[:0]])[: len(y)] != y)
 
 
-def _answering(learner: Any) -> Callable[[Any], Array]:
+def _answering(learner: object) -> Callable[[Rows], Array]:
     """Return `predict_apart`, unless a subclass has a `predict` of its own."""
     owner = next((each for each in type(learner).__mro__ if "predict" in vars(each)), object)
-    apart = "predict_apart" in vars(owner)
-    return cast(Callable[[Any], Array], learner.predict_apart if apart else learner.predict)
+    name = "predict_apart" if "predict_apart" in vars(owner) else "predict"
+    return cast(Callable[[Rows], Array], getattr(learner, name))
 
 
 def _one_shape(rows: Any) -> Any:
