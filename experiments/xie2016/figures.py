@@ -12,6 +12,7 @@ from experiments.datasets import Dataset, axes
 from experiments.design import Arguments, Figure, Method, Panel, Paper
 from experiments.lines import SUMS, as_printed, methods_of_sums, sums
 from experiments.xie2016thesis import theorems
+from experiments.xie2016thesis.figures import RAW_NOTE
 
 N_SITES = 10
 EPSILONS = tuple(round(0.025 * k, 3) for k in range(1, 11))
@@ -175,7 +176,12 @@ def in_columns(panel: Panel) -> tuple[Panel, ...]:
         *(
             drawn(
                 replace(
-                    panel, id=f"{panel.id}-{word}", title=COLUMNS[word], data=data, methods=kept
+                    panel,
+                    id=f"{panel.id}-{word}",
+                    title=COLUMNS[word],
+                    data=data,
+                    methods=kept,
+                    note=RAW_NOTE,
                 )
             )
             for word, data in RAW.items()
