@@ -497,7 +497,7 @@ def test_who_was_refused_a_trial_is_the_next_to_begin_one(
     sqlite_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, clock = sqlite_world.hub.store, Clock(monkeypatch)
-    trial = {"token": "t", "seconds": 600.0}
+    trial = {"token": "t"}
     made = [store.add_draft("ann", {"study": {}}, "ann") for _ in range(2)]
 
     def begin(actor: str, draft: str = made[0]) -> bool:
@@ -528,21 +528,34 @@ def test_a_trial_whose_worker_was_killed_keeps_nobody_waiting(
     sqlite_world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, clock = sqlite_world.hub.store, Clock(monkeypatch)
-    trial = {"token": "t", "seconds": trials.LEASE_SECONDS}
+    trial = {"token": "t"}
     draft = store.add_draft("ann", {"study": {}}, "ann")
     store.begin_trial(draft, 1, trial, "ann")
-    clock.ahead = trials.LEASE_SECONDS - 1
+    clock.ahead = rows.LEASE_SECONDS - 1
     assert store.is_trying(draft)
     assert store.begin_trial(draft, 1, trial, "bob") is not None  # is the next
-    store.renew_trial(draft, "t", trials.LEASE_SECONDS)
-    clock.ahead = 2 * trials.LEASE_SECONDS - 2
+    store.renew_trial(draft, "t")
+    clock.ahead = 2 * rows.LEASE_SECONDS - 2
     assert store.is_trying(draft)
-    clock.ahead = 2 * trials.LEASE_SECONDS
+    clock.ahead = 2 * rows.LEASE_SECONDS
     assert not store.is_trying(draft)
     assert store.begin_trial(draft, 1, trial, "ann") is not None
     clock.ahead += rows.TURN_SECONDS
-    store.renew_trial(draft, "t", trials.LEASE_SECONDS)  # another one may go on by now
+    store.renew_trial(draft, "t")  # another one may go on by now
     assert not store.is_trying(draft)
+
+
+def test_a_clock_that_was_wrong_keeps_nobody_from_trying_a_draft(
+    sqlite_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = sqlite_world.hub.store, Clock(monkeypatch)
+    draft = store.add_draft("ann", {"study": {}}, "ann")
+    clock.ahead = 86_400.0
+    assert store.begin_trial(draft, 1, {"token": "t"}, "ann") is None
+    assert store.begin_trial(draft, 1, {"token": "t"}, "bob") is not None
+    clock.ahead = 0.0
+    assert not store.is_trying(draft)
+    assert store.begin_trial(draft, 1, {"token": "t"}, "cid") is None
 
 
 def test_why_a_trial_failed_is_said_of_what_was_tried() -> None:

@@ -29,7 +29,7 @@ from consilience.hub.hub import Hub, Settings
 from consilience.hub.leases import renewing
 from consilience.hub.outages import Ended
 from consilience.hub.store import Row, Store
-from consilience.hub.store.drafts import Change
+from consilience.hub.store.drafts import LEASE_SECONDS, Change
 from consilience.protocol import Refusal
 from consilience.study import building
 
@@ -41,7 +41,6 @@ MOST_SITES, MOST_RECORDS, REPEATS = 30, 2000, 5
 LEAST_SITES, LEAST_RECORDS = 2, 20
 N_PUBLIC = 200
 TEST_SHARE = 0.3
-LEASE_SECONDS = 30.0  # after which a trial counts as over if its worker was killed
 _TELL_SECONDS = 0.5
 
 logger = logging.getLogger("consilience.hub")
@@ -73,7 +72,6 @@ class Trials:
         token, draft = secrets.token_hex(8), row["id"]
         size = asked["sites"], asked["records"]
         asked = {**asked, "token": token, "done": 0, "cells": 0}
-        seconds = {"seconds": LEASE_SECONDS}
         memory = max(LEAST_BYTES, find_memory(self.hub.settings) // 2)
         limited = replace(self.hub.settings, combine_seconds=TRIAL_SECONDS, combine_bytes=memory)
         children = Children(begin_trial, limited)
@@ -82,7 +80,7 @@ class Trials:
         run = children, arguments, change, actor
         thread = threading.Thread(target=self._run, args=run, daemon=True)
         with self._lock:
-            refusal = self.hub.store.begin_trial(draft, version, asked | seconds, actor)
+            refusal = self.hub.store.begin_trial(draft, version, asked, actor)
             if refusal is not None:
                 raise refusal
             # Nobody wants what still goes on: its draft was changed or deleted.
@@ -95,7 +93,7 @@ class Trials:
         self, children: Children, arguments: tuple[Any, ...], change: Change, actor: str
     ) -> None:
         draft, token, _, sites, _ = arguments
-        renew = partial(self.hub.store.renew_trial, draft, token, LEASE_SECONDS)
+        renew = partial(self.hub.store.renew_trial, draft, token)
         try:
             with renewing(renew, LEASE_SECONDS, "a trial"):
                 outcome = {"state": "done", **children.work(*arguments)}

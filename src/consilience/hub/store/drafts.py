@@ -26,6 +26,7 @@ from consilience.protocol import Refusal
 MOST_DRAFTS = 20  # of one account
 MOST_IN_HUB = 200
 MOST_FILED = 4 << 30  # bytes of the public files that one account's drafts name
+LEASE_SECONDS = 30.0  # after which a trial counts as over if its worker was killed
 TURN_SECONDS = 60.0  # how long whoever was refused a trial is the next, after it could begin
 _TURN = "next trial"
 PUBLIC_PARTS = ("public", "test")
@@ -167,17 +168,17 @@ class Drafts(Database):
     ) -> Refusal | None:
         """Note that a trial of a draft begins, or return why not: a hub has one at a time.
 
-        Its worker renews it every few `seconds`. The first other account that is refused meanwhile
+        Its worker renews it every few seconds. The first other account that is refused meanwhile
         is the next, so that nobody who begins one after the other keeps all others waiting. A
         refusal that was raised in here would undo that note.
         """
         get_draft(db, draft, version)
-        going_on = fetch_row(db, sa.select(drafts).where(drafts.c.trial_until > now()))
-        turn = json.loads(get_setting(db, _TURN) or "{}")
-        is_anothers = turn.get("until", "") > now() and turn["actor"] != actor
+        going_on = fetch_row(db, sa.select(drafts).where(_goes_on()))
+        turn = _get_turn(db)
+        is_anothers = turn.get("actor", actor) != actor
         if going_on is not None:
             if not is_anothers and going_on["trial"].get("actor") != actor:
-                until = now(seconds=trial["seconds"] + TURN_SECONDS)
+                until = now(seconds=LEASE_SECONDS + TURN_SECONDS)
                 set_setting(db, _TURN, json.dumps({"actor": actor, "until": until}))
             return Refusal("unavailable", "Another draft is being tried on this hub.")
         if is_anothers:
@@ -186,7 +187,7 @@ class Drafts(Database):
                 "Somebody else wanted to try a draft before you did, and has a minute to begin.",
             )
         same = drafts.update().where(drafts.c.id == draft)
-        until = now(seconds=trial["seconds"])
+        until = now(seconds=LEASE_SECONDS)
         begun = {**trial, "state": "running", "actor": actor}
         db.execute(same.values(trial=begun, trial_until=until))
         set_setting(db, _TURN, "{}")
@@ -194,22 +195,20 @@ class Drafts(Database):
         return None
 
     @writing
-    def renew_trial(self, db: sa.Connection, draft: str, token: str, seconds: float) -> None:
+    def renew_trial(self, db: sa.Connection, draft: str, token: str) -> None:
         """Note that a trial still goes on; if its worker is killed, nobody notes it."""
-        row = fetch_row(db, sa.select(drafts).where(drafts.c.id == draft))
-        if row is None or row["trial"] is None or row["trial"]["token"] != token:
+        row = fetch_row(db, sa.select(drafts).where(drafts.c.id == draft, _goes_on()))
+        if row is None or row["trial"]["token"] != token:
             return
-        if row["trial_until"] is not None and row["trial_until"] > now():
-            same = drafts.update().where(drafts.c.id == draft)
-            db.execute(same.values(trial_until=now(seconds=seconds)))
-            turn = json.loads(get_setting(db, _TURN) or "{}")
-            if turn.get("until", "") > now():
-                until = now(seconds=seconds + TURN_SECONDS)
-                set_setting(db, _TURN, json.dumps({**turn, "until": until}))
+        same = drafts.update().where(drafts.c.id == draft)
+        db.execute(same.values(trial_until=now(seconds=LEASE_SECONDS)))
+        if turn := _get_turn(db):
+            until = now(seconds=LEASE_SECONDS + TURN_SECONDS)
+            set_setting(db, _TURN, json.dumps({**turn, "until": until}))
 
     def is_trying(self, draft: str) -> bool:
         """Tell whether the time of a draft's trial is not over."""
-        query = sa.select(drafts.c.id).where(drafts.c.id == draft, drafts.c.trial_until > now())
+        query = sa.select(drafts.c.id).where(drafts.c.id == draft, _goes_on())
         return self.fetch_one(query) is not None
 
     @writing
@@ -227,9 +226,25 @@ class Drafts(Database):
         return True
 
 
+def _goes_on() -> sa.ColumnElement[bool]:
+    """Tell of drafts whether their trial goes on.
+
+    One that would last longer than any can was begun when the clock was wrong.
+    """
+    until = drafts.c.trial_until
+    return (until > now()) & (until <= now(seconds=LEASE_SECONDS))
+
+
+def _get_turn(db: sa.Connection) -> Row:
+    """Return who is the next to try a draft, and until when; nothing if nobody is."""
+    turn: Row = json.loads(get_setting(db, _TURN) or "{}")
+    is_so = now() < turn.get("until", "") <= now(seconds=LEASE_SECONDS + TURN_SECONDS)
+    return turn if is_so else {}
+
+
 def _begin_turn(db: sa.Connection, ended: Row) -> None:
     """Let the turn of whoever is the next begin, because the trial of a draft has ended."""
-    turn = json.loads(get_setting(db, _TURN) or "{}")
+    turn = _get_turn(db)
     if ended["trial_until"] is not None and turn:
         until = min(turn["until"], now(seconds=TURN_SECONDS))
         set_setting(db, _TURN, json.dumps({**turn, "until": until}))
