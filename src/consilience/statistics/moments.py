@@ -335,7 +335,7 @@ class MomentsRegressor(NumberStatistic, _Moments):
     >>> import numpy as np
     >>> import consilience as cs
     >>> X = np.sin(np.arange(1200.0)).reshape(400, 3) / 2
-    >>> summed = cs.MomentsRegressor(epsilon=1.0, delta=1e-6, label_bound=2.0).fit(X, X[:, 0])
+    >>> summed = cs.MomentsRegressor(epsilon=1.0, delta=1e-6, label_bound=2.0).fit(X, X.sum(axis=1))
     >>> cs.Total().combine([summed]).predict(X[:5]).shape
     (5,)
     """
