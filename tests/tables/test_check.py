@@ -53,6 +53,23 @@ def test_every_value_that_does_not_fit_is_listed_with_its_row_and_what_is_allowe
     assert "'age': 1 of 6 numbers are beyond the bounds and count as the bound" in said
 
 
+def test_values_that_count_as_missing_or_as_no_category_are_counted():
+    """They fit, and whoever holds the table knows better than the study whether they should."""
+    rows = [
+        {},
+        {"weight": "heavy"},
+        {"weight": ""},
+        {"weight": None},
+        {"ward": "ICU"},
+        {"ward": ""},
+    ]
+    found = check_table(SCHEMA, table(*rows, {"age": "x"}))
+    assert found.as_dict(with_values=False)["replaced"] == {"weight": 1, "ward": 1}
+    said = check_table(SCHEMA, table(*rows[:3])).describe()
+    assert "'weight': 1 of 3 values are no numbers and count as missing" in said
+    assert "heavy" not in said
+
+
 def test_the_list_is_short_and_the_counts_are_whole():
     found = check_table(SCHEMA, table(*[{"age": "x", "sex": "y"}] * 500), most=3)
     assert [each.row for each in found.misfits] == [1, 1, 2]

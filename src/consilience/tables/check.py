@@ -21,7 +21,7 @@ from consilience.tables.encoding import Encoder
 from consilience.tables.mapping import Mapped
 from consilience.tables.problems import quietly
 from consilience.tables.reading import PlainTable, RowSource
-from consilience.tables.schema import Numeric, Schema
+from consilience.tables.schema import Categorical, Numeric, Schema
 from consilience.tables.values import as_texts
 from consilience.text import quote, shorten
 
@@ -43,7 +43,8 @@ class TableCheck:
     """What does not fit, as far as it is shown, and how many values of each column do not.
 
     ``problems`` are sentences about whole columns, which quote no record. ``beyond`` counts the
-    numbers of each column that fit because they count as the bound.
+    numbers of each column that fit because they count as the bound, and ``replaced`` the values
+    that fit because they count as missing or as no category, by column and what they are.
     """
 
     def __init__(self, problems: Iterable[str] = ()) -> None:
@@ -51,6 +52,7 @@ class TableCheck:
         self.misfits: list[Misfit] = []
         self.counts: Counter[str] = Counter()
         self.beyond: Counter[str] = Counter()
+        self.replaced: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
         return "TableCheck(problems, misfits, counts)"  # a printed record is a leak
@@ -68,6 +70,7 @@ class TableCheck:
             "problems": self.problems,
             "misfits": dict(self.counts),
             "beyond_bounds": dict(self.beyond),
+            "replaced": {name: count for (name, _), count in self.replaced.items()},
         }
         shown = [each._asdict() for each in self.misfits]
         return {**facts, "rows": shown} if with_values else facts
@@ -88,6 +91,10 @@ class TableCheck:
             f"  {name!r}: {count:,} of {self.n_records:,} numbers are beyond the bounds and count "
             "as the bound"
             for name, count in self.beyond.items()
+        ]
+        beyond += [
+            f"  {name!r}: {count:,} of {self.n_records:,} values {what}"
+            for (name, what), count in self.replaced.items()
         ]
         if self.fits:
             return "\n".join([f"All {self.n_records:,} records fit.", *beyond])
@@ -138,14 +145,10 @@ def check_table(
     return found
 
 
-def _list_judges(schema: Schema) -> dict[str, tuple[Judge, str, Judge | None]]:
-    """Return who judges the values of each column, what is allowed, and what counts as a bound."""
-    judges: dict[str, tuple[Judge, str, Judge | None]] = {
-        column.name: (
-            column.find_refused,
-            shorten(column.allowed, MOST_ALLOWED),
-            column.find_beyond if isinstance(column, Numeric) else None,
-        )
+def _list_judges(schema: Schema) -> dict[str, tuple[Judge, str, Numeric | Categorical | None]]:
+    """Return who judges the values of each column, what is allowed, and a column to learn from."""
+    judges: dict[str, tuple[Judge, str, Numeric | Categorical | None]] = {
+        column.name: (column.find_refused, shorten(column.allowed, MOST_ALLOWED), column)
         for column in schema.columns
     }
     judges[schema.label] = (schema.find_refused, shorten(schema.allowed, MOST_ALLOWED), None)
@@ -159,11 +162,11 @@ def _judge(
     found: TableCheck,
     name: str,
     values: pa.Array,
-    rules: tuple[Judge, str, Judge | None],
+    rules: tuple[Judge, str, Numeric | Categorical | None],
     most: int,
 ) -> None:
     """Enter what does not fit among some values of a column."""
-    judge, allowed, counts_as_bound = rules
+    judge, allowed, column = rules
     refused = quietly(partial(judge, values))
     if refused is None:
         found.problems.append(f"column {name!r} cannot be read")
@@ -176,8 +179,10 @@ def _judge(
         Misfit(found.n_records + int(row) + 1, name, value, allowed)
         for row, value in zip(rows[:most], shown, strict=True)
     ]
-    if counts_as_bound is not None and (beyond := int(counts_as_bound(values).sum())):
+    if isinstance(column, Numeric) and (beyond := int(column.find_beyond(values).sum())):
         found.beyond[name] += beyond
+    if column is not None and (replaced := int(column.find_replaced(values).sum())):
+        found.replaced[name, column.replaced] += replaced
 
 
 def _suggest(name: str, source: RowSource, listed: Sequence[str]) -> str:

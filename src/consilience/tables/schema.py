@@ -26,6 +26,7 @@ from consilience.tables.steps import MOST_BINS, bin_features
 from consilience.tables.values import (
     Value,
     as_number,
+    as_texts,
     find_places,
     read_numbers,
     spell,
@@ -170,6 +171,8 @@ class Numeric:
                 return bins, [self.describe_missing()]
         return bins, []
 
+    replaced = "are no numbers and count as missing"
+
     def find_refused(self, values: pa.Array) -> NDArray[np.bool_]:
         """Tell of each value whether encoding refuses it."""
         refused = np.isnan(read_numbers(values, self.missing_values))
@@ -179,6 +182,13 @@ class Numeric:
         """Tell of each value whether it is beyond a bound, and counts as the bound."""
         numbers = read_numbers(values, self.missing_values)
         return np.asarray((numbers < self.low) | (numbers > self.high))
+
+    def find_replaced(self, values: pa.Array) -> NDArray[np.bool_]:
+        """Tell of each value whether it is there, is no number, and counts as missing."""
+        unread = np.isnan(read_numbers(values, self.missing_values)) & (self.missing != "error")
+        if unread.any():
+            unread &= np.asarray(as_texts(values, self.missing_values).is_valid())
+        return np.asarray(unread)
 
     def describe_missing(self) -> str:
         """Say that a value is missing which may not be."""
@@ -292,11 +302,18 @@ class Categorical:
             codes[missing] = len(self.categories)
         return codes, []
 
+    replaced = "are not declared and count as no category"
+
     def find_refused(self, values: pa.Array) -> NDArray[np.bool_]:
         """Tell of each value whether encoding refuses it."""
         codes, missing = find_places(values, self.categories, self.missing_values)
         undeclared = (codes < 0) & ~missing & (self.unseen == "error")
         return np.asarray(undeclared | (missing & (self.missing == "error")))
+
+    def find_replaced(self, values: pa.Array) -> NDArray[np.bool_]:
+        """Tell of each value whether it is there, is not declared, and counts as no category."""
+        codes, missing = find_places(values, self.categories, self.missing_values)
+        return np.asarray((codes < 0) & ~missing & (self.unseen == "ignore"))
 
     @property
     def allowed(self) -> str:
