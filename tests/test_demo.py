@@ -45,7 +45,7 @@ def test_the_cohort_is_the_same_every_time():
 
 def test_hospitals_differ_in_size_and_case_mix_and_share_no_patient():
     tables = module.split_patients()
-    assert sum(tables[hospital.name].num_rows for hospital in HOSPITALS) >= 5_000
+    assert sum(tables[hospital.name].num_rows for hospital in HOSPITALS) >= 4_900
     ages = {hospital.name: tables[hospital.name]["age"].to_numpy().mean() for hospital in HOSPITALS}
     assert ages["St Anne"] > ages["Hill Clinic"] + 10
     every = np.concatenate([table["systolic"].to_numpy() for table in tables.values()])
@@ -108,11 +108,11 @@ def test_a_keyholder_signs_no_roster_with_other_keys_than_the_sites_told(outcome
 
 @pytest.mark.statistical
 def test_adapted_models_are_better_than_own_ones_and_the_release_comes_near_them(outcome):
-    # Noise is real, so the bounds are wide: in twelve draws adapted models gained 0.0012 to
-    # 0.0047 of AUC over own ones, the release -0.0002 to 0.0048; one site alone lost 0.04.
+    # Noise is real, so the bounds are wide: in six draws at epsilon 0.8 adapted models gained
+    # 0.009 to 0.012 of AUC over own ones, the release 0.003 to 0.012; one site alone lost 0.06.
     _, report, _ = outcome
     joined, own = report.method(JOINED).auc, report.method(OWN).auc
-    assert report.method(ADAPTED).auc > own - 0.01
+    assert report.method(ADAPTED).auc > own
     assert report.method(ADAPTED).auc > report.method(LOCAL).auc
     assert joined > report.method(PUBLIC).auc - 0.03
     assert report.method(EXACT).auc > joined - 0.01

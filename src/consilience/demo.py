@@ -94,12 +94,12 @@ class Hospital:
 
 
 HOSPITALS = (
-    Hospital("Northgate", 2000, 1.0, "cardiac"),
-    Hospital("St Anne", 1250, 1.2, "old"),
-    Hospital("Riverside", 900, 1.0, "surgical"),
-    Hospital("Hill Clinic", 500, 1.5, "young"),
-    Hospital("Lakeside", 250, 1.5, "medical"),
-    Hospital("Coast General", 175, 1.5, "cardiac"),
+    Hospital("Northgate", 1800, 0.8, "cardiac"),
+    Hospital("St Anne", 1500, 1.0, "old"),
+    Hospital("Riverside", 1200, 0.8, "surgical"),
+    Hospital("Hill Clinic", 200, 1.0, "young"),
+    Hospital("Lakeside", 150, 1.0, "medical"),
+    Hospital("Coast General", 100, 0.8, "cardiac"),
 )
 DELTA = 1e-6
 BY_NAME = {hospital.name: hospital for hospital in HOSPITALS}
@@ -116,7 +116,7 @@ purpose = "Predict on discharge who will be readmitted within 30 days. The patie
 [privacy]
 neighbours = "replace-one"
 epsilon_min = 0.1
-epsilon_max = 1.5
+epsilon_max = 1.0
 delta = 1e-6
 min_sites = {least}
 hub = "blind"
