@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 from collections import defaultdict
@@ -381,7 +382,7 @@ def run_unlike(kind, seed):
 def unlike_section(divisions):
     """Return the section about sites that differ, of the divisions of each kind."""
     lines = [
-        "## Sites that differ\n\nAdult in public bins, ten sites, ε = 1; own, release and adapted "
+        "\nAdult in public bins, ten sites, ε = 1; own, release and adapted "
         "are AUC on fresh records of the site's own kind (of the first site, and the mean of three "
         f"others), and ± is the paired standard error of adapted less own. Shared noise: "
         f"{UNLIKE_SHARES} shares of 10.\n",
@@ -586,8 +587,14 @@ methods of a table see the same encoding, own models too.
 
 The judged statistic is `GradientStep` where there are labelled public records and `Moments` \
 where there are none, chosen after the first division of each table. A difference is called not \
-clear where its paired standard error is more than a quarter of it. Noise is seeded, so that no \
-number here has a guarantee.
+clear where its paired standard error is more than a quarter of it; one that is nearly zero stays \
+so with any number of divisions. Noise is seeded, so that no number here has a guarantee.
+
+On MNIST an adapted model gains nothing, and loses nothing: with 789 records along 50 axes the own \
+exact model of a site has an error of 0.018, and no release, with its noise, comes near it (0.023 \
+at best), so that held-out records give no site a reason to follow one. Of everything asked for, \
+one number is missed: Adult without bins, adapted, ε = 1. The same table in public bins, which any \
+study may declare, reaches it with every ε.
 
 """
 
@@ -597,7 +604,6 @@ def main():
     parser.add_argument("cases", nargs="*", help=f"of {', '.join([*CASES, *UNLIKE])}; all")
     parser.add_argument("--divisions", type=int, default=DIVISIONS)
     asked = parser.parse_args()
-    parts = []
     KEPT.mkdir(parents=True, exist_ok=True)
     for seed in range(asked.divisions):
         for name in asked.cases or [*CASES, *UNLIKE]:
@@ -605,17 +611,25 @@ def main():
             if not file.exists():
                 found = run(CASES[name], seed) if name in CASES else run_unlike(name, seed)
                 file.write_text(json.dumps(found))
+    parts = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", earlier(), re.MULTILINE))
     for name, case in CASES.items():
         if divisions := read_kept(name):
             found = Found(case, divisions)
-            parts.append(
-                f"## {case.title}\n\n{len(divisions)} divisions, {case.shares} shares of "
-                f"{len(case.sizes)}.\n\n{table_of(found)}\n\n{words_of(found)}\n"
+            parts[case.title] = (
+                f"\n{len(divisions)} divisions, {case.shares} shares of {len(case.sizes)}.\n\n"
+                f"{table_of(found)}\n\n{words_of(found)}\n\n"
             )
     if unlike := {kind: rows for kind in UNLIKE if (rows := read_kept(kind))}:
-        parts.append(unlike_section(unlike))
-    write_page(HERE / "joining.md", INTRODUCTION + "\n".join(parts))
+        parts["Sites that differ"] = unlike_section(unlike)
+    text = "".join(f"## {title}\n{part}" for title, part in parts.items())
+    write_page(HERE / "joining.md", INTRODUCTION + text)
     print(HERE / "joining.md")
+
+
+def earlier():
+    """Return the page as it is: sections of which no division was measured now stay."""
+    page = HERE / "joining.md"
+    return page.read_text(encoding="utf-8") if page.exists() else ""
 
 
 def read_kept(name):
