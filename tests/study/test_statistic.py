@@ -376,6 +376,23 @@ def test_a_study_of_sums_is_simulated_as_it_would_run(tmp_path):
     assert np.isfinite(errors["local-mean"])
 
 
+def test_a_sum_of_all_records_is_finished_with_the_public_ones_in_simulations(tmp_path):
+    """Without them a guess would stand for the curvature, and pooling would seem to be worse."""
+    report = cs.simulate(
+        Study.from_text(sum_text("GradientStep", tmp_path)),
+        table(3000, seed=3),
+        division=Division(sites=4, public=40, test=0.25),
+        runs=Runs(repeats=2, seed=1),
+        epsilon=[3.0],
+        adapt=0,
+    )
+    losses = {
+        name: np.mean([r.value for r in report.rows if (r.method, r.metric) == (name, "log_loss")])
+        for name in ("pooled-exact", "Total")
+    }
+    assert losses["pooled-exact"] < losses["Total"] + 0.001
+
+
 def test_a_draft_of_a_statistic_is_complete_but_for_what_people_decide(tmp_path):
     (tmp_path / "ward.csv").write_text("age,ill\n")
     text = Draft("first", "ill", learner="Moments").write(tmp_path / "ward.csv")

@@ -49,6 +49,7 @@ from consilience.simulation.digest import code_digest, describe_function
 from consilience.simulation.division import Cut, Divider, derive_seed
 from consilience.simulation.report import name_at_sites
 from consilience.simulation.together import Learner, fit_together, measure_together
+from consilience.statistics.base import Statistic
 from consilience.tables.public import Public
 
 Array = NDArray[Any]
@@ -495,6 +496,10 @@ class Cell:
         return [self._measure(model) for model in models]
 
     def _measure(self, model: Predictor) -> Metrics:
+        if isinstance(model, Statistic):  # whoever has a sum has the public records too
+            public = self.cut.public
+            known = public is not None and public.y is not None
+            model = model.finish(model.summed(), public if known else None)
         found = measures(model, self.cut.X_test, self.cut.y_test)
         if self.setup.metric.name not in found:
             raise SettingsError(
