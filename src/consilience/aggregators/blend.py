@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, Unpack
 
@@ -17,7 +17,7 @@ from consilience.aggregators.labelled import (
     read_features,
     read_labelled,
 )
-from consilience.aggregators.members import LinearEnsemble
+from consilience.aggregators.members import LinearEnsemble, dense
 from consilience.aggregators.mixture import (
     Ball,
     Known,
@@ -150,6 +150,45 @@ def fit_public(learner: PrivateLearner[Any, Any], public: Public) -> LinearEnsem
     -------
     None for the public records, and no other is read.
     """
+    classes, ball, mixture = _mix_public(learner, public)
+    return LinearEnsemble(classes, *ball.leave(mixture.fit()), np.zeros(0), None, ())
+
+
+def draw_public(
+    learner: PrivateLearner[Any, Any], public: Public, normal: Callable[[int], Array]
+) -> LinearEnsemble:
+    """Return one of the models that labelled public records leave possible, at random.
+
+    What fits the records best is smoother than what they come from. This is a draw from the normal
+    law around the likeliest ridge with the likelihood's own curvature, and with the ridge's width
+    in directions of which the records say nothing.
+
+    Privacy
+    -------
+    None for the public records, and no other is read.
+    """
+    classes, ball, mixture = _mix_public(learner, public)
+    ridge, (_, strength) = mixture.ridge, mixture.candidates[int(np.argmax(mixture.weights))]
+    Z = np.asarray(dense(ridge.Z))
+    theta = ridge.fit(mixture.centre, strength)
+    scores = np.asarray(theta @ Z.T)
+    bends, width = np.asarray(ridge.loss.bend(scores, ridge.y)), 1.0
+    # Of classes, each one's scores are drawn by themselves.
+    bends = bends[None] if bends.ndim == 1 else np.einsum("kkn->kn", bends)
+    if ridge.loss.n_outputs == 1 and not ridge.loss.monotone:  # numbers, with a spread of their own
+        width = float(np.sqrt(np.mean(np.square(scores - ridge.y))))
+    moved = []
+    for bend in bends:
+        curvature = (Z.T * bend) @ Z + strength * len(Z) * np.eye(Z.shape[1])
+        moved.append(np.linalg.solve(np.linalg.cholesky(curvature).T, normal(Z.shape[1])) * width)
+    theta = theta + np.asarray(moved).reshape(np.shape(theta))
+    return LinearEnsemble(classes, *ball.leave(theta), np.zeros(0), None, ())
+
+
+def _mix_public(
+    learner: PrivateLearner[Any, Any], public: Public
+) -> tuple[Array | None, Ball, Mixture]:
+    """Return the classes, the ball that records are in, and the ridges around zero, weighed."""
     name, classes = "A model of public records", getattr(learner, "classes", None)
     X, labels = read_features(public, name, None)
     if not learner.predicts_number:
@@ -161,5 +200,4 @@ def fit_public(learner: PrivateLearner[Any, Any], public: Public) -> LinearEnsem
     ridge = Ridge(ball.records(X), y, loss)
     zero = np.zeros(ridge.Z.shape[1] if outputs == 1 else (outputs, ridge.Z.shape[1]))
     candidates = [(False, t) for t in 10.0 ** strengths_alone(len(y))]
-    mixture = Mixture.by_cross_validation(ridge, zero, candidates, 0)
-    return LinearEnsemble(classes, *ball.leave(mixture.fit()), np.zeros(0), None, ())
+    return classes, ball, Mixture.by_cross_validation(ridge, zero, candidates, 0)

@@ -1,7 +1,7 @@
 """Which sum will pay, with which noise, among how many sites and for whom: by trial, nothing spent.
 
 Sites, public records and test records are drawn from a population that is known: the rows of the
-study's labelled public records with labels that a model of them draws, or, without such records,
+study's labelled public records with labels by a model that they leave possible, or, without them,
 rows that are made up within the schema. Nothing private is read.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from consilience.aggregators.blend import fit_public
+from consilience.aggregators.blend import draw_public
 from consilience.aggregators.members import dense
 from consilience.errors import SettingsError
 from consilience.evaluation.adaptation import ADAPTED, OWN, RELEASE, adapt
@@ -46,9 +46,9 @@ SPREAD = 1.5  # standard deviation of made-up log-odds
 AT_SITES, SHARED = "noise at every site", "noise shared"
 SMALLER, LARGER = 4, 4  # times smaller, and larger, are the other sites that are asked about
 FROM_PUBLIC = (
-    "This is a simulation, not a formula: {repeats} times, sites, {n_public:,} public records and "
-    "{n_test:,} test records were drawn from the rows of the study's labelled public records, with "
-    "labels that a model of those records draws. Your sites' records may differ."
+    "This is a simulation, not a formula: {repeats} times, sites and {n_test:,} test records were "
+    "drawn from the rows of the study's labelled public records, with labels by a model that these "
+    "leave possible, another one each time. Your sites' records may differ."
 )
 MADE_UP = (
     "This is a simulation on made-up records, not a formula: {repeats} times, sites and {n_test:,} "
@@ -277,17 +277,22 @@ class _Population:
     spread: float  # of numbers around their means
 
     @classmethod
-    def of_public(cls, public: Public, schema: Schema) -> _Population:
-        """Return the rows of public records, with labels that a model of them draws."""
+    def of_public(cls, public: Public, schema: Schema, source: Source) -> _Population:
+        """Return the rows of public records, with labels by a model that they leave possible.
+
+        By the model that fits them best, what is learned of them would be nearly the truth, and no
+        sum of other records would add to it.
+        """
         rows = np.asarray(dense(public.X), dtype=np.float64)
         if schema.classes is None:
             bound = float(schema.label_bound or 0.0) or 1.0
             number = PrivateRidge(epsilon=math.inf, label_bound=bound)
-            means = np.asarray(fit_public(number, public).predict(rows))
+            means = np.asarray(draw_public(number, public, source.normal).predict(rows))
             return cls(rows, means, None, float((np.asarray(public.y) - means).std()))
         classes = np.asarray(schema.classes)
         learner = PrivateLogisticRegression(epsilon=math.inf, classes=list(classes.tolist()))
-        return cls(rows, fit_public(learner, public).predict_proba(rows), classes, 0.0)
+        law = draw_public(learner, public, source.normal).predict_proba(rows)
+        return cls(rows, law, classes, 0.0)
 
     @classmethod
     def made_up(cls, schema: Schema, source: Source) -> _Population:
@@ -369,17 +374,9 @@ def run_paying(
     Only public records are read, and nothing is charged.
     """
     labelled = public is not None and public.y is not None and len(public.y) >= LEAST_PUBLIC
-    if labelled:
-        assert public is not None
-        population = _Population.of_public(public, study.schema)
-        n_public = len(np.asarray(public.y))
-    else:
-        population = _Population.made_up(study.schema, Noise(seed=seed).open(stream=2**20))
-        n_public = 0
-    how = (FROM_PUBLIC if labelled else MADE_UP).format(
-        repeats=REPEATS, n_test=N_TEST, n_public=n_public
-    )
-    trial = _Trial(study, population, asked, n_public, seed, {})
+    hub = public if labelled else None
+    how = (FROM_PUBLIC if labelled else MADE_UP).format(repeats=REPEATS, n_test=N_TEST)
+    trial = _Trial(study, hub, asked, seed, {})
     found: Measured = {}
     with showing("Trying sums on drawn records", progress) as tell:
         for repeat in range(REPEATS):
@@ -413,9 +410,8 @@ def _judged(found: Measured) -> Metric:
 @dataclass(frozen=True)
 class _Trial:
     study: Agreement
-    population: _Population
+    hub: Public | None  # the study's labelled public records
     asked: Asked
-    n_public: int
     seed: int
     favoured: dict[str, str]  # the statistic, by the kind of noise
 
@@ -425,9 +421,13 @@ class _Trial:
         Other epsilons and numbers of sites are tried with the statistics that the first repeat
         favours, one for each kind of noise.
         """
-        asked, source = self.asked, Noise(seed=self.seed).open(stream=repeat)
-        draw = self.population.draw
-        test, hub = draw(N_TEST, source), draw(self.n_public, source) if self.n_public else None
+        asked, source, hub = self.asked, Noise(seed=self.seed).open(stream=repeat), self.hub
+        if hub is None:
+            law = Noise(seed=self.seed).open(stream=2**20)  # the same each time
+            draw = _Population.made_up(self.study.schema, law).draw
+        else:
+            draw = _Population.of_public(hub, self.study.schema, source).draw
+        test = draw(N_TEST, source)
         sites = [draw(asked.n_records, source) for _ in range(asked.ladder[-1])]
         # The sites that ask have not joined, so that no release has seen their records.
         asking = {n: draw(n, source) for n in asked.sizes}
