@@ -318,6 +318,9 @@ def forest(**settings):
     )
 
 
+# Worst cases: no split moves further than one by a column that is the label.
+pytestmark = pytest.mark.filterwarnings("ignore:A column of X is equal to the labels")
+
 RELATIONS = ["add-remove", "replace-one"]
 THREE = {"classes": [0, 1, 2]}
 # learner, largest table, least share of epsilon that must be found under either relation
@@ -374,7 +377,8 @@ def crowds(relation):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_crowded_tables_come_close_to_the_claim_and_do_not_pass_it(depth, epsilon):
     learners = [
-        tree(max_depth=depth, epsilon=epsilon, neighbours=relation) for relation in RELATIONS
+        tree(max_depth=depth, epsilon=epsilon, neighbours=relation, split_share=0.5)
+        for relation in RELATIONS
     ]
     shares = [Audit(learner).worst(crowds(learner.neighbours)) for learner in learners]
     assert max(shares) <= SLACK

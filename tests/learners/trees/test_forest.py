@@ -696,9 +696,13 @@ def test_the_size_of_a_forest_follows_from_budget_records_columns_and_classes(
 def test_more_is_spent_on_splits_where_columns_compete_and_leaves_can_spare_it():
     many = ((40, 0.0, 300, 0.7), (41, 0.0, 99, 0.5), (40, 1e-6, 300, 0.5))
     few = ((12, 0.0, 600, 0.5), (12, 0.0, 3_000, 0.7), (12, 0.0, 20_000, 0.5))
-    for n_features, delta, size, share in (*many, *few):
+    cases = (
+        [(*case, 3) for case in many] + [(*case, 2) for case in few] + [(12, 0.0, 3_000, 0.5, 3)]
+    )
+    for n_features, delta, size, share, n_classes in cases:
         X, y = table(50, n_features=n_features)
-        facts = {"epsilon": 1.0, "delta": delta, "bounds": (0, 1), "classes": [0, 1, 2]}
+        y = y % n_classes
+        facts = {"epsilon": 1.0, "delta": delta, "bounds": (0, 1), "classes": range(n_classes)}
         spent = [
             PrivateForestClassifier(**facts, public_size=size, split_share=wish).fit(X, y).events_
             for wish in ("auto", share)

@@ -797,6 +797,8 @@ class PrivateForestClassifier(TreeLearner):
         if self.delta > 0 or size is None:
             return 0.5
         columns = len(declared_bins(self, self.n_features_in_).splittable)
+        if columns <= FEW_COLUMNS and self._n_classes > 2:
+            return 0.5
         least, most = FOR_SPLITS if columns > FEW_COLUMNS else FOR_SPLITS_OF_FEW
         return MOST_ON_SPLITS if least <= size * self.epsilon < most else 0.5
 
