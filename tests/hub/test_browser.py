@@ -204,8 +204,8 @@ age,numeric,0,,,middle
 sex,categorical,,,f|m,ignore
 ill,label,,,no|yes,
 """
-TESTED = "age,sex,ill\n" + "".join(
-    f"{20 + i},{'fm'[i % 2]},{'no yes'.split()[i // 40]}\n" for i in range(80)
+TESTED = "age,sex,pressure,ill\n" + "".join(
+    f"{20 + i},{'fm'[i % 2]},{100 + i},{'no yes'.split()[i // 40]}\n" for i in range(80)
 )
 
 
