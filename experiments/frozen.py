@@ -178,7 +178,7 @@ def _in_words(then: State, now: State, rules: bool) -> str:
     other = [name for name in same if then.statements[name] != now.statements[name]]
     said = {"added": len(new), "removed": len(gone), "changed": len(other)}
     told = [f"{n} statement{'s' if n > 1 else ''} {what}" for what, n in said.items() if n]
-    return "; ".join([*(["The rules"] if rules else []), *told]) or "No statement"
+    return "; ".join([*(["The rules"] if rules else []), *told]) or "No statement: numbers only"
 
 
 def _judged(one: Statement) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -106,6 +107,7 @@ class Finding:
     title: str
     text: str
     verdicts: tuple[Verdict, ...]
+    is_whole: bool  # whether all of them have numbers
 
 
 def write(
@@ -207,7 +209,7 @@ def _findings(
     every: Sequence[Verdict],
     stored: Mapping[str, Mapping[str, run.Stored]],
 ) -> list[Finding]:
-    """Return the findings; one whose numbers are not all there has no text."""
+    """Return the findings, without the sentences whose numbers are not there."""
     by_name = {one.statement.name: one for one in every if one.verdict != OPEN}
     total = _counts(every)["paper"][""]
     words = ("holds", "part", "fails", "equal", "few")
@@ -215,16 +217,21 @@ def _findings(
     numbers["papers"] = sum(total.values()) - total[OPEN]
     found = []
     for one in told:
-        verdicts = tuple(by_name[name] for name in one["statements"] if name in by_name)
         known: dict[str, object] = {**numbers}
-        for place, verdict in enumerate(verdicts, 1):
-            statement = verdict.statement
-            table = stored[statement.paper][statement.panel]
-            known |= _means(statement, Lines.of(table.rows), place)
+        for place, name in enumerate(one["statements"], 1):
+            if name in by_name:
+                statement = by_name[name].statement
+                table = stored[statement.paper][statement.panel]
+                known |= _means(statement, Lines.of(table.rows), place)
+        sentences = re.split(r"(?<=\.) (?=[A-Z“])", one["text"].replace("%}", "_percent}"))
+        told_now = [
+            sentence.format_map(known)
+            for sentence in sentences
+            if set(re.findall(r"{(\w+)}", sentence)) <= known.keys()
+        ]
+        verdicts = tuple(by_name[name] for name in one["statements"] if name in by_name)
         whole = len(verdicts) == len(one["statements"])
-        text = one["text"].replace("%}", "_percent}").format_map(known) if whole else ""
-        if verdicts:
-            found.append(Finding(one["title"], text, verdicts))
+        found.append(Finding(one["title"], " ".join(told_now), verdicts, whole))
     return found
 
 
