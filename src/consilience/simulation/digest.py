@@ -20,8 +20,10 @@ CODE = (
     "simulation/cell.py",
     "simulation/digest.py",
     "simulation/division.py",
+    "simulation/once.py",
     "simulation/simulate.py",
     "simulation/together.py",
+    "statistics",
     "tables",
 )
 
