@@ -27,6 +27,18 @@ def test_ledger_show_tells_limits_and_charges(run, charged):
     assert values["charges"][0]["purpose"] == "count"
 
 
+def test_what_was_spent_is_shown_rounded_up_and_what_is_left_rounded_down(run, charged):
+    ledger = Ledger(charged)
+    ledger.allow("ward", Budget(epsilon=2.0000001))
+    event = Laplace(unit="record", neighbours="replace-one", sensitivity=1.2, scale=6e6)
+    ledger.charge([event], dataset="ward", key="second", purpose="count")  # 0.0000002
+    out = run("ledger", "show", charged)[1]
+    assert "limit 2.00001, spent 0.500001, left 1.49999" in out
+    assert "epsilon=2e-07 " in out
+    shown = ledger._repr_html_()
+    assert all(text in shown for text in ("2.00001", "0.500001", "1.49999"))
+
+
 def test_ledger_show_of_a_data_set_that_was_never_charged(run, charged):
     Ledger(charged).allow("clinic", Budget(epsilon=3.0))
     assert "limit 3, spent 0, left 3" in run("ledger", "show", charged, "--dataset", "clinic")[1]

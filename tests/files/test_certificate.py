@@ -25,7 +25,7 @@ from consilience.hub.dashboard.texts import _promise
 from consilience.learners.linear import PrivateLogisticRegression
 from consilience.learners.trees.adaboost import PrivateAdaBoostClassifier
 from consilience.learners.trees.forest import PrivateForestClassifier, PrivateTreeClassifier
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, show_bound
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, show_bound, show_left
 from consilience.text import Quoted
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version-0.1" / "releases"
@@ -270,6 +270,12 @@ def test_no_text_states_less_than_a_guarantee_does(epsilon, delta, is_plain):
         assert found[0] >= epsilon * (1 - 1e-12), text
         assert all(each >= delta * (1 - 1e-12) for each in found[1:]), text
     assert float(show_bound(0.1 + 0.2)) == 0.3  # rounding errors are no reason to say 0.300001
+
+
+@given(st.floats(1e-15, 1e4))
+def test_no_text_offers_more_of_a_budget_than_is_left(left):
+    assert left * (1 - 1e-5) <= float(show_left(left)) <= left * (1 + 1e-12)
+    assert (show_left(0.3 - 0.1), show_left(0.0)) == ("0.2", "0")
 
 
 def test_a_bound_is_never_stated_too_small():

@@ -636,8 +636,10 @@ def test_a_release_that_draws_noise_says_its_cost_and_is_made_once(
     assert ann.post("/studies/demo/aggregate", key="0" * 16).status_code == 409
     for epsilon in ("x", "0", "-1", "inf", "nan"):
         assert ann.post("/studies/demo/budget", epsilon=epsilon, delta="0").status_code == 400
-    assert ann.post("/studies/demo/budget", epsilon="5", delta="0").status_code == 303
+    assert ann.post("/studies/demo/budget", epsilon="4.9999999", delta="0").status_code == 303
     page = ann.get("/studies/demo/aggregate").text
+    assert all(shown in page for shown in ("ε = 5<", "ε = 4.99999<", "ε = 2.99999<"))  # rounded
+    assert 'value="4.9999999"' in page  # and what would be sent again is not
     assert "Spend ε = 2" in page
     assert "left after" in page
     key = re.search(r'name="key" value="(\w+)"', page)[1]
@@ -656,7 +658,7 @@ def test_a_release_that_draws_noise_says_its_cost_and_is_made_once(
     assert ann.post("/studies/demo/aggregate", key="2" * 16).status_code == 409
     with contextlib.suppress(SettingsError):
         hub.hub.allow("demo", Budget(epsilon=1.0, unit="site"), "x")  # below what is spent
-    assert hub.hub.balance("demo").limit.epsilon == 5
+    assert hub.hub.balance("demo").limit.epsilon == 4.9999999
 
 
 def test_hostile_names_and_texts_are_shown_as_text(hub: Any, tools: Any, ann: Browser) -> None:

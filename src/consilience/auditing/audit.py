@@ -143,8 +143,8 @@ def _find_learner(subject: Study | str | PathLike[str] | Learner, epsilon: float
     chosen = high if epsilon is None else epsilon
     if not low <= chosen <= high:
         raise SettingsError(
-            f"Study {study.name!r} lets sites choose an epsilon from {low:g} to {high:g}. Got "
-            f"{epsilon!r} instead. Nothing was attacked."
+            f"Study {study.name!r} lets sites choose an epsilon from {low:.15g} to {high:.15g}. "
+            f"Got {epsilon!r} instead. Nothing was attacked."
         )
     learner: Learner = study.build(chosen)
     return learner

@@ -385,14 +385,14 @@ def allow(
     place: Place,
 ) -> Answer:
     """Set how much the hub may spend on a study whose aggregator draws noise."""
-    from consilience.privacy.guarantee import Budget, Unit
+    from consilience.privacy.guarantee import Budget, Unit, show_left
 
     with place.open() as hub:
         hidden, neighbours = hub.study(study)[1].hidden
         asked = hidden if unit is None else Unit(unit)
         budget = Budget(epsilon=epsilon, delta=delta, unit=asked, neighbours=neighbours)
         left = hub.allow(study, budget, OPERATOR).left.epsilon
-    return Answer({"left": left}, f"Left for {study}: epsilon = {left:g}")
+    return Answer({"left": left}, f"Left for {study}: epsilon = {show_left(left or 0.0)}")
 
 
 @commands.add("aggregate", "hub aggregate heart-risk")

@@ -29,6 +29,8 @@ def show(
     ] = None,
 ) -> Answer:
     """Show what the owner of each data set allowed, what was spent, and every charge."""
+    from consilience.privacy.guarantee import show_bound
+
     ledger = _open(path)
     charges = ledger.charges(dataset)
     names = [dataset] if dataset is not None else ledger.datasets()
@@ -49,7 +51,7 @@ def show(
     lines += [describe_note(note) for note in ledger.notes(dataset)]
     lines += [
         f"{charge.time}  {charge.dataset}  {charge.purpose}  "
-        f"epsilon={charge.epsilon:g} delta={charge.delta:g}  {charge.state}"
+        f"epsilon={show_bound(charge.epsilon)} delta={show_bound(charge.delta)}  {charge.state}"
         for charge in charges
     ]
     return Answer(facts, "\n".join(lines) or "No data owner has set a limit yet.")
@@ -81,13 +83,16 @@ def describe_note(note: Note) -> str:
 
 def describe_balance(balance: Balance) -> Iterator[str]:
     """Say what the data owner allowed, and what was spent of it."""
+    from consilience.privacy.guarantee import show_bound, show_left
+
     yield f"{balance.dataset} (per {balance.unit}, {balance.neighbours})"
     for name in ("epsilon", "delta", "rho"):
         limit, spent, left = (
             getattr(amounts, name) for amounts in (balance.limit, balance.spent, balance.left)
         )
         if limit is not None:
-            yield f"  {name:<8} limit {limit:g}, spent {spent:g}, left {left:g}"
+            allowed = f"limit {show_bound(limit)}, spent {show_bound(spent)}"
+            yield f"  {name:<8} {allowed}, left {show_left(left)}"
 
 
 def _open(path: Path) -> Ledger:

@@ -688,6 +688,7 @@ def open_page(study: StudyName, folder: Folder = SITE) -> Answer:
 @commands.add("status", "site status")
 def status(folder: Folder = SITE) -> Answer:
     """Show what the site has joined, trained, submitted and fetched, what is left, what is next."""
+    from consilience.privacy.guarantee import show_left
     from consilience.site.client import FOLDER
 
     site = cs.Site(folder)
@@ -695,10 +696,8 @@ def status(folder: Folder = SITE) -> Answer:
     left = None if balance.left.epsilon is None else float(balance.left.epsilon)
     rows = [site.status(name) for name in site.studies]
     facts = {"site": site.name, "dataset": site.dataset, "epsilon_left": left}
-    lines = [
-        f"{site.name}: {'no limit on epsilon' if left is None else f'epsilon {left:g} left'} for "
-        f"data set {site.dataset!r}"
-    ]
+    budget = "no limit on epsilon" if left is None else f"epsilon {show_left(left)} left"
+    lines = [f"{site.name}: {budget} for data set {site.dataset!r}"]
     for row in rows:
         sent, release = row["submitted"] or "none", row["release"] or "none"
         gone = " (withdrawn)" if row["withdrawn"] else ""
@@ -708,7 +707,7 @@ def status(folder: Folder = SITE) -> Answer:
             where = f"in folder {row['hub'].removeprefix(FOLDER)}"
         lines.append(f"  {row['study']} {where}: {'fetches only' if row['fetch_only'] else done}")
         if row["trainings_left"]:
-            enough = (f"{n} at epsilon {each:g}" for each, n in row["trainings_left"].items())
+            enough = (f"{n} at epsilon {each:.15g}" for each, n in row["trainings_left"].items())
             lines.append(f"    trainings that the budget is enough for: {', or '.join(enough)}")
         if row.get("blind"):
             lines += [f"    {said}" for said in row["blind"]["said"]]
@@ -752,10 +751,12 @@ def raise_budget(
     folder: Folder = SITE,
 ) -> Answer:
     """Raise the lifetime limit of the site's data set; what was spent stays spent."""
+    from consilience.privacy.guarantee import show_bound, show_left
+
     balance = cs.Site(folder).raise_budget(epsilon=epsilon, delta=delta, reason=reason)
     left, limit = balance.left, balance.limit
-    text = f"Recorded. Left: epsilon {left.epsilon:g} of {limit.epsilon:g}"
-    return Answer({"left": left._asdict(), "limit": limit._asdict()}, text)
+    shown = f"epsilon {show_left(left.epsilon or 0.0)} of {show_bound(limit.epsilon or 0.0)}"
+    return Answer({"left": left._asdict(), "limit": limit._asdict()}, f"Recorded. Left: {shown}")
 
 
 @budget.add("allow-exact", 'site budget allow-exact --reason "Board, 3 May"')

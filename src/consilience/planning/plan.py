@@ -356,8 +356,8 @@ def _ask_study(
     low, high = study.epsilon_range
     if not low <= sites.epsilon <= high:
         raise SettingsError(
-            f"Study {study.name!r} lets sites choose an epsilon from {low:g} to {high:g}. Got "
-            f"{sites.epsilon!r} instead. Nothing was computed."
+            f"Study {study.name!r} lets sites choose an epsilon from {low:.15g} to {high:.15g}. "
+            f"Got {sites.epsilon!r} instead. Nothing was computed."
         )
     learner = study.build(sites.epsilon)
     # Where the hub is trusted the sites' models are exact; a site alone would add noise itself.

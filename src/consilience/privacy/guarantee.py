@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from typing import Any, Self
 
@@ -255,8 +255,20 @@ def show_bound(value: float, digits: int = 6) -> str:
 
     One that was rounded to the nearest would promise more than holds.
     """
-    upwards = Context(prec=digits, rounding=ROUND_CEILING)
-    return f"{float(upwards.create_decimal_from_float(value * (1 - 1e-12))):.{digits}g}"
+    return _rounded(value * (1 - 1e-12), digits, ROUND_CEILING)
+
+
+def show_left(value: float, digits: int = 6) -> str:
+    """Return what is left of a budget with so many digits, never above it but for rounding errors.
+
+    One that was rounded to the nearest would offer more than can be spent.
+    """
+    return _rounded(value * (1 + 1e-12), digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    there = Context(prec=digits, rounding=rounding)
+    return f"{float(there.create_decimal_from_float(value)):.{digits}g}"
 
 
 def _is_number(value: object) -> bool:

@@ -38,7 +38,7 @@ from consilience.privacy.accounting import (
     total,
     total_rho,
 )
-from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit
+from consilience.privacy.guarantee import Budget, Guarantee, Neighbours, Unit, show_bound, show_left
 
 NANO = 10**9  # epsilon and rho are counted in whole billionths
 FEMTO = 10**15  # delta in whole units of 1e-15: near 1 a float is hardly finer
@@ -228,9 +228,9 @@ def show_amount(value: float) -> str:
     return f"{value:.9f}".rstrip("0").rstrip(".")
 
 
-def _show_amounts(amounts: Amounts) -> str:
+def _show_amounts(amounts: Amounts, show: Callable[[float], str]) -> str:
     named = amounts._asdict().items()
-    return ", ".join(f"{name} {value:.6g}" for name, value in named if value) or "nothing"
+    return ", ".join(f"{name} {show(value)}" for name, value in named if value) or "nothing"
 
 
 class Amounts(NamedTuple):
@@ -424,7 +424,9 @@ class Ledger:
         rows = [
             (
                 each.dataset,
-                *map(_show_amounts, (each.limit, each.spent, each.left)),
+                _show_amounts(each.limit, show_bound),
+                _show_amounts(each.spent, show_bound),
+                _show_amounts(each.left, show_left),
                 f"{len(self.charges(each.dataset)):,}",
                 f"one {each.unit}, {each.neighbours}",
             )

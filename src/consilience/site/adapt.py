@@ -19,7 +19,7 @@ from consilience.files.durable import write_durably
 from consilience.files.release import Release
 from consilience.files.sealed import ADAPTED, Array, Sealed, SignedFile, refused
 from consilience.learners.base import plan_fit
-from consilience.privacy.guarantee import compose
+from consilience.privacy.guarantee import compose, show_bound
 from consilience.site.folder import SiteFolder
 from consilience.statistics.base import Statistic, Summed
 from consilience.study.branches import find_below
@@ -66,12 +66,12 @@ EXCEPTION = (
     "release that had"
 )
 BOUND = (
-    "Whatever was done with what this site handed over to the study, that cost epsilon = {:.4g} "
+    "Whatever was done with what this site handed over to the study, that cost epsilon = {} "
     "per {} in all, which bounds how far a release can have fitted to any one of these records."
 )
 NOTHING = "This site handed nothing over to the study that was computed from records."
 STATED = (
-    "This site handed over an exact model. Only what the release states, epsilon = {:.4g} per {}, "
+    "This site handed over an exact model. Only what the release states, epsilon = {} per {}, "
     "bounds how far it can have fitted to any one of these records."
 )
 
@@ -238,12 +238,12 @@ def _bound(site: SiteFolder, name: str, release: Release) -> str:
     handed_over = site.handed_over(name)
     costs = [cost for cost in handed_over if cost is not None]
     if handed_over and site.study(name).trusted:
-        return STATED.format(release.guarantee.epsilon, release.guarantee.unit)
+        return STATED.format(show_bound(release.guarantee.epsilon, 4), release.guarantee.unit)
     if not costs:
         return NOTHING
     cost = compose(*costs)
     assumed = f" This assumes: {'; '.join(cost.assumptions)}." if cost.assumptions else ""
-    return BOUND.format(cost.epsilon, cost.unit) + assumed
+    return BOUND.format(show_bound(cost.epsilon, 4), cost.unit) + assumed
 
 
 def _measured(comparison: Comparison) -> Section:

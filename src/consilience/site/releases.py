@@ -252,15 +252,15 @@ class SiteReleases(SiteKeys):
         paid = self._paid(name, own.digest, sent=True)
         if not is_at_most(paid, own.guarantee):
             lacks = (
-                "Warning: it states epsilon = {:g} for this site. Contributions that were "
+                "Warning: it states epsilon = {} for this site. Contributions that were "
                 "withdrawn before are not in that, although they were handed out; with them, "
-                "epsilon is {:g}. Ask the coordinator."
+                "epsilon is {}. Ask the coordinator."
                 if joined.hub.startswith(FOLDER)
-                else "It states epsilon = {:g} for this site. Contributions that were sent before, "
+                else "It states epsilon = {} for this site. Contributions that were sent before, "
                 "and that the hub did not confirm, are not in that; if it has them, epsilon is "
-                "{:g}."
+                "{}."
             )
-            said.append(lacks.format(own.guarantee.epsilon, paid.epsilon))
+            said.append(lacks.format(show_bound(own.guarantee.epsilon), show_bound(paid.epsilon)))
         return "\n".join(said)
 
 

@@ -32,7 +32,7 @@ from consilience.evaluation.adaptation import Adapted
 from consilience.files.certificate import Page
 from consilience.files.contribution import Contribution
 from consilience.files.durable import write_durably
-from consilience.privacy.guarantee import Budget
+from consilience.privacy.guarantee import Budget, show_bound, show_left
 from consilience.privacy.ledger import Amounts, Balance, show_amount
 from consilience.privacy.spending import Account, Spending
 from consilience.protocol import Invitation
@@ -492,7 +492,8 @@ class Site(SiteRecovery):
                 f"trust-keyholder {name} --limit"
             )
         if preview.cost.delta:
-            delta, delta_left = f", delta={preview.cost.delta:g}", f", delta={left.delta:g}"
+            delta = f", delta={show_bound(preview.cost.delta)}"
+            delta_left = f", delta={show_left(left.delta or 0.0)}"
         raise BudgetExceeded(
             f"Study {name!r} was to be charged epsilon={show_amount(preview.cost.epsilon or 0.0)}"
             f"{delta}, but epsilon={show_amount(left.epsilon or 0.0)}{delta_left} is left of data "
@@ -519,10 +520,10 @@ class Site(SiteRecovery):
             if not _is_same(attempt, study, table, epsilon):
                 return None
             raise SettingsError(
-                f"This training for {study.name!r} was charged epsilon={charge.epsilon:g} on "
-                f"{charge.time[:10]}, and stopped before its result was stored. That charge "
-                "stands, the result is lost, and nothing was charged now. To train again, which "
-                "is charged again, use --anew."
+                f"This training for {study.name!r} was charged "
+                f"epsilon={show_bound(charge.epsilon)} on {charge.time[:10]}, and stopped "
+                "before its result was stored. That charge stands, the result is lost, and "
+                "nothing was charged now. To train again, which is charged again, use --anew."
             )
         if _is_same(attempt, study, table, epsilon):
             return attempt["key"]
@@ -641,9 +642,10 @@ class Site(SiteRecovery):
             )
             if asked[0] < limit.epsilon or asked[1] < limit.delta:
                 raise SettingsError(
-                    f"The limit of data set {self.dataset!r} is epsilon={limit.epsilon:g}, "
-                    f"delta={limit.delta:g}, and was to be lowered. Nothing was changed. Name a "
-                    "higher limit: the new total, not what is added."
+                    f"The limit of data set {self.dataset!r} is "
+                    f"epsilon={show_bound(limit.epsilon)}, delta={show_bound(limit.delta)}, and "
+                    "was to be lowered. Nothing was changed. Name a higher limit: the new total, "
+                    "not what is added."
                 )
             budget = Budget(
                 epsilon=asked[0], delta=asked[1], unit=balance.unit, neighbours=balance.neighbours

@@ -542,7 +542,7 @@ def _weigher_checks(study: Study, contribution: Contribution) -> Iterable[Check]
     """Yield whether the aggregation site learned these weights as the study says."""
     learner, facts = contribution.learner, contribution.sealed.facts
     low, high = study.epsilon_range
-    yield low <= learner.epsilon <= high, f"its epsilon is not between {low:g} and {high:g}"
+    yield low <= learner.epsilon <= high, f"its epsilon is not between {low:.15g} and {high:.15g}"
     agreed = study.build_weigher(learner.epsilon)
     stated = {name: to_plain(value) for name, value in agreed.stated_settings().items()}
     yield (
@@ -638,7 +638,7 @@ def _learner_checks(study: Study, learner: Any, facts: Mapping[str, Any]) -> Ite
         return
     low, high = study.epsilon_range
     within = low * (1 - 1e-9) <= learner.total_epsilon <= high * (1 + 1e-9)
-    yield within, f"its epsilon is not between {low:g} and {high:g}"
+    yield within, f"its epsilon is not between {low:.15g} and {high:.15g}"
     yield (
         guarantee.epsilon <= high * (1 + 1e-9) and guarantee.delta <= study.delta,
         "it promises less than agreed",

@@ -18,7 +18,7 @@ from consilience.files.contribution import (
 )
 from consilience.files.sealed import software
 from consilience.privacy.accounting import Event, alone, total
-from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, show_bound
+from consilience.privacy.guarantee import Guarantee, Neighbours, Unit, show_bound, show_left
 from consilience.privacy.ledger import Amounts, Balance, show_amount
 from consilience.study.check import MOST_PLANNED, build_for
 from consilience.study.study import Study
@@ -178,8 +178,8 @@ def _describe_trust(study: Study) -> str:
 def _contribution_rows(study: Study) -> Rows:
     low, high = study.epsilon_range
     return [
-        ("epsilon of a site", f"from {low:g} to {high:g}, chosen by the site"),
-        ("delta", f"{study.delta:g}"),
+        ("epsilon of a site", f"from {low:.15g} to {high:.15g}, chosen by the site"),
+        ("delta", show_bound(study.delta)),
         ("protects", UNITS[study.unit]),
         ("neighbours", f"{study.neighbours}: {RELATIONS[Neighbours(study.neighbours)]}"),
         *_blind_rows(study),
@@ -520,7 +520,7 @@ def _describe_left(balance: Balance, cost: Amounts) -> str:
     if not balance.holds(cost):
         return "more than is left: refused"
     deltas = (
-        f", delta = {left.delta - (cost.delta or 0.0):.6g} of {limit.delta:.6g}"
+        f", delta = {show_left(left.delta - (cost.delta or 0.0))} of {show_bound(limit.delta)}"
         if limit.delta
         else ""
     )

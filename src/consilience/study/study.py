@@ -586,8 +586,8 @@ class Study:
         low, high = self.epsilon_range
         if not self.trusted and not low <= epsilon <= high:
             raise SettingsError(
-                f"Study {self.name!r} lets sites choose an epsilon from {low:g} to {high:g}. Got "
-                f"{epsilon!r} instead. Nothing was trained or charged."
+                f"Study {self.name!r} lets sites choose an epsilon from {low:.15g} to {high:.15g}. "
+                f"Got {epsilon!r} instead. Nothing was trained or charged."
             )
 
     def accept(self, contribution: Contribution) -> Contribution:

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from consilience.files.certificate import UNITS
 from consilience.hub.dashboard import charts
 from consilience.hub.state import BlindState, StudyState
-from consilience.privacy.guarantee import Guarantee, Unit, show_bound
+from consilience.privacy.guarantee import Guarantee, Unit, show_bound, show_left
 from consilience.text import printable
 
 # What a page says after a form, if the page finds that it is so.
@@ -228,6 +228,8 @@ TEMPLATES.filters |= {
     "when": _when,
     "day": _day,
     "promise": _promise,
+    "bound": show_bound,
+    "left": show_left,
     "protected": lambda unit: UNITS[Unit(unit)],
     "bytes": _bytes,
     "weight": _weight,
