@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from blindhub import BlindHub
 from consilience.blind.masked import ACKNOWLEDGEMENT, OPENING, Acknowledgement, Batch, MaskedFile
@@ -263,6 +264,35 @@ def test_no_site_delays_a_batch_by_replacing_its_file(blind: BlindHub, sqlite_wo
     blind.work()
     sqlite_world.combiner.run(at_once=True)
     assert states(blind) == ["listed"]
+
+
+def test_the_hub_looks_only_at_studies_where_enough_files_wait_for_a_batch(
+    blind: BlindHub, sqlite_world: Any
+) -> None:
+    """It asks every second. What waits when a study is closed is still listed."""
+
+    def look() -> bool:
+        asked: list[str] = []
+        note = lambda db, cursor, statement, *more: asked.append(statement)  # noqa: E731
+        sa.event.listen(sa.Engine, "before_cursor_execute", note)
+        try:
+            sqlite_world.combiner.run(at_once=True)
+        finally:
+            sa.event.remove(sa.Engine, "before_cursor_execute", note)
+        return any("FROM acknowledgements" in statement for statement in asked)
+
+    blind.freeze()
+    blind.hand_over(0, 1)
+    blind.work()
+    assert not look()
+    blind.hand_over(2, 3)
+    blind.work()
+    blind.hub.close_study(blind.name, "operator")
+    assert look()
+    assert states(blind) == ["listed"]
+    blind.work()
+    assert len(release(sqlite_world).sources) == 4
+    assert not look()
 
 
 def test_too_few_sites_make_no_batch_even_if_a_coordinator_asks(blind: BlindHub) -> None:

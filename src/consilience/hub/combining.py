@@ -26,6 +26,7 @@ from consilience.errors import BudgetExceeded, ConsilienceError, SettingsError
 from consilience.files.contribution import Contribution
 from consilience.files.log import ReleaseLog
 from consilience.files.release import Release
+from consilience.hub.blind import require_blind
 from consilience.hub.children import Children, TookTooLong, find_memory
 from consilience.hub.hub import Hub, Settings
 from consilience.hub.leases import renewing
@@ -203,9 +204,11 @@ class Combiner:
 
     def _list_batches(self) -> None:
         """List the batches of blind studies that keyholders can open now."""
-        for name in self.hub.store.frozen():
+        for name, n_files in self.hub.store.count_waiting().items():
             try:
-                self.hub.blind.list_if_due(self.hub.agreed(name))
+                study = self.hub.agreed(name)
+                if n_files >= require_blind(study).least:
+                    self.hub.blind.list_if_due(study)
             except OUTAGES:
                 raise
             except Refusal as refusal:  # such as a file that was replaced just now

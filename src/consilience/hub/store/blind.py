@@ -35,6 +35,7 @@ FROZEN = (
     "can change any more."
 )
 _LISTED = sa.literal_column("'listed'", sa.Text)  # part of the text: an index covers only these
+_ACCEPTED = sa.literal_column("'accepted'", sa.Text)
 _DIFFERS = "Something else of this keyholder is here already, and there can be only one."
 
 
@@ -130,10 +131,12 @@ class Blind(Database):
         with self.reading() as db:
             return get_roster(db, study)
 
-    def frozen(self) -> list[str]:
-        """Return the names of the studies whose rosters are frozen."""
+    def count_waiting(self) -> dict[str, int]:
+        """Return how many files wait for a batch, by study; a study where none waits is absent."""
+        waits = contributions.c.study == rosters.c.study, contributions.c.state == _ACCEPTED
+        query = sa.select(rosters.c.study, sa.func.count()).join(contributions, sa.and_(*waits))
         with self.reading() as db:
-            return list(db.execute(sa.select(rosters.c.study)).scalars())
+            return {name: n for name, n in db.execute(query.group_by(rosters.c.study))}
 
     @writing
     def add_card(self, db: sa.Connection, study: str, holder: str, content: bytes) -> bool:
