@@ -316,10 +316,6 @@ def test_a_table_stands_for_the_panels_that_it_reads():
 
 # --------------------------------------------------------------------------------------- statements
 
-# Statements of papers that lack the paper's own words and their page. These numbers may only fall;
-# when all are 0, `quote` and `page` are required.
-UNQUOTED = {"hamm2016": 62, "hospitals": 0, "xiang2018": 26, "xie2016": 0, "xie2016thesis": 0}
-
 MINIMAL = """[[statement]]
 figure = "1"
 kind = "falls"
@@ -333,7 +329,7 @@ explanation = "So it is."
 @pytest.mark.parametrize("name", PAPERS)
 def test_what_a_paper_claims_is_quoted_with_its_page(name):
     found = [one for one in statements.statements(PAPERS[name]) if one.by == "paper"]
-    assert sum(not one.quote for one in found) <= UNQUOTED[name]
+    assert [one.name for one in found if not one.quote] == []
 
 
 def test_all_duplicates_name_a_statement_that_there_is():
