@@ -145,6 +145,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "budget": (409, "The hub's budget for this study is spent; its operator can raise it."),
     "draft-changed": (409, "Load the draft again and make the change there."),
     "too-many-drafts": (409, "Delete drafts that nobody needs, or freeze them."),
+    "trial-waits": (409, "Try this draft again in a minute or two; nothing of it has changed."),
     "study-invalid": (422, "Correct the study file; `consilience study check` lists all problems."),
     "file-differs": (409, "Send the file whose SHA-256 the study names."),
     "cannot-combine": (409, "Change what the message names, then ask again."),

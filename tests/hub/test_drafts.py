@@ -368,7 +368,8 @@ def test_a_trial_runs_in_a_process_of_its_own_one_at_a_time(ann: Coordinator) ->
     page = ann.get(f"{at}/trial").text
     assert 'http-equiv="refresh"' in page
     ann.get(f"{other}/trial")
-    assert ann.post(f"{other}/trial", **fields).status_code == 503
+    assert ann.post(f"{other}/trial", **fields).status_code == 409
+    assert "<h1>Drafts are tried one at a time</h1>" in ann.text
     threads = [thread for _, thread in ann.world.app.state.trials._running.values()]
     for thread in threads:
         thread.join(120)

@@ -48,6 +48,7 @@ HEADINGS = {
     "unavailable": "The hub cannot answer right now",
     "too-many": "Too many attempts",
     "study-closed": "The study is closed",
+    "trial-waits": "Drafts are tried one at a time",
     "wrong-method": "This page does not exist",
 }
 FIXES = {

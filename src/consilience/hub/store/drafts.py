@@ -180,10 +180,10 @@ class Drafts(Database):
             if not is_anothers and going_on["trial"].get("actor") != actor:
                 until = now(seconds=LEASE_SECONDS + TURN_SECONDS)
                 set_setting(db, _TURN, json.dumps({"actor": actor, "until": until}))
-            return Refusal("unavailable", "Another draft is being tried on this hub.")
+            return Refusal("trial-waits", "A draft is being tried on this hub already.")
         if is_anothers:
             return Refusal(
-                "unavailable",
+                "trial-waits",
                 "Somebody else wanted to try a draft before you did, and has a minute to begin.",
             )
         same = drafts.update().where(drafts.c.id == draft)
