@@ -263,6 +263,24 @@ def test_a_large_parquet_file_is_read_in_chunks(tmp_path, monkeypatch):
         with_schema(PrivateLogisticRegression, other).fit(ParquetRows(path, CLASSES, named=True))
 
 
+def test_labels_in_chunks_are_not_taken_for_classes_where_they_are_places_among_them(tmp_path):
+    path = tmp_path / "ward.parquet"
+    table = frame().assign(ill=lambda one: (one["ill"] == "yes").astype(int))
+    pa.parquet.write_table(pa.Table.from_pandas(table), path)
+    fitted = {}
+    for classes in ((0, 1), (1, 0)):
+        schema = replace(CLASSES, classes=classes)
+        learner = with_schema(PrivateLogisticRegression, schema)
+        fitted[classes] = learner.fit(ParquetRows(path, schema, named=True)).predict(table)
+        if classes != (1, 0):
+            learner.fit(ParquetRows(path, schema))
+            assert (learner.predict(table) == fitted[classes]).all()
+            continue
+        with pytest.raises(SettingsError, match="Pass named=True to ParquetRows"):
+            learner.fit(ParquetRows(path, schema))
+    assert (fitted[0, 1] == fitted[1, 0]).mean() > 0.9
+
+
 @pytest.mark.parametrize(
     "made",
     [

@@ -8,7 +8,7 @@ assumption, and `warn_of_leaks` warns where there is evidence against it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -20,6 +20,7 @@ from consilience.errors import PrivacyLeakWarning, RecordsWarning, SettingsError
 
 if TYPE_CHECKING:
     from consilience.tables.schema import Schema
+    from consilience.tables.values import Value
 
 Rows: TypeAlias = Any  # a table as users pass it
 
@@ -92,6 +93,12 @@ def take_in(
                 "or none. Nothing was trained or charged. Pass the same schema to both, such as "
                 "ParquetRows(path, learner.schema, named=True)."
             )
+        if schema is not None and not _names_labels(X, schema.classes):
+            raise SettingsError(
+                f"A learner with a schema was given {type(X).__name__} whose labels are places "
+                "among the schema's classes (0, 1, …), and not the classes themselves. Nothing was "
+                f"trained or charged. Pass named=True to {type(X).__name__}."
+            )
         return Given((X, y, persons), encoded_by is not None and _reads_by_schema(X))
     if schema is None:
         from consilience.tables.transformer import is_untouched
@@ -118,6 +125,12 @@ def take_in(
         )
     whose = persons if schema.person is None else encoded.persons
     return Given((encoded.X, schema.name_labels(encoded.y), whose), True)
+
+
+def _names_labels(source: object, classes: Sequence[Value] | None) -> bool:
+    """Tell whether labels in chunks are the classes themselves, which may be places as well."""
+    places = list(range(len(classes or ())))
+    return getattr(source, "names", classes) is not None or list(classes or ()) == places
 
 
 def _reads_by_schema(source: object) -> bool:
