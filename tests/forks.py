@@ -70,7 +70,7 @@ def kill(pid: int) -> None:
         time.sleep(0.005)
 
 
-def _lasting_port() -> int:
+def lasting_port() -> int:
     """Return a free port below the ephemeral ones, which no outgoing connection can take."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
@@ -92,7 +92,7 @@ class HubProcess:
         log: Path | None = None,
         mother: Mother | None = None,
     ) -> None:
-        self.port = _lasting_port()
+        self.port = lasting_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.job = {"folder": str(folder), "port": self.port, "url": url}
         self.mother, self.pid, self.starts = mother or Mother("hub", log), 0, 0

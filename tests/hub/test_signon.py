@@ -3,14 +3,13 @@
 import base64
 import hashlib
 import json
-import re
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, quote_plus, urlsplit
 
 import flask
 import httpx
@@ -20,7 +19,6 @@ from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
 from consilience.errors import SettingsError
-from consilience.hub.api.app import create_app
 from consilience.hub.auth import COOKIE as SESSION
 from consilience.hub.auth import Rate, new_token
 from consilience.hub.dashboard import signon as pages
@@ -29,6 +27,7 @@ from consilience.hub.roles import Role
 from consilience.hub.signon import BACK, SignOn
 from consilience.hub.store.tables import versions
 from consilience.protocol import Refusal
+from logins import CLIENT, SECRET, Browser, encode, make_world, open_world, try_login
 
 with warnings.catch_warnings():  # the provider is built on modules that Authlib will move
     warnings.simplefilter("ignore")
@@ -40,15 +39,9 @@ with warnings.catch_warnings():  # the provider is built on modules that Authlib
 
 pytestmark = pytest.mark.filterwarnings("ignore:get_jwt_config:DeprecationWarning")
 
-CLIENT, SECRET = "hub", "a secret"
-
 
 def decode(part: str) -> Any:
     return json.loads(base64.urlsafe_b64decode(part + "=="))
-
-
-def encode(content: bytes) -> str:
-    return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 @dataclass
@@ -72,7 +65,7 @@ class Provider:
             stated = self.challenges.get(flask.request.form.get("code", ""))
             if stated != encode(hashlib.sha256(verifier.encode()).digest()):
                 return flask.jsonify({"error": "invalid_grant"}), 400
-            basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+            basic = base64.b64encode(f"{CLIENT}:{quote_plus(SECRET)}".encode()).decode()
             assert flask.request.headers["authorization"] == f"Basic {basic}"
         return None
 
@@ -114,60 +107,10 @@ def provider() -> Iterator[Provider]:
         yield one
 
 
-class Browser:
-    """Keeps cookies with their paths."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.cookies: dict[str, tuple[str, str]] = {}
-
-    def headers(self, path: str) -> dict[str, str]:
-        sent = [f"{n}={value}" for n, (value, at) in self.cookies.items() if path.startswith(at)]
-        return {"cookie": "; ".join(sent)}
-
-    def get(self, address: str) -> httpx.Response:
-        parts = urlsplit(address)
-        at = parts.path + (f"?{parts.query}" if parts.query else "")
-        answer = self.client.get(at, headers=self.headers(parts.path), follow_redirects=False)
-        for line in answer.headers.get_list("set-cookie"):
-            name, _, rest = line.partition("=")
-            value, path = rest.split(";")[0].strip('"'), re.search(r"[Pp]ath=([^;]+)", line)
-            self.cookies[name] = (value, path[1] if path else "/")
-            if not value:
-                del self.cookies[name]
-        return answer
-
-    def post(self, path: str, page: str, **fields: str) -> httpx.Response:
-        token = re.search(r'name="token" value="([0-9a-f]{64})"', self.get(page).text)
-        assert token is not None
-        data = {"token": token[1], **fields}
-        headers = self.headers(path)
-        return self.client.post(path, data=data, headers=headers, follow_redirects=False)
-
-    def begin(self, target: str = "/studies") -> str:
-        answer = self.get(f"/login/sso?next={quote(target)}")
-        assert answer.status_code == 303, answer.text
-        return str(answer.headers["location"])
-
-
-def make_world(provider: Provider, folder: Path, tools: Any, *domains: str) -> Any:
-    sign_on = SignOn(provider.issuer, CLIENT, "http://localhost:8440", SECRET, domains)
-    return tools.Client(create_app(replace(tools.quick(folder / "hub", None), sign_on=sign_on)))
-
-
 @pytest.fixture
 def world(provider: Provider, tmp_path: Path, tools: Any) -> Iterator[Any]:
-    with make_world(provider, tmp_path, tools) as client:
-        world = tools.World(client, tmp_path)
-        world.provider = provider
-        world.hub.store.add_account("bea", "none", "operator")
-        world.hub.store.bind("bea", provider.issuer, "s-1", "operator")
+    with open_world(provider, tmp_path, tools) as world:
         yield world
-
-
-def try_login(world: Any, subject: str = "s-1") -> tuple[Browser, httpx.Response]:
-    browser = Browser(world.client)
-    return browser, browser.get(world.provider.let_in(browser.begin(), subject))
 
 
 def entries(world: Any, action: str) -> list[Any]:

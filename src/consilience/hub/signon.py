@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote_plus, urlencode, urlsplit
 
 from consilience.errors import SettingsError
 from consilience.protocol import Refusal
@@ -211,7 +211,10 @@ class Provider:
             }
         )
         headers = {"content-type": "application/x-www-form-urlencoded"}
-        client = ClientAuth(settings.client_id, settings.secret, how)
+        name, secret = settings.client_id, settings.secret
+        if how == "client_secret_basic":  # RFC 6749, 2.3.1: both are form-encoded first
+            name, secret = quote_plus(name), quote_plus(secret or "")
+        client = ClientAuth(name, secret, how)
         _, headers, body = client.prepare("POST", at, headers, body)
         return self._ask("POST", at, headers, body)
 
