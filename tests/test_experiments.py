@@ -849,6 +849,14 @@ def test_what_is_unclear_is_split_into_too_little_and_too_small_to_matter():
     )
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_half_a_point_matters_of_every_share_and_score_that_a_panel_shows(name):
+    panels = [panel for figure in PAPERS[name].figures for panel in figure.panels]
+    shown = {method.metric or panel.metric for panel in panels for method in panel.methods}
+    without = {metric for metric in shown if metric not in verdicts.PRACTICAL}
+    assert not {metric for metric in without if metric.startswith(("error", "auc", "f1"))}
+
+
 def test_a_claim_that_holds_under_one_reading_of_the_paper_holds_in_part():
     tables = {"1": rows_of({"a": LOW, "b": LOW}), "2": rows_of({"a": LOW, "b": HIGH})}
     tables["3"] = rows_of({"a": HIGH, "b": LOW})
