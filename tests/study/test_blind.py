@@ -228,6 +228,16 @@ def test_a_retry_returns_the_same_bytes_and_nothing_else_is_on_the_disk(tmp_path
     assert opened.files[0].digest == first.digest
 
 
+def test_a_site_can_choose_the_least_epsilon_of_a_study(tmp_path: Path) -> None:
+    """Its records are scaled by whole parts, rounded down, so that it pays a little less."""
+    wards = Wards(tmp_path)
+    release = wards.release([wards.mask(0, epsilon=0.1), *(wards.mask(i) for i in range(1, 4))])
+    least = check_release(wards.study, release).sources[0].guarantee.epsilon
+    assert 0.09 < least < 0.0999
+    low = build_for(wards.study, 0.1)
+    assert least == pytest.approx(low.cost(ROWS), rel=1e-9)
+
+
 def test_noise_alone_fills_a_batch_and_costs_nothing(tmp_path: Path) -> None:
     wards = Wards(tmp_path)
     files = [wards.mask(0), wards.mask(1), wards.mask(2, epsilon=None)]

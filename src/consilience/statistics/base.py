@@ -40,7 +40,7 @@ from consilience.learners.inputs import (
     validate_table,
 )
 from consilience.learners.provenance import take_in
-from consilience.privacy.accounting import Event, GaussianSum, SharedSum
+from consilience.privacy.accounting import Event, GaussianSum, SharedSum, total
 from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.mechanisms import Noise, Source, noisy_sum
 from consilience.privacy.spending import Receipt, Spending
@@ -434,6 +434,12 @@ class Statistic(PrivateLearner[SumTask, SumPlan]):
         told = self.may_state(Unit.RECORD) or self.counts_sites
         hidden = not (told or (self.sharing and self.sharing.only_noise))
         return (event.assumption, few) if hidden else (event.assumption,)
+
+    def cost(self, size: int | None) -> float:
+        """Return the epsilon that is asked for; less where records are scaled by whole parts."""
+        if self.scale == 1.0:
+            return super().cost(size)
+        return total(self.planned(1)).epsilon
 
     def plan_noise(self) -> SumPlan:
         """Return the noise that a fit draws, which no record has a say in."""
