@@ -1,11 +1,16 @@
 """Every registered statistic goes over every road, and all roads lead to the same release."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from scipy import stats
+from sklearn.base import clone
 
 from consilience import Budget, Ledger
 from consilience.adapters.relay import Collection
@@ -71,25 +76,63 @@ def test_hub_folder_and_relay_make_the_same_release_of_a_statistic(
 
 
 @pytest.mark.parametrize("name", REGISTERED)
-def test_a_blind_hub_makes_a_release_of_a_statistic(name: str, folder: Path) -> None:
-    """Noise is small beside the records, as in a large study: a total may be far larger."""
-    epsilon = WIDE.get(name, 40.0)
+def test_a_blind_hub_opens_the_plain_total_of_a_statistic(name: str, folder: Path) -> None:
+    """Noise is small beside thousands of records, so that a total is far larger than its noise.
+
+    Sites are of unequal size and, where a statistic lets them, of unequal epsilon. The squares of
+    all errors, in units of their noise, add up as chance lets them but in 2 of 10⁹ runs.
+    """
+    kind, most = LEARNERS[name], WIDE.get(name, 40.0)
+    assert issubclass(kind, Statistic)
+    asked = [most, most, most if kind.counts_alike else most / 2]
     wards = Wards(
         folder,
         n=3,
         n_keyholders=1,
         statistic=name,
         settings=study_settings(name, folder),
-        least=epsilon,
-        most=epsilon,  # a summary needs one epsilon for all
-        takes_number=LEARNERS[name].predicts_number,
+        least=min(asked),
+        most=most,
+        takes_number=kind.predicts_number,
     )
     public, test = read_records(wards.study, folder)
-    files = [wards.mask(i, epsilon=epsilon, rows=table(200, seed=i)) for i in range(3)]
+    tables = [mostly_old_men(n, seed) for seed, n in enumerate((2500, 1500, 500))]
+    given = list(enumerate(zip(asked, tables, strict=True)))
+    files = [wards.mask(i, epsilon=epsilon, rows=rows) for i, (epsilon, rows) in given]
     release = wards.release(files, public=public, test=test)
     assert release.total is not None
     assert release.total.files == 3
     check_answers(name, wards.study, check_release(wards.study, release))
+
+    parts = [sum_of(file).behind(release.total.words) for file in files]
+    plain = sum(
+        sum_of(file).scale * plain_sum(wards.study, rows)
+        for file, rows in zip(files, tables, strict=True)
+    )
+    noise = np.sqrt(np.sum([part.variance for part in parts], axis=0))
+    off = float(np.square((parts[0].values - plain) / noise).sum())
+    assert stats.chi2.ppf(1e-9, noise.size) < off < stats.chi2.isf(1e-9, noise.size)
+    if not sum_of(files[0]).counts_sites:
+        assert np.abs(plain / noise).max() > 200
+
+
+def mostly_old_men(n: int, seed: int) -> pa.Table:
+    """Return some of `n` records, in which columns and classes are far from even."""
+    rows = table(n, seed=seed)
+    return rows.filter(pc.or_(pc.greater(rows["age"], 60), pc.equal(rows["sex"], "m")))
+
+
+def sum_of(file: Contribution) -> Statistic:
+    assert isinstance(file.learner, Statistic)
+    return file.learner
+
+
+def plain_sum(study: Study, rows: pa.Table) -> Any:
+    """Return what the statistic adds up of a table, without noise, scale or mask."""
+    one = clone(study.build(study.epsilon_range[1]))
+    one.sharing = None
+    exact = one.set_params(epsilon=math.inf, delta=0.0, schema=study.schema)
+    return exact.fit(rows).summed().values
 
 
 def check_answers(name: str, study: Study, release: Release) -> None:
