@@ -65,11 +65,15 @@ def test_trees_of_public_records_travel_in_settings():
 
 
 def test_the_same_budget_buys_less_noise_than_the_forest_has():
-    """The sum's event is the exact Gaussian profile; the forest's goes by way of ρ."""
+    """The sum's event is the exact Gaussian profile; the forest's goes by way of ρ.
+
+    These shares are in docs/guarantees/statistics.md.
+    """
     structure = Structure.random(BINS, [0, 1], random_state=0, **TREES)
-    for epsilon in (0.1, 1.0):
+    for epsilon, saved in ((0.1, 0.154), (1.0, 0.131), (3.0, 0.118)):
         variance = Total().combine([leaves(epsilon=epsilon)]).variance
-        assert variance < 0.9 * pooled(structure, n_sites=1, epsilon=epsilon).variance
+        forests = pooled(structure, n_sites=1, epsilon=epsilon).variance
+        assert 1 - variance / forests == pytest.approx(saved, abs=5e-4)
 
 
 def test_sites_together_learn_what_one_cannot():
