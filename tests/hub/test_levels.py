@@ -64,6 +64,22 @@ def test_a_hub_hands_members_to_the_site_that_weighs_them_and_to_nobody_else(
         assert tools.code(answer) == "not-allowed"
         asked = world.client.get(f"/api/studies/demo/{address}", headers=world.coordinator)
         assert tools.code(asked) == "not-allowed"
+    # What it weighed goes, comes back as another file, and the study is closed.
+    assert "If a site withdraws, there is no further release" in " ".join(state(world).closing)
+    world.call(wards[0], "POST", "/api/studies/demo/withdrawals")
+    assert "needs 2 contributions, and 1 are in use" in " ".join(state(world).closing)
+    world.submit(wards[0], wards[0].train(study, sequence=2))
+    world.combiner.run(at_once=True)
+    told = world.call(wards[1], "GET", "/api/studies/demo/release").text
+    assert "that site has to weigh them again: consilience site aggregate" in told
+    world.hub.store.close_study("demo", "ann")
+    for said in (state(world).next_release, state(world).failed):
+        assert "The study is closed, so 'centre' cannot weigh the others again" in said
+        assert "has to weigh them again" not in said
+
+
+def state(world):
+    return read_study(world.hub.store, *world.hub.study("demo"))
 
 
 def test_pages_say_who_has_to_weigh_the_contributions(sqlite_world, tools):
@@ -87,7 +103,8 @@ def test_pages_say_who_has_to_weigh_the_contributions(sqlite_world, tools):
     assert "'centre' then has to weigh the others again" in page
     answer = world.call(wards[0], "GET", "/api/studies/demo/release").text
     assert "The site 'centre' has to weigh" in answer
-    assert "there is no further release: 'centre' cannot weigh" in read("/close")
+    closing = read("/close")
+    assert "'centre' has not weighed the models of the others and cannot any more" in closing
     said = " ".join(read_study(world.hub.store, *world.hub.study("demo")).before_publishing)
     assert "'centre' has to weigh the others again" in said
     world.ward("centre", site="centre")
@@ -135,6 +152,8 @@ def test_a_hub_takes_the_releases_of_branches_from_their_own_hubs_alone(sqlite_w
     row = {**world.hub.store.sites("demo")[0], "status": "enrolled"}
     state = read_study(world.hub.store, *world.hub.study("demo"))
     assert "release hand-over" in SiteState(row, state, []).nothing
+    assert "The coordinator of each branch hands its release in" in state.waiting
+    assert "handed in by their coordinators" in state.no_contributions.text
     content = release.sealed.to_bytes()
     assert tools.code(world.submit(other, content)) == "wrong-site"
     world.client.delete("/api/studies/demo/sites/far/key", headers=world.coordinator)

@@ -174,6 +174,12 @@ def test_the_pages_state_what_axes_cost_before_anybody_is_charged(tmp_path):
     assert "of this, for the axes" not in pages["public"]
     for page in pages.values():
         assert "how many axes the model was trained along" in " ".join(page.split())
+    # A ledger that counts by another relation charges more, also for the axes.
+    text = study_with("private", tmp_path / "files").replace("replace-one", "add-remove")
+    hidden = Study.from_text(text.replace("[learner]", "[learner]\npublic_size = 400"))
+    said = " ".join(of_training(hidden, **facts).as_text().split())
+    assert "this training epsilon = 2, delta" in said
+    assert "of this, for the axes epsilon = 0.5, delta = 5.71007e-07 of what is charged" in said
     study = Study.from_text(study_with("private", tmp_path / "files"))
     shown = " ".join(of_contribution(trained(study, tmp_path)).as_text().split())
     assert "cost of the axes epsilon = 0.25" in shown

@@ -1,8 +1,10 @@
 """Workbooks and databases are tables like others; credentials and records stay where they are."""
 
 import datetime
+import re
 import sqlite3
 import traceback
+import zipfile
 
 import openpyxl
 import pytest
@@ -53,6 +55,18 @@ def test_a_workbook_is_a_table(book):
     rows = read_table(table, SCHEMA)
     assert rows["age"].to_pylist()[-2:] == ["24", "7.5"]
     assert SCHEMA.encode_features(table).shape == (26, 3)
+
+
+def test_what_a_workbook_states_of_its_size_leaves_out_no_record(book, tmp_path):
+    with zipfile.ZipFile(book) as old, zipfile.ZipFile(tmp_path / "stale.xlsx", "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(
+                name, re.sub(rb'<dimension ref="[^"]*"', b'<dimension ref="A1:B9"', content)
+            )
+    for table in (open_table(book), open_table(tmp_path / "stale.xlsx")):
+        assert table.list_columns() == ["age", "sex", "ill", "born"]
+        assert len(read_table(table, SCHEMA)) == 26
 
 
 def test_a_sheet_of_several_is_named(book, tmp_path):

@@ -207,11 +207,13 @@ def _axes_rows(contribution: Contribution) -> list[tuple[str, str]]:
     learner = contribution.learner
     if learner.projection is None:
         return []
-    cost = learner.projection.describe_cost(learner.epsilon, learner.delta)
-    return [
-        ("trained along", learner.projection.describe()),
-        *([] if cost is None else [("cost of the axes", cost)]),
-    ]
+    rows = [("trained along", learner.projection.describe())]
+    cost = learner.projection.cost(learner.epsilon, learner.delta)
+    if cost is not None:
+        delta = f", delta = {show_bound(cost[1])}" if cost[1] else ""
+        said = f"epsilon = {show_bound(cost[0])}{delta} of what the file promises"
+        rows.append(("cost of the axes", said))
+    return rows
 
 
 def _tuning_rows(contribution: Contribution) -> list[tuple[str, str]]:

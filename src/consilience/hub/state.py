@@ -151,7 +151,16 @@ class StudyState:
             return None
         if self.study.draws_noise:
             return f"{problem} Nobody tries again unasked; a coordinator can ask for a release."
-        return f"{problem} The hub tries again after the next change."
+        said = f"{problem.removesuffix('.')}. The hub tries again after the next change."
+        return f"{said} {self._never_weighed_again}".strip()
+
+    @property
+    def _never_weighed_again(self) -> str:
+        """Say that nobody can weigh the contributions any more, if a site has to and cannot."""
+        at = self.study.at
+        if at is None or self.is_open:
+            return ""
+        return f"The study is closed, so {at!r} cannot weigh the others again."
 
     @property
     def can_ask(self) -> bool:
@@ -199,7 +208,14 @@ class StudyState:
             return "A coordinator can ask for one."
         if self.is_due:
             return "The hub makes one as soon as its turn comes."
-        return "The hub could not make one. The study's coordinators see why."
+        said = "The hub could not make one. The study's coordinators see why."
+        if self.study.at is None:
+            return said
+        again = (
+            f"If a contribution was withdrawn or replaced since {self.study.at!r} weighed them, "
+            "that site has to weigh them again: consilience site aggregate."
+        )
+        return f"{said} {self._never_weighed_again or again}"
 
     @property
     def no_release(self) -> Words:
@@ -238,9 +254,11 @@ class StudyState:
         """Say why there are no contributions."""
         if not self.is_open:
             return Words("Nothing was submitted.", "The study is closed, so nothing can be.")
+        handed_in = " The releases of branches are handed in by their coordinators."
         return Words(
             "Nothing has been submitted yet.",
-            "Sites train on their own records and submit the result; it appears here at once.",
+            "Sites train on their own records and submit the result; it appears here at once."
+            + handed_in * bool(self.study.branches),
         )
 
     @property
@@ -288,7 +306,13 @@ class StudyState:
         )
         if self.study.is_blind and not self.has_roster:
             return f"{said} No site can train before the roster is frozen."
-        return f"{said} Sites train and submit on their own; you do not have to start anything."
+        said += " Sites train and submit on their own; you do not have to start anything."
+        if self.study.branches:
+            said += (
+                " The coordinator of each branch hands its release in: consilience release "
+                "hand-over."
+            )
+        return said
 
     @property
     def needed(self) -> str:
@@ -309,6 +333,11 @@ class StudyState:
             said.append("The roster is not frozen and cannot be any more, so no site can train.")
         elif self.study.is_blind:
             said.append(_WHOLE_BATCH + _NEVER_AGAIN)
+        elif self.lacks_weights:
+            said.append(
+                f"The site {self.study.at!r} has not weighed the models of the others and cannot "
+                "any more: no further release will be made."
+            )
         elif self.study.at is not None:
             said.append(
                 f"If a site withdraws, there is no further release: {self.study.at!r} cannot weigh "
@@ -321,7 +350,7 @@ class StudyState:
             )
         if not self.is_enough:
             said.append(
-                f"A release needs {self.study.min_sites} contributions, and {self.in_use} are in "
+                f"A release needs {self.study.min_sites} contributions, and {self.members} are in "
                 "use: no further release will be made."
             )
         if self.invitations:

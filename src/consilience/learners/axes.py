@@ -29,7 +29,6 @@ from consilience.learners.projection import (
     PublicPCA,
     mean_square,
 )
-from consilience.privacy.guarantee import show_bound
 from consilience.privacy.mechanisms import Source
 from consilience.tables.public import Public
 
@@ -138,8 +137,8 @@ class Projection(ABC):
     def describe(self) -> str:
         """Say in words where the axes come from."""
 
-    def describe_cost(self, epsilon: float, delta: float) -> str | None:
-        """Say what the axes cost of a site's budget; None if nothing."""
+    def cost(self, epsilon: float, delta: float) -> tuple[float, float] | None:
+        """Return what the axes cost of a site's budget; None if nothing."""
         return None
 
     def problem_with(self, n_features: int, public: str | None) -> str | None:
@@ -383,10 +382,9 @@ class OwnAxes(Projection):
             f"{self.share:g} of its epsilon and delta; they stay at the site"
         )
 
-    def describe_cost(self, epsilon: float, delta: float) -> str | None:
-        """Say what the axes cost of a site's budget."""
-        part = f", delta = {show_bound(self.share * delta)}" if delta else ""
-        return f"epsilon = {show_bound(self.share * epsilon)}{part} of what is charged"
+    def cost(self, epsilon: float, delta: float) -> tuple[float, float] | None:
+        """Return what the axes cost of a site's budget."""
+        return self.share * epsilon, self.share * delta
 
     def left(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Return what is left of a budget for training behind the axes."""

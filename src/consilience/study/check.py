@@ -338,7 +338,7 @@ def _tuning_checks(study: Study) -> Iterable[Check]:
         "Leave one of them out",
     )
     yield (
-        study.projection is None or study.projection.describe_cost(1.0, 0.0) is None,
+        study.projection is None or study.projection.cost(1.0, 0.0) is None,
         "[tuning] goes with axes that all know, and these are each site's own: leave one of them "
         "out",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from consilience.blind.masked import Masking
@@ -454,20 +454,22 @@ def _cost_rows(
         ("charged to", f"{dataset}, before any computation"),
         ("left before", _describe_left(balance, Amounts(0.0, 0.0, None))),
         ("this training", f"{bound}epsilon = {show_amount(cost.epsilon)}{delta}{restated}"),
-        *_axes_cost(study, epsilon),
+        *_axes_cost(study, epsilon, balance),
         *([] if study.tuning is None else [("the choice costs", study.tuning.describe_cost())]),
         ("left after", f"{bound and 'at least '}{_describe_left(balance, cost)}"),
         *_kept_rows(study, epsilon, blind),
     ]
 
 
-def _axes_cost(study: Study, epsilon: float) -> Rows:
-    """Say which part of a cost is for axes of the site's own records."""
-    projection, learner = study.projection, study.build(epsilon)
-    if projection is None:
+def _axes_cost(study: Study, epsilon: float, balance: Balance) -> Rows:
+    """Say which part of a cost is for axes of the site's own records, as the ledger counts."""
+    part = None if study.projection is None else study.projection.cost(epsilon, study.delta)
+    if part is None:
         return []
-    cost = projection.describe_cost(float(learner.epsilon), learner.delta)
-    return [] if cost is None else [("of this, for the axes", cost)]
+    cost = balance.cost(replace(promise(study, epsilon), epsilon=part[0], delta=part[1]))
+    delta = f", delta = {show_bound(cost.delta)}" if cost.delta else ""
+    said = f"epsilon = {show_amount(cost.epsilon or 0.0)}{delta} of what is charged"
+    return [("of this, for the axes", said)]
 
 
 def _kept_rows(study: Study, epsilon: float, blind: BlindPage | None) -> Rows:

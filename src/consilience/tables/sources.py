@@ -81,7 +81,9 @@ class Workbook(RowSource):
                     f"records is not clear. No record was read. Name it in a file TABLE.toml, with "
                     f"[excel], file = {self.path.name!r} and sheet = one of: {', '.join(names)}."
                 )
-            rows = book[self.sheet or names[0]].iter_rows(values_only=True)
+            chosen = book[self.sheet or names[0]]
+            chosen.reset_dimensions()  # what a file states of its size leaves out what is beyond
+            rows = chosen.iter_rows(values_only=True)
             while (row := quietly(partial(next, rows, False))) is not False:
                 if row is None:
                     raise _damaged(self.path)
@@ -90,7 +92,7 @@ class Workbook(RowSource):
 
 
 class Query(RowSource):
-    """What a database answers to a query. Nothing is changed there.
+    """What a database answers to a query; what that changes is rolled back, if it can be.
 
     Parameters
     ----------
