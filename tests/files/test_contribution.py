@@ -22,13 +22,14 @@ from consilience import (
 )
 from consilience.errors import ContributionRejected, GuaranteeVoid, SettingsError
 from consilience.files.certificate import of_contribution
-from consilience.files.contribution import Contribution, _add_up, take_apart
+from consilience.files.contribution import Contribution, _add_up, _recompute_short, take_apart
 from consilience.files.sealed import Sealed, SealedFile, SigningKey
 from consilience.learners import registry
 from consilience.learners.base import PrivateLearner
 from consilience.privacy.accounting import Laplace, total
 from consilience.privacy.guarantee import Neighbours, Unit
 from consilience.privacy.mechanisms import laplace_counts
+from forgery import Forge
 
 KEY = SigningKey.generate()
 STUDY = {"name": "heart-risk", "digest": "0" * 64}
@@ -394,3 +395,17 @@ def test_the_guarantee_of_a_file_is_that_of_its_own_events_whatever_was_read_bef
         assert _add_up(one).unit is Unit.RECORD
         assert _add_up(other).unit is Unit.PERSON
         assert _add_up(one, "replace-one") == total(one, "replace-one") != _add_up(one)
+
+
+def test_long_facts_stay_in_no_memory_once_their_file_was_refused(books):
+    """Whoever may submit could otherwise fill the hub's memory, some megabytes with each file."""
+    forge = Forge(made(fitted(LEARNERS[0], books)[0]).sealed, KEY)
+    kept = []
+    for n_more in (1, 1000):
+        forge.tensors |= {f"unknown_{i}": np.zeros(1) for i in range(n_more)}
+        before = _recompute_short.cache_info()
+        with pytest.raises(ContributionRejected, match="shapes"):
+            Contribution.load(forge.to_bytes())
+        after = _recompute_short.cache_info()
+        kept.append(after.misses - before.misses)
+    assert kept == [1, 0]

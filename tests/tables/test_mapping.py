@@ -86,6 +86,7 @@ def test_a_mapping_is_written_as_it_is_read_and_its_digest_covers_all_of_it():
         ({"age": {"codes": {"old": "high"}}}, "which is no number"),
         ({"sex": {"factor": 2}}, "no column of numbers"),
         ({"sex": {"codes": {"1": "w"}}}, "makes 'w' of '1', which the study does not declare"),
+        ({"sex": {"codes": {"1": "f", "1.0": "m"}}}, "two different values of '1'"),
         ({"sex": {"codes": {" ": "f"}}}, "is blank"),
         ({"sex": {"codes": {"1": ["f"]}}}, "becomes no text or number"),
         ({"sex": {"codes": "f"}}, "needs codes ="),

@@ -229,15 +229,13 @@ def _recompute(facts: Mapping[str, Any]) -> _Recomputed:
         if "share" in facts:
             public["share"] = {name: facts["share"][name] for name in ("epsilon", "steps")}
             public["blind"] = {name: facts["blind"][name] for name in ("shares", "only_noise")}
-        return _recompute_from(canonical(public))
+        text = canonical(public)
+        return (_recompute_short if len(text) <= _MOST_KEPT else _recompute_from)(text)
     except (*MALFORMED, ArithmeticError) as problem:
         part = str(problem) if isinstance(problem, ContributionRejected) else "facts"
         raise refused(UNKNOWN.format(part)) from None
 
 
-# A hub looks at every contribution again for every release. The text is all that the answer is
-# made of, so that no other file's answer can be returned.
-@lru_cache(maxsize=1 << 12)
 def _recompute_from(text: str) -> _Recomputed:
     facts = json.loads(text)
     learner = _unfitted(facts)
@@ -246,6 +244,13 @@ def _recompute_from(text: str) -> _Recomputed:
         return _Recomputed(implied, learner.chosen())
     except (*MALFORMED, ArithmeticError):
         return _Recomputed(implied, None)
+
+
+# A hub looks at every contribution again for every release. The text is all that the answer is
+# made of, so that no other file's answer can be returned. Facts may be megabytes long, also those
+# of files that are refused later, and such texts are not kept.
+_MOST_KEPT = 1 << 13  # characters
+_recompute_short = lru_cache(maxsize=1 << 12)(_recompute_from)
 
 
 def _check_shapes(facts: Mapping[str, Any]) -> _Recomputed:

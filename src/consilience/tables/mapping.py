@@ -232,7 +232,7 @@ def _code_problems(
     """Return what is wrong with the codes of a column with `known` categories or classes."""
     absent = () if declared is None else declared.missing_values
     allowed = None if known is None else {*map(spell, known), *absent, ""}
-    problems = []
+    problems, made = [], dict[str, str]()
     for one, other in codes.items():
         spelled = spell(other) if isinstance(other, str | int | float) and other != "" else ""
         if not isinstance(other, str | int | float) or one.strip() == "":
@@ -241,6 +241,8 @@ def _code_problems(
             problems.append(f"makes {spelled!r} of {one!r}, which the study does not declare")
         elif known is None and spelled and math.isnan(read_numbers(pa.array([spelled]))[0]):
             problems.append(f"makes {spelled!r} of {one!r}, which is no number")
+        if one.strip() and made.setdefault(spell(one), spelled) != spelled:
+            problems.append(f"makes two different values of {spell(one)!r}, also spelled {one!r}")
     return problems
 
 
