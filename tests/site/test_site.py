@@ -15,6 +15,7 @@ import pytest
 
 from consilience import Budget, Ledger
 from consilience.cli import site as commands
+from consilience.cli.app import main
 from consilience.cli.files import make
 from consilience.errors import (
     BudgetExceeded,
@@ -1222,6 +1223,22 @@ def test_a_recovery_works_without_the_hub_and_says_so(shared, tmp_path, monkeypa
     assert site.recover() == Recovery(1, unreached=("heart-risk",))
     with pytest.raises(SettingsError, match="Leave out the limit"):
         site.recover(tmp_path / "old.sqlite", limit=Budget(epsilon=1.0))
+
+
+def test_a_recovery_blames_no_hub_for_a_shared_folder_that_leads_elsewhere(
+    shared, tmp_path, capsys
+):
+    site_in(tmp_path / "north", shared)
+    shared.rename(tmp_path / "moved")
+    shared.symlink_to(tmp_path / "moved")
+    with pytest.raises(SystemExit, match="0"):
+        main(["site", "recover", "--folder", str(tmp_path / "north")])
+    said = capsys.readouterr().out
+    assert "The hub or shared folder of heart-risk could not be asked" in said
+    assert "consilience site fetch STUDY may say why" in said
+    with pytest.raises(SystemExit, match="1"):
+        main(["site", "fetch", "heart-risk", "--folder", str(tmp_path / "north")])
+    assert "is a link now" in " ".join(capsys.readouterr().err.split())
 
 
 # ------------------------------------------------------------------ the log of releases

@@ -842,7 +842,9 @@ def recover(
         lines += [describe_note(note) for note in made.decisions]
     if made.unreached:
         lines.append(
-            f"The hub of {', '.join(made.unreached)} could not be asked. Run this again later."
+            f"The hub or shared folder of {', '.join(made.unreached)} could not be asked, or what "
+            "it said could not be used: consilience site fetch STUDY may say why. Run this again "
+            "then."
         )
     if made.unproved:
         fix = "If you lost a key, run this again with --lost-key; otherwise ask the coordinator."
