@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from experiments.hamm2016.figures import FIGURE_3  # noqa: E402
-from experiments.run import SEED, Settings, plan, watched  # noqa: E402
+from experiments.run import SEEDS, Settings, plan, watched  # noqa: E402
 
 import consilience as cs  # noqa: E402
 from federation import descendants  # noqa: E402
@@ -43,7 +43,7 @@ AT_WORK_SECONDS = 3.0
 
 def sweep(backend, folder, repeats, miniature):
     """Run all points of all panels; write their rows and what they took."""
-    settings = Settings(folder, miniature=miniature)
+    settings = Settings(folder, seeds=SEEDS[:1], miniature=miniature)
     points = [point for panel in FIGURE_3 for point in plan(panel, settings)]
     rows, begun = {}, time.perf_counter()
     with watched() as used:
@@ -198,7 +198,7 @@ def report(options, lines, worst):
 Made by `CONSILIENCE_DATA=… {command}`; do not edit, run it again.
 
 - Figure 3 of Hamm et al. 2016 as `experiments` runs it: {what}, 5,000, 10,000 and 20,000 parties \
-of 22 records, five levels of ε, and reference runs; seed {SEED}, {options.repeats} repeats. A \
+of 22 records, five levels of ε, and reference runs; seed {SEEDS[0]}, {options.repeats} repeats. A \
 cell is one repeat of one run.
 - Two workers on this machine ({os.cpu_count()} cores, shared with other work: the load average is \
 that at the start of each row), each backend in a process of its own; seconds include starting \

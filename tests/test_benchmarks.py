@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-# They measure time and memory, in many processes; what they call has tests of its own. The quick
-# tests load them and find every constant of their miniatures.
-SLOW = ("backends", "forest_speed", "hub_load", "large_site", "many_members", "planning")
+# They measure time and memory in many processes, or play many attacks; what they call has tests of
+# its own. The quick tests load them and find every constant of their miniatures.
+SLOW = (
+    *("backends", "forest_speed", "hub_load", "large_site", "many_members", "planning"),
+    "poisoning",
+)
 NEEDS_OTHERS = {  # of a process or an environment that the tests of adapters/ start
     "flower_relay": "needs Flower's environment; tests/adapters/test_flower.py runs its scenarios",
     "peer_diffprivlib": "a peer's process, started by accuracy.py in the peer's environment",

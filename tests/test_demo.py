@@ -26,7 +26,7 @@ from consilience.keyholder.keyholder import Keyholder
 from consilience.privacy.ledger import Ledger
 from consilience.site.site import Site
 from consilience.study.study import Study
-from pages import check_page
+from reading_pages import check_page
 
 pytestmark = pytest.mark.xdist_group("demo")  # the demo is played once, not by every worker
 

@@ -24,7 +24,7 @@ from consilience.cli.app import main
 from consilience.protocol import ERRORS
 from federation import free_port
 from forks import HubProcess
-from pages import require_accessible
+from reading_pages import require_accessible
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))

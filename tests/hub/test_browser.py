@@ -15,7 +15,7 @@ from consilience.hub.api.app import create_app
 from consilience.hub.auth import hash_password
 from consilience.hub.roles import Role
 from consilience.protocol import HEADER, digest, sign_request
-from pages import CONTRAST, check_page, require_accessible
+from reading_pages import CONTRAST, check_page, require_accessible
 
 PASSWORD = "correct horse battery"
 
