@@ -148,7 +148,9 @@ def test_handshakes_that_do_not_end_neither_stop_the_hub_nor_stay(
             if i % 2:
                 one.sendall(b"\x16\x03\x01\x02\x00\x01")
             most = max(most, n_open(hub) if i % 20 == 0 else 0)
-        assert most < 700  # what is left is for files and for the database
+        # Half are counted; on a busy machine a burst or two of 128 is accepted before others are
+        # closed. What is left is for files and for the database.
+        assert most < 1024 - 128
         assert client.get("/readyz").status_code == 200
         wait_until(lambda: all(map(is_closed, held)), 10.0)
         wait_until(lambda: n_open(hub) <= before + 4, 5.0)
